@@ -1,0 +1,28 @@
+# Third-party libraries. Header-only or linked statically, so that liboctofold.so needs nothing but
+# the C++ run-time library.
+find_package(Threads REQUIRED)
+
+macro(octofold_require package debian_package)
+  find_package(${package} ${ARGN} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${package} was not found. On Debian or Ubuntu: "
+                        "apt-get install ${debian_package}")
+  endif()
+endmacro()
+
+octofold_require(fmt libfmt-dev 9)
+octofold_require(nlohmann_json nlohmann-json3-dev 3.11)
+
+# The serial flavour: Octofold splits the work over threads itself, and a BLAS without threads of
+# its own is safe to call from any of them and after fork.
+find_path(OPENBLAS_INCLUDE_DIR cblas.h
+          PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial openblas-serial)
+find_library(OPENBLAS_LIBRARY libopenblas.a
+             PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial openblas-serial)
+if(NOT OPENBLAS_INCLUDE_DIR OR NOT OPENBLAS_LIBRARY)
+  message(FATAL_ERROR "The serial, static OpenBLAS was not found. On Debian or Ubuntu: "
+                      "apt-get install libopenblas-serial-dev")
+endif()
+add_library(octofold_openblas INTERFACE)
+target_include_directories(octofold_openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
+target_link_libraries(octofold_openblas INTERFACE ${OPENBLAS_LIBRARY} m)

@@ -1,0 +1,42 @@
+// What this machine can do, and why not more.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "octofold/export.h"
+
+namespace octofold {
+
+/// A part that may be missing. `detail` is its version or description where available, else the
+/// reason why it is not.
+struct Component {
+  bool available = false;
+  std::string detail;
+};
+
+struct GpuInfo {
+  std::int32_t index = 0;
+  std::string name;
+  std::int32_t compute_major = 0;
+  std::int32_t compute_minor = 0;
+  std::int32_t multiprocessors = 0;
+  std::int64_t memory_bytes = 0;
+  /// Whether Octofold has a backend for this GPU, and which or why not.
+  Component backend;
+};
+
+struct Info {
+  std::string version;
+  std::int32_t cpu_threads = 0;  ///< threads that one CPU operation may use
+  Component cpu;                 ///< the reference backend and the BLAS inside it
+  Component driver;              ///< libcuda
+  Component nvrtc;               ///< the run-time compiler
+  std::vector<GpuInfo> gpus;
+};
+
+/// Probes afresh at each call. Never throws for what is missing: it says so.
+OCTOFOLD_API Info info();
+
+}  // namespace octofold

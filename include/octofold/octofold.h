@@ -1,0 +1,11 @@
+// All of Octofold's public API.
+#pragma once
+
+#include "octofold/checkpoint.h"
+#include "octofold/error.h"
+#include "octofold/gemm.h"
+#include "octofold/info.h"
+#include "octofold/log.h"
+#include "octofold/quantize.h"
+#include "octofold/tensor.h"
+#include "octofold/types.h"

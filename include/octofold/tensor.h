@@ -1,0 +1,86 @@
+// Views of memory that the caller owns. Octofold never allocates or frees a caller's tensor.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "octofold/types.h"
+
+namespace octofold {
+
+enum class DeviceType : std::uint8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  std::int32_t index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+inline constexpr std::int32_t kMaxRank = 4;
+
+/// A strided view. Shape and strides count elements, outermost dimension first; entries from
+/// `rank` on are unused. `data` points at element (0, …, 0) and may be null when a dimension is 0.
+template <typename Pointer>
+struct BasicTensorView {
+  Pointer data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int32_t rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};
+  Device device{};
+
+  constexpr std::int64_t element_count() const {
+    std::int64_t count = 1;
+    for (std::int32_t i = 0; i < rank; ++i) count *= shape[i];
+    return count;
+  }
+
+  /// A view that may be written can be read.
+  constexpr operator BasicTensorView<const void*>() const
+    requires(!std::is_const_v<std::remove_pointer_t<Pointer>>)
+  {
+    return {data, dtype, rank, shape, strides, device};
+  }
+};
+
+using TensorView = BasicTensorView<const void*>;
+using MutableTensorView = BasicTensorView<void*>;
+
+namespace detail {
+template <typename T>
+using ViewOf = std::conditional_t<std::is_const_v<T>, TensorView, MutableTensorView>;
+}
+
+/// Row-major matrix [rows, cols]; `row_stride` in elements, cols when left out.
+template <typename T>
+constexpr detail::ViewOf<T> matrix(T* data, DType dtype, std::int64_t rows, std::int64_t cols,
+                                   std::int64_t row_stride = -1, Device device = {}) {
+  return {data, dtype, 2, {rows, cols}, {row_stride < 0 ? cols : row_stride, 1}, device};
+}
+
+/// Contiguous vector [size].
+template <typename T>
+constexpr detail::ViewOf<T> vector(T* data, DType dtype, std::int64_t size, Device device = {}) {
+  return {data, dtype, 1, {size}, {1}, device};
+}
+
+/// An FP8 matrix with the FP32 scales that take its codes back to values: x ≈ code × scale.
+/// `data` is [rows, cols], e4m3 or e5m2; the shape of `scale` follows from the granularity.
+template <typename Pointer>
+struct BasicScaledTensorView {
+  BasicTensorView<Pointer> data;
+  BasicTensorView<Pointer> scale;
+  Granularity granularity = Granularity::kTensor;
+
+  constexpr operator BasicScaledTensorView<const void*>() const
+    requires(!std::is_const_v<std::remove_pointer_t<Pointer>>)
+  {
+    return {data, scale, granularity};
+  }
+};
+
+using ScaledTensorView = BasicScaledTensorView<const void*>;
+using MutableScaledTensorView = BasicScaledTensorView<void*>;
+
+}  // namespace octofold

@@ -1,0 +1,63 @@
+// Argument checks whose messages name the argument, what was expected and what came.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "octofold/error.h"
+#include "octofold/tensor.h"
+
+namespace octofold::core {
+
+/// Throws Error(code) with a formatted message.
+template <typename... Args>
+[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(code, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Throws Error(kInvalidArgument): "gemm: argument 'b': expected K = 128, got 64".
+[[noreturn]] void fail_argument(std::string_view operation, std::string_view argument,
+                                std::string_view expected, std::string_view got);
+
+/// "float32 [3, 5] strides [8, 1]", for messages.
+std::string describe(const TensorView& tensor);
+
+/// The checks of one operation's arguments: each names `operation` and the argument.
+class Arguments {
+ public:
+  explicit Arguments(std::string_view operation) : operation_(operation) {}
+
+  [[noreturn]] void fail(std::string_view argument, std::string_view expected,
+                         std::string_view got) const {
+    fail_argument(operation_, argument, expected, got);
+  }
+
+  /// Rank 2, sizes ≥ 0, contiguous columns, rows that do not overlap, data where there are elements.
+  void require_matrix(std::string_view argument, const TensorView& tensor) const;
+  /// The same for a contiguous vector.
+  void require_vector(std::string_view argument, const TensorView& tensor) const;
+  void require_shape(std::string_view argument, const TensorView& tensor,
+                     std::initializer_list<std::int64_t> shape) const;
+  /// One of the dtypes.
+  void require_dtype(std::string_view argument, const TensorView& tensor,
+                     std::initializer_list<DType> dtypes) const;
+  void require_same_device(std::string_view argument, const TensorView& tensor,
+                           Device device) const;
+  /// `output` may not share memory with `input`.
+  void require_disjoint(std::string_view output_argument, const TensorView& output,
+                        std::string_view input_argument, const TensorView& input) const;
+  /// An FP8 matrix with a float32 scale of the shape that its granularity asks for.
+  void require_scaled(std::string_view argument, const ScaledTensorView& tensor) const;
+
+ private:
+  std::string_view operation_;
+};
+
+/// Whether any element of one view lies in memory of the other. Exact for matrices with equal row
+/// strides (side-by-side slices of one buffer do not overlap), by address range otherwise.
+bool memory_overlaps(const TensorView& left, const TensorView& right);
+
+}  // namespace octofold::core

@@ -1,0 +1,23 @@
+// Every environment variable that Octofold reads, typed and documented. Nothing else calls getenv.
+#pragma once
+
+#include "octofold/log.h"
+
+namespace octofold::core {
+
+struct Options {
+  /// OCTOFOLD_NUM_THREADS: threads of one CPU operation, 1 … 1024. Default: the CPUs that this
+  /// process may run on.
+  int num_threads;
+  /// OCTOFOLD_LOG_LEVEL: "debug", "info" (default) or "warning".
+  LogLevel log_level;
+};
+
+/// Read once, at first use. Throws Error(kInvalidArgument) that names the variable, each time,
+/// until the process has a valid value.
+const Options& options();
+
+/// What options() does, from a given environment: for tests.
+Options parse_options(const char* (*getenv)(const char* name));
+
+}  // namespace octofold::core
