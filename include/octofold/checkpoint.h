@@ -25,10 +25,10 @@ struct QuantizeCheckpointOptions {
 };
 
 struct QuantizeCheckpointReport {
-  std::vector<std::string> quantized;  ///< names of the weights that are FP8 now
-  std::vector<std::string> copied;     ///< names of all other tensors
-  std::int64_t input_bytes = 0;        ///< tensor data read
-  std::int64_t output_bytes = 0;       ///< tensor data written
+  std::vector<std::string> quantized;        ///< names of the weights that are FP8 now
+  std::vector<std::string> copied;           ///< names of all other tensors
+  std::int64_t input_bytes = 0;              ///< tensor data read
+  std::int64_t output_bytes = 0;             ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
 };
 

@@ -15,8 +15,8 @@ using LogHandler = std::function<void(LogLevel level, std::string_view message)>
 
 /// Installs the handler of all further messages; an empty one drops them (the default). Messages
 /// below OCTOFOLD_LOG_LEVEL ("debug", "info", "warning"; default "info") are not formatted.
-/// Handlers may be called from several threads, one call at a time. What a handler throws reaches
-/// the caller of the operation that logged.
+/// A handler may be called from several threads at once. What it throws reaches the caller of the
+/// operation that logged.
 OCTOFOLD_API void set_log_handler(LogHandler handler);
 
 }  // namespace octofold

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fmt/format.h>
-
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,7 +34,8 @@ class Arguments {
     fail_argument(operation_, argument, expected, got);
   }
 
-  /// Rank 2, sizes ≥ 0, contiguous columns, rows that do not overlap, data where there are elements.
+  /// Rank 2, sizes ≥ 0, contiguous columns, rows that do not overlap, data where there are
+  /// elements.
   void require_matrix(std::string_view argument, const TensorView& tensor) const;
   /// The same for a contiguous vector.
   void require_vector(std::string_view argument, const TensorView& tensor) const;

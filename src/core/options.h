@@ -1,6 +1,8 @@
 // Every environment variable that Octofold reads, typed and documented. Nothing else calls getenv.
 #pragma once
 
+#include <string>
+
 #include "octofold/log.h"
 
 namespace octofold::core {
@@ -11,6 +13,8 @@ struct Options {
   int num_threads;
   /// OCTOFOLD_LOG_LEVEL: "debug", "info" (default) or "warning".
   LogLevel log_level;
+  /// OCTOFOLD_NVRTC: the libnvrtc to use, a path or a soname. Default: empty, the system's newest.
+  std::string nvrtc_library;
 };
 
 /// Read once, at first use. Throws Error(kInvalidArgument) that names the variable, each time,

@@ -1,0 +1,87 @@
+// How a scaled cast gets from the largest magnitude of a unit (amax) to a scale and to codes.
+// Libraries differ in the details and so in bytes; each one's arithmetic is a value of CastRule.
+// All arithmetic is FP32 unless a comment says otherwise. docs/numerics.md tabulates the rules.
+#pragma once
+
+namespace octofold::config {
+
+enum class CastForm {
+  kReciprocal,  // scale = amax / max;  code = x · (1 / scale)
+  kDivide,      // scale = amax / max;  code = x / scale
+  kFactor,      // factor = max / amax; code = x · factor;  scale = 1 / factor
+};
+
+// Rounds the scale (kFactor: the factor) to a power of two.
+enum class PowerOfTwoRounding {
+  kCeil,       // up, exactly; the result is clamped to the normal numbers
+  kCeilLog2,   // exp2(ceil(log2(·))) with a correctly rounded FP32 logarithm
+  kTruncate,   // down: the mantissa bits are dropped
+  kFloorLog2,  // exp2(floor(log2(·))), likewise
+};
+
+struct CastRule {
+  CastForm form;
+  PowerOfTwoRounding rounding;
+  bool power_of_two_by_default;
+  double amax_floor;         // amax is raised to this (FP64: one library computes there)
+  float scale_floor;         // then the scale to this
+  float power_of_two_floor;  // and to this before it is rounded to a power of two
+  bool repair_factor;        // factor 1 when amax is 0, Inf or NaN; finite when it overflows
+};
+
+// DeepGEMM, deep_gemm/utils/math.py: per_token_cast_to_fp8 and its siblings.
+inline constexpr CastRule kDeepGemmRule{.form = CastForm::kReciprocal,
+                                        .rounding = PowerOfTwoRounding::kCeil,
+                                        .power_of_two_by_default = false,
+                                        .amax_floor = 1e-4f,
+                                        .scale_floor = 0.0f,
+                                        .power_of_two_floor = 0.0f,
+                                        .repair_factor = false};
+
+// vLLM, csrc/quantization/w8a8: per_token_group_quant_8bit.
+inline constexpr CastRule kVllmRule{.form = CastForm::kDivide,
+                                    .rounding = PowerOfTwoRounding::kCeilLog2,
+                                    .power_of_two_by_default = false,
+                                    .amax_floor = 1e-10f,
+                                    .scale_floor = 0.0f,
+                                    .power_of_two_floor = 1e-10f,
+                                    .repair_factor = false};
+
+// Transformer Engine, common/recipe/recipe_common.cuh: compute_scale_from_amax.
+inline constexpr CastRule kTransformerEngineRule{.form = CastForm::kFactor,
+                                                 .rounding = PowerOfTwoRounding::kTruncate,
+                                                 .power_of_two_by_default = true,
+                                                 .amax_floor = 0.0,
+                                                 .scale_floor = 0.0f,
+                                                 .power_of_two_floor = 0.0f,
+                                                 .repair_factor = true};
+
+// torchao, float8/float8_utils.py: amax_to_scale.
+inline constexpr CastRule kTorchAoRule{.form = CastForm::kFactor,
+                                       .rounding = PowerOfTwoRounding::kFloorLog2,
+                                       .power_of_two_by_default = false,
+                                       .amax_floor = 1e-12,
+                                       .scale_floor = 0.0f,
+                                       .power_of_two_floor = 0.0f,
+                                       .repair_factor = false};
+
+// DeepSeek-V3, inference/kernel.py: act_quant. An all-zero unit gives 0 / 0 = NaN there, and here.
+inline constexpr CastRule kDeepSeekRule{.form = CastForm::kDivide,
+                                        .rounding = PowerOfTwoRounding::kCeil,
+                                        .power_of_two_by_default = false,
+                                        .amax_floor = 0.0,
+                                        .scale_floor = 0.0f,
+                                        .power_of_two_floor = 0.0f,
+                                        .repair_factor = false};
+
+// compressed-tensors, quantization/utils/helpers.py: calculate_qparams. The floor is FP32's
+// epsilon.
+inline constexpr CastRule kCompressedTensorsRule{.form = CastForm::kDivide,
+                                                 .rounding = PowerOfTwoRounding::kCeil,
+                                                 .power_of_two_by_default = false,
+                                                 .amax_floor = 0.0,
+                                                 .scale_floor = 0x1p-23f,
+                                                 .power_of_two_floor = 0.0f,
+                                                 .repair_factor = false};
+
+}  // namespace octofold::config

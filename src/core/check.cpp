@@ -1,0 +1,177 @@
+#include "core/check.h"
+
+#include <algorithm>
+#include <fmt/ranges.h>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/scale_layout.h"
+
+namespace octofold::core {
+namespace {
+
+// Half-open range of element indices that a view touches, counted from its data pointer.
+struct Extent {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Extent extent_of(const TensorView& tensor) {
+  Extent extent{0, 1};
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
+    (reach < 0 ? extent.begin : extent.end) += reach;
+  }
+  return extent;
+}
+
+// Columns of two row-strided matrices over the same rows: do their byte columns meet?
+bool columns_overlap(const TensorView& left, const TensorView& right, std::int64_t stride_bytes) {
+  const auto address = [](const TensorView& t) { return reinterpret_cast<std::intptr_t>(t.data); };
+  const std::int64_t left_width = left.shape[1] * size_of(left.dtype);
+  const std::int64_t right_width = right.shape[1] * size_of(right.dtype);
+  const std::int64_t shift =
+      ((address(right) - address(left)) % stride_bytes + stride_bytes) % stride_bytes;
+  return shift < left_width || shift + right_width > stride_bytes;
+}
+
+// What a matrix or vector argument has to be, checked without risk of integer overflow.
+bool sizes_are_sane(const TensorView& tensor) {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 8;
+  std::int64_t elements = 1;
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] < 0) return false;
+    std::int64_t reach = 0;
+    if (__builtin_mul_overflow(tensor.shape[i], std::abs(tensor.strides[i]), &reach) ||
+        reach > kLargest) {
+      return false;
+    }
+    if (tensor.shape[i] != 0 && __builtin_mul_overflow(elements, tensor.shape[i], &elements)) {
+      return false;
+    }
+  }
+  return elements <= kLargest;
+}
+
+std::string describe_device(Device device) {
+  return device.type == DeviceType::kCpu ? std::string("cpu")
+                                         : fmt::format("cuda:{}", device.index);
+}
+
+}  // namespace
+
+void fail_argument(std::string_view operation, std::string_view argument, std::string_view expected,
+                   std::string_view got) {
+  fail(ErrorCode::kInvalidArgument, "{}: argument '{}': expected {}, got {}", operation, argument,
+       expected, got);
+}
+
+std::string describe(const TensorView& tensor) {
+  const auto rank = static_cast<std::size_t>(std::clamp(tensor.rank, 0, kMaxRank));
+  return fmt::format("{} {} with strides {}", name(tensor.dtype),
+                     std::span(tensor.shape.data(), rank), std::span(tensor.strides.data(), rank));
+}
+
+void Arguments::require_matrix(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.rank != 2 || !sizes_are_sane(tensor)) {
+    fail(argument, "a matrix (2 dimensions)", describe(tensor));
+  }
+  if (tensor.element_count() == 0) return;
+  if (tensor.shape[1] > 1 && tensor.strides[1] != 1) {
+    fail(argument, "contiguous columns (stride 1 in the last dimension)", describe(tensor));
+  }
+  if (tensor.shape[0] > 1 && tensor.strides[0] < tensor.shape[1]) {
+    fail(argument, "rows that do not overlap (row stride of at least the number of columns)",
+         describe(tensor));
+  }
+  if (tensor.data == nullptr) fail(argument, "data", "a null pointer");
+}
+
+void Arguments::require_vector(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.rank != 1 || !sizes_are_sane(tensor)) {
+    fail(argument, "a vector (1 dimension)", describe(tensor));
+  }
+  if (tensor.shape[0] > 1 && tensor.strides[0] != 1) {
+    fail(argument, "a contiguous vector", describe(tensor));
+  }
+  if (tensor.shape[0] > 0 && tensor.data == nullptr) fail(argument, "data", "a null pointer");
+}
+
+void Arguments::require_shape(std::string_view argument, const TensorView& tensor,
+                              std::initializer_list<std::int64_t> shape) const {
+  const std::span actual(tensor.shape.data(), static_cast<std::size_t>(tensor.rank));
+  if (!std::ranges::equal(actual, shape)) {
+    fail(argument, fmt::format("shape {}", shape), fmt::format("{}", actual));
+  }
+}
+
+void Arguments::require_dtype(std::string_view argument, const TensorView& tensor,
+                              std::initializer_list<DType> dtypes) const {
+  if (std::ranges::find(dtypes, tensor.dtype) != dtypes.end()) return;
+  std::vector<std::string_view> names;
+  for (const DType dtype : dtypes) names.push_back(name(dtype));
+  fail(argument, fmt::format("dtype {}", fmt::join(names, " or ")), name(tensor.dtype));
+}
+
+void Arguments::require_same_device(std::string_view argument, const TensorView& tensor,
+                                    Device device) const {
+  if (tensor.device != device) {
+    fail(argument, fmt::format("a tensor on {}", describe_device(device)),
+         fmt::format("one on {}", describe_device(tensor.device)));
+  }
+}
+
+void Arguments::require_disjoint(std::string_view output_argument, const TensorView& output,
+                                 std::string_view input_argument, const TensorView& input) const {
+  if (memory_overlaps(output, input)) {
+    fail(output_argument, fmt::format("memory of its own, apart from '{}'", input_argument),
+         "memory that overlaps it");
+  }
+}
+
+void Arguments::require_scaled(std::string_view argument, const ScaledTensorView& tensor) const {
+  require_matrix(argument, tensor.data);
+  require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
+  const std::string scale_argument = fmt::format("{}.scale", argument);
+  require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
+  require_same_device(scale_argument, tensor.scale, tensor.data.device);
+  const auto [rows, cols] =
+      scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]);
+  if (!sizes_are_sane(tensor.scale) || !scale_shape_matches(tensor)) {
+    fail(scale_argument,
+         fmt::format("shape {} for granularity {} of {}×{} codes",
+                     scale_shape(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]),
+                     name(tensor.granularity), tensor.data.shape[0], tensor.data.shape[1]),
+         describe(tensor.scale));
+  }
+  if (rows * cols > 0 && tensor.scale.data == nullptr) {
+    fail(scale_argument, "data", "a null pointer");
+  }
+}
+
+bool memory_overlaps(const TensorView& left, const TensorView& right) {
+  if (left.device != right.device) return false;
+  if (left.element_count() == 0 || right.element_count() == 0) return false;
+  const auto byte_range = [](const TensorView& tensor) {
+    const auto base = reinterpret_cast<std::intptr_t>(tensor.data);
+    const Extent extent = extent_of(tensor);
+    return std::pair{base + extent.begin * size_of(tensor.dtype),
+                     base + extent.end * size_of(tensor.dtype)};
+  };
+  const auto [left_begin, left_end] = byte_range(left);
+  const auto [right_begin, right_end] = byte_range(right);
+  if (left_end <= right_begin || right_end <= left_begin) return false;
+
+  const bool row_strided =
+      left.rank == 2 && right.rank == 2 && left.strides[1] == 1 && right.strides[1] == 1;
+  const std::int64_t left_stride = left.strides[0] * size_of(left.dtype);
+  const std::int64_t right_stride = right.strides[0] * size_of(right.dtype);
+  if (row_strided && left_stride == right_stride && left_stride > 0) {
+    return columns_overlap(left, right, left_stride);
+  }
+  return true;
+}
+
+}  // namespace octofold::core

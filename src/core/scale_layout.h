@@ -1,0 +1,51 @@
+// The shapes of scale tensors: the one place that knows how granularities divide a matrix.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "octofold/tensor.h"
+
+namespace octofold::core {
+
+constexpr std::int64_t ceil_divide(std::int64_t value, std::int64_t divisor) {
+  return value / divisor + (value % divisor != 0);
+}
+
+/// Sizes of the part of a matrix that shares one scale, clipped to the matrix.
+struct UnitSize {
+  std::int64_t rows;
+  std::int64_t cols;
+};
+UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols);
+
+/// How many units there are along the rows and the columns. Tensor granularity has one unit even
+/// for an empty matrix, as its scale is a scalar.
+struct ScaleGrid {
+  std::int64_t rows;
+  std::int64_t cols;
+};
+ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols);
+
+/// The shape that Octofold itself gives a scale tensor.
+std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
+                                      std::int64_t cols);
+
+/// Whether the scale tensor has one of the shapes that types.h allows.
+bool scale_shape_matches(const ScaledTensorView& tensor);
+
+/// Access to the scale of unit (row, col), whichever of the allowed shapes and strides it has.
+template <typename T>
+struct ScaleAccess {
+  T* data;
+  std::int64_t row_stride;
+  std::int64_t col_stride;
+
+  T& operator()(std::int64_t row, std::int64_t col) const {
+    return data[row * row_stride + col * col_stride];
+  }
+};
+ScaleAccess<const float> scale_access(const ScaledTensorView& tensor);
+ScaleAccess<float> scale_access(const MutableScaledTensorView& tensor);
+
+}  // namespace octofold::core

@@ -1,0 +1,54 @@
+#include "octofold/types.h"
+
+#include <array>
+#include <fmt/ranges.h>
+#include <vector>
+
+#include "core/check.h"
+
+namespace octofold {
+namespace {
+
+template <typename Enum, std::size_t kCount>
+struct Names {
+  std::string_view kind;
+  std::array<std::string_view, kCount> texts;  // in the order of the enumerators
+
+  std::string_view of(Enum value) const {
+    const auto index = static_cast<std::size_t>(value);
+    return index < kCount ? texts[index] : std::string_view("?");
+  }
+
+  Enum parse(std::string_view text) const {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      if (texts[i] == text) return static_cast<Enum>(i);
+    }
+    core::fail(ErrorCode::kInvalidArgument, "{} '{}' is not one of: {}", kind, text,
+               fmt::join(texts, ", "));
+  }
+};
+
+constexpr Names<DType, 5> kDTypes{"dtype", {"float32", "float16", "bfloat16", "e4m3", "e5m2"}};
+constexpr Names<Granularity, 4> kGranularities{"granularity",
+                                               {"tensor", "channel", "1x128", "128x128"}};
+constexpr Names<Overflow, 2> kOverflows{"overflow", {"saturate", "nan"}};
+constexpr Names<CastProfile, 6> kProfiles{
+    "profile", {"deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors"}};
+
+}  // namespace
+
+std::string_view name(DType dtype) { return kDTypes.of(dtype); }
+std::string_view name(Granularity granularity) { return kGranularities.of(granularity); }
+std::string_view name(Overflow overflow) { return kOverflows.of(overflow); }
+std::string_view name(CastProfile profile) { return kProfiles.of(profile); }
+
+DType parse_dtype(std::string_view text) {
+  if (text == "float8_e4m3fn") return DType::kE4M3;
+  if (text == "float8_e5m2") return DType::kE5M2;
+  return kDTypes.parse(text);
+}
+Granularity parse_granularity(std::string_view text) { return kGranularities.parse(text); }
+Overflow parse_overflow(std::string_view text) { return kOverflows.parse(text); }
+CastProfile parse_profile(std::string_view text) { return kProfiles.parse(text); }
+
+}  // namespace octofold

@@ -1,0 +1,113 @@
+#include "cpu/gemm.h"
+
+#include <algorithm>
+#include <cblas.h>
+#include <cstdint>
+#include <memory>
+
+#include "core/scale_layout.h"
+#include "cpu/convert.h"
+#include "cpu/parallel.h"
+
+namespace octofold::cpu {
+namespace {
+
+// Output tiles are what threads share. A tile's two operand blocks, its partial sum and its
+// accumulator take 448 KiB, which a level-2 cache holds. The sizes are multiples of the scale
+// block in N, so that the tile grid keeps to the weights' scale grid.
+constexpr std::int64_t kTileM = 128;
+constexpr std::int64_t kTileN = 2 * kScaleBlock;
+constexpr std::int64_t kBlockK = kScaleBlock;
+
+struct Tile {
+  std::int64_t m, rows;
+  std::int64_t n, cols;
+};
+
+// Scratch of one thread, allocated without touching it.
+struct Workspace {
+  std::unique_ptr<float[]> a = std::make_unique_for_overwrite<float[]>(kTileM * kBlockK);
+  std::unique_ptr<float[]> b = std::make_unique_for_overwrite<float[]>(kTileN * kBlockK);
+  std::unique_ptr<float[]> partial = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
+  std::unique_ptr<float[]> sum = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
+  float scale_a[kTileM];
+  float scale_b[kTileN];
+};
+
+// Codes of rows [row, row + rows) and columns [k, k + depth) as FP32, kBlockK to a row; and the
+// scale of each row there.
+void load_block(const ScaledTensorView& operand, std::int64_t row, std::int64_t rows,
+                std::int64_t k, std::int64_t depth, float* codes, float* scales) {
+  const TensorView& data = operand.data;
+  const core::UnitSize unit = core::unit_size(operand.granularity, data.shape[0], data.shape[1]);
+  const core::ScaleAccess<const float> scale = core::scale_access(operand);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    load(data.data, data.dtype, (row + i) * data.strides[0] + k, 1, depth, codes + i * kBlockK);
+    scales[i] = scale((row + i) / unit.rows, k / unit.cols);
+  }
+}
+
+// sum[i, j] += partial[i, j] · (scale_a[i] · scale_b[j]): the second level of the accumulation.
+void promote(const Tile& tile, Workspace& work) {
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    const float* partial = work.partial.get() + i * kTileN;
+    float* sum = work.sum.get() + i * kTileN;
+    for (std::int64_t j = 0; j < tile.cols; ++j) {
+      sum[j] += partial[j] * (work.scale_a[i] * work.scale_b[j]);
+    }
+  }
+}
+
+// Adds C and the bias in FP32 and rounds once.
+void store_tile(const GemmArguments& arguments, const Tile& tile, Workspace& work) {
+  float* const addend = work.partial.get();
+  const auto add_row = [&](const TensorView& tensor, std::int64_t offset, float* sum) {
+    load(tensor.data, tensor.dtype, offset + tile.n, 1, tile.cols, addend);
+    for (std::int64_t j = 0; j < tile.cols; ++j) sum[j] += addend[j];
+  };
+  const MutableTensorView& d = arguments.d;
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    float* const sum = work.sum.get() + i * kTileN;
+    if (arguments.c) add_row(*arguments.c, (tile.m + i) * arguments.c->strides[0], sum);
+    if (arguments.bias) add_row(*arguments.bias, 0, sum);
+    store(sum, tile.cols, d.data, d.dtype, (tile.m + i) * d.strides[0] + tile.n,
+          Overflow::kSaturate);
+  }
+}
+
+void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& work) {
+  std::fill_n(work.sum.get(), kTileM * kTileN, 0.0f);
+  const std::int64_t size_k = arguments.a.data.shape[1];
+  for (std::int64_t k = 0; k < size_k; k += kBlockK) {
+    const std::int64_t depth = std::min(kBlockK, size_k - k);
+    load_block(arguments.a, tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
+    load_block(arguments.b, tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(tile.rows),
+                static_cast<int>(tile.cols), static_cast<int>(depth), 1.0f, work.a.get(), kBlockK,
+                work.b.get(), kBlockK, 0.0f, work.partial.get(), kTileN);
+    promote(tile, work);
+  }
+  store_tile(arguments, tile, work);
+}
+
+}  // namespace
+
+void gemm(const GemmArguments& arguments) {
+  const std::int64_t size_m = arguments.d.shape[0], size_n = arguments.d.shape[1];
+  const std::int64_t size_k = arguments.a.data.shape[1];
+  const std::int64_t tiles_n = core::ceil_divide(size_n, kTileN);
+  const std::int64_t tiles = core::ceil_divide(size_m, kTileM) * tiles_n;
+  const std::int64_t work_per_tile =  // multiplications cost a small part of a converted element
+      std::min(kTileM, size_m) * std::min(kTileN, size_n) * (1 + size_k / 16);
+  parallel_for(tiles, work_per_tile, [&] {
+    return [&, work = Workspace()](std::int64_t index) mutable {
+      const std::int64_t m = index / tiles_n * kTileM, n = index % tiles_n * kTileN;
+      compute_tile(arguments, {m, std::min(kTileM, size_m - m), n, std::min(kTileN, size_n - n)},
+                   work);
+    };
+  });
+}
+
+std::string blas_description() { return openblas_get_config(); }
+
+}  // namespace octofold::cpu

@@ -1,0 +1,148 @@
+#include "cpu/quantize.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "core/scale_layout.h"
+#include "cpu/convert.h"
+#include "cpu/parallel.h"
+#include "cpu/scale.h"
+#include "kernels/config/fp8_format.h"
+
+namespace octofold::cpu {
+namespace {
+
+// Elements are handled in runs along a row, through a buffer that stays in the L1 cache.
+constexpr std::int64_t kRun = 512;
+using Run = std::array<float, kRun>;
+
+struct Rectangle {
+  std::int64_t row, rows, col, cols;
+};
+
+const config::Fp8Format& format_of(DType dtype) {
+  return dtype == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
+}
+
+// Calls body(row, col, values, count) for the runs that make up a rectangle of x, in FP32.
+template <typename Body>
+void for_each_run(const TensorView& x, const Rectangle& area, Body&& body) {
+  Run run;
+  for (std::int64_t row = area.row; row < area.row + area.rows; ++row) {
+    for (std::int64_t col = area.col; col < area.col + area.cols; col += kRun) {
+      const std::int64_t count = std::min(kRun, area.col + area.cols - col);
+      load(x.data, x.dtype, row * x.strides[0] + col * x.strides[1], x.strides[1], count,
+           run.data());
+      body(row, col, run.data(), count);
+    }
+  }
+}
+
+// The largest magnitude, as bits: in that order a NaN exceeds infinity, so it is handed on.
+std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
+  std::uint32_t amax = 0;
+  for_each_run(x, area, [&](auto, auto, const float* values, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      amax = std::max(amax, std::bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu);
+    }
+  });
+  return amax;
+}
+
+void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
+            const MutableTensorView& codes, Overflow overflow) {
+  for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) values[i] = cast.apply(values[i]);
+    store(values, count, codes.data, codes.dtype, row * codes.strides[0] + col, overflow);
+  });
+}
+
+// Row bands are what threads share: as high as a unit, but no more than 128 rows.
+struct Bands {
+  std::int64_t height;
+  std::int64_t count;
+  std::int64_t rows;
+  std::int64_t cols;
+
+  std::int64_t work() const { return height * cols; }
+  Rectangle rectangle(std::int64_t band) const {
+    return {band * height, std::min(height, rows - band * height), 0, cols};
+  }
+};
+
+Bands bands_of(std::int64_t rows, std::int64_t cols, std::int64_t unit_rows) {
+  const std::int64_t height = std::clamp<std::int64_t>(unit_rows, 1, kScaleBlock);
+  return {height, core::ceil_divide(rows, height), rows, cols};
+}
+
+// One scale for everything: the amax of all bands must be known before the first code is written.
+UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands, const config::CastRule& rule,
+                           const config::Fp8Format& format, bool power_of_two) {
+  std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
+  parallel_for(bands.count, bands.work(), [&] {
+    return [&](std::int64_t band) {
+      amax[static_cast<std::size_t>(band)] = amax_bits(x, bands.rectangle(band));
+    };
+  });
+  const std::uint32_t largest = amax.empty() ? 0 : *std::ranges::max_element(amax);
+  return unit_cast(rule, format, power_of_two, std::bit_cast<float>(largest));
+}
+
+}  // namespace
+
+void quantize(const TensorView& x, const MutableScaledTensorView& out, const config::CastRule& rule,
+              bool power_of_two, Overflow overflow) {
+  const std::int64_t rows = x.shape[0], cols = x.shape[1];
+  const config::Fp8Format& format = format_of(out.data.dtype);
+  const core::UnitSize unit = core::unit_size(out.granularity, rows, cols);
+  const core::ScaleGrid grid = core::scale_grid(out.granularity, rows, cols);
+  const core::ScaleAccess<float> scale = core::scale_access(out);
+  const Bands bands = bands_of(rows, cols, unit.rows);
+
+  if (out.granularity == Granularity::kTensor) {
+    const UnitCast cast = whole_tensor_cast(x, bands, rule, format, power_of_two);
+    scale(0, 0) = cast.scale;
+    parallel_for(bands.count, bands.work(), [&] {
+      return [&](std::int64_t band) { encode(x, bands.rectangle(band), cast, out.data, overflow); };
+    });
+    return;
+  }
+
+  parallel_for(bands.count, bands.work(), [&] {
+    return [&](std::int64_t band) {
+      for (std::int64_t unit_col = 0; unit_col < grid.cols; ++unit_col) {
+        Rectangle area = bands.rectangle(band);
+        area.col = unit_col * unit.cols;
+        area.cols = std::min(unit.cols, cols - area.col);
+        const UnitCast cast =
+            unit_cast(rule, format, power_of_two, std::bit_cast<float>(amax_bits(x, area)));
+        scale(band, unit_col) = cast.scale;
+        encode(x, area, cast, out.data, overflow);
+      }
+    };
+  });
+}
+
+void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
+  const std::int64_t rows = x.data.shape[0], cols = x.data.shape[1];
+  const core::UnitSize unit = core::unit_size(x.granularity, rows, cols);
+  const core::ScaleAccess<const float> scale = core::scale_access(x);
+  parallel_for(rows, cols, [&] {
+    return [&](std::int64_t row) {
+      for (std::int64_t col = 0; col < cols; col += unit.cols) {
+        const float factor = scale(row / unit.rows, col / unit.cols);
+        const Rectangle area{row, 1, col, std::min(unit.cols, cols - col)};
+        for_each_run(x.data, area, [&](auto, std::int64_t first, float* values, auto count) {
+          for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
+          store(values, count, out.data, out.dtype, row * out.strides[0] + first,
+                Overflow::kSaturate);
+        });
+      }
+    };
+  });
+}
+
+}  // namespace octofold::cpu
