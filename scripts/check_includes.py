@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Checks who includes whom, and how long files are.
+
+The rooms and their doors are drawn in docs/architecture.md. CMake gives each room of src/ an
+include path with its doors only (cmake/rooms.cmake); this script covers what a compiler cannot see:
+relative paths, third-party headers, device code, and the Python side.
+
+usage: scripts/check_includes.py [ROOT]      exit code 1 if anything is wrong
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_LINES = 400
+
+# Folder -> the project folders that it may include from, as they are written in an #include.
+# The public API ("octofold/") and the folder itself are always open, except to device code.
+DOORS = {
+    "include": [],
+    "kernels/config": [],
+    "kernels/ptx": [],
+    "kernels/numeric": ["kernels/ptx", "kernels/config"],
+    "kernels/epilogue": ["kernels/ptx", "kernels/config"],
+    "kernels/quant": ["kernels/ptx", "kernels/config"],
+    "src/core": [],
+    "src/jit": ["core"],
+    "src/plan": ["kernels/config"],
+    "src/cpu": ["core", "kernels/config"],
+    "src/cuda": ["core", "jit", "plan"],
+    "src/ops": ["core", "jit", "plan", "cpu", "cuda", "kernels/config"],
+    "src/model": ["core"],
+    "bindings": [],
+    "bench": [],
+    "examples": [],
+}
+
+# Third-party headers -> the folders that may use them. Everything else in <> is the standard
+# library or the operating system.
+THIRD_PARTY = {
+    r"fmt/": ["src", "tests/cpp"],
+    r"nlohmann/": ["src/model", "tests/cpp/model"],
+    r"cblas\.h|openblas": ["src/cpu", "bench"],
+    r"dlfcn\.h": ["src/cuda"],
+    r"tvm/|dlpack/": ["bindings"],
+    r"gtest/|gmock/": ["tests/cpp"],
+    r"benchmark/|CLI/": ["bench"],
+    r"cuda|nvrtc|cutlass|cute/|torch/|ATen/|c10/": [],
+}
+
+CODE = {".h", ".cpp", ".cu", ".cuh", ".inl"}
+PUBLIC_ONLY_PYTHON = ["tools", "bench", "examples"]
+LENGTH_LIMITED = CODE | {".py", ".cmake", ".sh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def is_under(path: Path, folder: str) -> bool:
+    return path.as_posix().startswith(folder + "/")
+
+
+def room_of(path: Path) -> str | None:
+    return next((room for room in DOORS if is_under(path, room)), None)
+
+
+def check_include(path: Path, bracket: str, header: str) -> str | None:
+    """What is wrong with this #include of the file at `path`, if anything."""
+    room = room_of(path)
+    if header.startswith(("/", ".")) or "/../" in header:
+        return "write the path from the room on, not a relative one"
+    if is_under(path, "kernels"):
+        if room == "kernels/config":
+            return "kernels/config includes nothing at all"
+        if bracket == "<":
+            return "device code is self-contained: no system or toolkit header"
+    if bracket == "<":
+        if room == "include" and re.search(r"[./]", header):
+            return "public headers include the C++ standard library only"
+        for pattern, folders in THIRD_PARTY.items():
+            if re.match(pattern, header) and not any(is_under(path, f) for f in folders):
+                return f"only {', '.join(folders) or 'nobody'} may include this"
+        return None
+    if room is None or (header.startswith("octofold/") and not is_under(path, "kernels")):
+        return None
+    open_folders = [room.removeprefix("src/"), *DOORS[room]]
+    if any(header.startswith(folder + "/") for folder in open_folders):
+        return None
+    return f"{room} may include {', '.join(['octofold', *open_folders])} only"
+
+
+def check_cpp(path: Path, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if match := INCLUDE.match(line):
+            bracket, header = match.groups()
+            if problem := check_include(path, bracket, header):
+                yield f"{path}:{number}: #include of {header}: {problem}"
+
+
+def check_python(path: Path, text: str) -> Iterator[str]:
+    """The tool, benchmarks and examples use what `octofold` exports, not its private modules."""
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, *inner = name.split(".")
+            if package == "octofold" and any(part.startswith("_") for part in inner):
+                yield f"{path}:{node.lineno}: import of {name}: use octofold's public names only"
+
+
+def check(root: Path) -> list[str]:
+    problems: list[str] = []
+    folders = ["bench", "bindings", "cmake", "examples", "include", "kernels"]
+    folders += ["python", "scripts", "src", "tests", "tools"]
+    for file in sorted(f for folder in folders for f in (root / folder).rglob("*") if f.is_file()):
+        path = file.relative_to(root)
+        if path.suffix not in LENGTH_LIMITED:
+            continue
+        text = file.read_text(encoding="utf-8")
+        length = text.count("\n")
+        if length > MAX_LINES:
+            problems.append(f"{path}: {length} lines; {MAX_LINES} are the limit")
+        if path.suffix in CODE:
+            problems += check_cpp(path, text)
+        elif path.suffix == ".py" and any(is_under(path, f) for f in PUBLIC_ONLY_PYTHON):
+            problems += check_python(path, text)
+    return problems
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    problems = check(root)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
