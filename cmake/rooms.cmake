@@ -11,6 +11,7 @@ function(octofold_room room)
   list(TRANSFORM ARG_SOURCES PREPEND "${PROJECT_SOURCE_DIR}/src/${room}/")
   add_library(octofold_${room} OBJECT ${ARG_SOURCES})
   octofold_open_doors(octofold_${room} src/${room} ${ARG_DOORS})
+  set_property(GLOBAL APPEND PROPERTY OCTOFOLD_ROOMS ${room})
   # A room's tests see what the room sees.
   set_property(TARGET octofold_${room} PROPERTY OCTOFOLD_DOORS src/${room} ${ARG_DOORS})
   target_link_libraries(octofold_${room} PUBLIC ${ARG_LIBRARIES} PRIVATE fmt::fmt-header-only)
