@@ -40,6 +40,7 @@ bool columns_overlap(const TensorView& left, const TensorView& right, std::int64
 // What a matrix or vector argument has to be, checked without risk of integer overflow.
 bool sizes_are_sane(const TensorView& tensor) {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 8;
+  if (tensor.rank < 0 || tensor.rank > kMaxRank) return false;
   std::int64_t elements = 1;
   for (std::int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] < 0) return false;

@@ -1,0 +1,53 @@
+#include "core/options.h"
+
+#include <cstring>
+#include <gtest/gtest.h>
+#include <string>
+
+#include "octofold/error.h"
+
+namespace octofold::core {
+namespace {
+
+// parse_options takes a plain function, so the variables of a test live in statics.
+const char* variable_name = nullptr;
+const char* variable_value = nullptr;
+const char* fake_getenv(const char* name) {
+  return variable_name != nullptr && std::strcmp(name, variable_name) == 0 ? variable_value
+                                                                           : nullptr;
+}
+
+Options parse(const char* name, const char* value) {
+  variable_name = name;
+  variable_value = value;
+  return parse_options(fake_getenv);
+}
+
+TEST(OptionsTest, Defaults) {
+  const Options options = parse(nullptr, nullptr);
+  EXPECT_GE(options.num_threads, 1);
+  EXPECT_EQ(options.log_level, LogLevel::kInfo);
+  EXPECT_EQ(options.nvrtc_library, "");
+}
+
+TEST(OptionsTest, Values) {
+  EXPECT_EQ(parse("OCTOFOLD_NUM_THREADS", "12").num_threads, 12);
+  EXPECT_EQ(parse("OCTOFOLD_LOG_LEVEL", "debug").log_level, LogLevel::kDebug);
+  EXPECT_EQ(parse("OCTOFOLD_NVRTC", "/x/libnvrtc.so").nvrtc_library, "/x/libnvrtc.so");
+}
+
+TEST(OptionsTest, BadValuesNameTheVariable) {
+  for (const char* value : {"", "0", "-3", "1025", "two", "4x", "99999999999999999999"}) {
+    try {
+      parse("OCTOFOLD_NUM_THREADS", value);
+      ADD_FAILURE() << "'" << value << "' was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("OCTOFOLD_NUM_THREADS"), std::string::npos);
+    }
+  }
+  EXPECT_THROW(parse("OCTOFOLD_LOG_LEVEL", "loud"), Error);
+}
+
+}  // namespace
+}  // namespace octofold::core

@@ -1,0 +1,256 @@
+// Bad arguments: each gets an error of its own that names the argument.
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "support/matrix.h"
+
+namespace octofold {
+namespace {
+
+using testing::HasSubstr;
+
+// A valid problem that each test spoils in one place.
+struct Problem {
+  static constexpr std::int64_t kM = 5, kN = 200, kK = 300;
+  std::vector<std::uint8_t> a = std::vector<std::uint8_t>(kM * kK, 0x38);
+  std::vector<std::uint8_t> b = std::vector<std::uint8_t>(kN * kK, 0x38);
+  std::vector<float> a_scale = std::vector<float>(kM * 3, 1.0f);
+  std::vector<float> b_scale = std::vector<float>(2 * 3, 1.0f);
+  std::vector<float> d = std::vector<float>(kM * kN, std::nanf(""));
+  std::vector<float> bias = std::vector<float>(kN, 1.0f);
+  std::vector<float> c = std::vector<float>(kM * kN, 1.0f);
+
+  GemmArguments arguments() {
+    return {.a = {matrix(a.data(), DType::kE4M3, kM, kK),
+                  matrix(a_scale.data(), DType::kFloat32, kM, 3), Granularity::kBlock1x128},
+            .b = {matrix(b.data(), DType::kE4M3, kN, kK),
+                  matrix(b_scale.data(), DType::kFloat32, 2, 3), Granularity::kBlock128x128},
+            .d = matrix(d.data(), DType::kFloat32, kM, kN)};
+  }
+};
+
+template <typename Call>
+std::string error_of(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string gemm_error(const std::function<void(Problem&, GemmArguments&)>& spoil) {
+  Problem problem;
+  GemmArguments arguments = problem.arguments();
+  spoil(problem, arguments);
+  return error_of([&] { gemm(arguments); });
+}
+
+TEST(GemmArgumentsTest, TheProblemIsValidUntilItIsSpoiled) {
+  Problem problem;
+  gemm(problem.arguments());
+  EXPECT_EQ(problem.d[0], 300.0f);
+}
+
+TEST(GemmArgumentsTest, WrongDtypes) {
+  EXPECT_EQ(gemm_error([](auto&, auto& g) { g.a.data.dtype = DType::kFloat16; }),
+            "gemm: argument 'a': expected dtype e4m3 or e5m2, got float16");
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.scale.dtype = DType::kBFloat16; }),
+              HasSubstr("argument 'b.scale': expected dtype float32, got bfloat16"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.dtype = DType::kE4M3; }),
+              HasSubstr("argument 'd': expected dtype bfloat16 or float16 or float32"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat16, p.kM, p.kN); }),
+      HasSubstr("argument 'c': expected dtype"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kBFloat16, p.kN); }),
+      HasSubstr("argument 'bias': expected dtype"));
+}
+
+TEST(GemmArgumentsTest, WrongShapes) {
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.rank = 3; }),
+              HasSubstr("argument 'a': expected a matrix"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = -1; }),
+              HasSubstr("argument 'a': expected a matrix"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = std::int64_t{1} << 62; }),
+              HasSubstr("argument 'a': expected a matrix"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
+      HasSubstr("argument 'b': expected K = 300 columns as in 'a', got 299"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.shape[1] = 100; }),
+              HasSubstr("argument 'd': expected shape [5, 200], got [5, 100]"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat32, p.kN, p.kM); }),
+      HasSubstr("argument 'c': expected shape [5, 200], got [200, 5]"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kFloat32, 7); }),
+      HasSubstr("argument 'bias': expected shape [200], got [7]"));
+}
+
+TEST(GemmArgumentsTest, WrongScales) {
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.shape[1] = 2; }),
+              HasSubstr("argument 'a.scale': expected shape [5, 3] for granularity 1x128"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.rank = 1; }),
+              HasSubstr("argument 'a.scale': expected shape [5, 3]"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.data = nullptr; }),
+              HasSubstr("argument 'a.scale': expected data, got a null pointer"));
+  EXPECT_THAT(gemm_error([](auto& p, auto& g) {
+                g.a.granularity = Granularity::kChannel;
+                g.a.scale = vector(p.a_scale.data(), DType::kFloat32, p.kM);
+              }),
+              HasSubstr("argument 'b.granularity': expected one of the pairs"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.fast_accumulation = true; }),
+              HasSubstr("argument 'fast_accumulation': expected false for block scales"));
+}
+
+TEST(GemmArgumentsTest, WrongStrides) {
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.strides = {1, 5}; }),
+              HasSubstr("argument 'a': expected contiguous columns"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.strides[0] = 199; }),
+              HasSubstr("argument 'd': expected rows that do not overlap"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.strides[0] = -200; }),
+              HasSubstr("argument 'd': expected rows that do not overlap"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.data = nullptr; }),
+              HasSubstr("argument 'd': expected data, got a null pointer"));
+}
+
+TEST(GemmArgumentsTest, OutputOverAnInput) {
+  EXPECT_THAT(gemm_error([](auto& p, auto& g) { g.a.scale.data = p.d.data(); }),
+              HasSubstr("argument 'd': expected memory of its own, apart from 'a.scale'"));
+  EXPECT_THAT(gemm_error([](auto& p, auto& g) {
+                g.c = matrix(p.d.data() + 1, DType::kFloat32, p.kM, p.kN - 1, p.kN);
+              }),
+              HasSubstr("argument 'c': expected shape"));
+  EXPECT_THAT(
+      gemm_error([](auto& p, auto& g) { g.bias = vector(p.d.data() + 10, DType::kFloat32, p.kN); }),
+      HasSubstr("argument 'd': expected memory of its own, apart from 'bias'"));
+}
+
+TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
+  Problem problem;
+  std::vector<float> both(problem.kM * problem.kN * 2, 1.0f);
+  GemmArguments arguments = problem.arguments();
+  const std::int64_t stride = 2 * problem.kN;
+  arguments.d = matrix(both.data(), DType::kFloat32, problem.kM, problem.kN, stride);
+  arguments.c = matrix(both.data() + problem.kN, DType::kFloat32, problem.kM, problem.kN, stride);
+  gemm(arguments);
+  EXPECT_EQ(both[0], 301.0f);
+  arguments.c =
+      matrix(both.data() + problem.kN - 1, DType::kFloat32, problem.kM, problem.kN, stride);
+  EXPECT_THAT(error_of([&] { gemm(arguments); }), HasSubstr("apart from 'c'"));
+}
+
+TEST(GemmArgumentsTest, Devices) {
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.device = {DeviceType::kCuda, 1}; }),
+              HasSubstr("argument 'b.scale': expected a tensor on cuda:1, got one on cpu"));
+  Problem problem;
+  GemmArguments arguments = problem.arguments();
+  for (auto* device : {&arguments.a.data.device, &arguments.a.scale.device,
+                       &arguments.b.data.device, &arguments.b.scale.device, &arguments.d.device}) {
+    *device = {DeviceType::kCuda, 0};
+  }
+  EXPECT_THAT(error_of([&] { gemm(arguments); }, ErrorCode::kUnavailable),
+              HasSubstr("on cuda:0, and this version of Octofold computes on the CPU only"));
+}
+
+TEST(QuantizeArgumentsTest, EachIsNamed) {
+  std::vector<float> x(6 * 8), scale(6);
+  std::vector<std::uint8_t> codes(6 * 8);
+  const TensorView input = matrix(x.data(), DType::kFloat32, 6, 8);
+  const MutableScaledTensorView output{matrix(codes.data(), DType::kE4M3, 6, 8),
+                                       vector(scale.data(), DType::kFloat32, 6),
+                                       Granularity::kChannel};
+  quantize(input, output);
+
+  auto bad_output = output;
+  EXPECT_THAT(error_of([&] { quantize(input, output, {.transpose = true}); }),
+              HasSubstr("quantize: argument 'out': expected shape [8, 6], got [6, 8]"));
+  bad_output.data.dtype = DType::kFloat32;
+  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }),
+              HasSubstr("argument 'out': expected dtype e4m3 or e5m2"));
+  bad_output = output;
+  bad_output.scale.shape[0] = 5;
+  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }),
+              HasSubstr("argument 'out.scale': expected shape [6] for granularity channel"));
+  bad_output = output;
+  bad_output.data.data = x.data();
+  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }), HasSubstr("apart from 'x'"));
+  TensorView bad_input = input;
+  bad_input.dtype = DType::kE5M2;
+  EXPECT_THAT(error_of([&] { quantize(bad_input, output); }),
+              HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
+  EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
+              HasSubstr("expected sizes of at least 0, got -1×1"));
+}
+
+TEST(NamesTest, ParseWhatTheyPrint) {
+  EXPECT_EQ(parse_granularity(name(Granularity::kBlock1x128)), Granularity::kBlock1x128);
+  EXPECT_EQ(parse_profile("te"), CastProfile::kTransformerEngine);
+  EXPECT_EQ(parse_dtype("float8_e4m3fn"), DType::kE4M3);
+  EXPECT_EQ(error_of([] { parse_overflow("wrap"); }),
+            "overflow 'wrap' is not one of: saturate, nan");
+}
+
+// Random arguments: an Error or a product, never a crash; the sanitizer builds watch the memory.
+TEST(ArgumentFuzzTest, RandomViewsNeverCrash) {
+  std::mt19937 random(std::random_device{}());
+  const auto any = [&](std::initializer_list<std::int64_t> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  const char* seconds = std::getenv("OCTOFOLD_FUZZ_SECONDS");
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::duration<double>(seconds != nullptr ? std::atof(seconds) : 1.0);
+  int accepted = 0, refused = 0;
+  std::vector<std::uint8_t> memory(1 << 20, 0x30);
+  while (std::chrono::steady_clock::now() < end) {
+    // Views start in the first quarter and reach 48 KB at most: they may overlap, never run past
+    // the end.
+    const auto spoil = [&](auto view) {
+      view.data = memory.data() + random() % 256 * 1024;
+      if (random() % 8 == 0) view.data = nullptr;
+      if (random() % 8 == 0) view.rank = static_cast<std::int32_t>(random() % 7) - 1;
+      if (random() % 6 == 0) view.dtype = static_cast<DType>(random() % 5);
+      if (random() % 8 == 0) view.shape[random() % 2] = any({-1, 0, 1, 2, 60});
+      if (random() % 8 == 0) view.strides[random() % 2] = any({-1, 0, 1, 2, 100, 200});
+      return view;
+    };
+    const std::int64_t m = any({0, 1, 5, 60}), n = any({0, 1, 7, 60}), k = any({0, 1, 130, 200});
+    const auto granularity_a = static_cast<Granularity>(random() % 4);
+    const auto granularity_b = static_cast<Granularity>(random() % 4);
+    const auto scale = [&](Granularity granularity, std::int64_t rows) {
+      const auto shape = scale_shape(granularity, rows, k);
+      return spoil(shape.size() == 1 ? vector(memory.data(), DType::kFloat32, shape[0])
+                                     : matrix(memory.data(), DType::kFloat32, shape[0], shape[1]));
+    };
+    GemmArguments arguments{.a = {spoil(matrix(memory.data(), DType::kE4M3, m, k)),
+                                  scale(granularity_a, m), granularity_a},
+                            .b = {spoil(matrix(memory.data(), DType::kE5M2, n, k)),
+                                  scale(granularity_b, n), granularity_b},
+                            .d = spoil(matrix(memory.data(), DType::kFloat32, m, n)),
+                            .fast_accumulation = random() % 2 == 0};
+    if (random() % 2 == 0) arguments.c = spoil(matrix(memory.data(), DType::kFloat32, m, n));
+    if (random() % 2 == 0) arguments.bias = spoil(vector(memory.data(), DType::kFloat32, n));
+    try {
+      gemm(arguments);
+      ++accepted;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      ++refused;
+    }
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_GT(refused, 0);
+}
+
+}  // namespace
+}  // namespace octofold
