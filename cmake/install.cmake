@@ -22,5 +22,7 @@ install(FILES ${PROJECT_BINARY_DIR}/octofold.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT cpp)
 
 # A wheel holds no links: the library goes in as one file, under the name that loaders ask for.
-install(PROGRAMS $<TARGET_FILE:octofold> RENAME $<TARGET_SONAME_FILE_NAME:octofold>
-        DESTINATION octofold COMPONENT python)
+if(OCTOFOLD_BUILD_PYTHON)
+  install(PROGRAMS $<TARGET_FILE:octofold> RENAME $<TARGET_SONAME_FILE_NAME:octofold>
+          DESTINATION octofold COMPONENT python)
+endif()

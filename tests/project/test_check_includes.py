@@ -29,7 +29,7 @@ def write(root: Path, path: str, text: str) -> None:
         ("src/cpu/a.cpp", '#include "gemm.h"', "src/cpu may include octofold, cpu, core"),
         ("src/ops/a.cpp", '#include "model/file.h"', "src/ops may include"),
         ("src/plan/a.cpp", "#include <cuda.h>", "nobody may include this"),
-        ("src/core/a.cpp", "#include <cblas.h>", "only src/cpu, bench may include this"),
+        ("src/core/a.cpp", "#include <cblas.h>", "only src/cpu, tests/cpp/cpu, bench may"),
         ("include/octofold/a.h", "#include <fmt/format.h>", "standard library only"),
         ("include/octofold/a.h", "#include <cuda_fp8.h>", "standard library only"),
         ("include/octofold/a.h", '#include "core/check.h"', "include may include octofold"),
@@ -62,6 +62,7 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     write(tmp_path, "include/octofold/a.h", '#include <cstdint>\n#include "octofold/b.h"\n')
     write(tmp_path, "src/cpu/a.cpp", '#include "kernels/config/a.h"\n#include <cblas.h>\n')
     write(tmp_path, "src/model/a.cpp", '#include "core/check.h"\n#include <nlohmann/json.hpp>\n')
+    write(tmp_path, "bindings/a.cpp", '#include "b.h"\n#include "octofold/gemm.h"\n')
     write(tmp_path, "kernels/numeric/a.h", '#include "kernels/ptx/a.h"\n')
     write(tmp_path, "tools/a.py", "import octofold\nfrom octofold.torch import gemm\n")
     write(tmp_path, "python/a.py", "from octofold import _ffi\n" * 400)

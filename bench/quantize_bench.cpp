@@ -1,0 +1,27 @@
+// Casts to FP8, by bytes of input.
+#include <benchmark/benchmark.h>
+
+#include "octofold/quantize.h"
+
+#include "matrices.h"
+
+namespace octofold::bench {
+namespace {
+
+void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
+  constexpr std::int64_t kSize = 2048;
+  std::vector<float> x = random_matrix(kSize, kSize);
+  const Fp8Matrix out(kSize, kSize, granularity);
+  for (auto _ : state) {
+    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), out.view, {.transpose = transpose});
+  }
+  state.SetBytesProcessed(state.iterations() * kSize * kSize * size_of(DType::kFloat32));
+}
+
+BENCHMARK_CAPTURE(quantize_float32, 1x128, Granularity::kBlock1x128, false)->UseRealTime();
+BENCHMARK_CAPTURE(quantize_float32, 1x128_transpose, Granularity::kBlock1x128, true)->UseRealTime();
+BENCHMARK_CAPTURE(quantize_float32, 128x128, Granularity::kBlock128x128, false)->UseRealTime();
+BENCHMARK_CAPTURE(quantize_float32, tensor, Granularity::kTensor, false)->UseRealTime();
+
+}  // namespace
+}  // namespace octofold::bench
