@@ -1,0 +1,37 @@
+// octofold::Error on its way to Python: each code has a kind, and python/octofold/errors.py
+// registers an exception class for each kind.
+#pragma once
+
+#include <new>
+#include <tvm/ffi/error.h>
+#include <utility>
+
+#include "octofold/error.h"
+
+namespace octofold::bindings {
+
+tvm::ffi::Error translate(const Error& error);
+
+/// guarded<f>() calls f and lets nothing out but tvm::ffi::Error.
+template <auto kFunction>
+struct Guarded;
+
+template <typename Result, typename... Arguments, Result (*kFunction)(Arguments...)>
+struct Guarded<kFunction> {
+  static Result call(Arguments... arguments) {
+    try {
+      return kFunction(std::move(arguments)...);
+    } catch (const Error& error) {
+      throw translate(error);
+    } catch (const std::bad_alloc&) {
+      throw tvm::ffi::Error("MemoryError", "out of memory", "");
+    }
+  }
+};
+
+/// Exports `function` of octofold::bindings under its own name.
+#define OCTOFOLD_EXPORT(function) \
+  TVM_FFI_DLL_EXPORT_TYPED_FUNC(  \
+      function, ::octofold::bindings::Guarded<&::octofold::bindings::function>::call)
+
+}  // namespace octofold::bindings

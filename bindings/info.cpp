@@ -1,0 +1,49 @@
+#include "octofold/info.h"
+
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/map.h>
+#include <tvm/ffi/function.h>
+
+#include "error.h"
+
+namespace octofold::bindings {
+namespace {
+
+using Fields = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>;
+
+Fields fields_of(const Component& component) {
+  return {{"available", component.available}, {"detail", tvm::ffi::String(component.detail)}};
+}
+
+Fields fields_of(const GpuInfo& gpu) {
+  return {{"index", gpu.index},
+          {"name", tvm::ffi::String(gpu.name)},
+          {"compute_major", gpu.compute_major},
+          {"compute_minor", gpu.compute_minor},
+          {"multiprocessors", gpu.multiprocessors},
+          {"memory_bytes", gpu.memory_bytes},
+          {"backend", fields_of(gpu.backend)}};
+}
+
+}  // namespace
+
+// Maps with the fields' own names, which python/octofold/_info.py turns into dataclasses.
+Fields info() {
+  const Info info = octofold::info();
+  tvm::ffi::Array<Fields> gpus;
+  for (const GpuInfo& gpu : info.gpus) gpus.push_back(fields_of(gpu));
+  return {{"version", tvm::ffi::String(info.version)},
+          {"cpu_threads", info.cpu_threads},
+          {"cpu", fields_of(info.cpu)},
+          {"driver", fields_of(info.driver)},
+          {"nvrtc", fields_of(info.nvrtc)},
+          {"gpus", gpus}};
+}
+
+// Costs nothing, while info() probes the driver.
+tvm::ffi::String version() { return OCTOFOLD_VERSION; }
+
+OCTOFOLD_EXPORT(info)
+OCTOFOLD_EXPORT(version)
+
+}  // namespace octofold::bindings

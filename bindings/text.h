@@ -1,0 +1,11 @@
+// Strings of the two libraries.
+#pragma once
+
+#include <string_view>
+#include <tvm/ffi/string.h>
+
+namespace octofold::bindings {
+
+inline std::string_view view_of(const tvm::ffi::String& text) { return {text.data(), text.size()}; }
+
+}  // namespace octofold::bindings

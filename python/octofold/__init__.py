@@ -1,0 +1,51 @@
+"""Octofold: FP8 linear algebra. Casts with fine-grained scales, matrix products, checkpoints.
+
+>>> x8 = octofold.quantize(x)                             # activations [M, K], a scale per 1x128
+>>> w8 = octofold.quantize(w, granularity="128x128")      # weights [N, K], a scale per 128x128
+>>> y = octofold.gemm(x8, w8, out_dtype="bfloat16")       # [M, N]
+
+Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
+"""
+
+from typing import Final
+
+from ._api import ScaledTensor, convert, gemm, quantize
+from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
+from ._info import Component, Gpu, Info, info
+from ._library import library as _library
+from ._log import set_log_handler
+from ._operations import scale_shape
+from .errors import (
+    BadFormatError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    IoError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__version__: Final[str] = str(_library.version())
+
+__all__ = [
+    "BadFormatError",
+    "CheckpointReport",
+    "Component",
+    "Error",
+    "Gpu",
+    "Info",
+    "InternalError",
+    "InvalidArgumentError",
+    "IoError",
+    "ScaledTensor",
+    "UnavailableError",
+    "UnsupportedError",
+    "convert",
+    "default_skip_patterns",
+    "gemm",
+    "info",
+    "quantize",
+    "quantize_checkpoint",
+    "scale_shape",
+    "set_log_handler",
+]

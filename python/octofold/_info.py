@@ -1,0 +1,79 @@
+"""What this machine can do, and why not more."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ._library import library
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part that may be missing. `detail`: its version or description, else why it is missing."""
+
+    available: bool
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail if self.available else f"not available: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device."""
+
+    index: int
+    name: str
+    compute_major: int
+    compute_minor: int
+    multiprocessors: int
+    memory_bytes: int
+    backend: Component
+    """Whether Octofold has a backend for this GPU, and which or why not."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}, compute capability {self.compute_major}.{self.compute_minor}, "
+            f"{self.multiprocessors} multiprocessors, {self.memory_bytes / 2**30:.1f} GiB; "
+            f"backend: {self.backend}"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Info:
+    """The version, and what works here."""
+
+    version: str
+    cpu_threads: int
+    """Threads that one CPU operation may use."""
+    cpu: Component
+    """The reference backend and the BLAS inside it."""
+    driver: Component
+    """libcuda."""
+    nvrtc: Component
+    """The run-time compiler."""
+    gpus: tuple[Gpu, ...]
+
+    def __repr__(self) -> str:
+        lines = {
+            f"Octofold {self.version}": "",
+            "  cpu": f"{self.cpu}, {self.cpu_threads} threads",
+            "  driver": str(self.driver),
+            "  nvrtc": str(self.nvrtc),
+            **{f"  gpu {gpu.index}": str(gpu) for gpu in self.gpus},
+        }
+        return "\n".join(f"{name:<10}{text}".rstrip() for name, text in lines.items())
+
+
+def info() -> Info:
+    """Probe this machine, afresh at each call. What is missing is said, not raised."""
+    fields = library.info()
+    parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
+    gpus = tuple(
+        Gpu(**{**dict(gpu.items()), "backend": _component(gpu["backend"])})
+        for gpu in fields["gpus"]
+    )
+    return Info(str(fields["version"]), fields["cpu_threads"], **parts, gpus=gpus)
+
+
+def _component(fields: Any) -> Component:
+    return Component(fields["available"], str(fields["detail"]))

@@ -1,0 +1,26 @@
+"""Where the library's messages go."""
+
+import atexit
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ._library import library
+
+LogHandler: TypeAlias = Callable[[str, str], None]
+
+
+def set_log_handler(handler: LogHandler | None) -> None:
+    """Install the handler of all further messages; None drops them (the default).
+
+    handler(level, message): level is "debug", "info" or "warning"; messages below the environment
+    variable OCTOFOLD_LOG_LEVEL (default "info") do not reach it. It may be called from several
+    threads. What it raises reaches the caller of the operation that logged: builtin exceptions and
+    Octofold's own as they are, others as RuntimeError.
+
+    Example: octofold.set_log_handler(lambda level, message: print(level, message))
+    """
+    library.set_log_handler(handler)
+
+
+# The library outlives the interpreter and must not call into it then.
+atexit.register(set_log_handler, None)
