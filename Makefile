@@ -5,31 +5,36 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 VENV := .venv/bin
-JOBS ?= $(shell nproc)
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+PRESET ?= release
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
-WHEEL_SOURCES := $(shell find CMakeLists.txt pyproject.toml README.md \
+WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
-CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
-TEST_RUN ?=
+CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-cpp test-python bench wheel format check clean
 
 help: ## this list
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
-demo: .venv/.demo ## FP8 on a real model, start to end: table, JSON, chart
+demo: .venv/.demo ## FP8 in every linear layer of a real model: table, JSON, chart
 	$(VENV)/octofold demo
 
-test: test-cpp test-python ## C++ tests, then the Python tests against the installed wheel
+test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
 
-test-cpp: .venv/.build ## C++ tests (PRESET=dev, asan, ubsan, tsan; release by default)
-	scripts/test_cpp $(or $(PRESET),release)
+test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, ubsan, tsan; else release)
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET)
+	ctest --preset $(PRESET)
 
-test-python: .venv/.test test-cpp ## Python tests, the wheel in a clean venv, the examples
+test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
 	$(VENV)/python -m pytest tests/python tests/project
 
-bench: .venv/.demo ## speed of the FP8 GEMM on this machine
+bench: .venv/.demo ## speed on this machine, in C++ and from Python
+	cmake --preset bench
+	cmake --build --preset bench
+	build/bench/bench/octofold_bench
 	$(VENV)/octofold bench gemm --suite square
 
 wheel: .venv/.wheel ## dist/octofold-*.whl
@@ -41,12 +46,17 @@ format: .venv/.check ## formats C++ and Python
 	$(VENV)/ruff format .
 
 check: .venv/.check ## formatting, lint, include rules, generated files, types
-	scripts/check
+	$(VENV)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(VENV)/ruff format --check .
+	$(VENV)/ruff check .
+	$(VENV)/python scripts/check_includes.py
+	scripts/check_generated $(VENV)/python
+	$(VENV)/mypy
 
-clean: ## removes all that was built; .venv too
+clean: ## removes all that was built, and .venv
 	rm -rf build dist .venv
 
-.venv/.build: scripts/setup
+.venv/.build: scripts/setup pyproject.toml
 	scripts/setup build
 	@touch $@
 

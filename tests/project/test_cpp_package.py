@@ -1,0 +1,84 @@
+"""What a C++ user gets: `cmake --install`, find_package, pkg-config, a clean symbol table."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLE = REPOSITORY / "examples" / "cpp"
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix that Octofold was installed into and that was then moved elsewhere."""
+    build = REPOSITORY / "build" / "release"
+    run("cmake", "--preset", "release", "-S", REPOSITORY)
+    run("cmake", "--build", build, "--target", "octofold")
+    staging = tmp_path_factory.mktemp("staging")
+    run("cmake", "--install", build, "--prefix", staging / "octofold")
+    return (staging / "octofold").rename(tmp_path_factory.mktemp("prefix") / "octofold")
+
+
+def assert_small_error(output: str) -> None:
+    """FP8 with block scales is off by about 4 % on normally distributed values."""
+    match = re.fullmatch(r"relative error against FP32: (0\.\d+)\n", output)
+    assert match, output
+    assert 0.02 < float(match[1]) < 0.06
+
+
+def test_find_package_builds_the_example(prefix: Path, tmp_path: Path) -> None:
+    run("cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path)
+    assert_small_error(run(tmp_path / "quantize_and_multiply"))
+
+
+def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:
+    pkg_config = next(prefix.rglob("pkgconfig"))
+    library = pkg_config.parent
+    flags = run("pkg-config", "--cflags", "--libs", "octofold", PKG_CONFIG_PATH=str(pkg_config))
+    program = tmp_path / "program"
+    source = EXAMPLE / "quantize_and_multiply.cpp"
+    run("g++", "-std=c++20", source, "-o", program, *flags.split())
+    assert_small_error(run(program, LD_LIBRARY_PATH=str(library)))
+
+
+def test_find_package_refuses_another_version(prefix: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\nfind_package(octofold 9 REQUIRED)\n"
+    )
+    result = subprocess.run(
+        ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "octofold-config.cmake, version: 0." in result.stderr
+
+
+def test_only_headers_library_and_package_files_are_installed(prefix: Path) -> None:
+    folders = {path.relative_to(prefix).parts[0] for path in prefix.rglob("*") if path.is_file()}
+    assert folders <= {"include", "lib", "lib64"}
+    installed = {path.name for path in (prefix / "include" / "octofold").iterdir()}
+    assert installed == {path.name for path in (REPOSITORY / "include" / "octofold").iterdir()}
+
+
+def test_the_library_shows_and_needs_nothing_of_its_third_parties(prefix: Path) -> None:
+    library = next(prefix.rglob("liboctofold.so"))
+    symbols = run("nm", "--dynamic", "--defined-only", "--demangle", library)
+    names = [line.split(maxsplit=2)[2] for line in symbols.splitlines()]
+    assert any("octofold::gemm" in name for name in names)
+    assert not [name for name in names if "octofold" not in name and "std::" not in name]
+    needed = re.findall(r"NEEDED.*\[(.*)\.so", run("readelf", "--dynamic", library))
+    assert set(needed) <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"}
