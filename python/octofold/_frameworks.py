@@ -48,7 +48,7 @@ class NumPyFramework:
         if name is None:
             raise BufferError(f"dtype {array.dtype} is unknown")
         carrier = array.view(_CARRIERS[array.dtype.itemsize])
-        return library.reinterpret(_import_dlpack(carrier, writable), name)
+        return reinterpret(_import_dlpack(carrier, writable), name)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(shape, NUMPY_DTYPES[dtype])
@@ -86,6 +86,12 @@ class DLPackFramework:
             return self._namespace.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return array
+
+
+def reinterpret(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
+    """The same memory as another dtype of the same size."""
+    view: tvm_ffi.Tensor = library.reinterpret(tensor, dtype)
+    return view
 
 
 def _import_dlpack(array: Array, writable: bool) -> tvm_ffi.Tensor:

@@ -11,7 +11,7 @@ import torch
 import tvm_ffi
 from torch import Tensor
 
-from ._library import library
+from ._frameworks import Array, reinterpret
 from ._operations import Operations, Scaled, require_matrix, scale_shape
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
@@ -38,7 +38,7 @@ class TorchFramework:
         name = _NAMES.get(tensor.dtype)
         if name is None:
             raise BufferError(f"dtype {tensor.dtype} is unknown")
-        return library.reinterpret(tvm_ffi.from_dlpack(tensor.view(torch.uint8)), name)
+        return reinterpret(tvm_ffi.from_dlpack(tensor.view(torch.uint8)), name)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device=self._device)
@@ -240,14 +240,15 @@ class TorchOperations:
         profile: str,
         transpose: bool,
     ) -> tuple[Tensor, Tensor]:
-        return _quantize(
+        data, scale = _quantize(
             x, _DTYPES[dtype], granularity, power_of_two, overflow, profile, transpose
         )
+        return data, scale
 
-    def dequantize(self, x: Scaled, dtype: str) -> Tensor:
+    def dequantize(self, x: Scaled, dtype: str) -> Array:
         return _dequantize(*x, _DTYPES[dtype])
 
-    def convert(self, x: Tensor, dtype: str, overflow: str) -> Tensor:
+    def convert(self, x: Tensor, dtype: str, overflow: str) -> Array:
         return _convert(x, _DTYPES[dtype], overflow)
 
     def gemm(
@@ -258,7 +259,7 @@ class TorchOperations:
         bias: Tensor | None,
         out_dtype: str,
         fast_accumulation: bool,
-    ) -> Tensor:
+    ) -> Array:
         return _gemm(*a, *b, c, bias, _DTYPES[out_dtype], fast_accumulation)
 
     def gemm_out(

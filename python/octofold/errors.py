@@ -48,4 +48,6 @@ def invalid_argument(
     operation: str, argument: str, expected: str, got: object
 ) -> InvalidArgumentError:
     """The error in the words that the C++ library uses too."""
-    return InvalidArgumentError(f"{operation}: argument '{argument}': expected {expected}, got {got}")
+    return InvalidArgumentError(
+        f"{operation}: argument '{argument}': expected {expected}, got {got}"
+    )
