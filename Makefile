@@ -53,8 +53,8 @@ check: .venv/.check ## formatting, lint, include rules, generated files, types
 	scripts/check_generated $(VENV)/python
 	$(VENV)/mypy
 
-clean: ## removes all that was built, and .venv
-	rm -rf build dist .venv
+clean: ## removes what was built; .venv stays
+	rm -rf build dist .venv/.wheel
 
 .venv/.build: scripts/setup pyproject.toml
 	scripts/setup build
@@ -68,6 +68,6 @@ clean: ## removes all that was built, and .venv
 	scripts/setup $*
 	@touch $@
 
-.venv/.check: .venv/.test scripts/check_requirements.txt
+.venv/.check: .venv/.test
 	scripts/setup check
 	@touch $@

@@ -1,7 +1,6 @@
 """A linear layer in FP8: cast the activations and the weights, multiply, see what it cost."""
 
 import numpy as np
-
 import octofold
 
 rng = np.random.default_rng(0)

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from project_support import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "check_includes.py"
 
 

@@ -1,22 +1,13 @@
 """What a C++ user gets: `cmake --install`, find_package, pkg-config, a clean symbol table."""
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from project_support import REPOSITORY, assert_example_output, run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "cpp"
-
-
-def run(*command: str | Path, **environment: str) -> str:
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | environment
-    )
-    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +21,10 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (staging / "octofold").rename(tmp_path_factory.mktemp("prefix") / "octofold")
 
 
-def assert_small_error(output: str) -> None:
-    """FP8 with block scales is off by about 4 % on normally distributed values."""
-    match = re.fullmatch(r"relative error against FP32: (0\.\d+)\n", output)
-    assert match, output
-    assert 0.02 < float(match[1]) < 0.06
-
-
 def test_find_package_builds_the_example(prefix: Path, tmp_path: Path) -> None:
     run("cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
-    assert_small_error(run(tmp_path / "quantize_and_multiply"))
+    assert_example_output(run(tmp_path / "quantize_and_multiply"))
 
 
 def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:
@@ -50,7 +34,7 @@ def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:
     program = tmp_path / "program"
     source = EXAMPLE / "quantize_and_multiply.cpp"
     run("g++", "-std=c++20", source, "-o", program, *flags.split())
-    assert_small_error(run(program, LD_LIBRARY_PATH=str(library)))
+    assert_example_output(run(program, LD_LIBRARY_PATH=str(library)))
 
 
 def test_find_package_refuses_another_version(prefix: Path, tmp_path: Path) -> None:
