@@ -14,7 +14,8 @@ octofold_require(fmt libfmt-dev 9)
 octofold_require(nlohmann_json nlohmann-json3-dev 3.11)
 
 # The serial flavour: Octofold splits the work over threads itself, and a BLAS without threads of
-# its own is safe to call from any of them and after fork.
+# its own starts none when the library is loaded and survives fork. It does not lock its one table
+# either: src/cpu/blas.cpp does, by way of --wrap.
 find_path(OPENBLAS_INCLUDE_DIR cblas.h
           PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial openblas-serial)
 find_library(OPENBLAS_LIBRARY libopenblas.a
@@ -26,3 +27,5 @@ endif()
 add_library(octofold_openblas INTERFACE)
 target_include_directories(octofold_openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
 target_link_libraries(octofold_openblas INTERFACE ${OPENBLAS_LIBRARY} m)
+target_link_options(octofold_openblas INTERFACE
+  -Wl,--wrap=blas_memory_alloc -Wl,--wrap=blas_memory_free)

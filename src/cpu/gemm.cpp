@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/scale_layout.h"
+#include "cpu/blas.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 
@@ -82,9 +83,8 @@ void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& w
     const std::int64_t depth = std::min(kBlockK, size_k - k);
     load_block(arguments.a, tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
     load_block(arguments.b, tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(tile.rows),
-                static_cast<int>(tile.cols), static_cast<int>(depth), 1.0f, work.a.get(), kBlockK,
-                work.b.get(), kBlockK, 0.0f, work.partial.get(), kTileN);
+    multiply(tile.rows, tile.cols, depth, work.a.get(), kBlockK, work.b.get(), kBlockK,
+             work.partial.get(), kTileN);
     promote(tile, work);
   }
   store_tile(arguments, tile, work);
@@ -107,7 +107,5 @@ void gemm(const GemmArguments& arguments) {
     };
   });
 }
-
-std::string blas_description() { return openblas_get_config(); }
 
 }  // namespace octofold::cpu

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/options.h"
-#include "cpu/gemm.h"
+#include "cpu/blas.h"
 #include "cuda/probe.h"
 
 namespace octofold {
