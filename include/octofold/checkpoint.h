@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,10 @@ struct QuantizeCheckpointOptions {
   std::vector<std::string> skip{};
   bool use_default_skips = true;
   CastProfile profile = CastProfile::kDeepGemm;
-  bool power_of_two = false;
-  /// Called now and then with bytes of input read so far and in all. What it throws ends the run:
-  /// nothing is left behind.
+  /// Round scales to powers of two. Unset: the profile's own default.
+  std::optional<bool> power_of_two{};
+  /// Called at the start (0) and after each piece with bytes of tensor data converted so far and in
+  /// all. What it throws ends the run: nothing is left behind.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
@@ -36,7 +38,7 @@ struct QuantizeCheckpointReport {
 OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 
 /// Rewrites a safetensors checkpoint with its linear weights in DeepSeek-V3's FP8 layout: each
-/// 2-D floating-point `*.weight` that no skip pattern matches becomes F8_E4M3 with an F32
+/// 2-D F32, F16 or BF16 `*.weight` that no skip pattern matches becomes F8_E4M3 with an F32
 /// `*.weight_scale_inv` [ceil(N/128), ceil(K/128)] (the multiplier); all else is copied.
 ///
 /// input: a `.safetensors` file, or a `*.safetensors.index.json` of a sharded checkpoint.
@@ -45,7 +47,9 @@ OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 /// with its `quantization_config`.
 /// Memory use does not grow with the file. The output appears whole or not at all.
 /// Throws Error: kBadFormat for a file that is not valid safetensors, kIo for what the system
-/// refuses (a full disk …), kInvalidArgument for paths and patterns.
+/// refuses (a full disk …), kInvalidArgument for paths and patterns and for a checkpoint that is
+/// quantized already: one with `*.weight_scale_inv` of a weight to quantize, or a config.json with
+/// a `quantization_config`.
 /// Format: https://github.com/huggingface/safetensors (README, "Format").
 OCTOFOLD_API QuantizeCheckpointReport
 quantize_checkpoint(const std::filesystem::path& input, const std::filesystem::path& output,

@@ -1,0 +1,98 @@
+#include "model/file.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include "core/check.h"
+
+namespace octofold::model {
+
+void fail_io(std::string_view action, const std::filesystem::path& path, int error_number) {
+  core::fail(ErrorCode::kIo, "cannot {} '{}': {}", action, path.string(),
+             std::generic_category().message(error_number));
+}
+
+File File::open_for_reading(const std::filesystem::path& path) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer. It changes nothing for regular files.
+  File file(path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.descriptor_ < 0) fail_io("open", path, errno);
+  struct stat status{};
+  if (::fstat(file.descriptor_, &status) != 0) fail_io("stat", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    core::fail(ErrorCode::kIo, "cannot read '{}': expected a regular file, got a {}", path.string(),
+               S_ISDIR(status.st_mode) ? "folder" : "device, pipe or socket");
+  }
+  file.size_ = status.st_size;
+  return file;
+}
+
+File File::create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as) {
+  File file(shown_as, ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file.descriptor_ < 0) fail_io("create", shown_as, errno);
+  return file;
+}
+
+File::File(File&& other) noexcept
+    : shown_as_(std::move(other.shown_as_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void File::read_at(std::int64_t offset, std::span<std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pread(descriptor_, bytes.data(), bytes.size(), offset);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      fail_io("read", shown_as_, errno);
+    }
+    if (count == 0) {
+      core::fail(ErrorCode::kIo,
+                 "cannot read '{}': expected {} bytes, as when it was opened, but it ends at {}",
+                 shown_as_.string(), size_, offset);
+    }
+    offset += count;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void File::write_at(std::int64_t offset, std::span<const std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), offset);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      fail_io("write", shown_as_, errno);
+    }
+    offset += count;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void File::reserve(std::int64_t size) const {
+  // Not posix_fallocate(): where the file system has no such call, that writes to every block.
+  int result;
+  do {
+    result = ::fallocate(descriptor_, 0, 0, size);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    fail_io(fmt::format("reserve {} bytes for", size), shown_as_, errno);
+  }
+}
+
+void File::sync() const {
+  if (::fsync(descriptor_) != 0) fail_io("write", shown_as_, errno);
+}
+
+void write_text_file(const std::filesystem::path& path, std::string_view text) {
+  const File file = File::create_new(path, path);
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.sync();
+}
+
+}  // namespace octofold::model
