@@ -1,7 +1,8 @@
 #include "cpu/blas.h"
 
-#include <atomic>
 #include <gtest/gtest.h>
+
+#include <atomic>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -9,24 +10,17 @@
 namespace octofold::cpu {
 namespace {
 
-// More threads than the BLAS has packing buffers. Unlocked, some of these products came out wrong.
+// Two calls that get the same packing buffer mix up their operands, so each thread's are its own.
+// Small products, because the moment at which that can happen is a few instructions long.
 TEST(MultiplyTest, IsRightFromManyThreadsAtOnce) {
-  constexpr std::int64_t kSize = 96;
-  std::vector<float> a(kSize * kSize), b(kSize * kSize);
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    a[i] = static_cast<float>(i % 7) - 3;
-    b[i] = static_cast<float>(i % 5) - 2;
-  }
-  std::vector<float> expected(kSize * kSize);  // whole numbers: exact in any order of summation
-  for (std::int64_t i = 0; i < kSize * kSize; ++i) {
-    for (std::int64_t k = 0; k < kSize; ++k) {
-      expected[i] += a[i / kSize * kSize + k] * b[i % kSize * kSize + k];
-    }
-  }
-  std::atomic<int> wrong{0};
-  run_on_threads(64, [&] {
+  constexpr std::int64_t kSize = 8;
+  std::atomic<int> next_thread{0}, wrong{0};
+  run_on_threads(4, [&] {
+    const auto factor = static_cast<float>(1 + next_thread++);
+    const std::vector<float> a(kSize * kSize, factor), b(kSize * kSize, 1.0f);
+    const std::vector<float> expected(kSize * kSize, factor * kSize);
     std::vector<float> d(kSize * kSize);
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round < 200000; ++round) {
       multiply(kSize, kSize, kSize, a.data(), kSize, b.data(), kSize, d.data(), kSize);
       if (d != expected) ++wrong;
     }
