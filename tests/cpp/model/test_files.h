@@ -1,0 +1,127 @@
+// Files for tests of checkpoints: a folder of their own, safetensors bytes made by hand, errors.
+#pragma once
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <random>
+#include <string>
+#include <string_view>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <vector>
+
+#include "octofold/error.h"
+
+namespace octofold::test {
+
+namespace fs = std::filesystem;
+
+/// A new, empty folder that goes with the object.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = (fs::temp_directory_path() / "octofold-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = fs::canonical(name);
+  }
+  ~TestFolder() { fs::remove_all(path_); }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+
+  fs::path operator/(std::string_view name) const { return path_ / name; }
+  const fs::path& path() const { return path_; }
+
+  /// Names of all that is in it, sorted.
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path_))
+      names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  fs::path path_;
+};
+
+inline void write_file(const fs::path& path, std::string_view bytes) {
+  std::ofstream stream(path, std::ios::binary);
+  stream.write(bytes.data(), std::ssize(bytes));
+  if (!stream.flush()) throw std::runtime_error("cannot write " + path.string());
+}
+
+inline std::string read_file(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw std::runtime_error("cannot read " + path.string());
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// Length, header and data, as they are in a file; the header is not checked.
+inline std::string safetensors_bytes(std::string_view header, std::string_view data) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(header.size() >> (8 * i));
+  return bytes.append(header).append(data);
+}
+
+inline std::vector<float> random_floats(std::int64_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+template <typename T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+using Names = std::vector<std::string>;
+
+inline void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+}
+
+/// Expects action() to throw an Error of this code whose message has all the parts, in one line.
+template <typename Action>
+void expect_error(ErrorCode code, const std::vector<std::string>& parts, Action action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), code) << message;
+    for (const std::string& part : parts) expect_contains(message, part);
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return;
+  }
+  ADD_FAILURE() << "no error; expected one with " << testing::PrintToString(parts);
+}
+
+/// While it lives, no file can grow beyond `bytes`: as a full disk, but without root or a mount.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &limit_);
+    const rlimit lower{bytes, limit_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &lower);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &limit_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit limit_{};
+  void (*handler_)(int);
+};
+
+}  // namespace octofold::test
