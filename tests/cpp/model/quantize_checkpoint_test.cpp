@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <stdexcept>
+
+#include "octofold/checkpoint.h"
+#include "octofold/log.h"
+
+#include "checkpoints.h"
+
+namespace octofold {
+namespace {
+
+using model::SafetensorsDType;
+using test::expect_copied;
+using test::expect_error;
+using test::expect_quantized;
+using test::float_tensor;
+using test::NamedTensor;
+using test::Names;
+using test::read_checkpoint;
+using test::TestFolder;
+using test::write_checkpoint;
+
+NamedTensor half_tensor(std::string name, SafetensorsDType dtype, DType cast,
+                        std::vector<std::int64_t> shape) {
+  NamedTensor tensor = float_tensor(std::move(name), std::move(shape), 7);
+  const std::int64_t count = std::ssize(tensor.bytes) / 4;
+  std::string halves(static_cast<std::size_t>(count) * 2, '\0');
+  convert(vector(tensor.bytes.data(), DType::kFloat32, count), vector(halves.data(), cast, count));
+  tensor.dtype = dtype;
+  tensor.bytes = std::move(halves);
+  return tensor;
+}
+
+TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
+  const TestFolder folder;
+  const std::vector<NamedTensor> weights = {
+      float_tensor("layers.0.q_proj.weight", {300, 200}, 1),
+      float_tensor("layers.0.tiny.weight", {1, 1}, 2),
+      half_tensor("layers.1.up.weight", SafetensorsDType::kF16, DType::kFloat16, {128, 256}),
+      half_tensor("layers.1.down.weight", SafetensorsDType::kBF16, DType::kBFloat16, {129, 127})};
+  const std::vector<NamedTensor> others = {
+      float_tensor("layers.0.q_proj.bias", {300}, 3),
+      float_tensor("layers.0.conv.weight", {4, 2, 3}, 4),
+      float_tensor("model.embed_tokens.weight", {16, 8}, 5),
+      float_tensor("layers.0.mlp.gate.weight", {8, 16}, 6),
+      float_tensor("lm_head.weight", {16, 8}, 7),
+      float_tensor("layers.0.weight_matrix", {16, 8}, 8),
+      {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
+      {"double.weight", SafetensorsDType::kF64, {1, 2}, std::string(16, 'd')},
+      {"done.weight", SafetensorsDType::kF8E4M3, {2, 2}, "abcd"},
+      {"done.weight_scale_inv", SafetensorsDType::kF32, {1, 1}, "1234"},
+      {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
+  std::vector<NamedTensor> all = weights;
+  all.insert(all.end(), others.begin(), others.end());
+  write_checkpoint(folder / "in.safetensors", all, {{"format", "pt"}});
+
+  const QuantizeCheckpointReport report =
+      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+
+  const auto output = read_checkpoint(folder / "out.safetensors");
+  EXPECT_EQ(output.size(), all.size() + weights.size());
+  for (const NamedTensor& weight : weights) expect_quantized(output, weight);
+  for (const NamedTensor& other : others) expect_copied(output, other);
+  EXPECT_EQ(model::SafetensorsReader(folder / "out.safetensors").metadata(),
+            (std::map<std::string, std::string>{{"format", "pt"}}));
+  EXPECT_EQ(report.quantized.size(), weights.size());
+  EXPECT_EQ(report.copied.size(), others.size());
+  EXPECT_EQ(report.files, std::vector<std::filesystem::path>{folder / "out.safetensors"});
+  const auto data_bytes = [](const auto& path) {
+    return model::SafetensorsReader(path).data_bytes();
+  };
+  EXPECT_EQ(report.input_bytes, data_bytes(folder / "in.safetensors"));
+  EXPECT_EQ(report.output_bytes, data_bytes(folder / "out.safetensors"));
+  EXPECT_EQ(folder.names(), (Names{"in.safetensors", "out.safetensors"}));
+}
+
+TEST(QuantizeCheckpoint, TilesOfLargeMatricesMeetWithoutASeam) {
+  const TestFolder folder;
+  // Larger than a tile in each direction: wider than 65536 floats, and taller than 32 MiB allow.
+  for (const std::vector<std::int64_t>& shape :
+       {std::vector<std::int64_t>{130, 65700}, std::vector<std::int64_t>{8450, 1030}}) {
+    const NamedTensor weight = float_tensor("a.weight", shape, 11);
+    write_checkpoint(folder / "in.safetensors", {weight});
+    quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+    expect_quantized(read_checkpoint(folder / "out.safetensors"), weight);
+    std::filesystem::remove(folder / "in.safetensors");
+    std::filesystem::remove(folder / "out.safetensors");
+  }
+}
+
+TEST(QuantizeCheckpoint, ProfileAndScalesFollowTheOptions) {
+  const TestFolder folder;
+  const NamedTensor weight = float_tensor("a.weight", {200, 200}, 3);
+  write_checkpoint(folder / "in.safetensors", {weight});
+  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                      {.profile = CastProfile::kVllm, .power_of_two = true});
+  expect_quantized(read_checkpoint(folder / "out.safetensors"), weight,
+                   {.profile = CastProfile::kVllm, .power_of_two = true});
+}
+
+TEST(QuantizeCheckpoint, SkipPatternsAreGlobs) {
+  const TestFolder folder;
+  write_checkpoint(
+      folder / "in.safetensors",
+      {float_tensor("a.0.weight", {2, 2}, 1), float_tensor("a.1.weight", {2, 2}, 2),
+       float_tensor("b.0.weight", {2, 2}, 3), float_tensor("lm_head.weight", {2, 2}, 4)});
+  int run = 0;
+  const auto quantized = [&](QuantizeCheckpointOptions options) {
+    const auto report = quantize_checkpoint(folder / "in.safetensors",
+                                            folder / fmt::format("{}.safetensors", run++), options);
+    return report.quantized;
+  };
+  EXPECT_EQ(quantized({}), (Names{"a.0.weight", "a.1.weight", "b.0.weight"}));
+  EXPECT_EQ(quantized({.skip = {"a.*"}}), (Names{"b.0.weight"}));
+  EXPECT_EQ(quantized({.skip = {"?.[1-9].*", "b.0.weight"}}), (Names{"a.0.weight"}));
+  EXPECT_EQ(quantized({.skip = {"a.0"}}), (Names{"a.0.weight", "a.1.weight", "b.0.weight"}));
+  EXPECT_EQ(quantized({.skip = {"[ab]*"}, .use_default_skips = false}), (Names{"lm_head.weight"}));
+  expect_error(ErrorCode::kInvalidArgument, {"'skip'"}, [&] { quantized({.skip = {""}}); });
+}
+
+TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
+  const TestFolder folder;
+  const auto becomes_fp8 = [&](const std::string& name) {
+    write_checkpoint(folder / "in.safetensors", {float_tensor(name, {2, 2}, 1)});
+    const auto report = quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+    std::filesystem::remove(folder / "in.safetensors");
+    std::filesystem::remove(folder / "out.safetensors");
+    return !report.quantized.empty();
+  };
+  for (const char* name :
+       {"model.embed_tokens.weight", "model.layers.3.mlp.gate.weight", "lm_head.weight",
+        "model.layers.61.eh_proj.weight", "model.layers.61.shared_head.head.weight",
+        "transformer.wte.weight", "transformer.wpe.weight", "mlp.shared_expert_gate.weight",
+        "embeddings.word_embeddings.weight", "classifier.weight", "score.weight"}) {
+    EXPECT_FALSE(becomes_fp8(name)) << name;
+  }
+  for (const char* name :
+       {"model.layers.3.mlp.gate_proj.weight", "model.layers.3.self_attn.kv_a_proj_with_mqa.weight",
+        "model.layers.3.mlp.experts.7.down_proj.weight", "encoder.layer.0.output.dense.weight",
+        "encoder.layer.0.attention.self.query.weight"}) {
+    EXPECT_TRUE(becomes_fp8(name)) << name;
+  }
+}
+
+TEST(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
+  std::string log;
+  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                      {.skip = {"a*", "typo*"}});
+  set_log_handler({});
+  test::expect_contains(log, "'typo*' matches no tensor");
+  EXPECT_EQ(log.find("'a*'"), std::string::npos);
+}
+
+TEST(QuantizeCheckpoint, ScalesThatExistAlreadyAreAnError) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1),
+                                               float_tensor("a.weight_scale_inv", {1, 1}, 2)});
+  expect_error(ErrorCode::kInvalidArgument, {"'input'", "'a.weight_scale_inv'", "'a.weight'"},
+               [&] { quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors"); });
+  EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+}
+
+TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
+  const std::string before = test::read_file(folder / "in.safetensors");
+  test::write_file(folder / "old.safetensors", "precious");
+  std::filesystem::create_symlink("nowhere", folder / "dangling.safetensors");
+  std::filesystem::create_symlink("in.safetensors", folder / "link.safetensors");
+  const auto expect = [&](std::string_view input, std::string_view output, ErrorCode code,
+                          const std::vector<std::string>& parts) {
+    expect_error(code, parts, [&] { quantize_checkpoint(folder / input, folder / output); });
+  };
+  constexpr auto kInvalid = ErrorCode::kInvalidArgument;
+  expect("in.bin", "out.safetensors", kInvalid, {"'input'", ".safetensors", "in.bin"});
+  expect("in.safetensors", "out.bin", kInvalid, {"'output'", ".safetensors", "out.bin"});
+  expect("in.safetensors", "out.safetensors.index.json", kInvalid, {"'output'", "as the input"});
+  expect("in.safetensors.index.json", "out.safetensors", kInvalid, {"'output'", "as the input"});
+  expect("in.safetensors", "in.safetensors", kInvalid, {"'output'", "other than the input"});
+  expect("in.safetensors", "link.safetensors", kInvalid, {"'output'", "other than the input"});
+  expect("in.safetensors", "old.safetensors", kInvalid, {"'output'", "which exists"});
+  expect("in.safetensors", "dangling.safetensors", kInvalid, {"'output'", "which exists"});
+  expect("none.safetensors", "out.safetensors", ErrorCode::kIo, {"none.safetensors", "No such"});
+  expect("in.safetensors", "none/out.safetensors", ErrorCode::kIo, {"none/out", "No such"});
+  expect("old.safetensors", "out.safetensors", ErrorCode::kBadFormat, {"old.safetensors"});
+  EXPECT_EQ(test::read_file(folder / "in.safetensors"), before);
+  EXPECT_EQ(test::read_file(folder / "old.safetensors"), "precious");
+  EXPECT_EQ(folder.names().size(), 4u);
+}
+
+TEST(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors",
+                   {float_tensor("a.weight", {20, 20}, 1), float_tensor("b", {5}, 2)});
+  std::vector<std::int64_t> seen;
+  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                      {.progress = [&](std::int64_t done, std::int64_t total) {
+                        EXPECT_EQ(total, 1620);
+                        seen.push_back(done);
+                      }});
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  EXPECT_EQ(seen.front(), 0);
+  EXPECT_EQ(seen.back(), 1620);
+}
+
+TEST(QuantizeCheckpoint, FailuresLeaveNothingBehind) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors",
+                   {float_tensor("a.weight", {600, 600}, 1), float_tensor("b", {5}, 2)});
+  for (std::int64_t stop : {0, 1, 1'440'020}) {
+    const auto progress = [&](std::int64_t done, std::int64_t) {
+      if (done >= stop) throw std::runtime_error("stop");
+    };
+    EXPECT_THROW(quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                                     {.progress = progress}),
+                 std::runtime_error);
+    EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+  }
+  {
+    const test::FileSizeLimit limit(100'000);
+    expect_error(ErrorCode::kIo, {(folder / "out.safetensors").string(), "File too large"}, [&] {
+      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+    });
+  }
+  // The input shrinks while it is read.
+  const auto shrink = [&](std::int64_t done, std::int64_t) {
+    if (done == 0) std::filesystem::resize_file(folder / "in.safetensors", 1000);
+  };
+  expect_error(ErrorCode::kIo, {"in.safetensors", "as when it was opened"}, [&] {
+    quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                        {.progress = shrink});
+  });
+  EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+}
+
+/// Peak memory of this process so far, in bytes.
+std::int64_t peak_memory() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+TEST(QuantizeCheckpoint, MemoryDoesNotGrowWithTheFile) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory drowns what is measured";
+#endif
+  const TestFolder folder;
+  // Data that is all holes: large for the reader, nothing for the disk.
+  const auto peak_after = [&](std::int64_t megabytes) {
+    const std::int64_t rows = megabytes * 256;
+    const std::string header =
+        fmt::format(R"({{"a.weight":{{"dtype":"BF16","shape":[{0},1024],"data_offsets":[0,{1}]}},)"
+                    R"("b":{{"dtype":"BF16","shape":[{0},1024],"data_offsets":[{1},{2}]}}}})",
+                    rows, rows * 2048, rows * 4096);
+    const auto input = folder / fmt::format("{}.safetensors", megabytes);
+    test::write_file(input, test::safetensors_bytes(header, ""));
+    std::filesystem::resize_file(input, 8 + header.size() + static_cast<std::size_t>(rows) * 4096);
+    quantize_checkpoint(input, folder / fmt::format("{}-out.safetensors", megabytes));
+    return peak_memory();
+  };
+  const std::int64_t small = peak_after(128);
+  EXPECT_LT(peak_after(512) - small, 16 << 20);
+}
+
+}  // namespace
+}  // namespace octofold

@@ -1,0 +1,219 @@
+#include "model/sharded_checkpoint.h"
+
+#include <fmt/format.h>
+#include <stdexcept>
+
+#include "checkpoints.h"
+
+namespace octofold::model {
+namespace {
+
+using nlohmann::json;
+using test::expect_copied;
+using test::expect_error;
+using test::expect_quantized;
+using test::float_tensor;
+using test::NamedTensor;
+using test::Names;
+using test::read_checkpoint;
+namespace fs = std::filesystem;
+
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
+/// A checkpoint of two shards in the folder "in" of a folder of its own.
+class ShardedCheckpoint : public testing::Test {
+ protected:
+  ShardedCheckpoint() {
+    fs::create_directory(in());
+    test::write_checkpoint(in() / "a.safetensors", {weight_, bias_}, {{"format", "pt"}});
+    test::write_checkpoint(in() / "b.safetensors", {other_, head_});
+    write_index({{"metadata", {{"total_size", 1}, {"kept", "yes"}}}, {"weight_map", map_}});
+  }
+
+  fs::path in() const { return folder_ / "in"; }
+  fs::path out() const { return folder_ / "out"; }
+
+  void write_index(const json& index) { test::write_file(in() / kIndex, index.dump()); }
+  void write_map(const json& map) { write_index({{"weight_map", map}}); }
+
+  QuantizeCheckpointReport convert(const QuantizeCheckpointOptions& options = {}) {
+    return quantize_checkpoint(in() / kIndex, out() / kIndex, options);
+  }
+
+  /// Expects convert() to fail so, and nothing beside the input afterwards.
+  void expect_failure(ErrorCode code, const std::vector<std::string>& parts) {
+    expect_error(code, parts, [&] { convert(); });
+    EXPECT_EQ(folder_.names(), Names{"in"});
+  }
+  void expect_bad(const std::vector<std::string>& parts) {
+    expect_failure(ErrorCode::kBadFormat, parts);
+  }
+
+  const test::TestFolder folder_;
+  const NamedTensor weight_ = float_tensor("x.weight", {200, 150}, 1);
+  const NamedTensor bias_ = float_tensor("x.bias", {200}, 2);
+  const NamedTensor other_ = float_tensor("y.weight", {64, 64}, 3);
+  const NamedTensor head_ = float_tensor("lm_head.weight", {10, 10}, 4);
+  json map_ = {{"x.weight", "a.safetensors"},
+               {"x.bias", "a.safetensors"},
+               {"y.weight", "b.safetensors"},
+               {"lm_head.weight", "b.safetensors"}};
+};
+
+TEST_F(ShardedCheckpoint, IsRewrittenShardByShard) {
+  test::write_file(in() / "config.json", R"({"model_type":"x","eps":1e-06,"n":[1]})");
+  std::int64_t last = 0;
+  const auto report = convert({.progress = [&](std::int64_t done, std::int64_t total) {
+    EXPECT_GE(done, last);
+    EXPECT_EQ(total, 4 * (200 * 150 + 200 + 64 * 64 + 100));
+    last = done;
+  }});
+
+  const auto a = read_checkpoint(out() / "a.safetensors");
+  const auto b = read_checkpoint(out() / "b.safetensors");
+  expect_quantized(a, weight_);
+  expect_copied(a, bias_);
+  expect_quantized(b, other_);
+  expect_copied(b, head_);
+  EXPECT_EQ(SafetensorsReader(out() / "a.safetensors").metadata().at("format"), "pt");
+
+  json map = map_;
+  map["x.weight_scale_inv"] = "a.safetensors";
+  map["y.weight_scale_inv"] = "b.safetensors";
+  const std::int64_t total = 200 * 150 + 4 * 4 + 4 * 200 + 64 * 64 + 4 + 400;
+  EXPECT_EQ(json::parse(test::read_file(out() / kIndex)),
+            json({{"metadata", {{"total_size", total}, {"kept", "yes"}}}, {"weight_map", map}}));
+  EXPECT_EQ(report.output_bytes, total);
+  EXPECT_EQ(json::parse(test::read_file(out() / "config.json")),
+            json({{"model_type", "x"},
+                  {"eps", 1e-06},
+                  {"n", {1}},
+                  {"quantization_config",
+                   {{"activation_scheme", "dynamic"},
+                    {"fmt", "e4m3"},
+                    {"quant_method", "fp8"},
+                    {"weight_block_size", {128, 128}}}}}));
+  EXPECT_EQ(report.files, (std::vector<fs::path>{out() / "a.safetensors", out() / "b.safetensors",
+                                                 out() / "config.json", out() / kIndex}));
+  EXPECT_EQ(folder_.names(), (Names{"in", "out"}));
+  EXPECT_EQ(std::distance(fs::directory_iterator(out()), {}), 4);
+}
+
+TEST_F(ShardedCheckpoint, GoesIntoAnEmptyFolderOnly) {
+  fs::create_directory(out());
+  convert();
+  EXPECT_TRUE(fs::exists(out() / kIndex));
+  EXPECT_FALSE(fs::exists(out() / "config.json"));
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "which exists"}, [&] { convert(); });
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist or is empty"},
+               [&] { quantize_checkpoint(in() / kIndex, out() / "other.safetensors.index.json"); });
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "other than the input"},
+               [&] { quantize_checkpoint(in() / kIndex, in() / kIndex); });
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist or is empty"},
+               [&] { quantize_checkpoint(in() / kIndex, out() / kIndex / kIndex); });
+  expect_error(ErrorCode::kIo, {"none/deep", "No such file"},
+               [&] { quantize_checkpoint(in() / kIndex, folder_.path() / "none/deep" / kIndex); });
+  EXPECT_EQ(folder_.names(), (Names{"in", "out"}));
+}
+
+TEST_F(ShardedCheckpoint, CurrentFolderIsNotReplaced) {
+  fs::create_directory(out());
+  const fs::path before = fs::current_path();
+  fs::current_path(out());
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "current"},
+               [&] { quantize_checkpoint(in() / kIndex, kIndex); });
+  fs::current_path(before);
+}
+
+TEST_F(ShardedCheckpoint, FailuresLeaveNothingBehind) {
+  for (const std::int64_t stop : {0, 120'800, 137'584}) {
+    const auto progress = [&](std::int64_t done, std::int64_t) {
+      if (done >= stop) throw std::runtime_error("stop");
+    };
+    EXPECT_THROW(convert({.progress = progress}), std::runtime_error);
+    EXPECT_EQ(folder_.names(), Names{"in"});
+  }
+  const test::FileSizeLimit limit(20'000);
+  expect_failure(ErrorCode::kIo, {"a.safetensors", "File too large"});
+}
+
+TEST_F(ShardedCheckpoint, FolderThatFillsMeanwhileIsNotReplaced) {
+  const auto progress = [&](std::int64_t done, std::int64_t total) {
+    if (done != total) return;
+    fs::create_directory(out());
+    test::write_file(out() / "precious", "data");
+  };
+  expect_error(ErrorCode::kIo, {out().string(), "not empty"},
+               [&] { convert({.progress = progress}); });
+  EXPECT_EQ(folder_.names(), (Names{"in", "out"}));
+  EXPECT_EQ(test::read_file(out() / "precious"), "data");
+}
+
+TEST_F(ShardedCheckpoint, BadIndexIsRefused) {
+  const auto expect = [&](std::string_view text, std::vector<std::string> parts) {
+    SCOPED_TRACE(text.substr(0, 100));
+    test::write_file(in() / kIndex, text);
+    parts.push_back((in() / kIndex).string());
+    expect_bad(parts);
+  };
+  expect("", {"begins with '{'"});
+  expect("[]", {"begins with '{'"});
+  expect("{", {"not valid JSON at byte"});
+  expect("{\"weight_map\":{}}\n\xFF", {"expected UTF-8"});
+  expect("{}", {"weight_map: expected an object", "without it"});
+  expect(R"({"weight_map":[]})", {"weight_map: expected an object", "got array"});
+  expect(R"({"weight_map":{},"metadata":3})", {"metadata: expected an object", "got number"});
+  expect(R"({"weight_map":{"x":3}})", {"'x'", "got number"});
+  expect(R"({"weight_map":{"x":"a.safetensors","x":"b.safetensors"}})", {"'x' occurs twice"});
+  expect(R"({"weight_map":{},"weight_map":{}})", {"'weight_map' occurs twice"});
+  expect(R"({"n":1e999})", {"out of the range of a double"});
+  expect(fmt::format(R"({{"deep":{}{}}})", std::string(100000, '['), std::string(100000, ']')),
+         {"deeper than 100"});
+}
+
+TEST_F(ShardedCheckpoint, ShardsLieBesideTheIndex) {
+  for (const char* shard : {"", "../b.safetensors", "/etc/passwd", "sub/b.safetensors", "..",
+                            "b.bin", "/b.safetensors"}) {
+    map_["y.weight"] = shard;
+    write_map(map_);
+    expect_bad({"'y.weight'", "beside the index", fmt::format("'{}'", shard)});
+  }
+}
+
+TEST_F(ShardedCheckpoint, IndexAndShardsMustAgree) {
+  json wrong = map_;
+  wrong["y.weight"] = "a.safetensors";
+  write_map(wrong);
+  expect_bad({"expected tensor 'y.weight' in 'a.safetensors'", "a file without it"});
+
+  wrong = map_;
+  wrong.erase("x.bias");
+  write_map(wrong);
+  expect_bad({"'x.bias'", "'a.safetensors', where it is"});
+
+  wrong = map_;
+  wrong["z"] = "c.safetensors";
+  write_map(wrong);
+  expect_failure(ErrorCode::kIo, {"c.safetensors", "No such file"});
+
+  write_map(map_);
+  fs::resize_file(in() / "b.safetensors", fs::file_size(in() / "b.safetensors") - 1);
+  expect_bad({"b.safetensors", "truncated"});
+}
+
+TEST_F(ShardedCheckpoint, ScalesInAnotherShardAreAnError) {
+  test::write_checkpoint(in() / "c.safetensors", {float_tensor("x.weight_scale_inv", {2, 2}, 5)});
+  map_["x.weight_scale_inv"] = "c.safetensors";
+  write_map(map_);
+  expect_failure(ErrorCode::kInvalidArgument, {"'x.weight_scale_inv'", "'x.weight'"});
+}
+
+TEST_F(ShardedCheckpoint, ConfigMustBeOfAModelThatIsNotQuantized) {
+  test::write_file(in() / "config.json", R"({"quantization_config":{"quant_method":"gptq"}})");
+  expect_failure(ErrorCode::kInvalidArgument, {"'input'", "config.json", "quantization_config"});
+  test::write_file(in() / "config.json", "{\"a\":}");
+  expect_bad({"config.json", "not valid JSON at byte 6"});
+}
+
+}  // namespace
+}  // namespace octofold::model
