@@ -26,7 +26,14 @@ constexpr bool is_same(DLDataType left, DLDataType right) {
   return left.code == right.code && left.bits == right.bits && left.lanes == right.lanes;
 }
 
-std::string text_of(DLDataType dtype) { return tvm::ffi::DLDataTypeToString(dtype); }
+std::string text_of(DLDataType dtype) {
+  try {
+    return tvm::ffi::DLDataTypeToString(dtype);
+  } catch (const tvm::ffi::Error&) {  // it knows no complex numbers
+    return "DLPack type code " + std::to_string(dtype.code) + " of " + std::to_string(dtype.bits) +
+           " bits";
+  }
+}
 
 [[noreturn]] void fail(std::string_view operation, std::string_view argument,
                        std::string_view expected, const std::string& got) {

@@ -49,14 +49,14 @@ class _AnyOperations(Protocol):
 
 
 def _operations(operation: str, **arrays: Array | None) -> _AnyOperations:
-    """Who computes on these arrays; the first decides."""
+    """Who computes on these arrays (None: not given)."""
     check_same_framework(operation, arrays)
-    first = next(iter(arrays.values()))
-    if is_torch(first):
+    given = [array for array in arrays.values() if array is not None]
+    if is_torch(given[0]):
         from ._torch import TorchOperations  # only where the caller has imported torch
 
         return TorchOperations()
-    return Operations(framework_of(first))
+    return Operations(framework_of(given))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -58,14 +58,15 @@ class NumPyFramework:
 
 
 class DLPackFramework:
-    """Everything else. Results lie in NumPy's memory and are handed to the array's own namespace,
-    or stay tvm_ffi.Tensor where it has none or does not know the dtype."""
+    """Everything else. Results lie in NumPy's memory and are handed to the arrays' own namespace,
+    or stay tvm_ffi.Tensor where they have none or it does not know the dtype."""
 
-    def __init__(self, first: Array) -> None:
+    def __init__(self, arrays: Sequence[Array]) -> None:
         self._namespace: ModuleType | None = None
-        if hasattr(first, "__array_namespace__"):
-            self._namespace = first.__array_namespace__()
-        self._on_cpu = first.__dlpack_device__()[0] == _DLPACK_CPU
+        for array in arrays:
+            if self._namespace is None and hasattr(array, "__array_namespace__"):
+                self._namespace = array.__array_namespace__()
+        self._on_cpu = all(array.__dlpack_device__()[0] == _DLPACK_CPU for array in arrays)
 
     def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
         return array if isinstance(array, tvm_ffi.Tensor) else _import_dlpack(array, writable)
@@ -144,6 +145,6 @@ def check_same_framework(operation: str, arrays: Mapping[str, Array | None]) -> 
             )
 
 
-def framework_of(array: Array) -> Framework:
+def framework_of(arrays: Sequence[Array]) -> Framework:
     """For NumPy arrays and DLPack tensors; torch's are handled by _torch.py."""
-    return NumPyFramework() if isinstance(array, np.ndarray) else DLPackFramework(array)
+    return NumPyFramework() if isinstance(arrays[0], np.ndarray) else DLPackFramework(arrays)

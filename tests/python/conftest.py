@@ -1,0 +1,30 @@
+"""Fresh random numbers for each run: the seed is in the header, --seed repeats a run."""
+
+import secrets
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("octofold", deadline=None, max_examples=200)
+settings.load_profile("octofold")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of the random inputs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--seed") is None:
+        config.option.seed = secrets.randbits(32)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"octofold random inputs: --seed={config.getoption('--seed')}"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    # Of the test's name too, so that a test alone sees what it sees among all.
+    seed = request.config.getoption("--seed")
+    return np.random.default_rng([seed, *request.node.name.encode()])

@@ -1,0 +1,204 @@
+"""Each bad argument gets its own clear error, and nothing is copied or converted silently."""
+
+import mmap
+import pickle
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+M, N, K = 5, 7, 300
+
+
+def values(*shape):
+    return np.ones(shape, np.float32)
+
+
+def scaled(rows, cols, granularity="1x128", dtype="e4m3"):
+    return octofold.quantize(values(rows, cols), dtype, granularity)
+
+
+def unaligned():
+    return np.frombuffer(bytes(4 * 6 + 1), np.float32, count=6, offset=1).reshape(2, 3)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+# What to do, and what the message says.
+QUANTIZE = {
+    "list": (lambda: [[1.0]], "argument 'x': expected a NumPy array, .*, got builtins.list"),
+    "scalar": (lambda: np.float32(1), "argument 'x': expected a NumPy array"),
+    "0 dimensions": (lambda: np.array(1, np.float32), "'x': expected a matrix"),
+    "1 dimension": (lambda: values(3), "'x': expected a matrix"),
+    "3 dimensions": (lambda: values(3, 3, 3), "'x': expected a matrix"),
+    "5 dimensions": (lambda: values(1, 1, 1, 1, 1), "'x': expected a matrix"),
+    "float64": (lambda: values(3, 3).astype(float), "'x': expected dtype .*, got float64"),
+    "int32": (lambda: values(3, 3).astype(np.int32), "'x': expected dtype .*, got int32"),
+    "complex": (
+        lambda: values(3, 3).astype(complex),
+        "'x': expected dtype .*, got DLPack type code 5",
+    ),
+    "bool": (lambda: values(3, 3) > 0, "'x': expected dtype .*, got bool"),
+    "object": (lambda: values(3, 3).astype(object), "'x': expected a tensor that DLPack can"),
+    "text": (lambda: values(3, 3).astype(str), "'x': expected a tensor that DLPack can"),
+    "e4m3": (lambda: scaled(3, 3).data, "'x': expected dtype .*, got e4m3"),
+    "big-endian": (lambda: values(3, 3).astype(">f4"), "'x': .*native byte order"),
+    "transposed": (lambda: values(3, 4).T, "'x': expected contiguous columns .*\\[1, 4\\]"),
+    "column step": (lambda: values(3, 8)[:, ::2], "'x': expected contiguous columns"),
+    "reversed rows": (lambda: values(3, 4)[::-1], "'x': expected rows that do not overlap"),
+    "reversed columns": (lambda: values(3, 4)[:, ::-1], "'x': expected contiguous columns"),
+    "broadcast": (lambda: np.broadcast_to(values(4), (3, 4)), "'x': expected rows that do not"),
+    "unaligned": (unaligned, "'x': expected data aligned to its elements"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZE)
+def test_quantize_refuses_input(name):
+    make, message = QUANTIZE[name]
+    with pytest.raises(octofold.InvalidArgumentError, match=message) as caught:
+        octofold.quantize(make())
+    assert str(caught.value).startswith("quantize: argument 'x'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float32"}, "'out': expected dtype e4m3 or e5m2, got float32"),
+        ({"dtype": "int8"}, "'dtype': expected one of float32, .*, got 'int8'"),
+        ({"dtype": None}, "'dtype': expected one of .*, got None"),
+        ({"dtype": np.float64}, "'dtype': expected one of"),
+        ({"granularity": "2x2"}, "granularity '2x2' is not one of: tensor, channel, 1x128"),
+        ({"overflow": "wrap"}, "overflow 'wrap' is not one of: saturate, nan"),
+        ({"profile": "mine"}, "profile 'mine' is not one of: deepgemm, vllm"),
+    ],
+)
+def test_quantize_refuses_option(options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        octofold.quantize(values(3, 4), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: a.dequantize("e4m3"), "'out': expected dtype float32 or"),
+        (lambda a: octofold.convert(values(2, 2, 2), "e4m3"), "'x': expected a matrix"),
+        (lambda a: octofold.convert(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
+        (lambda a: octofold.convert(values(4), "e3m4"), "'dtype': expected one of"),
+        (lambda a: octofold.scale_shape("tensor", -1, 4), "expected sizes of at least 0, got -1"),
+        (lambda a: octofold.scale_shape("", 1, 4), "granularity '' is not one of"),
+    ],
+)
+def test_other_casts_refuse(call, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        call(scaled(3, 4))
+
+
+def replaced(tensor, **fields):
+    parts = {"data": tensor.data, "scale": tensor.scale, "granularity": tensor.granularity}
+    return octofold.ScaledTensor(**{**parts, **fields})
+
+
+def wide_buffer():
+    """Codes and an output in one piece of memory."""
+    memory = np.zeros(4096, np.uint8)
+    codes = memory[: M * K].view(reference.DTYPES["e4m3"]).reshape(M, K)
+    return codes, memory[1000 : 1000 + 4 * M * N].view(np.float32).reshape(M, N)
+
+
+def aliased_gemm(a, b):
+    codes, out = wide_buffer()
+    return octofold.gemm(replaced(a, data=codes), b, out=out)
+
+
+def half_aliased_c(a, b):
+    memory = values(M + 1, N)
+    return octofold.gemm(a, b, out=memory[1:], c=memory[:-1])
+
+
+GEMM = [
+    (lambda a, b: octofold.gemm(a.data, b), "'a': expected a ScaledTensor, got ndarray"),
+    (lambda a, b: octofold.gemm(a, None), "'b': expected a ScaledTensor, got NoneType"),
+    (lambda a, b: octofold.gemm(a, scaled(N, K + 1)), "'b': expected K = 300 .*, got 301"),
+    (lambda a, b: octofold.gemm(a, scaled(N, K, "tensor")), "pairs .*, got 1x128 × tensor"),
+    (lambda a, b: octofold.gemm(b, a), "pairs .*, got 128x128 × 1x128"),
+    (
+        lambda a, b: octofold.gemm(replaced(a, granularity="128x128"), b),
+        "'a.scale': expected shape \\[1, 3\\] for granularity 128x128 of 5×300 codes",
+    ),
+    (lambda a, b: octofold.gemm(replaced(a, scale=a.scale.astype(float)), b), "'a.scale': .*dtype"),
+    (lambda a, b: octofold.gemm(replaced(a, data=values(M, K)), b), "'a': expected dtype e4m3"),
+    (lambda a, b: octofold.gemm(a, b, out=values(N, M)), "'d': expected shape \\[5, 7\\]"),
+    (lambda a, b: octofold.gemm(a, b, out=values(M, N).astype(float)), "'d': expected dtype"),
+    (lambda a, b: octofold.gemm(a, b, out=values(N, M).T), "'d': expected contiguous columns"),
+    (lambda a, b: octofold.gemm(a, b, out=read_only(values(M, N))), "'out': expected a writable"),
+    (lambda a, b: octofold.gemm(a, b, out=[0]), "'out': expected a NumPy array.*, got .*list"),
+    (
+        lambda a, b: octofold.gemm(a, b, out=values(M, N), out_dtype="float16"),
+        "'out_dtype': expected float32, as is 'out', got 'float16'",
+    ),
+    (lambda a, b: octofold.gemm(a, b, out_dtype="e4m3"), "'d': expected dtype bfloat16 or"),
+    (lambda a, b: octofold.gemm(a, b, c=values(M, N + 1)), "'c': expected shape"),
+    (lambda a, b: octofold.gemm(a, b, c=values(M, N).astype(np.float16)), "'c': expected dtype"),
+    (lambda a, b: octofold.gemm(a, b, bias=values(M)), "'bias': expected shape \\[7\\]"),
+    (lambda a, b: octofold.gemm(a, b, bias=values(1, N)), "'bias': expected a vector"),
+    (lambda a, b: octofold.gemm(a, b, bias=values(2 * N)[::2]), "'bias': expected a contiguous"),
+    (lambda a, b: octofold.gemm(a, b, fast_accumulation=True), "'fast_accumulation': expected fal"),
+    (aliased_gemm, "'d': expected memory of its own, apart from 'a'"),
+    (half_aliased_c, "'d': expected memory of its own, apart from 'c'"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), GEMM, ids=[message[:24] for _, message in GEMM])
+def test_gemm_refuses(call, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message) as caught:
+        call(scaled(M, K), scaled(N, K, "128x128"))
+    assert str(caught.value).startswith("gemm: ")
+
+
+def test_read_only_arrays_are_inputs(tmp_path, rng):
+    x = rng.normal(0, 1, (4, 300)).astype(np.float32)
+    path = tmp_path / "weights"
+    path.write_bytes(x.tobytes())
+    expected = octofold.quantize(x)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for buffer in (x.tobytes(), mapped):
+        view = np.frombuffer(buffer, np.float32).reshape(x.shape)
+        assert not view.flags.writeable
+        np.testing.assert_array_equal(octofold.quantize(view).data, expected.data)
+        codes = np.frombuffer(expected.data.tobytes(), reference.DTYPES["e4m3"]).reshape(x.shape)
+        octofold.gemm(replaced(expected, data=codes), expected)
+
+
+def test_empty_arrays_are_inputs():
+    empty = scaled(0, K)
+    assert empty.shape == (0, K)
+    assert octofold.gemm(empty, scaled(N, K, "128x128")).shape == (0, N)
+    nothing = octofold.gemm(scaled(M, 0), scaled(N, 0, "128x128"), bias=values(N))
+    np.testing.assert_array_equal(nothing.astype(np.float32), values(M, N))
+    assert octofold.convert(values(0), "e4m3").shape == (0,)
+
+
+def test_exceptions_are_builtins_too():
+    for error, builtin in {
+        octofold.InvalidArgumentError: ValueError,
+        octofold.UnsupportedError: NotImplementedError,
+        octofold.UnavailableError: RuntimeError,
+        octofold.IoError: OSError,
+        octofold.BadFormatError: ValueError,
+        octofold.InternalError: RuntimeError,
+    }.items():
+        assert issubclass(error, builtin)
+        assert issubclass(error, octofold.Error)
+        assert str(pickle.loads(pickle.dumps(error("why")))) == "why"
+
+
+@pytest.mark.parametrize(
+    "spelling", ["e5m2", "float8_e5m2", reference.DTYPES["e5m2"], reference.DTYPES["e5m2"].type]
+)
+def test_dtype_spellings(spelling):
+    assert octofold.quantize(values(2, 2), spelling).dtype == reference.DTYPES["e5m2"]

@@ -1,0 +1,88 @@
+"""Unscaled conversion against ml_dtypes, which has the same formats of its own make."""
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+FP8 = ("e4m3", "e5m2")
+WIDE = ("float32", "float16", "bfloat16")
+RULES = ("saturate", "nan")
+
+
+def codes_of(dtype):
+    """Every value of a narrow format."""
+    storage = np.uint8 if dtype in FP8 else np.uint16
+    return np.arange(2 ** (8 * storage().itemsize), dtype=storage).view(reference.DTYPES[dtype])
+
+
+def assert_same_values(actual, expected):
+    """Bit for bit, where NaN is NaN of whichever payload."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    actual_nan, expected_nan = (np.isnan(x.astype(np.float32)) for x in (actual, expected))
+    np.testing.assert_array_equal(actual_nan, expected_nan)
+    bits = np.dtype(f"u{actual.dtype.itemsize}")
+    np.testing.assert_array_equal(
+        actual.view(bits)[~actual_nan], expected.view(bits)[~expected_nan]
+    )
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("fp8", FP8)
+def test_decodes_every_code(fp8, wide):
+    codes = codes_of(fp8)
+    expected = codes.astype(np.float32).astype(reference.DTYPES[wide])
+    assert_same_values(octofold.convert(codes, wide), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("wide", ["float16", "bfloat16"])
+@pytest.mark.parametrize("fp8", FP8)
+def test_encodes_every_16_bit_value(fp8, wide, rule):
+    values = codes_of(wide)
+    expected = reference.encode(values.astype(np.float32), fp8, rule)
+    actual = octofold.convert(values, fp8, overflow=rule)
+    np.testing.assert_array_equal(actual.view(np.uint8), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fp8", FP8)
+def test_encodes_random_float32_bit_patterns(fp8, rule, rng):
+    values = rng.integers(0, 2**32, 1_000_000, np.uint32).view(np.float32)
+    # And as many where the format has values, which few random exponents reach.
+    near = rng.normal(0, 1, 1_000_000) * np.exp2(rng.integers(-20, 18, 1_000_000))
+    values = np.concatenate([values, near.astype(np.float32)])
+    actual = octofold.convert(values, fp8, overflow=rule)
+    np.testing.assert_array_equal(actual.view(np.uint8), reference.encode(values, fp8, rule))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fp8", FP8)
+def test_encodes_ties_and_their_neighbours(fp8, rule):
+    finite = np.unique(np.abs(codes_of(fp8).astype(np.float32)))
+    finite = finite[np.isfinite(finite)]
+    ties = np.append((finite[:-1] + finite[1:]) / 2, {"e4m3": 464, "e5m2": 61440}[fp8])
+    ties = ties.astype(np.float32)
+    values = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, np.float32("inf"))])
+    values = np.concatenate([values, -values])
+    actual = octofold.convert(values, fp8, overflow=rule)
+    np.testing.assert_array_equal(actual.view(np.uint8), reference.encode(values, fp8, rule))
+
+
+@pytest.mark.parametrize("wide", ["float16", "bfloat16"])
+def test_rounds_float32_to_16_bits(wide, rng):
+    values = rng.integers(0, 2**32, 1_000_000, np.uint32).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(reference.DTYPES[wide])
+    assert_same_values(octofold.convert(values, wide), expected)
+
+
+def test_the_two_overflow_rules_differ_as_documented():
+    values = np.array([464, 464.1, -1e9, np.inf, -np.inf, np.nan], np.float32)
+    saturated = octofold.convert(values, "e4m3").astype(np.float32)
+    np.testing.assert_array_equal(saturated, [448, 448, -448, 448, -448, np.nan])
+    strict = octofold.convert(values, "e4m3", overflow="nan").astype(np.float32)
+    np.testing.assert_array_equal(strict, [448, np.nan, np.nan, np.nan, np.nan, np.nan])
+    strict = octofold.convert(np.array([61439, 61440], np.float32), "e5m2", overflow="nan")
+    np.testing.assert_array_equal(strict.astype(np.float32), [57344, np.inf])

@@ -1,0 +1,125 @@
+"""Arrays of any framework, and results in kind."""
+
+import subprocess
+import sys
+
+import numpy as np
+import octofold
+import pytest
+import reference
+import tvm_ffi
+
+
+def tvm_tensor(array):
+    return tvm_ffi.from_dlpack(array)
+
+
+class ArrayNamespace:
+    """A small array library of the array-API kind, which knows no FP8."""
+
+    class Array:
+        def __init__(self, tensor):
+            self.numpy = np.from_dlpack(tensor)  # raises for dtypes that NumPy has not
+
+        def __array_namespace__(self):
+            return ArrayNamespace
+
+        def __dlpack__(self, **options):
+            return self.numpy.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.numpy.__dlpack_device__()
+
+    from_dlpack = Array
+
+
+class OldArray(ArrayNamespace.Array):
+    """From before DLPack 1.0: takes no max_version."""
+
+    def __dlpack__(self):
+        return self.numpy.__dlpack__()
+
+
+class DeviceArray(ArrayNamespace.Array):
+    """Says that it lies on a GPU."""
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
+def matrix(rng):
+    return rng.normal(0, 1, (6, 300)).astype(np.float32)
+
+
+def test_tvm_ffi_tensors(rng):
+    x = matrix(rng)
+    expected = octofold.quantize(x)
+    cast = octofold.quantize(tvm_tensor(x))
+    assert isinstance(cast.data, tvm_ffi.Tensor)
+    assert cast.data.dtype == "float8_e4m3fn"
+    np.testing.assert_array_equal(np.from_dlpack(cast.scale), expected.scale)
+    np.testing.assert_array_equal(np.from_dlpack(cast.dequantize()), expected.dequantize())
+    out = tvm_tensor(np.empty((6, 6), np.float32))
+    assert octofold.gemm(cast, cast, out=out) is out
+    np.testing.assert_array_equal(
+        np.from_dlpack(out), octofold.gemm(expected, expected, out_dtype="float32")
+    )
+
+
+@pytest.mark.parametrize("kind", [ArrayNamespace.Array, OldArray])
+def test_array_api_objects(kind, rng):
+    x = matrix(rng)
+    cast = octofold.quantize(kind(x))
+    assert isinstance(cast.scale, ArrayNamespace.Array)
+    assert isinstance(cast.data, tvm_ffi.Tensor)  # FP8, which the namespace does not know
+    product = octofold.gemm(cast, cast, out_dtype="float32")
+    assert isinstance(product, ArrayNamespace.Array)
+    expected = octofold.quantize(x)
+    np.testing.assert_array_equal(
+        product.numpy, octofold.gemm(expected, expected, out_dtype="float32")
+    )
+
+
+def test_read_only_dlpack_output_is_refused(rng):
+    cast = octofold.quantize(tvm_tensor(matrix(rng)))
+    out = ArrayNamespace.Array(np.empty((6, 6), np.float32))
+    out.numpy.flags.writeable = False
+    with pytest.raises(octofold.InvalidArgumentError, match="'out': expected a writable tensor"):
+        octofold.gemm(cast, cast, out=out)
+
+
+def test_device_arrays_are_unsupported(rng):
+    with pytest.raises(octofold.UnsupportedError, match="on the CPU only"):
+        octofold.quantize(DeviceArray(matrix(rng)))
+
+
+def test_mixed_frameworks_are_refused(rng):
+    x = matrix(rng)
+    a, b = octofold.quantize(x), octofold.quantize(tvm_tensor(x))
+    with pytest.raises(
+        octofold.InvalidArgumentError,
+        match="gemm: argument 'b': expected a NumPy array as is 'a', got a DLPack tensor",
+    ):
+        octofold.gemm(a, b)
+    mixed = octofold.ScaledTensor(a.data, b.scale, "1x128")
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x\.scale': expected a NumPy array"):
+        mixed.dequantize()
+
+
+def test_results_keep_their_memory_alive(rng):
+    x = matrix(rng)
+    expected = octofold.quantize(x).data.view(np.uint8)
+    data = octofold.quantize(tvm_tensor(x.copy())).data
+    trash = [np.full((6, 300), 0xAA, np.uint8) for _ in range(100)]
+    view = octofold.convert(data, "float32")
+    np.testing.assert_array_equal(np.from_dlpack(view), reference.decode(expected, "e4m3"))
+    assert len(trash) == 100
+
+
+def test_works_without_torch():
+    script = (
+        "import sys; sys.modules['torch'] = None;"  # as if it were not installed
+        "import numpy, octofold;"
+        "octofold.gemm(*[octofold.quantize(numpy.ones((2, 2), 'f4'))] * 2)"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

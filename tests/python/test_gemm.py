@@ -1,0 +1,103 @@
+"""GEMM against FP64, over the table of cases that the C++ tests read too."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+CASES_FILE = Path(__file__).parents[1] / "cases" / "gemm.csv"
+CASES = list(csv.DictReader(CASES_FILE.read_text().splitlines()))
+
+# docs/numerics.md. The limits for narrow outputs are of a norm over many elements, whose roundings
+# average; a few alone may each be half an ulp off.
+LIMITS = {"float32": 3e-4, "float16": 4e-4, "bfloat16": 2.5e-3}
+LIMITS_OF_FEW = {"float32": 3e-4, "float16": 2**-11 + 3e-4, "bfloat16": 2**-8 + 3e-4}
+FEW = 256
+
+
+def padded(matrix, padding):
+    """A view with `padding` poisoned columns behind it."""
+    rows, cols = matrix.shape
+    memory = np.full((rows, cols + padding), np.nan, np.float32).astype(matrix.dtype)
+    memory[:, :cols] = matrix
+    return memory[:, :cols]
+
+
+def operand(rng, rows, cols, dtype, granularity, padding, power_of_two):
+    x = rng.normal(0, 1, (rows, cols)).astype(np.float32)
+    cast = octofold.quantize(x, dtype, granularity, power_of_two=power_of_two)
+    return octofold.ScaledTensor(padded(cast.data, padding), cast.scale, granularity)
+
+
+def product(a, b):
+    left, right = (reference.dequantize(x.data, x.scale, x.granularity) for x in (a, b))
+    return left @ right.T
+
+
+def assert_close(out, expected, dtype):
+    assert np.all(np.isfinite(out.astype(np.float64)))
+    limit = (LIMITS if out.size >= FEW else LIMITS_OF_FEW)[dtype]
+    error = np.linalg.norm(out.astype(np.float64) - expected)
+    assert error <= limit * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_case(case, rng):
+    m, n, k, padding = (int(case[name]) for name in ("m", "n", "k", "row_padding"))
+    power_of_two, dtype = case["power_of_two"] == "1", case["d_dtype"]
+    options = (padding, power_of_two)
+    a = operand(rng, m, k, case["a_dtype"], case["granularity_a"], *options)
+    b = operand(rng, n, k, case["b_dtype"], case["granularity_b"], *options)
+    expected = product(a, b)
+
+    out = padded(np.full((m, n), np.nan, np.float32).astype(reference.DTYPES[dtype]), padding)
+    c = bias = None
+    if case["c"] != "none":
+        c_dtype = np.float32 if case["c"] == "float32" else out.dtype
+        c = padded(rng.normal(0, 1, (m, n)).astype(c_dtype), padding)
+        expected = expected + c.astype(np.float64)
+    if case["bias"] != "none":
+        bias_dtype = np.float32 if case["bias"] == "float32" else out.dtype
+        bias = rng.normal(0, 1, n).astype(bias_dtype)
+        expected = expected + bias.astype(np.float64)
+    if case["c"] == "in_place":
+        out[:] = c
+        c = out
+
+    fresh = octofold.gemm(a, b, c=c, bias=bias, out_dtype=dtype)
+    assert octofold.gemm(a, b, out=out, c=c, bias=bias) is out
+    assert_close(out, expected, dtype)
+    np.testing.assert_array_equal(fresh, out)  # the same input, the same bits
+    if padding and out.size:
+        assert np.all(np.isnan(out.base[:, n:].astype(np.float32)))
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_specials_propagate(special, rng):
+    """By IEEE rules: a NaN or Inf reaches its row of the product and no other."""
+    x = rng.normal(0, 1, (6, 200)).astype(np.float32)
+    codes = octofold.convert(x, "e5m2")
+    codes[2, 150] = special
+    a = octofold.ScaledTensor(codes, np.ones((6, 2), np.float32), "1x128")
+    b = operand(rng, 5, 200, "e4m3", "128x128", 0, False)
+    expected = product(a, b)
+    out = octofold.gemm(a, b, out_dtype="float32")
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(out), np.isinf(expected))
+    assert not np.any(np.isfinite(out[2]))
+
+
+def test_default_output_is_bfloat16(rng):
+    a = operand(rng, 4, 64, "e4m3", "1x128", 0, False)
+    assert octofold.gemm(a, a).dtype == reference.DTYPES["bfloat16"]
+
+
+def test_fast_accumulation_is_a_permission(rng):
+    a = operand(rng, 4, 640, "e4m3", "channel", 0, False)
+    exact = octofold.gemm(a, a, out_dtype="float32")
+    np.testing.assert_allclose(
+        octofold.gemm(a, a, out_dtype="float32", fast_accumulation=True), exact, rtol=1e-2
+    )

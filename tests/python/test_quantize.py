@@ -1,0 +1,138 @@
+"""Scaled casts, byte for byte against reference.py."""
+
+import itertools
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+OPTIONS = list(
+    itertools.product(
+        reference.PROFILES,
+        reference.GRANULARITIES,
+        ("e4m3", "e5m2"),
+        (False, True, None),
+        (False, True),
+    )
+)
+
+
+def matrices(rng, dtype):
+    """Ragged matrices, and in them what casts trip over."""
+    for rows, cols in ((1, 1), (3, 128), (130, 257), (129, 1)):
+        yield rng.normal(0, 1, (rows, cols)).astype(dtype)
+    # Units of very different magnitude, down to subnormals and up to overflow.
+    wide = rng.normal(0, 1, (140, 300)) * np.exp2(rng.uniform(-150, 127, (140, 1)))
+    with np.errstate(over="ignore"):
+        yield wide.astype(dtype)
+    special = rng.normal(0, 1, (9, 513)).astype(dtype)
+    special[0] = 0
+    special[1, 5], special[1, 200], special[1, 300] = np.nan, np.inf, -np.inf
+    special[2, :128] = -0.0
+    special[3, :200] = np.float32(1e-42)  # subnormal in float32 and bfloat16
+    special[4] *= np.float32(1e-6)
+    yield special
+    yield np.zeros((0, 5), dtype)
+    yield np.zeros((5, 0), dtype)
+
+
+def assert_same_cast(actual, codes, scale):
+    np.testing.assert_array_equal(actual.data.view(np.uint8), codes)
+    assert actual.scale.dtype == np.float32
+    # Bits, so that zeros have signs; any NaN is as good as another.
+    expected_bits = np.where(np.isnan(scale), np.float32("nan"), scale).view(np.uint32)
+    actual_scale = np.where(np.isnan(actual.scale), np.float32("nan"), actual.scale)
+    np.testing.assert_array_equal(actual_scale.view(np.uint32), expected_bits)
+
+
+@pytest.mark.parametrize(
+    ("profile", "granularity", "dtype", "power_of_two", "transpose"),
+    OPTIONS,
+    ids=["-".join(map(str, option)) for option in OPTIONS],
+)
+def test_matches_reference(profile, granularity, dtype, power_of_two, transpose, rng):
+    for source in ("float32", "float16", "bfloat16"):
+        for x in matrices(rng, reference.DTYPES[source]):
+            for overflow in ("saturate", "nan"):
+                options = (dtype, granularity, power_of_two, overflow, profile, transpose)
+                actual = octofold.quantize(x, *options)
+                assert_same_cast(actual, *reference.quantize(x, *options))
+                assert actual.granularity == granularity
+
+
+def test_profiles_differ():
+    """So that a profile that is another's by mistake is seen."""
+    x = np.random.default_rng(0).normal(0, 1, (64, 256)).astype(np.float32)
+    x[:4] *= np.array([[1e-6], [1e-11], [1e-14], [0]], np.float32)  # around each rule's floor
+    results = {}
+    for profile, power_of_two in itertools.product(reference.PROFILES, (False, True)):
+        cast = octofold.quantize(x, profile=profile, power_of_two=power_of_two)
+        results[profile, power_of_two] = cast.data.tobytes() + cast.scale.tobytes()
+    assert len(set(results.values())) == len(results)
+
+
+def test_power_of_two_scales_are_powers_of_two(rng):
+    x = rng.normal(0, 1, (64, 1000)).astype(np.float32)
+    for profile in reference.PROFILES:
+        scale = octofold.quantize(x, profile=profile, power_of_two=True).scale
+        assert np.all(scale.view(np.uint32) & 0x7FFFFF == 0)
+
+
+def test_default_of_power_of_two_is_the_profiles(rng):
+    x = rng.normal(0, 1, (8, 256)).astype(np.float32)
+    for profile in reference.PROFILES:
+        default = octofold.quantize(x, profile=profile)
+        chosen = octofold.quantize(x, profile=profile, power_of_two=profile == "te")
+        np.testing.assert_array_equal(default.scale, chosen.scale)
+
+
+def test_takes_row_strides(rng):
+    x = rng.normal(0, 1, (40, 700)).astype(np.float32)[::2, 13:400]
+    for transpose in (False, True):
+        actual = octofold.quantize(x, transpose=transpose)
+        expected = octofold.quantize(np.ascontiguousarray(x), transpose=transpose)
+        np.testing.assert_array_equal(actual.data, expected.data)
+        np.testing.assert_array_equal(actual.scale, expected.scale)
+
+
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
+def test_dequantizes(granularity, target, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    cast = octofold.quantize(x, granularity=granularity)
+    values = cast.dequantize(target)
+    # The FP64 product of a code and a scale rounds to the same FP32, and from there to `target`.
+    product = reference.dequantize(cast.data, cast.scale, granularity).astype(np.float32)
+    assert values.dtype == reference.DTYPES[target]
+    np.testing.assert_array_equal(values, product.astype(reference.DTYPES[target]))
+    assert np.abs(values.astype(np.float32) - x).max() <= np.abs(x).max() * (1 / 16 + 1 / 256)
+
+
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+def test_scale_shape(granularity):
+    sizes = (0, 1, 127, 128, 129, 1000)
+    for rows, cols in itertools.product(sizes, sizes):
+        x = np.ones((rows, cols), np.float32)
+        shape = octofold.scale_shape(granularity, rows, cols)
+        assert octofold.quantize(x, granularity=granularity).scale.shape == shape
+        assert (
+            shape
+            == {
+                "tensor": (1,),
+                "channel": (rows,),
+                "1x128": (rows, -(-cols // 128)),
+                "128x128": (-(-rows // 128), -(-cols // 128)),
+            }[granularity]
+        )
+
+
+def test_scaled_tensor_describes_itself():
+    cast = octofold.quantize(np.ones((3, 300), np.float32), "e5m2")
+    assert cast.shape == (3, 300)
+    assert cast.dtype == reference.DTYPES["e5m2"]
+    assert repr(cast) == (
+        "ScaledTensor(data=float8_e5m2 [3, 300], scale=float32 [3, 3], granularity='1x128')"
+    )
+    with pytest.raises(AttributeError):
+        cast.granularity = "tensor"

@@ -1,0 +1,175 @@
+"""torch tensors, and the registered torch ops."""
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+torch = pytest.importorskip("torch")
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def codes(tensor):
+    return tensor.view(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("fp8", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_casts_as_numpy_does(source, fp8):
+    x = random(40, 300, dtype=TORCH_DTYPES[source])
+    cast = octofold.quantize(x, TORCH_DTYPES[fp8])
+    expected = octofold.quantize(x.float().numpy().astype(reference.DTYPES[source]), fp8)
+    assert cast.dtype is TORCH_DTYPES[fp8]
+    np.testing.assert_array_equal(codes(cast.data), expected.data.view(np.uint8))
+    np.testing.assert_array_equal(cast.scale, expected.scale)
+    back = cast.dequantize(torch.bfloat16)
+    assert back.dtype is torch.bfloat16
+    np.testing.assert_array_equal(back.float(), expected.dequantize("bfloat16").astype(np.float32))
+    assert octofold.convert(x, torch.float8_e5m2).dtype is torch.float8_e5m2
+
+
+def test_gemm_as_numpy_does():
+    x, w, bias = random(5, 300), random(7, 300), random(7)
+    product = octofold.gemm(octofold.quantize(x), octofold.quantize(w), bias=bias)
+    assert product.dtype is torch.bfloat16
+    numpy = [octofold.quantize(tensor.numpy()) for tensor in (x, w)]
+    expected = octofold.gemm(*numpy, bias=bias.numpy())
+    np.testing.assert_array_equal(product.float(), expected.astype(np.float32))
+
+
+def test_gemm_in_place():
+    a, b = octofold.quantize(random(5, 300)), octofold.quantize(random(7, 300))
+    out = random(5, 7)
+    version, before = out._version, out.clone()
+    assert octofold.gemm(a, b, out=out, c=out) is out
+    assert torch.equal(out, octofold.gemm(a, b, c=before, out_dtype=torch.float32))
+    assert out._version > version  # autograd sees the mutation
+
+
+def test_refusals():
+    x = random(3, 300)
+    a = octofold.quantize(x)
+    with pytest.raises(octofold.InvalidArgumentError, match="'x': expected a matrix"):
+        octofold.quantize(x[0])
+    with pytest.raises(octofold.InvalidArgumentError, match="'x': expected contiguous columns"):
+        octofold.quantize(x.T)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x': expected dtype .*, got float64"):
+        octofold.quantize(x.double())
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x': .*DLPack"):
+        octofold.quantize(x.to_sparse())
+    with pytest.raises(octofold.InvalidArgumentError, match="'b': expected a torch tensor as is"):
+        octofold.gemm(a, octofold.quantize(x.numpy()))
+    with pytest.raises(octofold.InvalidArgumentError, match="granularity '2x2'"):
+        octofold.quantize(x, granularity="2x2")
+    with pytest.raises(octofold.InvalidArgumentError, match="'out_dtype': expected float32"):
+        octofold.gemm(a, a, out=random(3, 3), out_dtype=torch.float16)
+
+
+def test_has_no_gradient():
+    """And says so, instead of a wrong one."""
+    x = random(3, 300).requires_grad_()
+    cast = octofold.quantize(x)
+    for result in (cast.dequantize(), octofold.gemm(cast, cast, out_dtype="float32")):
+        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+            result.sum().backward()
+    with torch.no_grad():
+        assert not octofold.convert(x, "e4m3").requires_grad
+
+
+def layer(x, w, bias):
+    activations = octofold.quantize(x)
+    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    y = octofold.gemm(activations, weights, bias=bias)
+    octofold.gemm(activations, weights, out=y, c=y)
+    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3"), activations
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_whole(dynamic):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    w, bias = random(17, 300), random(17)
+    for rows in (33, 260, 1) if dynamic else (33,):
+        arguments = random(rows, 300), w, bias
+        *actual, cast = compiled(*arguments)
+        *expected, _ = layer(*arguments)
+        assert isinstance(cast, octofold.ScaledTensor)
+        for left, right in zip(actual, expected, strict=True):
+            assert left.dtype is right.dtype
+            assert torch.equal(left.float(), right.float())
+
+
+def test_compiles_without_recompiling_for_sizes():
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
+    w, bias = random(17, 300), random(17)
+    compiled(random(33, 300), w, bias)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(random(260, 300), w, bias)
+
+
+@pytest.fixture
+def opcheck(monkeypatch):
+    """torch.library.opcheck, which compares inputs before and after by torch.allclose: that has no
+    FP8, so here it compares FP8 by bytes."""
+    allclose = torch.allclose
+
+    def allclose_with_fp8(left, right, **options):
+        if left.dtype.itemsize == 1:
+            return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+        return allclose(left, right, **options)
+
+    monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
+    return torch.library.opcheck
+
+
+GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
+
+
+def scaled(rows, cols, granularity):
+    cast = octofold.quantize(random(rows, cols), granularity=granularity)
+    return cast.data, cast.scale, granularity
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_opcheck_quantize(opcheck, granularity, transpose):
+    options = (torch.float8_e4m3fn, granularity, None, "saturate", "te", transpose)
+    opcheck(torch.ops.octofold.quantize, (random(130, 300), *options))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_dequantize(opcheck, granularity):
+    arguments = (*scaled(130, 300, granularity), torch.bfloat16)
+    opcheck(torch.ops.octofold.dequantize, arguments)
+
+
+def test_opcheck_convert(opcheck):
+    arguments = (random(130, 300), torch.float8_e5m2, "nan")
+    opcheck(torch.ops.octofold.convert, arguments)
+
+
+@pytest.mark.parametrize("addend", [None, torch.float32])
+def test_opcheck_gemm(opcheck, addend):
+    operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
+    c = None if addend is None else random(5, 7, dtype=addend)
+    arguments = (*operands, c, random(7), torch.bfloat16, False)
+    opcheck(torch.ops.octofold.gemm, arguments)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_opcheck_gemm_out(opcheck, accumulate):
+    operands = (*scaled(5, 300, "channel"), *scaled(7, 300, "channel"))
+    arguments = (random(5, 7), *operands, None, None, accumulate, False)
+    opcheck(torch.ops.octofold.gemm_out, arguments)
