@@ -1,0 +1,65 @@
+"""Entry point: parses the command line and turns every failure into one clear line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import octofold
+
+from . import bench, demo, info, quantize
+from .report import ToolError
+
+DESCRIPTION = """\
+FP8 linear algebra from the command line: see what this machine can do, try FP8 on a real model,
+measure matrix products, convert checkpoints.
+
+  octofold demo                                  FP8 in every linear layer of a real model
+  octofold info                                  what works here, and why not more
+  octofold bench gemm --suite square             FP8 beside FP32, checked and timed
+  octofold quantize model.safetensors out.safetensors
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="octofold",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (info, demo, bench, quantize):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit code: 0, 2 for an error, 130 for an interrupt."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        arguments.run(arguments)
+        sys.stdout.flush()  # a closed pipe shows here and not at exit
+    except (ToolError, octofold.Error, OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):  # `octofold … | head` has what it wants
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"octofold: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("octofold: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Errors and times, measured the same way by every command."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+
+
+def relative_error(actual: npt.ArrayLike, expected: npt.ArrayLike) -> float:
+    """‖actual − expected‖ / ‖expected‖ in FP64; 0 where both are zero."""
+    reference = np.asarray(expected, np.float64)
+    error = float(np.linalg.norm(np.asarray(actual, np.float64) - reference))
+    return error / float(np.linalg.norm(reference)) if error else 0.0
+
+
+def decibels(error: float) -> float:
+    """Signal-to-noise ratio of a relative error."""
+    return float("inf") if error == 0 else -20 * float(np.log10(error))
+
+
+def interleaved_seconds(
+    calls: Sequence[Callable[[], Any]], rounds: int, budget: float = float("inf")
+) -> list[list[float]]:
+    """Seconds of each call in each round, in the order A B … and then … B A.
+
+    At least 3 rounds, more until `rounds` are done or `budget` seconds are spent.
+    """
+    seconds: list[list[float]] = [[] for _ in calls]
+    begin = time.perf_counter()
+    for round_ in range(rounds):
+        if round_ >= 3 and time.perf_counter() - begin > budget:
+            break
+        order = range(len(calls)) if round_ % 2 == 0 else reversed(range(len(calls)))
+        for index in order:
+            start = time.perf_counter()
+            calls[index]()
+            seconds[index].append(time.perf_counter() - start)
+    return seconds
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """Half the range between the quartiles, relative to the median."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / 2 / middle

@@ -1,0 +1,154 @@
+"""What the commands show and write: tables, progress bars, JSON files, charts."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import octofold
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+Item = TypeVar("Item")
+
+# Colours that stay apart in print and for colour-blind readers (Okabe and Ito, 2008).
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+
+
+class ToolError(Exception):
+    """What the user is told in one line."""
+
+
+def require(module: str, extra: str) -> None:
+    """Raise ToolError that says how to get a package which an extra of octofold brings."""
+    try:
+        __import__(module)
+    except ImportError as error:
+        raise ToolError(f"this needs {error.name}: pip install 'octofold[{extra}]'") from None
+
+
+def console(stderr: bool = False) -> "Console":
+    """A console that keeps lines whole where nobody is watching."""
+    require("rich", "tool")
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    totals: Sequence[str] | None = None,
+) -> None:
+    """Print rows of text; the first column is left-aligned, numbers right-aligned."""
+    output = console()
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if totals is not None:
+        table.add_section()
+        table.add_row(*totals, style="bold")
+    output.print(table)
+
+
+@contextmanager
+def progress(description: str, bytes_: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while the block runs, moved by (done, total); nothing of it stays."""
+    bar_console = console(stderr=True)
+    from rich import progress as bars
+
+    amount = bars.DownloadColumn() if bytes_ else bars.MofNCompleteColumn()
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
+    with bars.Progress(
+        *columns, bars.TimeRemainingColumn(), console=bar_console, transient=True
+    ) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def tracked(description: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items, with a progress bar that moves as they are done."""
+    with progress(description) as advance:
+        for done, item in enumerate(items):
+            advance(done, len(items))
+            yield item
+
+
+def check_writable(path: Path) -> None:
+    """Raise ToolError if a file could not be written there: better before a long run than after."""
+    if path.is_dir():
+        raise ToolError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ToolError(f"{path}: the folder {path.parent} does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ToolError(f"{path}: {error.strerror}") from None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Write to a temporary file that takes the place of `path` at the end, or leaves no trace."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` with the versions and the machine that it was measured on."""
+    document = {"environment": environment(), **content}
+    with _replacing(path) as temporary:
+        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def write_png(path: Path, figure: "Figure") -> None:
+    with _replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
+
+
+def new_figure(columns: int, title: str, width_ratios: Sequence[float] | None = None) -> Any:
+    """A figure without a window, and its axes, in the house style."""
+    require("matplotlib", "tool")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.0 * columns, 4.6), layout="constrained")
+    figure.suptitle(title, fontweight="bold")
+    axes = figure.subplots(1, columns, squeeze=False, width_ratios=width_ratios)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def environment() -> dict[str, Any]:
+    """What a number depends on beside the code."""
+    info = octofold.info()
+    return {
+        "octofold": octofold.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_threads": info.cpu_threads,
+        "cpu": info.cpu.detail,
+        "gpus": [gpu.name for gpu in info.gpus],
+    }
