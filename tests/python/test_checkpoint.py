@@ -1,0 +1,158 @@
+"""FP8 checkpoints: what we write the safetensors package reads, and the other way round."""
+
+import json
+import struct
+
+import numpy as np
+import octofold
+import pytest
+import reference
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+BF16 = reference.DTYPES["bfloat16"]
+
+
+@pytest.fixture
+def tensors(rng):
+    def normal(*shape):
+        return rng.normal(0, 0.02, shape)
+
+    return {
+        "layer.0.proj.weight": normal(200, 300).astype(np.float32),
+        "layer.1.proj.weight": normal(128, 64).astype(np.float16),
+        "layer.2.proj.weight": normal(130, 257).astype(BF16),
+        "layer.0.proj.bias": normal(200).astype(np.float32),
+        "layer.0.norm.weight": normal(300).astype(np.float32),
+        "embed_tokens.weight": normal(50, 300).astype(np.float32),
+        "positions": np.arange(12, dtype=np.int64),
+    }
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tensors):
+    path = tmp_path / "in.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+def read(path):
+    """Every tensor as (dtype, shape, bytes), without a framework that knows FP8, by the format's
+    description: length of the header, header, data."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    data = raw[8 + length :]
+    return {
+        name: (entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("profile", reference.PROFILES)
+def test_quantizes_linear_weights(checkpoint, tensors, tmp_path, profile, power_of_two):
+    output = tmp_path / "out.safetensors"
+    report = octofold.quantize_checkpoint(
+        checkpoint, output, profile=profile, power_of_two=power_of_two
+    )
+    linear = {name for name in tensors if "proj.weight" in name}
+    assert set(report.quantized) == linear
+    assert set(report.copied) == set(tensors) - linear
+    assert report.files == (output,)
+    assert report.input_bytes == sum(tensor.nbytes for tensor in tensors.values())
+
+    written = read(output)
+    assert report.output_bytes == sum(len(data) for _, _, data in written.values())
+    assert set(written) == set(tensors) | {f"{name}_scale_inv" for name in linear}
+    for name in linear:
+        options = ("e4m3", "128x128", power_of_two, "saturate", profile, False)
+        codes, scale = reference.quantize(tensors[name], *options)
+        assert written[name] == ("F8_E4M3", codes.shape, codes.tobytes())
+        assert written[f"{name}_scale_inv"] == ("F32", scale.shape, scale.tobytes())
+    before = read(checkpoint)
+    for name in report.copied:
+        assert written[name] == before[name]
+
+
+def test_safetensors_reads_it(checkpoint, tensors, tmp_path):
+    torch = pytest.importorskip("torch")
+    output = tmp_path / "out.safetensors"
+    octofold.quantize_checkpoint(checkpoint, output)
+    with safe_open(output, "pt") as file:
+        assert file.metadata()["format"] == "pt"
+        assert file.get_tensor("positions").tolist() == list(range(12))
+        name = "layer.2.proj.weight"
+        weight = octofold.ScaledTensor(
+            file.get_tensor(name), file.get_tensor(f"{name}_scale_inv"), "128x128"
+        )
+    assert weight.dtype is torch.float8_e4m3fn
+    expected = octofold.quantize(tensors[name], granularity="128x128").dequantize()
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+
+
+def test_skip_patterns(checkpoint, tensors, tmp_path):
+    output = tmp_path / "out.safetensors"
+    report = octofold.quantize_checkpoint(
+        checkpoint, output, skip=["layer.[01].*"], use_default_skips=False
+    )
+    assert set(report.quantized) == {"layer.2.proj.weight", "embed_tokens.weight"}
+    assert "*embed*" in octofold.default_skip_patterns()
+
+
+def test_progress(checkpoint, tmp_path):
+    calls = []
+    octofold.quantize_checkpoint(
+        checkpoint,
+        tmp_path / "out.safetensors",
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert calls == sorted(calls)
+    assert calls[-1][0] == calls[-1][1] > 0
+
+
+class Stop(BaseException):
+    """Like KeyboardInterrupt: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Stop("now"), KeyError("key"), KeyboardInterrupt()])
+def test_progress_that_raises_leaves_nothing(checkpoint, tmp_path, error):
+    def stop(done, total):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        octofold.quantize_checkpoint(checkpoint, tmp_path / "out.safetensors", progress=stop)
+    assert caught.value is error
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_refusals(checkpoint, tmp_path):
+    def refuses(error, message, input=checkpoint, output=tmp_path / "out.safetensors", **options):
+        with pytest.raises(error, match=message):
+            octofold.quantize_checkpoint(input, output, **options)
+
+    refuses(octofold.IoError, "missing", input=tmp_path / "missing.safetensors")
+    refuses(octofold.InvalidArgumentError, "'input'", input=tmp_path / "in.bin")
+    refuses(octofold.InvalidArgumentError, "'output'.*input", output=checkpoint)
+    refuses(octofold.InvalidArgumentError, "'skip'", skip=[""])
+    refuses(octofold.InvalidArgumentError, "profile 'mine' is not one of", profile="mine")
+    (tmp_path / "taken.safetensors").touch()
+    refuses(octofold.InvalidArgumentError, "exists", output=tmp_path / "taken.safetensors")
+
+    raw = checkpoint.read_bytes()
+    for name, content in {
+        "empty": b"",
+        "truncated": raw[: len(raw) - 1],
+        "huge header": struct.pack("<Q", 2**63) + raw[8:],
+        "not JSON": struct.pack("<Q", 4) + b"[[[[",
+    }.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
+        refuses(octofold.BadFormatError, f"{name}.safetensors", input=path)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_errors_are_catchable_as_builtins(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        octofold.quantize_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
