@@ -119,8 +119,8 @@ class MiniLm:
         scale, shift = self.linear_parameters(name)  # named alike
         centred: Float32Array = x - x.mean(axis=-1, keepdims=True)
         variance = np.square(centred).mean(axis=-1, keepdims=True)
-        result: Float32Array = centred / np.sqrt(variance + np.float32(self._epsilon))
-        return result * scale + shift
+        normal: Float32Array = centred / np.sqrt(variance + np.float32(self._epsilon))
+        return np.asarray(normal * scale + shift, np.float32)
 
 
 def softmax(x: Float32Array) -> Float32Array:
@@ -139,4 +139,4 @@ def gelu(x: Float32Array) -> Float32Array:
     for coefficient in coefficients:
         polynomial = (polynomial + np.float32(coefficient)) * t
     erf = np.copysign(1 - polynomial * np.exp(-np.square(magnitude)), x)
-    return (x * (1 + erf) / 2).astype(np.float32)
+    return np.asarray(x * (1 + erf) / 2, np.float32)

@@ -75,7 +75,11 @@ def progress(description: str, bytes_: bool = False) -> Iterator[Callable[[int, 
     amount = bars.DownloadColumn() if bytes_ else bars.MofNCompleteColumn()
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
     with bars.Progress(
-        *columns, bars.TimeRemainingColumn(), console=bar_console, transient=True
+        *columns,
+        bars.TimeRemainingColumn(),
+        console=bar_console,
+        transient=True,
+        disable=not bar_console.is_terminal,
     ) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,119 @@
+"""octofold demo: the model is the model, and the numbers are what FP8 ought to give."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from octofold_tool import minilm
+from octofold_tool.__main__ import main
+
+try:
+    FOLDER = minilm.model_folder()
+except minilm.ToolError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> minilm.MiniLm:
+    return minilm.MiniLm(FOLDER)
+
+
+def test_model_matches_an_independent_computation(model: minilm.MiniLm) -> None:
+    """The same sentence through torch's own layers, in FP64."""
+    torch = pytest.importorskip("torch")
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    sentence = "The gulls quarrel over the bread that the children throw."
+    config = json.loads((FOLDER / "config.json").read_text())
+    weights = {
+        name: torch.from_numpy(value).double()
+        for name, value in load_file(FOLDER / "model.safetensors").items()
+        if value.dtype == np.float32
+    }
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(sentence).ids
+    ids = ids[: ids.index(102) + 1]  # up to [SEP]: the file's own setting pads
+
+    def norm(name: str, value: "torch.Tensor") -> "torch.Tensor":
+        return torch.nn.functional.layer_norm(
+            value, (width,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12
+        )
+
+    x = weights["embeddings.word_embeddings.weight"][ids]
+    x = x + weights["embeddings.position_embeddings.weight"][: len(ids)]
+    x = norm("embeddings.LayerNorm", x + weights["embeddings.token_type_embeddings.weight"][0])
+    for index in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{index}"
+        attention = torch.nn.MultiheadAttention(width, heads, dtype=torch.float64)
+        parts = [f"{layer}.attention.self.{part}" for part in ("query", "key", "value")]
+        with torch.no_grad():
+            attention.in_proj_weight.copy_(torch.cat([weights[f"{p}.weight"] for p in parts]))
+            attention.in_proj_bias.copy_(torch.cat([weights[f"{p}.bias"] for p in parts]))
+            output = f"{layer}.attention.output.dense"
+            attention.out_proj.weight.copy_(weights[f"{output}.weight"])
+            attention.out_proj.bias.copy_(weights[f"{output}.bias"])
+            mixed = attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
+        x = norm(f"{layer}.attention.output.LayerNorm", x + mixed)
+        hidden = torch.nn.functional.gelu(
+            x @ weights[f"{layer}.intermediate.dense.weight"].T
+            + weights[f"{layer}.intermediate.dense.bias"]
+        )
+        out = hidden @ weights[f"{layer}.output.dense.weight"].T
+        x = norm(f"{layer}.output.LayerNorm", x + out + weights[f"{layer}.output.dense.bias"])
+    expected = torch.nn.functional.normalize(x.mean(dim=0), dim=0).numpy()
+
+    actual = model.embed([sentence], model.linear)[0]
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
+
+
+def test_embeddings_know_a_paraphrase(model: minilm.MiniLm) -> None:
+    a, b, other = model.embed(
+        [
+            "The ferry stays in the harbour because of the storm.",
+            "Since it is stormy, the boat to the islands does not leave.",
+            "The beekeeper wears no gloves.",
+        ],
+        model.linear,
+    )
+    assert a @ b > 0.6 > 0.3 > a @ other
+
+
+def test_demo_end_to_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 0
+
+    out = capsys.readouterr().out
+    assert "0.attention.self.query" in out
+    assert "cosine similarity" in out
+    document = json.loads((tmp_path / "octofold-demo" / "demo.json").read_text())
+    layers = document["layers"]
+    assert len(layers) == 36
+    for layer in layers:
+        assert layer["error_dequantized"] < 3e-4
+        assert 1e-3 < layer["error_unquantized"] < 0.06  # e4m3 keeps 4 bits: 2^-4 at worst
+        assert layer["snr_db"] == pytest.approx(-20 * np.log10(layer["error_unquantized"]))
+        blocks = -(-layer["n"] // 128) * -(-layer["k"] // 128)
+        assert layer["bytes_fp8"] == layer["n"] * layer["k"] + 4 * blocks
+        assert layer["bytes_float32"] == 4 * layer["n"] * layer["k"]
+    answers = document["answers"]
+    assert len(answers["cosines"]) == document["sentences"] >= 40
+    assert 0.99 < answers["worst"] <= answers["mean"] < 1
+    assert (tmp_path / "octofold-demo" / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_own_text(tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_text("Two sentences, one per line.\n\nThey are compared.\n")
+    assert main(["demo", "--text", str(page), "--output-dir", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "demo.json").read_text())["sentences"] == 2
+
+
+def test_text_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_bytes(b"\xff\xfe\x00")
+    assert main(["demo", "--text", str(page)]) == 2
+    assert "expected UTF-8 text" in capsys.readouterr().err
