@@ -4,6 +4,7 @@
 #include <cblas.h>
 
 #include "octofold/gemm.h"
+#include "octofold/host_scaled_matrix.h"
 
 #include "matrices.h"
 
@@ -21,13 +22,13 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   const std::int64_t size = state.range(0);
   std::vector<float> x = random_matrix(size, size);
   const TensorView source = matrix(x.data(), DType::kFloat32, size, size);
-  const Fp8Matrix a(size, size, granularity_a);
-  const Fp8Matrix b(size, size, granularity_b);
-  quantize(source, a.view);
-  quantize(source, b.view);
+  HostScaledMatrix a(size, size, granularity_a);
+  HostScaledMatrix b(size, size, granularity_b);
+  quantize(source, a.view());
+  quantize(source, b.view());
   std::vector<float> d(x.size());
   for (auto _ : state) {
-    gemm({.a = a.view, .b = b.view, .d = matrix(d.data(), DType::kFloat32, size, size)});
+    gemm({.a = a.view(), .b = b.view(), .d = matrix(d.data(), DType::kFloat32, size, size)});
   }
   count_operations(state, size);
 }

@@ -1,6 +1,7 @@
 // Casts to FP8, by bytes of input.
 #include <benchmark/benchmark.h>
 
+#include "octofold/host_scaled_matrix.h"
 #include "octofold/quantize.h"
 
 #include "matrices.h"
@@ -11,9 +12,9 @@ namespace {
 void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
   constexpr std::int64_t kSize = 2048;
   std::vector<float> x = random_matrix(kSize, kSize);
-  const Fp8Matrix out(kSize, kSize, granularity);
+  HostScaledMatrix out(kSize, kSize, granularity);
   for (auto _ : state) {
-    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), out.view, {.transpose = transpose});
+    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), out.view(), {.transpose = transpose});
   }
   state.SetBytesProcessed(state.iterations() * kSize * kSize * size_of(DType::kFloat32));
 }

@@ -4,6 +4,7 @@
 #include "octofold/checkpoint.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
+#include "octofold/host_scaled_matrix.h"
 #include "octofold/info.h"
 #include "octofold/log.h"
 #include "octofold/quantize.h"

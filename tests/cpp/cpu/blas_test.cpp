@@ -1,8 +1,7 @@
 #include "cpu/blas.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
+#include <gtest/gtest.h>
 #include <vector>
 
 #include "cpu/parallel.h"

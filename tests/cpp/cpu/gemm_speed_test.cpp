@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "octofold/quantize.h"
+#include "octofold/host_scaled_matrix.h"
 
 #include "cpu/blas.h"
 #include "cpu/gemm.h"
@@ -17,7 +17,6 @@ namespace octofold::cpu {
 namespace {
 
 constexpr std::int64_t kSize = 1024;
-constexpr std::int64_t kBlocks = kSize / kScaleBlock;
 
 template <typename Call>
 double seconds(Call&& call) {
@@ -48,22 +47,18 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
   std::vector<float> a(kSize * kSize), b(kSize * kSize), d(kSize * kSize);
   std::ranges::generate(a, [&] { return normal(random); });
   std::ranges::generate(b, [&] { return normal(random); });
-  std::vector<std::uint8_t> a_codes(a.size()), b_codes(b.size());
-  std::vector<float> a_scale(kSize * kBlocks), b_scale(kBlocks * kBlocks);
-  const MutableScaledTensorView a8{matrix(a_codes.data(), DType::kE4M3, kSize, kSize),
-                                   matrix(a_scale.data(), DType::kFloat32, kSize, kBlocks),
-                                   Granularity::kBlock1x128};
-  const MutableScaledTensorView b8{matrix(b_codes.data(), DType::kE4M3, kSize, kSize),
-                                   matrix(b_scale.data(), DType::kFloat32, kBlocks, kBlocks),
-                                   Granularity::kBlock128x128};
-  quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), a8);
-  quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), b8);
+  HostScaledMatrix a8(kSize, kSize, Granularity::kBlock1x128);
+  HostScaledMatrix b8(kSize, kSize, Granularity::kBlock128x128);
+  quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), a8.view());
+  quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), b8.view());
 
   double fp8 = 1e9, fp32 = 1e9;  // the quickest of interleaved rounds: other load only adds
   for (int round = 0; round < 7; ++round) {
     fp32 = std::min(fp32, seconds([&] { float32_product(a.data(), b.data(), d.data()); }));
     fp8 = std::min(fp8, seconds([&] {
-                     gemm({.a = a8, .b = b8, .d = matrix(d.data(), DType::kFloat32, kSize, kSize)});
+                     gemm({.a = a8.view(),
+                           .b = b8.view(),
+                           .d = matrix(d.data(), DType::kFloat32, kSize, kSize)});
                    }));
   }
   RecordProperty("ratio", std::to_string(fp8 / fp32));
