@@ -34,6 +34,7 @@ void store(const float* values, std::int64_t count, void* data, DType dtype, std
 
 void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow) {
   const std::int64_t cols = x.shape[1];
+  if (cols == 0) return;  // memcpy takes no null pointer, even for nothing
   parallel_for(x.shape[0], cols, [&] {
     return [&](std::int64_t row) {
       if (x.dtype == out.dtype) {  // the bits as they are, NaN payloads included
