@@ -6,6 +6,7 @@ import pytest
 import reference
 
 torch = pytest.importorskip("torch")
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -55,6 +56,24 @@ def test_gemm_in_place():
     assert octofold.gemm(a, b, out=out, c=out) is out
     assert torch.equal(out, octofold.gemm(a, b, c=before, out_dtype=torch.float32))
     assert out._version > version  # autograd sees the mutation
+
+
+def test_in_place_op_takes_out_once():
+    """Its schema promises to mutate nothing but `out`: so c = out may not go in as c too."""
+    calls = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            calls.append((op, args))
+            return op(*args, **(kwargs or {}))
+
+    a, out = octofold.quantize(random(5, 300)), random(5, 5)
+    with Recorder():
+        octofold.gemm(a, a, out=out, c=out)
+    (op, args), *others = calls
+    assert op is torch.ops.octofold.gemm_out.default
+    assert not others
+    assert sum(argument is out for argument in args) == 1
 
 
 def test_refusals():
@@ -144,9 +163,10 @@ def scaled(rows, cols, granularity):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_opcheck_quantize(opcheck, granularity, transpose):
+@pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1)])
+def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     options = (torch.float8_e4m3fn, granularity, None, "saturate", "te", transpose)
-    opcheck(torch.ops.octofold.quantize, (random(130, 300), *options))
+    opcheck(torch.ops.octofold.quantize, (random(*shape), *options))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
