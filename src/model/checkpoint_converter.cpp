@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/scale_layout.h"
 #include "model/json_text.h"
 
 namespace octofold::model {
@@ -16,8 +17,6 @@ namespace {
 /// Input in memory at a time: large enough for all threads of quantize(), and 128 rows of 65536
 /// floats, so that all but the widest matrices are read and written in one piece per tile.
 constexpr std::int64_t kTileBytes = 32 << 20;
-
-std::int64_t block_count(std::int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
 
 /// A rectangle of a row-major matrix.
 struct Tile {
@@ -126,8 +125,9 @@ void CheckpointConverter::quantize_weight(const SafetensorsReader& input, const 
     for (std::int64_t col = 0; col < cols; col += tile_cols) {
       const Tile tile{row, col, std::min(tile_rows, rows - row), std::min(tile_cols, cols - col),
                       cols};
-      const Tile scale_tile{row / kScaleBlock, col / kScaleBlock, block_count(tile.rows),
-                            block_count(tile.cols), block_count(cols)};
+      const Tile scale_tile{
+          row / kScaleBlock, col / kScaleBlock, core::ceil_divide(tile.rows, kScaleBlock),
+          core::ceil_divide(tile.cols, kScaleBlock), core::ceil_divide(cols, kScaleBlock)};
       input_.resize(tile.rows * tile.cols * size_of(dtype));
       codes_.resize(tile.rows * tile.cols);
       scales_.resize(scale_tile.rows * scale_tile.cols);
