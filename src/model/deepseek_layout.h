@@ -2,7 +2,6 @@
 // Source: the `inference` folder and config.json of https://huggingface.co/deepseek-ai/DeepSeek-V3.
 #pragma once
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

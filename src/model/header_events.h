@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

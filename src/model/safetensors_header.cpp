@@ -1,7 +1,6 @@
 #include "model/safetensors_header.h"
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
