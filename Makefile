@@ -13,7 +13,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-cpp test-python bench wheel format check clean
+.PHONY: help demo test test-cpp test-python bench wheel format check tidy clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -52,6 +52,11 @@ check: .venv/.check ## formatting, lint, include rules, generated files, types
 	$(VENV)/python scripts/check_includes.py
 	scripts/check_generated $(VENV)/python
 	$(VENV)/mypy
+
+tidy: .venv/.check ## clang-tidy (minutes)
+	cmake --preset release
+	git ls-files 'src/*.cpp' | \
+	  xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(VENV)/clang-tidy --quiet -p build/release
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist .venv/.wheel

@@ -57,10 +57,10 @@ struct Fp8 {
  private:
   static constexpr float value_of(unsigned code) {
     const unsigned magnitude = code & 0x7Fu;
-    const float sign = (code & 0x80u) != 0 ? -1.0f : 1.0f;
+    const unsigned sign_bit = (code & 0x80u) << 24;
     if (magnitude > kFormat.largest_code) {
       const bool infinite = kFormat.has_infinity && magnitude == kFormat.largest_code + 1u;
-      return sign * std::bit_cast<float>(infinite ? 0x7F800000u : 0x7FFFFFFFu);
+      return std::bit_cast<float>(sign_bit | (infinite ? 0x7F800000u : 0x7FFFFFFFu));
     }
     const unsigned exponent = magnitude >> kFormat.mantissa_bits;
     const unsigned mantissa = magnitude & ((1u << kFormat.mantissa_bits) - 1);
@@ -68,7 +68,8 @@ struct Fp8 {
     const int power =
         (exponent == 0 ? 1 : static_cast<int>(exponent)) - kFormat.bias - kFormat.mantissa_bits;
     const float step = std::bit_cast<float>(static_cast<std::uint32_t>(127 + power) << 23);
-    return sign * static_cast<float>(hidden + mantissa) * step;
+    const float value = static_cast<float>(hidden + mantissa) * step;
+    return sign_bit != 0 ? -value : value;
   }
 
   static constexpr std::array<float, 256> kValues = [] {
