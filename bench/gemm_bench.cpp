@@ -28,7 +28,7 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   quantize(source, b.view());
   std::vector<float> d(x.size());
   for (auto _ : state) {
-    gemm({.a = a.view(), .b = b.view(), .d = matrix(d.data(), DType::kFloat32, size, size)});
+    gemm({.a = a.view(), .b = b.view(), .out = matrix(d.data(), DType::kFloat32, size, size)});
   }
   count_operations(state, size);
 }

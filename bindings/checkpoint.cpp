@@ -5,6 +5,7 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 
 #include "error.h"
 #include "text.h"
@@ -26,13 +27,13 @@ Strings strings_of(const Range& texts) {
 }  // namespace
 
 Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Strings skip,
-                           bool use_default_skips, tvm::ffi::String profile, bool power_of_two,
-                           Progress progress) {
+                           bool use_default_skips, tvm::ffi::String profile,
+                           tvm::ffi::Optional<bool> power_of_two, Progress progress) {
   QuantizeCheckpointOptions options{
       .use_default_skips = use_default_skips,
       .profile = parse_profile(view_of(profile)),
-      .power_of_two = power_of_two,
       .progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); }};
+  if (power_of_two) options.power_of_two = *power_of_two;
   for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));
 
   const QuantizeCheckpointReport report =

@@ -22,7 +22,7 @@ int main() {
   octofold::quantize(matrix(x.data(), DType::kFloat32, tokens, inputs), a.view());
   octofold::quantize(matrix(w.data(), DType::kFloat32, outputs, inputs), b.view());
   octofold::gemm(
-      {.a = a.view(), .b = b.view(), .d = matrix(y.data(), DType::kFloat32, tokens, outputs)});
+      {.a = a.view(), .b = b.view(), .out = matrix(y.data(), DType::kFloat32, tokens, outputs)});
 
   double error = 0, norm = 0;
   for (std::int64_t i = 0; i < tokens * outputs; ++i) {

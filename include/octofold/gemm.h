@@ -8,22 +8,22 @@
 
 namespace octofold {
 
-/// D[M, N] = A[M, K] · B[N, K]ᵀ (+ C[M, N]) (+ bias[N]).
+/// out[M, N] = A[M, K] · B[N, K]ᵀ (+ C[M, N]) (+ bias[N]).
 ///
 /// A, B: e4m3 or e5m2, mixed too; columns (K) contiguous, any row stride.
 /// Granularities (A × B): tensor × tensor, channel × channel, 1x128 × 128x128, 1x128 × 1x128.
-/// D: bfloat16, float16 or float32; columns contiguous, any row stride.
-/// C: of D's type or float32; either disjoint from D or exactly D (in place).
-/// bias: of D's type or float32, contiguous.
+/// out: bfloat16, float16 or float32; columns contiguous, any row stride.
+/// C: of out's type or float32; either disjoint from out or exactly out (in place).
+/// bias: of out's type or float32, contiguous.
 /// M, N, K ≥ 0; with K = 0 the product is 0.
 ///
 /// Arithmetic: codes are multiplied and summed over at most 128 values of K; that partial sum,
 /// times scaleA × scaleB, is added to an FP32 accumulator; C and bias are added in FP32; one
-/// rounding to D's type. docs/numerics.md has the error limits. The same input gives the same bits.
+/// rounding to out's type. docs/numerics.md has the error limits. The same input gives the same bits.
 struct GemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
-  MutableTensorView d;
+  MutableTensorView out;
   std::optional<TensorView> c{};
   std::optional<TensorView> bias{};
   /// Lets a backend sum all of K inside the tensor core (about 14 significant bits on Hopper).
@@ -31,7 +31,7 @@ struct GemmArguments {
   bool fast_accumulation = false;
 };
 
-/// Example: octofold::gemm({.a = activations, .b = weights, .d = output, .bias = bias});
+/// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias});
 /// Throws Error(kInvalidArgument) that names the argument.
 OCTOFOLD_API void gemm(const GemmArguments& arguments);
 

@@ -38,7 +38,7 @@ def quantize_checkpoint(
     skip: Sequence[str] = (),
     use_default_skips: bool = True,
     profile: str = "deepgemm",
-    power_of_two: bool = False,
+    power_of_two: bool | None = None,
     progress: Progress | None = None,
 ) -> CheckpointReport:
     """Rewrite a safetensors checkpoint with its linear weights in DeepSeek-V3's FP8 layout.

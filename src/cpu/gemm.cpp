@@ -66,12 +66,12 @@ void store_tile(const GemmArguments& arguments, const Tile& tile, Workspace& wor
     load(tensor.data, tensor.dtype, offset + tile.n, 1, tile.cols, addend);
     for (std::int64_t j = 0; j < tile.cols; ++j) sum[j] += addend[j];
   };
-  const MutableTensorView& d = arguments.d;
+  const MutableTensorView& out = arguments.out;
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     float* const sum = work.sum.get() + i * kTileN;
     if (arguments.c) add_row(*arguments.c, (tile.m + i) * arguments.c->strides[0], sum);
     if (arguments.bias) add_row(*arguments.bias, 0, sum);
-    store(sum, tile.cols, d.data, d.dtype, (tile.m + i) * d.strides[0] + tile.n,
+    store(sum, tile.cols, out.data, out.dtype, (tile.m + i) * out.strides[0] + tile.n,
           Overflow::kSaturate);
   }
 }
@@ -93,7 +93,7 @@ void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& w
 }  // namespace
 
 void gemm(const GemmArguments& arguments) {
-  const std::int64_t size_m = arguments.d.shape[0], size_n = arguments.d.shape[1];
+  const std::int64_t size_m = arguments.out.shape[0], size_n = arguments.out.shape[1];
   const std::int64_t size_k = arguments.a.data.shape[1];
   const std::int64_t tiles_n = core::ceil_divide(size_n, kTileN);
   const std::int64_t tiles = core::ceil_divide(size_m, kTileM) * tiles_n;

@@ -47,35 +47,35 @@ void check_operands(const core::Arguments& check, const GemmArguments& arguments
 }
 
 void check_addends(const core::Arguments& check, const GemmArguments& arguments) {
-  const MutableTensorView& d = arguments.d;
+  const MutableTensorView& out = arguments.out;
   if (arguments.c) {
     const TensorView& c = *arguments.c;
     check.require_matrix("c", c);
-    check.require_dtype("c", c, {d.dtype, DType::kFloat32});
-    check.require_shape("c", c, {d.shape[0], d.shape[1]});
-    check.require_same_device("c", c, d.device);
-    if (!is_same_memory(d, c)) check.require_disjoint("d", d, "c", c);
+    check.require_dtype("c", c, {out.dtype, DType::kFloat32});
+    check.require_shape("c", c, {out.shape[0], out.shape[1]});
+    check.require_same_device("c", c, out.device);
+    if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
   }
   if (arguments.bias) {
     const TensorView& bias = *arguments.bias;
     check.require_vector("bias", bias);
-    check.require_dtype("bias", bias, {d.dtype, DType::kFloat32});
-    check.require_shape("bias", bias, {d.shape[1]});
-    check.require_same_device("bias", bias, d.device);
-    check.require_disjoint("d", d, "bias", bias);
+    check.require_dtype("bias", bias, {out.dtype, DType::kFloat32});
+    check.require_shape("bias", bias, {out.shape[1]});
+    check.require_same_device("bias", bias, out.device);
+    check.require_disjoint("out", out, "bias", bias);
   }
 }
 
 void check_output(const core::Arguments& check, const GemmArguments& arguments) {
-  const MutableTensorView& d = arguments.d;
-  check.require_matrix("d", d);
-  check.require_dtype("d", d, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
-  check.require_shape("d", d, {arguments.a.data.shape[0], arguments.b.data.shape[0]});
-  check.require_same_device("d", d, arguments.a.data.device);
-  check.require_disjoint("d", d, "a", arguments.a.data);
-  check.require_disjoint("d", d, "a.scale", arguments.a.scale);
-  check.require_disjoint("d", d, "b", arguments.b.data);
-  check.require_disjoint("d", d, "b.scale", arguments.b.scale);
+  const MutableTensorView& out = arguments.out;
+  check.require_matrix("out", out);
+  check.require_dtype("out", out, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
+  check.require_shape("out", out, {arguments.a.data.shape[0], arguments.b.data.shape[0]});
+  check.require_same_device("out", out, arguments.a.data.device);
+  check.require_disjoint("out", out, "a", arguments.a.data);
+  check.require_disjoint("out", out, "a.scale", arguments.a.scale);
+  check.require_disjoint("out", out, "b", arguments.b.data);
+  check.require_disjoint("out", out, "b.scale", arguments.b.scale);
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ void gemm(const GemmArguments& arguments) {
   check_operands(check, arguments);
   check_output(check, arguments);
   check_addends(check, arguments);
-  ops::require_backend("gemm", arguments.d.device);
+  ops::require_backend("gemm", arguments.out.device);
   cpu::gemm(arguments);
 }
 

@@ -50,7 +50,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--profile", default="deepgemm", help="whose cast rule to follow (default: %(default)s)"
     )
     parser.add_argument(
-        "--power-of-two", action="store_true", help="round scales up to powers of two"
+        "--power-of-two",
+        action="store_const",
+        const=True,
+        help="round scales to powers of two (default: what the profile does)",
     )
     parser.set_defaults(run=run)
 

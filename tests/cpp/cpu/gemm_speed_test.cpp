@@ -58,7 +58,7 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
     fp8 = std::min(fp8, seconds([&] {
                      gemm({.a = a8.view(),
                            .b = b8.view(),
-                           .d = matrix(d.data(), DType::kFloat32, kSize, kSize)});
+                           .out = matrix(d.data(), DType::kFloat32, kSize, kSize)});
                    }));
   }
   RecordProperty("ratio", std::to_string(fp8 / fp32));

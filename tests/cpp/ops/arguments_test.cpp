@@ -34,7 +34,7 @@ struct Problem {
                   matrix(a_scale.data(), DType::kFloat32, kM, 3), Granularity::kBlock1x128},
             .b = {matrix(b.data(), DType::kE4M3, kN, kK),
                   matrix(b_scale.data(), DType::kFloat32, 2, 3), Granularity::kBlock128x128},
-            .d = matrix(d.data(), DType::kFloat32, kM, kN)};
+            .out = matrix(d.data(), DType::kFloat32, kM, kN)};
   }
 };
 
@@ -67,8 +67,8 @@ TEST(GemmArgumentsTest, WrongDtypes) {
             "gemm: argument 'a': expected dtype e4m3 or e5m2, got float16");
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.scale.dtype = DType::kBFloat16; }),
               HasSubstr("argument 'b.scale': expected dtype float32, got bfloat16"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.dtype = DType::kE4M3; }),
-              HasSubstr("argument 'd': expected dtype bfloat16 or float16 or float32"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.dtype = DType::kE4M3; }),
+              HasSubstr("argument 'out': expected dtype bfloat16 or float16 or float32"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat16, p.kM, p.kN); }),
       HasSubstr("argument 'c': expected dtype"));
@@ -87,8 +87,8 @@ TEST(GemmArgumentsTest, WrongShapes) {
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
       HasSubstr("argument 'b': expected K = 300 columns as in 'a', got 299"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.shape[1] = 100; }),
-              HasSubstr("argument 'd': expected shape [5, 200], got [5, 100]"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.shape[1] = 100; }),
+              HasSubstr("argument 'out': expected shape [5, 200], got [5, 100]"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat32, p.kN, p.kM); }),
       HasSubstr("argument 'c': expected shape [5, 200], got [200, 5]"));
@@ -116,24 +116,24 @@ TEST(GemmArgumentsTest, WrongScales) {
 TEST(GemmArgumentsTest, WrongStrides) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.strides = {1, 5}; }),
               HasSubstr("argument 'a': expected contiguous columns"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.strides[0] = 199; }),
-              HasSubstr("argument 'd': expected rows that do not overlap"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.strides[0] = -200; }),
-              HasSubstr("argument 'd': expected rows that do not overlap"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.d.data = nullptr; }),
-              HasSubstr("argument 'd': expected data, got a null pointer"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.strides[0] = 199; }),
+              HasSubstr("argument 'out': expected rows that do not overlap"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.strides[0] = -200; }),
+              HasSubstr("argument 'out': expected rows that do not overlap"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = nullptr; }),
+              HasSubstr("argument 'out': expected data, got a null pointer"));
 }
 
 TEST(GemmArgumentsTest, OutputOverAnInput) {
   EXPECT_THAT(gemm_error([](auto& p, auto& g) { g.a.scale.data = p.d.data(); }),
-              HasSubstr("argument 'd': expected memory of its own, apart from 'a.scale'"));
+              HasSubstr("argument 'out': expected memory of its own, apart from 'a.scale'"));
   EXPECT_THAT(gemm_error([](auto& p, auto& g) {
                 g.c = matrix(p.d.data() + 1, DType::kFloat32, p.kM, p.kN - 1, p.kN);
               }),
               HasSubstr("argument 'c': expected shape"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.bias = vector(p.d.data() + 10, DType::kFloat32, p.kN); }),
-      HasSubstr("argument 'd': expected memory of its own, apart from 'bias'"));
+      HasSubstr("argument 'out': expected memory of its own, apart from 'bias'"));
 }
 
 TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
@@ -141,7 +141,7 @@ TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
   std::vector<float> both(problem.kM * problem.kN * 2, 1.0f);
   GemmArguments arguments = problem.arguments();
   const std::int64_t stride = 2 * problem.kN;
-  arguments.d = matrix(both.data(), DType::kFloat32, problem.kM, problem.kN, stride);
+  arguments.out = matrix(both.data(), DType::kFloat32, problem.kM, problem.kN, stride);
   arguments.c = matrix(both.data() + problem.kN, DType::kFloat32, problem.kM, problem.kN, stride);
   gemm(arguments);
   EXPECT_EQ(both[0], 301.0f);
@@ -155,8 +155,9 @@ TEST(GemmArgumentsTest, Devices) {
               HasSubstr("argument 'b.scale': expected a tensor on cuda:1, got one on cpu"));
   Problem problem;
   GemmArguments arguments = problem.arguments();
-  for (auto* device : {&arguments.a.data.device, &arguments.a.scale.device,
-                       &arguments.b.data.device, &arguments.b.scale.device, &arguments.d.device}) {
+  for (auto* device :
+       {&arguments.a.data.device, &arguments.a.scale.device, &arguments.b.data.device,
+        &arguments.b.scale.device, &arguments.out.device}) {
     *device = {DeviceType::kCuda, 0};
   }
   EXPECT_THAT(error_of([&] { gemm(arguments); }, ErrorCode::kUnavailable),
@@ -236,7 +237,7 @@ TEST(ArgumentFuzzTest, RandomViewsNeverCrash) {
                                   scale(granularity_a, m), granularity_a},
                             .b = {spoil(matrix(memory.data(), DType::kE5M2, n, k)),
                                   scale(granularity_b, n), granularity_b},
-                            .d = spoil(matrix(memory.data(), DType::kFloat32, m, n)),
+                            .out = spoil(matrix(memory.data(), DType::kFloat32, m, n)),
                             .fast_accumulation = random() % 2 == 0};
     if (random() % 2 == 0) arguments.c = spoil(matrix(memory.data(), DType::kFloat32, m, n));
     if (random() % 2 == 0) arguments.bias = spoil(vector(memory.data(), DType::kFloat32, n));

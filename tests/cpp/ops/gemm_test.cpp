@@ -103,7 +103,7 @@ TEST_P(GemmTest, MatchesFp64) {
   if (row.c != "none") c = random_addend(random, type_of(row.c), row.m, row.n, row.row_padding);
   if (row.bias != "none") bias = random_addend(random, type_of(row.bias), 1, row.n, 0);
 
-  GemmArguments arguments{.a = a.mutable_view(), .b = b.mutable_view(), .d = d.view()};
+  GemmArguments arguments{.a = a.mutable_view(), .b = b.mutable_view(), .out = d.view()};
   if (bias) arguments.bias = bias->row_vector();
   if (row.c == "in_place") {
     if (!c->bytes().empty()) std::memcpy(d.data(), c->data(), c->bytes().size());
@@ -136,7 +136,7 @@ TEST_P(GemmTest, MatchesFp64) {
     std::memcpy(again.data(), c->data(), c->bytes().size());
     arguments.c = again.view();
   }
-  arguments.d = again.view();
+  arguments.out = again.view();
   gemm(arguments);
   EXPECT_EQ(d.bytes(), again.bytes()) << "the same input gave other bits";
 }
@@ -153,7 +153,7 @@ TEST(GemmSpecialValuesTest, NanAndInfinityReachTheirRowsAndColumnsOnly) {
   static_cast<std::uint8_t*>(a.codes.data())[1 * 200 + 150] = 0x7C;  // row 1: +Inf
   static_cast<std::uint8_t*>(b.codes.data())[2 * 200 + 3] = 0x7F;    // column 2: NaN
   Matrix d(DType::kFloat32, 3, 4);
-  gemm({.a = a.mutable_view(), .b = b.mutable_view(), .d = d.view()});
+  gemm({.a = a.mutable_view(), .b = b.mutable_view(), .out = d.view()});
   for (std::int64_t i = 0; i < 3; ++i) {
     for (std::int64_t j = 0; j < 4; ++j) {
       EXPECT_EQ(std::isnan(d.at(i, j)), j == 2) << i << "," << j;
@@ -170,7 +170,7 @@ TEST(GemmSpecialValuesTest, ScalesMayBeFarApart) {
               Granularity::kTensor},
         .b = {matrix(&code_b, DType::kE4M3, 1, 1), vector(&scale_b, DType::kFloat32, 1),
               Granularity::kTensor},
-        .d = matrix(&d, DType::kFloat32, 1, 1)});
+        .out = matrix(&d, DType::kFloat32, 1, 1)});
   EXPECT_EQ(d, 1.0f);
 }
 
