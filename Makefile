@@ -41,12 +41,12 @@ wheel: .venv/.wheel ## dist/octofold-*.whl
 	@ls dist/octofold-*.whl
 
 format: .venv/.check ## formats C++ and Python
-	$(VENV)/clang-format -i $(CPP_FILES)
+	@$(VENV)/clang-format -i $(CPP_FILES)
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
 
 check: .venv/.check ## formatting, lint, include rules, generated files, types
-	$(VENV)/clang-format --dry-run --Werror $(CPP_FILES)
+	@$(VENV)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(VENV)/ruff format --check .
 	$(VENV)/ruff check .
 	$(VENV)/python scripts/check_includes.py

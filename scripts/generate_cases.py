@@ -46,8 +46,7 @@ REPEATS = 3
 def rows():
     """Yields the rows of the table as dictionaries."""
     cycles = [
-        itertools.cycle(values)
-        for values in (C_KINDS, BIAS_KINDS, ROW_PADDINGS, POWERS_OF_TWO)
+        itertools.cycle(values) for values in (C_KINDS, BIAS_KINDS, ROW_PADDINGS, POWERS_OF_TWO)
     ]
     for index, (repeat, (m, n, k), pair) in enumerate(
         itertools.product(range(REPEATS), SHAPES, PAIRS)

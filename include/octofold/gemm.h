@@ -19,7 +19,8 @@ namespace octofold {
 ///
 /// Arithmetic: codes are multiplied and summed over at most 128 values of K; that partial sum,
 /// times scaleA × scaleB, is added to an FP32 accumulator; C and bias are added in FP32; one
-/// rounding to out's type. docs/numerics.md has the error limits. The same input gives the same bits.
+/// rounding to out's type. docs/numerics.md has the error limits. The same input gives the same
+/// bits.
 struct GemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
