@@ -1,6 +1,7 @@
 """Entry point: parses the command line and turns every failure into one clear line."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,8 +43,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def one_line(error: Exception) -> str:
+    """What went wrong; of what the system refused, the file first."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def print_log(level: str, message: str) -> None:
+    """What the library logs goes to standard error."""
+    print(f"octofold: {level}: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code: 0, 2 for an error, 130 for an interrupt."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ‖ shows ? and goes on
+    octofold.set_log_handler(print_log)
     try:
         arguments = build_parser().parse_args(argv)
         arguments.run(arguments)
@@ -52,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # `octofold … | head` has what it wants
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        message = " ".join(str(error).split()) or type(error).__name__
-        print(f"octofold: {message}", file=sys.stderr)
+        print(f"octofold: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("octofold: interrupted", file=sys.stderr)

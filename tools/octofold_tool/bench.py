@@ -2,15 +2,14 @@
 
 import argparse
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import octofold
 
-from .measure import interleaved_seconds, relative_error, spread
+from .measure import MIN_ROUNDS
+from .products import ERROR_LIMITS, Costs, GemmOptions, ShapeResult, measure, probe
 from .report import (
     COLORS,
     ToolError,
@@ -28,39 +27,23 @@ from .suites import SUITES, Shape
 DESCRIPTION = """\
 Multiply random normal matrices, cast to FP8, and time that beside NumPy's FP32 product (OpenBLAS):
 interleaved rounds, medians. Each output is checked against the FP64 product of the dequantized
-operands before anything is timed.
+operands (at random places, if it is large) before anything is timed. Shapes that would take too
+long are left out, and named.
 
   octofold bench gemm                                 the square suite
   octofold bench gemm --suite deepseek-v3 --json deepseek.json
   octofold bench gemm --shape 1024,4096,7168 --granularity channel,channel
 """
 
-# Relative error limits of docs/numerics.md.
-ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
-
-CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
-
-
-@dataclasses.dataclass(frozen=True)
-class ShapeResult:
-    """D[m, n] = A[m, k] · B[n, k]ᵀ."""
-
-    m: int
-    n: int
-    k: int
-    milliseconds_fp8: float
-    milliseconds_float32: float
-    gflops_fp8: float
-    gflops_float32: float
-    spread_fp8: float  # half the quartile range over the median
-    ratio: float  # FP32's time over FP8's: above 1, FP8 is faster
-    relative_error: float
-    rounds: int
+HELP = "measure speed and error of matrix products"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     bench = commands.add_parser(
-        "bench", help="measure speed and error of matrix products", description="Measure."
+        "bench",
+        help=HELP,
+        description="Measure one operation on this machine: its speed beside a peer's, and its "
+        "error. For example: octofold bench gemm --suite square",
     )
     operations = bench.add_subparsers(metavar="OPERATION", required=True)
     parser = operations.add_parser(
@@ -98,13 +81,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--out-dtype", choices=sorted(ERROR_LIMITS), default="bfloat16", help="default: %(default)s"
     )
     parser.add_argument(
-        "--rounds", type=parse_positive, default=9, help="per shape (default: %(default)s)"
+        "--rounds",
+        metavar="COUNT",
+        type=parse_rounds,
+        default=9,
+        help=f"per shape, {MIN_ROUNDS} or more; slow shapes stop at {MIN_ROUNDS} "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--max-seconds",
         metavar="S",
         type=float,
-        default=2.0,
+        default=3.0,
         help="leave out shapes of which one product takes longer, by estimate; they are named "
         "(default: %(default)s)",
     )
@@ -128,9 +116,11 @@ def parse_pair(text: str, example: str) -> tuple[str, str]:
     return first, second
 
 
-def parse_positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 3:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 3, got '{text}'")
+def parse_rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < MIN_ROUNDS:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {MIN_ROUNDS}, got '{text}'"
+        )
     return int(text)
 
 
@@ -139,115 +129,73 @@ def run(arguments: argparse.Namespace) -> None:
         check_writable(path)
     if arguments.png is not None:
         require("matplotlib", "tool")
-    shapes: Sequence[Shape] = arguments.shape or SUITES[arguments.suite]
-    chosen = affordable(shapes, arguments)
-
-    results = [measure(shape, arguments) for shape in tracked("bench gemm", chosen)]
-
-    title = (
-        f"{' × '.join(arguments.dtype)}, scales {' × '.join(arguments.granularity)}, "
-        f"{arguments.out_dtype} out"
+    options = GemmOptions(
+        dtypes=arguments.dtype,
+        granularities=arguments.granularity,
+        out_dtype=arguments.out_dtype,
+        rounds=arguments.rounds,
+        max_seconds=arguments.max_seconds,
     )
-    show(title, results)
+    shapes: Sequence[Shape] = arguments.shape or SUITES[arguments.suite]
+    chosen = choose(shapes, probe(options), options)
+
+    results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
+
+    show(title(options), results)
     left_out = [shape for shape in shapes if shape not in chosen]
     if left_out:
         names = " ".join(",".join(map(str, shape)) for shape in left_out)
-        console().print(
-            f"Left out, more than {arguments.max_seconds:g} s a product by estimate: {names}",
-            soft_wrap=True,
-        )
+        console().print(f"Left out, {options.max_seconds:g} s a product or more: {names}")
     if arguments.json is not None:
-        write_json(arguments.json, document(arguments, results, left_out))
+        write_json(
+            arguments.json,
+            {
+                "operation": "gemm",
+                "options": dataclasses.asdict(options),
+                "results": [dataclasses.asdict(result) for result in results],
+                "left_out": left_out,
+            },
+        )
     if arguments.png is not None:
-        write_png(arguments.png, chart(title, results))
+        write_png(arguments.png, chart(title(options), results))
 
 
-def affordable(shapes: Sequence[Shape], arguments: argparse.Namespace) -> list[Shape]:
-    """The shapes whose product will take no longer than --max-seconds, extrapolated from one."""
-    probe = measure((512, 512, 512), arguments)
-    seconds_per_flop = 1e-9 / min(probe.gflops_fp8, probe.gflops_float32)
-    chosen = [
-        shape for shape in shapes if 2 * np.prod(shape) * seconds_per_flop <= arguments.max_seconds
-    ]
+def choose(shapes: Sequence[Shape], costs: Costs, options: GemmOptions) -> list[Shape]:
+    """The shapes whose product takes less than --max-seconds; says how long they will take."""
+    chosen = [shape for shape in shapes if costs.product(shape) < options.max_seconds]
     if not chosen:
         raise ToolError(
-            f"every shape would take more than {arguments.max_seconds:g} s a product; "
+            f"every shape would take more than {options.max_seconds:g} s a product; "
             "allow more with --max-seconds"
         )
+    seconds = sum(costs.measurement(shape, options) for shape in chosen)
+    left_out = f", {len(shapes) - len(chosen)} too long" if len(shapes) > len(chosen) else ""
+    console(stderr=True).print(
+        f"{len(chosen)} of {len(shapes)} shapes in about {seconds:.0f} s{left_out}", style="dim"
+    )
     return chosen
 
 
-def measure(shape: Shape, arguments: argparse.Namespace) -> ShapeResult:
-    """Check one product, then time it."""
-    m, n, k = shape
-    random = np.random.default_rng()
-    a = random.standard_normal((m, k), np.float32)
-    b = random.standard_normal((n, k), np.float32)
-    a8, b8 = (
-        octofold.quantize(x, dtype=dtype, granularity=granularity)
-        for x, dtype, granularity in zip(
-            (a, b), arguments.dtype, arguments.granularity, strict=True
-        )
+def title(options: GemmOptions) -> str:
+    return (
+        f"{' × '.join(options.dtypes)}, scales {' × '.join(options.granularities)}, "
+        f"{options.out_dtype} out"
     )
-    out = octofold.gemm(a8, b8, out_dtype=arguments.out_dtype)
-    error = check(shape, a8, b8, out)
-
-    calls = (lambda: octofold.gemm(a8, b8, out=out), lambda: a @ b.T)
-    budget = 10 * arguments.max_seconds
-    fp8, float32 = interleaved_seconds(calls, arguments.rounds, budget)
-    fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)
-    gflop = 2e-9 * m * n * k
-    return ShapeResult(
-        m=m,
-        n=n,
-        k=k,
-        milliseconds_fp8=fp8_median * 1e3,
-        milliseconds_float32=float32_median * 1e3,
-        gflops_fp8=gflop / fp8_median,
-        gflops_float32=gflop / float32_median,
-        spread_fp8=spread(fp8),
-        ratio=float32_median / fp8_median,
-        relative_error=error,
-        rounds=len(fp8),
-    )
-
-
-def check(shape: Shape, a8: octofold.ScaledTensor, b8: octofold.ScaledTensor, out: Any) -> float:
-    """Relative error against FP64; of a product that is large, on random rows and columns of it.
-
-    The output is written afresh over NaN, so that nothing that is left out can pass.
-    """
-    out[...] = np.nan
-    octofold.gemm(a8, b8, out=out)
-    actual = out.astype(np.float32)
-    if not np.isfinite(actual).all():
-        raise ToolError(f"{shape}: the product has elements that are not finite: a fault of ours")
-    random = np.random.default_rng()
-    rows = random.permutation(shape[0])[:CHECKED_ROWS]
-    columns = random.permutation(shape[1])[:CHECKED_COLUMNS]
-    expected = (
-        a8.dequantize()[rows].astype(np.float64) @ b8.dequantize()[columns].astype(np.float64).T
-    )
-    error = relative_error(actual[np.ix_(rows, columns)], expected)
-    few = 2**-8 if expected.size < 256 else 0.0  # a few roundings do not average: numerics.md
-    limit = ERROR_LIMITS[str(out.dtype)] + few
-    if error > limit:
-        raise ToolError(f"{shape}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")
-    return error
 
 
 def show(title: str, results: Sequence[ShapeResult]) -> None:
     columns = (
-        "M,N,K", "FP8 ms", "±", "FP8 GFLOPS", "FP32 ms", "FP32 GFLOPS", "FP32/FP8 time",
-        "rel. error",
+        "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
+        "relative\nerror",
     )  # fmt: skip
     rows = [
         (
             f"{result.m},{result.n},{result.k}",
-            f"{result.milliseconds_fp8:.3f}",
+            f"{result.milliseconds_fp8:.2f}",
             f"{result.spread_fp8:.0%}",
             f"{result.gflops_fp8:.1f}",
-            f"{result.milliseconds_float32:.3f}",
+            f"{result.milliseconds_float32:.2f}",
+            f"{result.spread_float32:.0%}",
             f"{result.gflops_float32:.1f}",
             f"{result.ratio:.2f}",
             f"{result.relative_error:.1e}",
@@ -255,19 +203,6 @@ def show(title: str, results: Sequence[ShapeResult]) -> None:
         for result in results
     ]
     print_table(f"gemm on the CPU reference backend: {title}", columns, rows)
-
-
-def document(
-    arguments: argparse.Namespace, results: Sequence[ShapeResult], left_out: Sequence[Shape]
-) -> dict[str, Any]:
-    return {
-        "operation": "gemm",
-        "dtypes": arguments.dtype,
-        "granularities": arguments.granularity,
-        "out_dtype": arguments.out_dtype,
-        "results": [dataclasses.asdict(result) for result in results],
-        "left_out": left_out,
-    }
 
 
 def chart(title: str, results: Sequence[ShapeResult]) -> Any:
@@ -285,5 +220,5 @@ def chart(title: str, results: Sequence[ShapeResult]) -> Any:
     axis.set_ylabel("GFLOPS")
     names = [f"{r.m},{r.n},{r.k}" for r in results]
     axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
-    axis.legend(frameon=False)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)  # where no bar is
     return figure

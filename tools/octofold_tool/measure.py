@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Float64Array = npt.NDArray[np.float64]
+MIN_ROUNDS = 5  # fewer give no median to trust
 
 
 def relative_error(actual: npt.ArrayLike, expected: npt.ArrayLike) -> float:
     """‖actual − expected‖ / ‖expected‖ in FP64; 0 where both are zero."""
     reference = np.asarray(expected, np.float64)
-    error = float(np.linalg.norm(np.asarray(actual, np.float64) - reference))
-    return error / float(np.linalg.norm(reference)) if error else 0.0
+    error = np.linalg.norm(np.asarray(actual, np.float64) - reference)
+    if error == 0:
+        return 0.0
+    with np.errstate(divide="ignore"):  # infinite where only `expected` is zero
+        return float(error / np.linalg.norm(reference))
 
 
 def decibels(error: float) -> float:
@@ -28,12 +31,12 @@ def interleaved_seconds(
 ) -> list[list[float]]:
     """Seconds of each call in each round, in the order A B … and then … B A.
 
-    At least 3 rounds, more until `rounds` are done or `budget` seconds are spent.
+    At least MIN_ROUNDS of them, more until `rounds` are done or `budget` seconds are spent.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     begin = time.perf_counter()
     for round_ in range(rounds):
-        if round_ >= 3 and time.perf_counter() - begin > budget:
+        if round_ >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
         order = range(len(calls)) if round_ % 2 == 0 else reversed(range(len(calls)))
         for index in order:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import octofold
 
-from .report import console, progress
+from .report import progress
 
 HELP = "rewrite a safetensors checkpoint with FP8 linear weights"
 
@@ -47,7 +47,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--no-default-skips", action="store_true", help="skip only what --skip names"
     )
     parser.add_argument(
-        "--profile", default="deepgemm", help="whose cast rule to follow (default: %(default)s)"
+        "--profile",
+        default="deepgemm",
+        help="whose cast rule to follow, byte for byte: deepgemm (default), vllm, te, torchao, "
+        "deepseek or compressed-tensors",
     )
     parser.add_argument(
         "--power-of-two",
@@ -69,10 +72,9 @@ def run(arguments: argparse.Namespace) -> None:
             power_of_two=arguments.power_of_two,
             progress=advance,
         )
-    saved = 1 - report.output_bytes / report.input_bytes if report.input_bytes else 0.0
-    output = console()
-    output.print(f"{len(report.quantized)} weights to FP8, {len(report.copied)} tensors copied")
     before, after = report.input_bytes / 1e6, report.output_bytes / 1e6
-    output.print(f"{before:,.1f} MB → {after:,.1f} MB ({saved:.0%} less)")
+    share = f" ({after / before:.0%} of it)" if before else ""
+    print(f"{len(report.quantized)} weights to FP8, {len(report.copied)} tensors copied")
+    print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
     for path in report.files:
-        output.print(f"  {path}", soft_wrap=True)
+        print(f"  {path}")

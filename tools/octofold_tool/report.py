@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,12 +35,11 @@ def require(module: str, extra: str) -> None:
 
 
 def console(stderr: bool = False) -> "Console":
-    """A console that keeps lines whole where nobody is watching."""
+    """Colours and bars on terminals (NO_COLOR: none), plain text elsewhere."""
     require("rich", "tool")
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def print_table(
@@ -55,7 +53,14 @@ def print_table(
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
@@ -63,7 +68,10 @@ def print_table(
     if totals is not None:
         table.add_section()
         table.add_row(*totals, style="bold")
-    output.print(table)
+    # As wide as it needs: a narrow terminal wraps lines rather than lose numbers.
+    unbounded = output.options.update(width=1000)
+    table.width = output.measure(table, options=unbounded).maximum
+    output.print(table, crop=False)
 
 
 @contextmanager
@@ -117,11 +125,14 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def json_text(content: Mapping[str, Any]) -> str:
+    """`content` with the versions and the machine that it was measured on."""
+    return json.dumps({"environment": environment(), **content}, indent=2)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` with the versions and the machine that it was measured on."""
-    document = {"environment": environment(), **content}
     with _replacing(path) as temporary:
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json_text(content) + "\n", encoding="utf-8")
 
 
 def write_png(path: Path, figure: "Figure") -> None:
@@ -152,7 +163,18 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "processor": processor(),
         "cpu_threads": info.cpu_threads,
         "cpu": info.cpu.detail,
         "gpus": [gpu.name for gpu in info.gpus],
     }
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,154 @@
+"""FP8 matrix products beside FP32 ones: checked, then timed."""
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import octofold
+
+from .measure import interleaved_seconds, relative_error, spread
+from .report import ToolError
+from .suites import Shape
+
+# Relative error limits of docs/numerics.md, by the output's dtype.
+ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
+
+# Of a large product only so many rows and columns are checked, at random places.
+CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmOptions:
+    """What is multiplied, and for how long."""
+
+    dtypes: tuple[str, str]  # of A and B
+    granularities: tuple[str, str]
+    out_dtype: str
+    rounds: int
+    max_seconds: float  # of one product
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeResult:
+    """D[m, n] = A[m, k] · B[n, k]ᵀ."""
+
+    m: int
+    n: int
+    k: int
+    milliseconds_fp8: float
+    milliseconds_float32: float
+    gflops_fp8: float
+    gflops_float32: float
+    spread_fp8: float  # half the quartile range over the median
+    spread_float32: float
+    ratio: float  # FP32's time over FP8's: above 1, FP8 is faster
+    relative_error: float
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds on this machine, to foretell how long a shape takes."""
+
+    per_flop: float
+    per_element: float  # of A and B, in one product: what a product of few rows costs
+    per_prepared_element: float  # random numbers, cast, check
+
+    def product(self, shape: Shape) -> float:
+        """The slower of an FP8 and an FP32 product."""
+        m, n, k = shape
+        return 2 * m * n * k * self.per_flop + (m + n) * k * self.per_element
+
+    def measurement(self, shape: Shape, options: GemmOptions) -> float:
+        """All of `measure`."""
+        m, n, k = shape
+        rounds = options.rounds + 1  # and one to check
+        return 2 * rounds * self.product(shape) + (m + n) * k * self.per_prepared_element
+
+
+def probe(options: GemmOptions) -> Costs:
+    """Measure a cubic product and one of a single row."""
+    seconds = []
+    for shape in ((512, 512, 512), (1, 2048, 2048)):
+        start = time.perf_counter()
+        result = measure(shape, options)
+        total = time.perf_counter() - start
+        milliseconds = (result.milliseconds_fp8, result.milliseconds_float32)
+        seconds.append((max(milliseconds) / 1e3, total - result.rounds * sum(milliseconds) / 1e3))
+    (cube, _), (row, prepared) = seconds
+    elements = 2049 * 2048
+    return Costs(
+        per_flop=cube / (2 * 512**3),
+        per_element=row / elements,
+        per_prepared_element=max(prepared, 0.0) / elements,
+    )
+
+
+def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
+    """Check one product, then time it and NumPy's in turns."""
+    m, n, k = shape
+    random = np.random.default_rng()
+    a = random.standard_normal((m, k), np.float32)
+    b = random.standard_normal((n, k), np.float32)
+    a8, b8 = (
+        octofold.quantize(x, dtype=dtype, granularity=granularity)
+        for x, dtype, granularity in zip((a, b), options.dtypes, options.granularities, strict=True)
+    )
+    out = octofold.gemm(a8, b8, out_dtype=options.out_dtype)
+    error = check(shape, a8, b8, out)
+
+    calls = (lambda: octofold.gemm(a8, b8, out=out), lambda: a @ b.T)
+    budget = 10 * options.max_seconds
+    fp8, float32 = interleaved_seconds(calls, options.rounds, budget)
+    fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)
+    gflop = 2e-9 * m * n * k
+    return ShapeResult(
+        m=m,
+        n=n,
+        k=k,
+        milliseconds_fp8=fp8_median * 1e3,
+        milliseconds_float32=float32_median * 1e3,
+        gflops_fp8=gflop / fp8_median,
+        gflops_float32=gflop / float32_median,
+        spread_fp8=spread(fp8),
+        spread_float32=spread(float32),
+        ratio=float32_median / fp8_median,
+        relative_error=error,
+        rounds=len(fp8),
+    )
+
+
+def check(shape: Shape, a8: octofold.ScaledTensor, b8: octofold.ScaledTensor, out: Any) -> float:
+    """Relative error against the FP64 product of the dequantized operands.
+
+    The output is written afresh over NaN, so that nothing that is left out can pass.
+    """
+    out[...] = np.nan
+    octofold.gemm(a8, b8, out=out)
+    name = ",".join(map(str, shape))
+    if np.isnan(out).any():
+        raise ToolError(f"{name}: the product was not written everywhere: a fault of ours")
+    random = np.random.default_rng()
+    rows = random.permutation(shape[0])[:CHECKED_ROWS]
+    columns = random.permutation(shape[1])[:CHECKED_COLUMNS]
+    expected = dequantized_rows(a8, rows) @ dequantized_rows(b8, columns).T
+    error = relative_error(out[np.ix_(rows, columns)].astype(np.float32), expected)
+    limit = ERROR_LIMITS[str(out.dtype)]
+    if expected.size < 256:  # too few roundings to average: docs/numerics.md
+        limit += float(ml_dtypes.finfo(out.dtype).eps) / 2
+    if not error <= limit:
+        raise ToolError(f"{name}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")
+    return error
+
+
+def dequantized_rows(x: octofold.ScaledTensor, rows: Any) -> Any:
+    """These rows of the dequantized matrix in FP64, without the memory that all would take."""
+    scale, granularity = x.scale, x.granularity
+    if granularity == "128x128":  # a row of a square block is a 1x128 block
+        scale, granularity = scale[rows // 128], "1x128"
+    elif granularity != "tensor":
+        scale = scale[rows]
+    return octofold.ScaledTensor(x.data[rows], scale, granularity).dequantize().astype(np.float64)
