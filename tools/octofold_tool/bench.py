@@ -92,8 +92,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--max-seconds",
         metavar="S",
         type=float,
-        default=3.0,
-        help="leave out shapes of which one product takes longer, by estimate; they are named "
+        default=4.0,
+        help="leave out, and name, shapes of which one FP8 and one FP32 product take longer "
+        "together, by estimate "
         "(default: %(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
@@ -145,7 +146,7 @@ def run(arguments: argparse.Namespace) -> None:
     left_out = [shape for shape in shapes if shape not in chosen]
     if left_out:
         names = " ".join(",".join(map(str, shape)) for shape in left_out)
-        console().print(f"Left out, {options.max_seconds:g} s a product or more: {names}")
+        console().print(f"Left out, {options.max_seconds:g} s a round or more: {names}")
     if arguments.json is not None:
         write_json(
             arguments.json,
@@ -161,11 +162,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def choose(shapes: Sequence[Shape], costs: Costs, options: GemmOptions) -> list[Shape]:
-    """The shapes whose product takes less than --max-seconds; says how long they will take."""
-    chosen = [shape for shape in shapes if costs.product(shape) < options.max_seconds]
+    """The shapes of which a round takes less than --max-seconds; says how long they will take."""
+    chosen = [shape for shape in shapes if costs.round(shape) < options.max_seconds]
     if not chosen:
         raise ToolError(
-            f"every shape would take more than {options.max_seconds:g} s a product; "
+            f"every shape would take {options.max_seconds:g} s a round or more; "
             "allow more with --max-seconds"
         )
     seconds = sum(costs.measurement(shape, options) for shape in chosen)
@@ -220,5 +221,6 @@ def chart(title: str, results: Sequence[ShapeResult]) -> Any:
     axis.set_ylabel("GFLOPS")
     names = [f"{r.m},{r.n},{r.k}" for r in results]
     axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
-    figure.legend(loc="outside upper right", ncols=2, frameon=False)  # where no bar is
+    # Above the axes, where no bar can be.
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     return figure

@@ -186,7 +186,7 @@ def show(layers: Sequence[LayerResult], answers: Answers) -> None:
     print_table(title, columns, rows, totals)
     count = len(answers.cosines)
     flipped = count - answers.same_nearest
-    why = f" (FP32 had it ahead by {answers.closest_call:.4f} at most)" if flipped else ""
+    why = f" (FP32 had it ahead by {answers.largest_lost_lead:.4f} at most)" if flipped else ""
     output = console()
     output.print(
         "The model's answers with FP8 in every linear layer, beside FP32's:\n"

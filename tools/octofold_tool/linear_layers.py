@@ -39,7 +39,7 @@ class Answers:
 
     cosines: list[float]  # of each sentence's two embeddings
     same_nearest: int  # sentences whose nearest other sentence is still the same
-    closest_call: float  # FP32's largest lead in similarity of a nearest that is so no longer
+    largest_lost_lead: float  # by how much, in FP32's similarity, one was nearest that is no more
 
     @property
     def worst(self) -> float:

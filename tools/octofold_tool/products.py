@@ -5,16 +5,19 @@ import statistics
 import time
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import octofold
 
-from .measure import interleaved_seconds, relative_error, spread
+from .measure import MIN_ROUNDS, interleaved_seconds, relative_error, spread
 from .report import ToolError
 from .suites import Shape
 
 # Relative error limits of docs/numerics.md, by the output's dtype.
 ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
+
+# Outputs of few elements may be off by half an ulp each, on top of FP32's limit (same place).
+FEW_ELEMENTS = 256
+HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
 
 # Of a large product only so many rows and columns are checked, at random places.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
@@ -28,7 +31,7 @@ class GemmOptions:
     granularities: tuple[str, str]
     out_dtype: str
     rounds: int
-    max_seconds: float  # of one product
+    max_seconds: float  # of one round, an FP8 and an FP32 product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,38 +56,44 @@ class ShapeResult:
 class Costs:
     """Seconds on this machine, to foretell how long a shape takes."""
 
-    per_flop: float
-    per_element: float  # of A and B, in one product: what a product of few rows costs
+    per_flop: float  # of a round
+    per_element: float  # of A and B, in a round: what products of few rows cost
     per_prepared_element: float  # random numbers, cast, check
 
-    def product(self, shape: Shape) -> float:
-        """The slower of an FP8 and an FP32 product."""
+    def round(self, shape: Shape) -> float:
+        """An FP8 and an FP32 product."""
         m, n, k = shape
         return 2 * m * n * k * self.per_flop + (m + n) * k * self.per_element
 
     def measurement(self, shape: Shape, options: GemmOptions) -> float:
         """All of `measure`."""
         m, n, k = shape
-        rounds = options.rounds + 1  # and one to check
-        return 2 * rounds * self.product(shape) + (m + n) * k * self.per_prepared_element
+        rounds = min(options.rounds * self.round(shape), budget(options))
+        return rounds + self.round(shape) + (m + n) * k * self.per_prepared_element
 
 
 def probe(options: GemmOptions) -> Costs:
     """Measure a cubic product and one of a single row."""
-    seconds = []
-    for shape in ((512, 512, 512), (1, 2048, 2048)):
-        start = time.perf_counter()
-        result = measure(shape, options)
-        total = time.perf_counter() - start
-        milliseconds = (result.milliseconds_fp8, result.milliseconds_float32)
-        seconds.append((max(milliseconds) / 1e3, total - result.rounds * sum(milliseconds) / 1e3))
-    (cube, _), (row, prepared) = seconds
-    elements = 2049 * 2048
+    measure((128, 128, 128), options)  # the first products wake threads
+    cube = measure((512, 512, 512), options)
+    start = time.perf_counter()
+    row = measure((1, 2048, 2048), options)
+    prepared = time.perf_counter() - start - row.rounds * seconds_of_round(row)
+    elements = (1 + 2048) * 2048
     return Costs(
-        per_flop=cube / (2 * 512**3),
-        per_element=row / elements,
+        per_flop=seconds_of_round(cube) / (2 * 512**3),
+        per_element=seconds_of_round(row) / elements,
         per_prepared_element=max(prepared, 0.0) / elements,
     )
+
+
+def seconds_of_round(result: ShapeResult) -> float:
+    return (result.milliseconds_fp8 + result.milliseconds_float32) / 1e3
+
+
+def budget(options: GemmOptions) -> float:
+    """Seconds after which a shape gets no more than the least number of rounds."""
+    return MIN_ROUNDS * options.max_seconds
 
 
 def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
@@ -101,8 +110,7 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
     error = check(shape, a8, b8, out)
 
     calls = (lambda: octofold.gemm(a8, b8, out=out), lambda: a @ b.T)
-    budget = 10 * options.max_seconds
-    fp8, float32 = interleaved_seconds(calls, options.rounds, budget)
+    fp8, float32 = interleaved_seconds(calls, options.rounds, budget(options))
     fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)
     gflop = 2e-9 * m * n * k
     return ShapeResult(
@@ -136,9 +144,9 @@ def check(shape: Shape, a8: octofold.ScaledTensor, b8: octofold.ScaledTensor, ou
     columns = random.permutation(shape[1])[:CHECKED_COLUMNS]
     expected = dequantized_rows(a8, rows) @ dequantized_rows(b8, columns).T
     error = relative_error(out[np.ix_(rows, columns)].astype(np.float32), expected)
-    limit = ERROR_LIMITS[str(out.dtype)]
-    if expected.size < 256:  # too few roundings to average: docs/numerics.md
-        limit += float(ml_dtypes.finfo(out.dtype).eps) / 2
+    dtype = str(out.dtype)
+    few = expected.size < FEW_ELEMENTS
+    limit = ERROR_LIMITS["float32"] + HALF_ULP[dtype] if few else ERROR_LIMITS[dtype]
     if not error <= limit:
         raise ToolError(f"{name}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")
     return error

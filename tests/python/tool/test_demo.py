@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
-from octofold_tool import minilm
+from octofold_tool import demo, linear_layers, minilm
 from octofold_tool.__main__ import main
 
 try:
@@ -87,7 +88,8 @@ def test_demo_end_to_end(
     assert main(["demo"]) == 0
 
     out = capsys.readouterr().out
-    assert "0.attention.self.query" in out
+    assert "0.query" in out
+    assert max(map(len, out.splitlines())) <= 100
     assert "cosine similarity" in out
     document = json.loads((tmp_path / "octofold-demo" / "demo.json").read_text())
     layers = document["layers"]
@@ -102,14 +104,22 @@ def test_demo_end_to_end(
     answers = document["answers"]
     assert len(answers["cosines"]) == document["sentences"] >= 40
     assert 0.99 < answers["worst"] <= answers["mean"] < 1
-    assert (tmp_path / "octofold-demo" / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert answers["largest_lost_lead"] < 0.02  # FP8 swaps only what is nearly as near
+    assert document["parameters"]["weight_granularity"] == "128x128"
+    image = matplotlib.image.imread(tmp_path / "octofold-demo" / "demo.png")
+    assert image.shape[1] > 1000
+    assert image.std() > 0.05  # something is drawn
 
 
-def test_own_text(tmp_path: Path) -> None:
-    page = tmp_path / "page.txt"
+def test_own_text_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, folder = tmp_path / "page.txt", tmp_path / "out"
     page.write_text("Two sentences, one per line.\n\nThey are compared.\n")
-    assert main(["demo", "--text", str(page), "--output-dir", str(tmp_path / "out")]) == 0
-    assert json.loads((tmp_path / "out" / "demo.json").read_text())["sentences"] == 2
+    assert main(["demo", "--text", str(page), "--output-dir", str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((folder / "demo.json").read_text())
+    assert printed["sentences"] == 2
+    assert printed["answers"]["same_nearest"] == 2
+    assert printed["environment"]["octofold"]
 
 
 def test_text_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -117,3 +127,40 @@ def test_text_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path
     page.write_bytes(b"\xff\xfe\x00")
     assert main(["demo", "--text", str(page)]) == 2
     assert "expected UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["/proc/no-such-folder", "file", "file/below"])
+def test_unwritable_folder(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    folder: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["demo", "--output-dir", folder]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"octofold: {folder}: ")
+    assert err.count("\n") == 1
+
+
+def test_every_layer_is_in_the_chart(model: minilm.MiniLm) -> None:
+    layers = [
+        linear_layers.LayerResult(name, 1, 1, 1, 0.0, 0.01, 40.0, 4, 2, 1.0, 1.0, 1.0)
+        for name in model.linear_names()
+    ]
+    figure = demo.chart(layers, linear_layers.Answers([0.99, 0.98], 2, 0.0))
+    lines = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines()}
+    assert lines == dict.fromkeys(
+        ("query", "key", "value", "attention.output", "intermediate", "output"), 6
+    )
+
+
+def test_answers_are_compared() -> None:
+    before = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], np.float32)
+    after = before[[1, 0, 2, 3]]
+    answers = linear_layers.compare_answers(before, after)
+    np.testing.assert_allclose(answers.cosines, [0.8, 0.8, 1, 1], atol=1e-6)
+    # Nearest: 1 2 1 2 before, 2 0 0 2 after. The third's was at 0.96, what replaced it at 0.6.
+    assert answers.same_nearest == 1
+    assert answers.largest_lost_lead == pytest.approx(0.96 - 0.6, abs=1e-6)

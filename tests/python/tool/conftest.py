@@ -1,0 +1,3 @@
+"""octofold before octofold_tool: the command imports it in a way that leaves torch out."""
+
+import octofold  # noqa: F401
