@@ -1,0 +1,55 @@
+"""What the commands show and write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octofold_tool import report
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    class FullDisk:
+        def savefig(self, path: Path, **_: Any) -> None:
+            path.write_bytes(b"half a picture")
+            raise OSError(28, "No space left on device", str(path))
+
+    target = tmp_path / "chart.png"
+    target.write_bytes(b"the old picture")
+    with pytest.raises(OSError, match="No space left"):
+        report.write_png(target, FullDisk())  # type: ignore[arg-type]
+    assert target.read_bytes() == b"the old picture"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_narrow_terminal_loses_no_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    values = [f"{value}.25" for value in range(10)]
+    report.print_table("title", [f"column{value}" for value in range(10)], [values], totals=values)
+    out = capsys.readouterr().out
+    for value in values:
+        assert out.count(value) == 2
+    assert "…" not in out
+
+
+def test_pipes_get_plain_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    report.print_table("title", ["a"], [["1"]], totals=["1"])
+    assert list(report.tracked("counting", [1, 2])) == [1, 2]
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(("color", "codes"), [("", "\x1b[1;36m"), ("1", "\x1b[1m")])
+def test_no_color_is_respected(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, color: str, codes: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", color)
+    report.console().print("text", style="bold cyan")
+    assert codes in capsys.readouterr().out
