@@ -45,6 +45,11 @@ namespace octofold::cpu {
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t a_stride,
               const float* b, std::int64_t b_stride, float* d, std::int64_t d_stride) {
   const auto size = [](std::int64_t value) { return static_cast<blasint>(value); };
+  if (m == 1) {  // reads B in place, where the matrix product would pack it first
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, size(n), size(k), 1.0f, b, size(b_stride), a, 1, 0.0f,
+                d, 1);
+    return;
+  }
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size(m), size(n), size(k), 1.0f, a,
               size(a_stride), b, size(b_stride), 0.0f, d, size(d_stride));
 }

@@ -77,7 +77,7 @@ void store_tile(const GemmArguments& arguments, const Tile& tile, Workspace& wor
 }
 
 void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& work) {
-  std::fill_n(work.sum.get(), kTileM * kTileN, 0.0f);
+  std::fill_n(work.sum.get(), tile.rows * kTileN, 0.0f);
   const std::int64_t size_k = arguments.a.data.shape[1];
   for (std::int64_t k = 0; k < size_k; k += kBlockK) {
     const std::int64_t depth = std::min(kBlockK, size_k - k);
