@@ -22,66 +22,40 @@ enum class PowerOfTwoRounding {
 struct CastRule {
   CastForm form;
   PowerOfTwoRounding rounding;
-  bool power_of_two_by_default;
-  double amax_floor;         // amax is raised to this (FP64: one library computes there)
-  float scale_floor;         // then the scale to this
-  float power_of_two_floor;  // and to this before it is rounded to a power of two
-  bool repair_factor;        // factor 1 when amax is 0, Inf or NaN; finite when it overflows
+  bool power_of_two_by_default = false;
+  double amax_floor = 0.0;          // amax is raised to this (FP64: one library computes there)
+  float scale_floor = 0.0f;         // then the scale to this
+  float power_of_two_floor = 0.0f;  // and to this before it is rounded to a power of two
+  bool repair_factor = false;       // factor 1 when amax is 0, Inf or NaN; finite if it overflows
 };
 
 // DeepGEMM, deep_gemm/utils/math.py: per_token_cast_to_fp8 and its siblings.
-inline constexpr CastRule kDeepGemmRule{.form = CastForm::kReciprocal,
-                                        .rounding = PowerOfTwoRounding::kCeil,
-                                        .power_of_two_by_default = false,
-                                        .amax_floor = 1e-4f,
-                                        .scale_floor = 0.0f,
-                                        .power_of_two_floor = 0.0f,
-                                        .repair_factor = false};
+inline constexpr CastRule kDeepGemmRule{
+    .form = CastForm::kReciprocal, .rounding = PowerOfTwoRounding::kCeil, .amax_floor = 1e-4f};
 
 // vLLM, csrc/quantization/w8a8: per_token_group_quant_8bit.
 inline constexpr CastRule kVllmRule{.form = CastForm::kDivide,
                                     .rounding = PowerOfTwoRounding::kCeilLog2,
-                                    .power_of_two_by_default = false,
                                     .amax_floor = 1e-10f,
-                                    .scale_floor = 0.0f,
-                                    .power_of_two_floor = 1e-10f,
-                                    .repair_factor = false};
+                                    .power_of_two_floor = 1e-10f};
 
 // Transformer Engine, common/recipe/recipe_common.cuh: compute_scale_from_amax.
 inline constexpr CastRule kTransformerEngineRule{.form = CastForm::kFactor,
                                                  .rounding = PowerOfTwoRounding::kTruncate,
                                                  .power_of_two_by_default = true,
-                                                 .amax_floor = 0.0,
-                                                 .scale_floor = 0.0f,
-                                                 .power_of_two_floor = 0.0f,
                                                  .repair_factor = true};
 
 // torchao, float8/float8_utils.py: amax_to_scale.
-inline constexpr CastRule kTorchAoRule{.form = CastForm::kFactor,
-                                       .rounding = PowerOfTwoRounding::kFloorLog2,
-                                       .power_of_two_by_default = false,
-                                       .amax_floor = 1e-12,
-                                       .scale_floor = 0.0f,
-                                       .power_of_two_floor = 0.0f,
-                                       .repair_factor = false};
+inline constexpr CastRule kTorchAoRule{
+    .form = CastForm::kFactor, .rounding = PowerOfTwoRounding::kFloorLog2, .amax_floor = 1e-12};
 
 // DeepSeek-V3, inference/kernel.py: act_quant. An all-zero unit gives 0 / 0 = NaN there, and here.
 inline constexpr CastRule kDeepSeekRule{.form = CastForm::kDivide,
-                                        .rounding = PowerOfTwoRounding::kCeil,
-                                        .power_of_two_by_default = false,
-                                        .amax_floor = 0.0,
-                                        .scale_floor = 0.0f,
-                                        .power_of_two_floor = 0.0f,
-                                        .repair_factor = false};
+                                        .rounding = PowerOfTwoRounding::kCeil};
 
 // compressed-tensors, quantization/utils/helpers.py: calculate_qparams. The floor is FP32's
 // epsilon.
-inline constexpr CastRule kCompressedTensorsRule{.form = CastForm::kDivide,
-                                                 .rounding = PowerOfTwoRounding::kCeil,
-                                                 .power_of_two_by_default = false,
-                                                 .amax_floor = 0.0,
-                                                 .scale_floor = 0x1p-23f,
-                                                 .power_of_two_floor = 0.0f,
-                                                 .repair_factor = false};
+inline constexpr CastRule kCompressedTensorsRule{
+    .form = CastForm::kDivide, .rounding = PowerOfTwoRounding::kCeil, .scale_floor = 0x1p-23f};
 
 }  // namespace octofold::config
