@@ -53,8 +53,7 @@ inline constexpr CastRule kTorchAoRule{
 inline constexpr CastRule kDeepSeekRule{.form = CastForm::kDivide,
                                         .rounding = PowerOfTwoRounding::kCeil};
 
-// compressed-tensors, quantization/utils/helpers.py: calculate_qparams. The floor is FP32's
-// epsilon.
+// compressed-tensors, quantization/utils/helpers.py: calculate_qparams. The floor is 2^-23.
 inline constexpr CastRule kCompressedTensorsRule{
     .form = CastForm::kDivide, .rounding = PowerOfTwoRounding::kCeil, .scale_floor = 0x1p-23f};
 

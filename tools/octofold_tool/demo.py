@@ -17,7 +17,9 @@ from .linear_layers import (
     embed_and_record,
     embed_in_fp8,
     measure_layer,
+    time_fp8,
 )
+from .measure import rest
 from .minilm import LINEAR_LAYERS, PACKAGE, MiniLm, model_folder
 from .report import (
     COLORS,
@@ -90,12 +92,18 @@ def run(arguments: argparse.Namespace) -> None:
     reference, activations = embed_and_record(
         model, tracked("running the model in FP32", sentences)
     )
-    weights: dict[str, octofold.ScaledTensor] = {}
-    layers = []
-    for name in tracked("measuring each layer in FP8", model.linear_names()):
-        weight, _ = model.linear_parameters(name)
-        weights[name] = octofold.quantize(weight, granularity="128x128")
-        layers.append(measure_layer(name, activations[name], weight, weights[name]))
+    names = model.linear_names()
+    originals = {name: model.linear_parameters(name)[0] for name in names}
+    weights = {name: octofold.quantize(originals[name], granularity="128x128") for name in names}
+    rest()  # all of FP8 is timed before any of FP32: see measure.REST
+    times = {
+        name: time_fp8(activations[name], weights[name])
+        for name in tracked("timing each layer in FP8", names)
+    }
+    layers = [
+        measure_layer(name, activations[name], originals[name], weights[name], times[name])
+        for name in tracked("comparing with FP32", names)
+    ]
     answers = compare_answers(
         reference, embed_in_fp8(model, tracked("running the model in FP8", sentences), weights)
     )

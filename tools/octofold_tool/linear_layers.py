@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -79,22 +79,40 @@ def embed_in_fp8(
     return model.embed(sentences, fp8_linear)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fp8Times:
+    """Milliseconds of one layer's GEMM, and of the cast of its activations."""
+
+    gemm: float
+    cast: float
+
+
+def time_fp8(x: Float32Array, weight8: octofold.ScaledTensor) -> Fp8Times:
+    x8 = octofold.quantize(x)
+    product = octofold.gemm(x8, weight8, out_dtype="float32")
+    return Fp8Times(
+        gemm=median_milliseconds(lambda: octofold.gemm(x8, weight8, out=product)),
+        cast=median_milliseconds(lambda: octofold.quantize(x)),
+    )
+
+
+def median_milliseconds(call: Callable[[], Any]) -> float:
+    (seconds,) = interleaved_seconds([call], ROUNDS)
+    return statistics.median(seconds) * 1e3
+
+
 def measure_layer(
-    name: str, x: Float32Array, weight: Float32Array, weight8: octofold.ScaledTensor
+    name: str,
+    x: Float32Array,
+    weight: Float32Array,
+    weight8: octofold.ScaledTensor,
+    times: Fp8Times,
 ) -> LayerResult:
     x8 = octofold.quantize(x)
     product = np.full((len(x), len(weight)), np.nan, np.float32)  # poisoned: all must be written
     octofold.gemm(x8, weight8, out=product)
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
     dequantized = product_in_float64(x8, weight8)
-    calls = (
-        lambda: octofold.gemm(x8, weight8, out=product),
-        lambda: octofold.quantize(x),
-        lambda: x @ weight.T,
-    )
-    gemm_ms, cast_ms, float32_ms = (
-        statistics.median(seconds) * 1e3 for seconds in interleaved_seconds(calls, ROUNDS)
-    )
     error = relative_error(product, exact)
     return LayerResult(
         name=name,
@@ -106,9 +124,9 @@ def measure_layer(
         snr_db=decibels(error),
         bytes_float32=weight.nbytes,
         bytes_fp8=weight8.data.nbytes + weight8.scale.nbytes,
-        milliseconds_fp8=gemm_ms,
-        milliseconds_cast=cast_ms,
-        milliseconds_float32=float32_ms,
+        milliseconds_fp8=times.gemm,
+        milliseconds_cast=times.cast,
+        milliseconds_float32=median_milliseconds(lambda: x @ weight.T),
     )
 
 

@@ -10,6 +10,10 @@ import numpy.typing as npt
 
 MIN_ROUNDS = 5  # fewer give no median to trust
 
+# Seconds between one peer's calls and another's. The threads of NumPy's OpenBLAS spin for about
+# 0.1 s after a product, in case another one follows, and take the next peer's processors meanwhile.
+REST = 0.25
+
 
 def relative_error(actual: npt.ArrayLike, expected: npt.ArrayLike) -> float:
     """‖actual − expected‖ / ‖expected‖ in FP64; 0 where both are zero."""
@@ -29,21 +33,30 @@ def decibels(error: float) -> float:
 def interleaved_seconds(
     calls: Sequence[Callable[[], Any]], rounds: int, budget: float = float("inf")
 ) -> list[list[float]]:
-    """Seconds of each call in each round, in the order A B … and then … B A.
+    """Seconds of each call in each round, in the order A B … and then … B A, with rests between.
 
     At least MIN_ROUNDS of them, more until `rounds` are done or `budget` seconds are spent.
     """
     seconds: list[list[float]] = [[] for _ in calls]
+    previous = None
     begin = time.perf_counter()
     for round_ in range(rounds):
         if round_ >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
         order = range(len(calls)) if round_ % 2 == 0 else reversed(range(len(calls)))
         for index in order:
+            if previous not in (None, index):
+                rest()
+            previous = index
             start = time.perf_counter()
             calls[index]()
             seconds[index].append(time.perf_counter() - start)
     return seconds
+
+
+def rest() -> None:
+    """Let the threads of the last peer fall asleep."""
+    time.sleep(REST)
 
 
 def spread(seconds: Sequence[float]) -> float:
