@@ -146,11 +146,6 @@ def test_closed_pipe_is_quiet() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_starts_without_torch() -> None:
-    code = "import octofold_tool.__main__, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_ascii_terminal_is_no_error() -> None:
     result = program("demo", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0
