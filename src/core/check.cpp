@@ -87,7 +87,7 @@ void Arguments::require_matrix(std::string_view argument, const TensorView& tens
     fail(argument, "rows that do not overlap (row stride of at least the number of columns)",
          describe(tensor));
   }
-  if (tensor.data == nullptr) fail(argument, "data", "a null pointer");
+  require_data(argument, tensor);
 }
 
 void Arguments::require_vector(std::string_view argument, const TensorView& tensor) const {
@@ -97,7 +97,14 @@ void Arguments::require_vector(std::string_view argument, const TensorView& tens
   if (tensor.shape[0] > 1 && tensor.strides[0] != 1) {
     fail(argument, "a contiguous vector", describe(tensor));
   }
-  if (tensor.shape[0] > 0 && tensor.data == nullptr) fail(argument, "data", "a null pointer");
+  if (tensor.shape[0] > 0) require_data(argument, tensor);
+}
+
+void Arguments::require_data(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.data == nullptr) fail(argument, "data", "a null pointer");
+  if (reinterpret_cast<std::intptr_t>(tensor.data) % size_of(tensor.dtype) != 0) {
+    fail(argument, "data aligned to its elements", "an address between two elements");
+  }
 }
 
 void Arguments::require_shape(std::string_view argument, const TensorView& tensor,
@@ -147,9 +154,7 @@ void Arguments::require_scaled(std::string_view argument, const ScaledTensorView
                      name(tensor.granularity), tensor.data.shape[0], tensor.data.shape[1]),
          describe(tensor.scale));
   }
-  if (rows * cols > 0 && tensor.scale.data == nullptr) {
-    fail(scale_argument, "data", "a null pointer");
-  }
+  if (rows * cols > 0) require_data(scale_argument, tensor.scale);
 }
 
 bool memory_overlaps(const TensorView& left, const TensorView& right) {

@@ -53,6 +53,9 @@ class Arguments {
   void require_scaled(std::string_view argument, const ScaledTensorView& tensor) const;
 
  private:
+  /// Of a tensor that has elements: not null, aligned to them.
+  void require_data(std::string_view argument, const TensorView& tensor) const;
+
   std::string_view operation_;
 };
 

@@ -124,6 +124,15 @@ TEST(GemmArgumentsTest, WrongStrides) {
               HasSubstr("argument 'out': expected data, got a null pointer"));
 }
 
+TEST(GemmArgumentsTest, UnalignedData) {
+  EXPECT_THAT(gemm_error([](auto&, auto& g) {
+                g.a.scale.data = static_cast<const char*>(g.a.scale.data) + 1;
+              }),
+              HasSubstr("argument 'a.scale': expected data aligned to its elements"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; }),
+              HasSubstr("argument 'out': expected data aligned to its elements"));
+}
+
 TEST(GemmArgumentsTest, OutputOverAnInput) {
   EXPECT_THAT(gemm_error([](auto& p, auto& g) { g.a.scale.data = p.d.data(); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'a.scale'"));
