@@ -9,7 +9,7 @@ PRESET ?= release
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
-WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE \
+WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOTICE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
