@@ -79,8 +79,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> None:
-    require("rich", "tool")
-    require("matplotlib", "tool")
+    require("rich", "demo")
+    require("matplotlib", "demo")
     folder: Path = arguments.output_dir
     sentences = read_sentences(arguments.text)
     model = MiniLm(model_folder())
