@@ -160,6 +160,8 @@ def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job, as CI may be, hands on an interrupt that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     first = process.stderr.readline()  # the probe is over, the long run has begun
