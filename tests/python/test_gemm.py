@@ -15,7 +15,7 @@ CASES = list(csv.DictReader(CASES_FILE.read_text().splitlines()))
 # average; a few alone may each be half an ulp off.
 LIMITS = {"float32": 3e-4, "float16": 4e-4, "bfloat16": 2.5e-3}
 LIMITS_OF_FEW = {"float32": 3e-4, "float16": 2**-11 + 3e-4, "bfloat16": 2**-8 + 3e-4}
-FEW = 256
+FEW = 4096
 
 
 def padded(matrix, padding):
