@@ -1,0 +1,190 @@
+// The configuration of a GEMM kernel: a value that the planner builds, the host compiler checks,
+// the JIT prints into the kernel's name and the kernel reads.
+#pragma once
+
+#include "kernels/config/element.h"
+
+namespace octofold::config {
+
+// Values of K that share a block scale, that the tensor core sums before promotion, and that one
+// pipeline stage holds.
+inline constexpr int kBlockK = 128;
+
+// A pipeline stage's barrier, shared memory's alignment for the 128-byte swizzle, and what a block
+// of threads may have of shared memory on Hopper (CUDA programming guide, table of features and
+// technical specifications per compute capability: 227 KiB).
+inline constexpr int kSwizzleAlignment = 1024;
+inline constexpr int kSharedMemoryLimit = 227 * 1024;
+
+enum class GemmScaling {
+  kTensor,        // one scale for A, one for B: applied to the finished sum
+  kChannel,       // one per row of A, one per row of B: likewise
+  kBlock,         // A 1×128, B 128×128: applied to each partial sum
+  kBlockByBlock,  // A 1×128, B 1×128: likewise
+};
+
+constexpr bool has_block_scales(GemmScaling scaling) {
+  return scaling == GemmScaling::kBlock || scaling == GemmScaling::kBlockByBlock;
+}
+
+// Type of C or of the bias.
+enum class Addend { kNone, kOutputType, kFloat32 };
+
+// How A and B reach shared memory. Threads copy what TMA cannot address: rows whose bytes or
+// address are not multiples of 16.
+enum class OperandLoad { kTma, kThreads };
+
+// How D reaches global memory: through shared memory and TMA, or straight from registers, which
+// any row stride and FP32 allow.
+enum class OutputStore { kTma, kDirect };
+
+// What the math warpgroups do about each other.
+enum class MathOrder {
+  kFree,       // each issues its MMAs when its operands are there
+  kTakeTurns,  // round robin: one promotes while another's MMAs run
+};
+
+struct GemmConfig {
+  Element a = Element::kE4M3;
+  Element b = Element::kE4M3;
+  Element out = Element::kBFloat16;
+  GemmScaling scaling = GemmScaling::kBlock;
+  Addend c = Addend::kNone;
+  Addend bias = Addend::kNone;
+  // false: the tensor core sums all of K (about 14 significant bits).
+  bool promote = true;
+
+  // The output tile of a block of threads; each math warpgroup owns tile_m / math_warpgroups rows
+  // and works on them 64 at a time ("waves").
+  int tile_m = 128;
+  int tile_n = 128;
+  int math_warpgroups = 2;
+  int stages = 4;
+  // Blocks of threads that work on neighbouring tiles and multicast what they share: A along N,
+  // B along M.
+  int cluster_m = 1;
+  int cluster_n = 1;
+
+  OperandLoad load = OperandLoad::kTma;
+  OutputStore store = OutputStore::kTma;
+  MathOrder order = MathOrder::kFree;
+  // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
+  // costs one stage of latency tolerance.
+  bool early_wait = false;
+  // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
+  int raster_rows = 8;
+
+  friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
+
+  constexpr int cluster_size() const { return cluster_m * cluster_n; }
+  constexpr int waves() const { return tile_m / (64 * math_warpgroups); }
+  constexpr int math_threads() const { return 128 * math_warpgroups; }
+  // One warpgroup more loads, reads scales and stores.
+  constexpr int threads() const { return math_threads() + 128; }
+  // Registers of a thread of a math warpgroup after setmaxnreg, and of one of the loading one. A
+  // block gets 65 536 in all (504 a thread of each warpgroup's number).
+  constexpr int math_registers() const { return math_warpgroups == 3 ? 160 : 232; }
+  constexpr int load_registers() const { return math_warpgroups == 3 ? 24 : 40; }
+  // Accumulator registers of a math thread: the sum, and the partial sum of one wave.
+  constexpr int accumulator_registers() const {
+    return tile_n / 2 * (waves() + (promote ? 1 : 0));
+  }
+
+  // 128×128 scales of B: how many 128-blocks of N a tile can touch, as tiles begin at multiples
+  // of tile_n.
+  constexpr int scale_columns() const {
+    const int step = common_divisor(tile_n, kBlockK);
+    return (kBlockK - step + tile_n + kBlockK - 1) / kBlockK;
+  }
+  static constexpr int common_divisor(int left, int right) {
+    while (right != 0) {
+      const int rest = left % right;
+      left = right;
+      right = rest;
+    }
+    return left;
+  }
+
+  // Null if a kernel can be built from it, else why not.
+  constexpr const char* invalid_reason() const;
+};
+
+// Where everything lies in a block's shared memory. Offsets in bytes.
+struct SmemLayout {
+  int output = 0;  // the tile of D, as boxes of output_box_columns columns
+  int a = 0;       // [stages][tile_m][128], 128-byte swizzle
+  int b = 0;       // [stages][tile_n][128], likewise
+  int scale_a = 0;  // [stages][tile_m]
+  int scale_b = 0;  // [stages][scale_b_count]
+  int barriers = 0;
+  int total = 0;
+
+  // Bytes of one stage.
+  int a_bytes = 0, b_bytes = 0, scale_a_bytes = 0, scale_b_bytes = 0;
+  // D is stored in boxes of this many columns, each with the swizzle of its width in bytes.
+  int output_box_columns = 0;
+
+  constexpr explicit SmemLayout(const GemmConfig& config) {
+    const bool block = has_block_scales(config.scaling);
+    a_bytes = config.tile_m * kBlockK;
+    b_bytes = config.tile_n * kBlockK;
+    if (block) {
+      scale_a_bytes = config.tile_m * 4;
+      // Two at a time are read as one word, whether a tile touches one block of N or two.
+      scale_b_bytes = config.scaling == GemmScaling::kBlock ? 16 : config.tile_n * 4;
+    }
+    int end = 0;
+    if (config.store == OutputStore::kTma) {
+      output_box_columns = 128 / size_of(config.out);
+      while (config.tile_n % output_box_columns != 0) output_box_columns /= 2;
+      end = aligned(config.tile_m * config.tile_n * size_of(config.out), kSwizzleAlignment);
+    }
+    a = end;
+    b = a + config.stages * a_bytes;
+    scale_a = b + config.stages * b_bytes;
+    scale_b = scale_a + config.stages * scale_a_bytes;
+    barriers = aligned(scale_b + config.stages * scale_b_bytes, 8);
+    // full and empty of each stage; full and empty of the tile of D
+    total = barriers + (2 * config.stages + 2) * 8;
+  }
+
+  static constexpr int aligned(int value, int alignment) {
+    return (value + alignment - 1) / alignment * alignment;
+  }
+};
+
+constexpr const char* GemmConfig::invalid_reason() const {
+  if (!is_fp8(a) || !is_fp8(b)) return "A and B have to be FP8";
+  if (is_fp8(out)) return "D has to be float32, float16 or bfloat16";
+  if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 math warpgroups";
+  if (tile_m < 64 || tile_m % (64 * math_warpgroups) != 0 || tile_m > 256) {
+    return "tile_m has to be a multiple of 64 rows for each math warpgroup, at most 256";
+  }
+  if (tile_n < 16 || tile_n % 16 != 0 || tile_n > 256) {
+    return "tile_n has to be a multiple of 16, at most 256";
+  }
+  if (stages < 2) return "at least 2 stages";
+  if (cluster_m < 1 || cluster_n < 1 || cluster_size() > 2) return "clusters of 1 or 2";
+  if (tile_m % (8 * cluster_n) != 0 || tile_n % (8 * cluster_m) != 0) {
+    return "the blocks of a cluster each load whole swizzle atoms (8 rows)";
+  }
+  if (raster_rows < 1) return "raster_rows has to be at least 1";
+  if (has_block_scales(scaling) && !promote) return "block scales need promotion";
+  if (scaling == GemmScaling::kBlock && scale_columns() > 2) {
+    return "a tile may touch two 128-blocks of N at most";
+  }
+  if (load == OperandLoad::kThreads && (cluster_size() != 1 || store != OutputStore::kDirect)) {
+    return "threads that load neither multicast nor leave a warp to store";
+  }
+  if (store == OutputStore::kTma && out == Element::kFloat32) {
+    return "a tile of FP32 leaves too little shared memory for the pipeline";
+  }
+  if (early_wait && order == MathOrder::kTakeTurns) {
+    return "a warpgroup that waits for the next stage early keeps its turn too long";
+  }
+  if (accumulator_registers() + 40 > math_registers()) return "the accumulators leave no registers";
+  if (SmemLayout(*this).total > kSharedMemoryLimit) return "more shared memory than a block has";
+  return nullptr;
+}
+
+}  // namespace octofold::config

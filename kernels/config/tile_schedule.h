@@ -1,0 +1,31 @@
+// Which output tile comes when. The one piece of scheduling, for the kernel and for the test that
+// proves that each tile comes exactly once.
+#pragma once
+
+namespace octofold::config {
+
+struct TileCoordinate {
+  int m;
+  int n;
+};
+
+// A grid of tiles, walked `raster_rows` rows at a time, down the rows first: what runs at one time
+// is about square, and so reads little of A and B.
+struct TileSchedule {
+  int tiles_m;
+  int tiles_n;
+  int raster_rows;
+
+  constexpr int count() const { return tiles_m * tiles_n; }
+
+  constexpr TileCoordinate at(int index) const {
+    const int band_size = raster_rows * tiles_n;
+    const int band = index / band_size;
+    const int first = band * raster_rows;
+    const int rows = tiles_m - first < raster_rows ? tiles_m - first : raster_rows;
+    const int within = index - band * band_size;
+    return {first + within % rows, within / rows};
+  }
+};
+
+}  // namespace octofold::config
