@@ -75,8 +75,8 @@ def check_include(path: Path, bracket: str, header: str) -> str | None:
     if header.startswith(("/", ".")) or "/../" in header:
         return "write the path from the room on, not a relative one"
     if is_under(path, "kernels"):
-        if room == "kernels/config":
-            return "kernels/config includes nothing at all"
+        if room == "kernels/config" and not header.startswith("kernels/config/"):
+            return "kernels/config includes nothing but itself"
         if bracket == "<":
             return "device code is self-contained: no system or toolkit header"
     if bracket == "<":

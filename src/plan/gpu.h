@@ -1,0 +1,15 @@
+// What a plan needs to know of a GPU.
+#pragma once
+
+namespace octofold::plan {
+
+struct Gpu {
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+};
+
+/// The H200 and H100 (SXM): for plans made without a GPU.
+inline constexpr Gpu kHopper{.compute_major = 9, .compute_minor = 0, .multiprocessors = 132};
+
+}  // namespace octofold::plan
