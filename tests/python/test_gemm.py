@@ -1,21 +1,10 @@
 """GEMM against FP64, over the table of cases that the C++ tests read too."""
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import octofold
 import pytest
 import reference
-
-CASES_FILE = Path(__file__).parents[1] / "cases" / "gemm.csv"
-CASES = list(csv.DictReader(CASES_FILE.read_text().splitlines()))
-
-# docs/numerics.md. The limits for narrow outputs are of a norm over many elements, whose roundings
-# average; a few alone may each be half an ulp off.
-LIMITS = {"float32": 3e-4, "float16": 4e-4, "bfloat16": 2.5e-3}
-LIMITS_OF_FEW = {"float32": 3e-4, "float16": 2**-11 + 3e-4, "bfloat16": 2**-8 + 3e-4}
-FEW = 4096
+from gemm_cases import CASE_NAMES, CASES, limit
 
 
 def padded(matrix, padding):
@@ -39,12 +28,11 @@ def product(a, b):
 
 def assert_close(out, expected, dtype):
     assert np.all(np.isfinite(out.astype(np.float64)))
-    limit = (LIMITS if out.size >= FEW else LIMITS_OF_FEW)[dtype]
     error = np.linalg.norm(out.astype(np.float64) - expected)
-    assert error <= limit * np.linalg.norm(expected)
+    assert error <= limit(dtype, out.size) * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
 def test_case(case, rng):
     m, n, k, padding = (int(case[name]) for name in ("m", "n", "k", "row_padding"))
     power_of_two, dtype = case["power_of_two"] == "1", case["d_dtype"]
