@@ -1,0 +1,156 @@
+"""What the tests of this folder share: the device, operands, the FP64 reference.
+
+A test module that imports this is skipped where there is no GPU that Octofold has kernels for.
+OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the tests themselves.
+"""
+
+import os
+import subprocess
+import sys
+
+import octofold
+import pytest
+from gemm_cases import limit
+
+torch = pytest.importorskip("torch")
+
+DEVICE = torch.device(os.environ.get("OCTOFOLD_TEST_DEVICE", "cuda"))
+ON_GPU = DEVICE.type == "cuda"
+
+
+def _why_not() -> str | None:
+    if not ON_GPU:
+        return None
+    if not torch.cuda.is_available():
+        return "no CUDA GPU: torch.cuda.is_available() is false"
+    backend = octofold.info().gpus[torch.cuda.current_device()].backend
+    return None if backend.available else f"no kernels for this GPU: {backend.detail}"
+
+
+if reason := _why_not():
+    pytest.skip(reason, allow_module_level=True)
+
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="CUDA streams and graphs need a GPU")
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
+PAIRS = (
+    ("tensor", "tensor"),
+    ("channel", "channel"),
+    ("1x128", "128x128"),
+    ("1x128", "1x128"),
+)
+PAIR_NAMES = ["x".join(pair) for pair in PAIRS]
+NAN_CODE = 0x7F  # of both FP8 formats
+
+
+def normal(generator, *shape, dtype="float32"):
+    return torch.randn(shape, generator=generator, device=DEVICE).to(DTYPES[dtype])
+
+
+def operand(generator, rows, cols, dtype="e4m3", granularity="1x128", power_of_two=False):
+    """Codes and scales drawn at random, without a cast: the scales of neighbours differ by up to
+    16 times, so that one that is taken for another shows."""
+    codes = (32 * normal(generator, rows, cols)).to(DTYPES[dtype])
+    shape = octofold.scale_shape(granularity, rows, cols)
+    exponents = 4 * torch.rand(shape, generator=generator, device=DEVICE) - 8
+    scale = torch.exp2(exponents.round() if power_of_two else exponents)
+    return octofold.ScaledTensor(codes, scale, granularity)
+
+
+def operands(generator, m, n, k, pair=("1x128", "128x128"), dtypes=("e4m3", "e4m3")):
+    """A [m, k] and B [n, k]."""
+    shapes = ((m, k), (n, k))
+    return [
+        operand(generator, *shape, dtype, granularity)
+        for shape, dtype, granularity in zip(shapes, dtypes, pair, strict=True)
+    ]
+
+
+def rows_major(scale):
+    """The same values with the rows of the matrix next to each other: strides (1, rows)."""
+    return scale.t().contiguous().t()
+
+
+def poison(count, dtype):
+    """Memory full of NaN."""
+    if dtype.itemsize == 1:
+        return torch.full((count,), NAN_CODE, dtype=torch.uint8, device=DEVICE).view(dtype)
+    return torch.full((count,), torch.nan, dtype=dtype, device=DEVICE)
+
+
+class Surrounded:
+    """A matrix in the midst of poison: `view` begins `offset` elements behind an aligned address,
+    and `padding` elements follow each row."""
+
+    def __init__(self, rows, cols, dtype, padding=0, offset=0):
+        stride = cols + padding
+        self._memory = poison(rows * stride + offset + padding, dtype)
+        self.view = self._memory.as_strided((rows, cols), (stride, 1), offset)
+
+    def assert_only_view_written(self):
+        written = self._memory.numel() - int(torch.isnan(self._memory).sum())
+        assert written == self.view.numel()
+
+
+def surrounded_copy(matrix, padding=0, offset=0):
+    copy = Surrounded(*matrix.shape, matrix.dtype, padding, offset)
+    copy.view.copy_(matrix)
+    return copy.view
+
+
+def with_data(x, data):
+    return octofold.ScaledTensor(data, x.scale, x.granularity)
+
+
+def with_scale(x, scale):
+    return octofold.ScaledTensor(x.data, scale, x.granularity)
+
+
+def dequantized(x):
+    """data × scale in FP64."""
+    rows, cols = x.shape
+    scale = x.scale.double()
+    if x.granularity == "channel":
+        scale = scale[:, None]
+    elif x.granularity != "tensor":
+        scale = scale.repeat_interleave(128, dim=1)[:, :cols]
+        if x.granularity == "128x128":
+            scale = scale.repeat_interleave(128, dim=0)[:rows]
+    return x.data.float().double() * scale
+
+
+def product(a, b):
+    """a · bᵀ in FP64."""
+    return dequantized(a) @ dequantized(b).T
+
+
+def assert_close(out, expected):
+    """Everything written, and within the limits of docs/numerics.md."""
+    assert torch.all(torch.isfinite(out))
+    error = torch.linalg.norm(out.double() - expected)
+    dtype = str(out.dtype).removeprefix("torch.")
+    assert error <= limit(dtype, out.numel()) * torch.linalg.norm(expected)
+
+
+def bits(tensor):
+    """For comparisons that tell -0 from 0 and have NaN equal itself."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
+
+
+def assert_same_bits(left, right):
+    assert left.dtype is right.dtype
+    assert torch.equal(bits(left), bits(right))
+
+
+def run_python(script, timeout=300):
+    """Run in an interpreter of its own, which has to end well."""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

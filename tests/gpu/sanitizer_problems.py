@@ -1,0 +1,81 @@
+"""Small problems through every kernel path, to run under compute-sanitizer:
+
+    compute-sanitizer --tool memcheck --kernel-name kns=octofold python tests/gpu/sanitizer_problems.py
+
+Needs no pytest. Each product is compared with the CPU backend's, so that no kernel but ours computes
+anything. Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1: then each tensor is an allocation of its
+own, and a step over its edge is seen. Exit code 1 if a result is wrong.
+"""
+
+import itertools
+import sys
+
+import octofold
+import torch
+
+PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
+# Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load.
+SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 301))
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+
+
+def operand(rows, cols, granularity):
+    """On the CPU: codes, and scales that differ from neighbour to neighbour."""
+    codes = (32 * torch.randn(rows, cols)).to(torch.float8_e4m3fn)
+    scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, rows, cols)) - 8)
+    return octofold.ScaledTensor(codes, scale, granularity)
+
+
+def to_device(x):
+    return octofold.ScaledTensor(x.data.to(DEVICE), x.scale.to(DEVICE), x.granularity)
+
+
+def products():
+    """Name, result and what the CPU backend gives."""
+    for pair, (m, n, k), out_dtype in itertools.product(
+        PAIRS, SHAPES, (torch.bfloat16, torch.float32)
+    ):
+        a, b = operand(m, k, pair[0]), operand(n, k, pair[1])
+        c, bias = torch.randn(m, n), torch.randn(n)
+        name = f"gemm {pair[0]} x {pair[1]} {m},{n},{k} {out_dtype}"
+        device_a, device_b = to_device(a), to_device(b)
+        yield (
+            name,
+            octofold.gemm(device_a, device_b, out_dtype=out_dtype),
+            octofold.gemm(a, b, out_dtype=out_dtype),
+        )
+        out = c.to(DEVICE, out_dtype)
+        octofold.gemm(device_a, device_b, out=out, c=out, bias=bias.to(DEVICE))
+        expected = octofold.gemm(a, b, c=c.to(out_dtype), bias=bias, out_dtype=out_dtype)
+        yield name + " in place + bias", out, expected
+
+
+def casts():
+    """Name, result and what the CPU backend gives: the same bits, so the same values."""
+    for granularity, shape, dtype, transpose in itertools.product(
+        ("tensor", "channel", "1x128", "128x128"),
+        ((256, 384), (131, 200), (1, 1)),
+        (torch.float32, torch.bfloat16),
+        (False, True),
+    ):
+        x = torch.randn(shape).to(dtype)
+        options = {"granularity": granularity, "transpose": transpose}
+        name = f"cast {options} {shape} {dtype}"
+        cast = octofold.quantize(x.to(DEVICE), **options)
+        yield name, cast.dequantize(), octofold.quantize(x, **options).dequantize()
+
+
+def main():
+    torch.manual_seed(0)
+    count = 0
+    for count, (name, actual, expected) in enumerate(  # noqa: B007
+        itertools.chain(products(), casts()), start=1
+    ):
+        actual, expected = actual.double().cpu(), expected.double()
+        error = torch.linalg.norm(actual - expected) / torch.linalg.norm(expected)
+        if not error < 5e-3:  # NaN is wrong too
+            sys.exit(f"{name}: relative error {error:.1e} against the CPU backend")
+    print(f"{count} problems computed as on the CPU")
+
+
+main()

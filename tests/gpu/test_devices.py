@@ -1,0 +1,122 @@
+"""Tensors on wrong devices, and CuPy's arrays."""
+
+import numpy as np
+import octofold
+import pytest
+from gpu_support import needs_gpu, normal, operands, torch
+
+pytestmark = needs_gpu
+
+
+def on_cpu(x):
+    return octofold.ScaledTensor(x.data.cpu(), x.scale.cpu(), x.granularity)
+
+
+def test_operands_on_different_devices(generator):
+    a, b = operands(generator, 64, 96, 256)
+    mixed = octofold.ScaledTensor(b.data, b.scale.cpu(), b.granularity)
+    out = torch.empty(64, 96, device="cuda")
+    host = torch.empty(64, 96)
+    with pytest.raises(octofold.InvalidArgumentError, match="'b'"):
+        octofold.gemm(a, on_cpu(b))
+    with pytest.raises(octofold.InvalidArgumentError, match="'b'"):
+        octofold.gemm(on_cpu(a), b)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'b\.scale'"):
+        octofold.gemm(a, mixed)
+    with pytest.raises(octofold.InvalidArgumentError, match="'out'"):
+        octofold.gemm(a, b, out=host)
+    with pytest.raises(octofold.InvalidArgumentError, match="'c'"):
+        octofold.gemm(a, b, out=out, c=host)
+    with pytest.raises(octofold.InvalidArgumentError, match="'bias'"):
+        octofold.gemm(a, b, out=out, bias=host[0])
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x\.scale'"):
+        mixed.dequantize()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device(generator):
+    """The result is on the operands' device, which need not be the current one."""
+    a, b = operands(generator, 200, 300, 512)
+    moved = [octofold.ScaledTensor(x.data.to(1), x.scale.to(1), x.granularity) for x in (a, b)]
+    out = octofold.gemm(*moved)
+    assert out.device.index == 1
+    assert torch.equal(out.cpu(), octofold.gemm(a, b).cpu())
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(octofold.InvalidArgumentError, match="'b'"):
+        octofold.gemm(a, moved[1])
+
+
+def test_the_gpu_computes_what_the_cpu_does(generator):
+    """To rounding: both sum in FP32, in another order."""
+    a, b = operands(generator, 300, 400, 1000)
+    gpu = octofold.gemm(a, b, out_dtype="float32").cpu()
+    cpu = octofold.gemm(on_cpu(a), on_cpu(b), out_dtype="float32")
+    assert torch.linalg.norm(gpu - cpu) <= 3e-4 * torch.linalg.norm(cpu)
+
+
+def test_gpu_is_listed():
+    gpu = octofold.info().gpus[torch.cuda.current_device()]
+    assert gpu.name == torch.cuda.get_device_name()
+    assert gpu.multiprocessors == torch.cuda.get_device_properties().multi_processor_count
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def test_cupy_arrays(cupy, rng):
+    x = rng.normal(0, 1, (200, 300)).astype(np.float32)
+    w = rng.normal(0, 1, (136, 300)).astype(np.float32)
+    casts = [octofold.quantize(cupy.asarray(array)) for array in (x, w)]
+    assert isinstance(casts[0].scale, cupy.ndarray)
+    product = octofold.gemm(*casts, out_dtype="float32")
+    assert isinstance(product, cupy.ndarray)
+    expected = octofold.gemm(octofold.quantize(x), octofold.quantize(w), out_dtype="float32")
+    error = np.linalg.norm(cupy.asnumpy(product) - expected)
+    assert error <= 3e-4 * np.linalg.norm(expected)
+
+    out = cupy.full((200, 136), cupy.nan, cupy.float32)
+    assert octofold.gemm(*casts, out=out) is out
+    cupy.testing.assert_array_equal(out, product)
+
+
+def test_cupy_streams(cupy, rng):
+    """The current CuPy stream is the one that is used."""
+    x = cupy.asarray(rng.normal(0, 1, (512, 1024)).astype(np.float32))
+    expected = octofold.gemm(octofold.quantize(x), octofold.quantize(x), out_dtype="float32")
+    cupy.cuda.Device().synchronize()
+    torch.cuda._sleep(10**9)  # on the default stream
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cast = octofold.quantize(x)
+        product = octofold.gemm(cast, cast, out_dtype="float32")
+        stream.synchronize()
+        assert not torch.cuda.default_stream().query(), "the product waited for another stream"
+    cupy.cuda.Device().synchronize()
+    cupy.testing.assert_array_equal(product, expected)
+
+
+def test_torch_on_the_stream_of_cupy(cupy, generator):
+    """A stream is a stream, whoever made it."""
+    a, b = operands(generator, 128, 256, 512)
+    expected = octofold.gemm(a, b)
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.ExternalStream(theirs.ptr)):
+        out = octofold.gemm(a, b)
+    theirs.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_long_rows_in_an_array_of_bytes(generator):
+    """Views of one big allocation, as serving engines hand out."""
+    arena = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    codes = (32 * normal(generator, 64, 512)).to(torch.float8_e4m3fn)
+    inside = arena[4096 : 4096 + codes.numel()].view(torch.float8_e4m3fn).view(64, 512)
+    inside.copy_(codes)
+    scale = torch.full((1,), 0.01, device="cuda")
+    products = [
+        octofold.gemm(*[octofold.ScaledTensor(data, scale, "tensor")] * 2)
+        for data in (codes, inside)
+    ]
+    assert torch.equal(*products)

@@ -1,0 +1,96 @@
+"""The registered torch ops on CUDA tensors: opcheck, and torch.compile of a whole layer."""
+
+import octofold
+import pytest
+from gpu_support import DEVICE, ON_GPU, PAIR_NAMES, PAIRS, assert_same_bits, bits, operands, torch
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def layer(x, w, bias):
+    activations = octofold.quantize(x)
+    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    y = octofold.gemm(activations, weights, bias=bias)
+    octofold.gemm(activations, weights, out=y, c=y)
+    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_whole(dynamic, backend):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=backend)
+    w, bias = random(170, 300), random(170)
+    for rows in (33, 260, 1) if dynamic else (33,):
+        arguments = random(rows, 300), w, bias
+        for left, right in zip(compiled(*arguments), layer(*arguments), strict=True):
+            assert_same_bits(left, right)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+def test_compiles_with_cuda_graphs():
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    w, bias = random(170, 300), random(170)
+    for _ in range(4):
+        x = random(33, 300)
+        for left, right in zip(compiled(x, w, bias), layer(x, w, bias), strict=True):
+            assert_same_bits(left, right)
+
+
+@pytest.fixture
+def opcheck(monkeypatch):
+    """torch.library.opcheck, which compares inputs before and after by torch.allclose: that has no
+    FP8, so here it compares FP8 by bytes."""
+    allclose = torch.allclose
+
+    def allclose_with_fp8(left, right, **options):
+        if left.dtype.itemsize == 1:
+            return torch.equal(bits(left), bits(right))
+        return allclose(left, right, **options)
+
+    monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
+    return torch.library.opcheck
+
+
+GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1)])
+def test_opcheck_quantize(opcheck, granularity, transpose, shape):
+    options = (torch.float8_e4m3fn, granularity, None, "saturate", "te", transpose)
+    opcheck(torch.ops.octofold.quantize, (random(*shape), *options))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_dequantize(opcheck, granularity):
+    cast = octofold.quantize(random(130, 300), granularity=granularity)
+    arguments = (cast.data, cast.scale, granularity, torch.bfloat16)
+    opcheck(torch.ops.octofold.dequantize, arguments)
+
+
+def test_opcheck_convert(opcheck):
+    opcheck(torch.ops.octofold.convert, (random(130, 300), torch.float8_e5m2, "nan"))
+
+
+def parts(*scaled):
+    return [part for x in scaled for part in (x.data, x.scale, x.granularity)]
+
+
+@pytest.mark.parametrize("addend", [None, torch.float32])
+@pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
+def test_opcheck_gemm(opcheck, pair, addend, generator):
+    c = None if addend is None else random(50, 70, dtype=addend)
+    arguments = (c, random(70), torch.bfloat16, False)
+    opcheck(torch.ops.octofold.gemm, (*parts(*operands(generator, 50, 70, 300, pair)), *arguments))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_opcheck_gemm_out(opcheck, accumulate, generator):
+    operands_ = parts(*operands(generator, 50, 70, 300))
+    arguments = (random(50, 70), *operands_, None, None, accumulate, False)
+    opcheck(torch.ops.octofold.gemm_out, arguments)
