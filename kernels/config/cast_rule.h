@@ -27,6 +27,8 @@ struct CastRule {
   float scale_floor = 0.0f;         // then the scale to this
   float power_of_two_floor = 0.0f;  // and to this before it is rounded to a power of two
   bool repair_factor = false;       // factor 1 when amax is 0, Inf or NaN; finite if it overflows
+
+  friend constexpr bool operator==(const CastRule&, const CastRule&) = default;
 };
 
 // DeepGEMM, deep_gemm/utils/math.py: per_token_cast_to_fp8 and its siblings.

@@ -1,0 +1,38 @@
+// What the host passes to the cast kernels: one struct, by value. Strides count elements.
+#pragma once
+
+namespace octofold::config {
+
+// One FP8 matrix that is written, with the scale of unit (row, col) at
+// scale[row * scale_row_stride + col * scale_col_stride]. A unit of a tensor or channel has no
+// second coordinate, that of a tensor none at all: the strides are 0 then.
+struct CastOutput {
+  unsigned char* codes;
+  long long codes_stride;
+  float* scale;
+  long long scale_row_stride;
+  long long scale_col_stride;
+};
+
+struct CastParams {
+  const void* x;  // [rows, cols]
+  long long x_stride;
+  long long rows;
+  long long cols;
+  CastOutput row_cast;         // [rows, cols]
+  CastOutput transposed_cast;  // [cols, rows]
+};
+
+struct ConvertParams {
+  const void* x;  // [rows, cols]
+  long long x_stride;
+  void* out;  // likewise
+  long long out_stride;
+  long long rows;
+  long long cols;
+  const float* scale;  // of ConvertConfig::scaled, found as in CastOutput
+  long long scale_row_stride;
+  long long scale_col_stride;
+};
+
+}  // namespace octofold::config

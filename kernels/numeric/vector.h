@@ -1,0 +1,116 @@
+// Numbers in registers: several of one type, packed into 32-bit words in memory order, to and from
+// FP32, and the largest magnitude among them. The CPU backend's number_formats.h does the same.
+#pragma once
+
+#include "kernels/config/element.h"
+#include "kernels/config/fp8_format.h"
+#include "kernels/ptx/convert.h"
+
+namespace octofold::numeric {
+
+using config::Element;
+
+inline constexpr unsigned kNanBits = 0x7FFFFFFF;
+
+// Numbers of `kElement` in a word.
+template <Element kElement>
+inline constexpr int kPerWord = 4 / config::size_of(kElement);
+
+// The FP32 values of kCount numbers.
+template <Element kElement, int kCount>
+__device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const unsigned word = words[i / kPerWord<kElement>];
+    if constexpr (kElement == Element::kFloat32) {
+      values[i] = __uint_as_float(word);
+    } else if constexpr (kElement == Element::kBFloat16) {
+      values[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+    } else if constexpr (kElement == Element::kFloat16) {
+      values[i] = ptx::float_of_float16(i % 2 == 0 ? word : word >> 16);
+    } else {
+      const unsigned pair = i % 4 < 2 ? word : word >> 16;
+      const unsigned halves = kElement == Element::kE4M3 ? ptx::float16_pair_of_e4m3(pair)
+                                                         : ptx::float16_pair_of_e5m2(pair);
+      values[i] = ptx::float_of_float16(i % 2 == 0 ? halves : halves >> 16);
+    }
+  }
+}
+
+// Two FP8 codes, the first in the low byte. Without kSaturate, what rounds beyond the largest
+// finite number becomes infinity, or NaN where the format has no infinity.
+template <Element kFp8, bool kSaturate>
+__device__ inline unsigned encode_pair(float first, float second) {
+  if constexpr (kFp8 == Element::kE4M3) {
+    if constexpr (!kSaturate) {
+      constexpr float kTie = 464;  // between 448 and 512, the next power of two; it rounds down
+      if (fabsf(first) > kTie) first = __uint_as_float(kNanBits);
+      if (fabsf(second) > kTie) second = __uint_as_float(kNanBits);
+    }
+    return ptx::e4m3_pair(first, second);
+  } else {
+    unsigned pair = ptx::e5m2_pair(first, second);
+    if constexpr (!kSaturate) {
+      constexpr float kTie = 61440;  // between 57344 and 65536; it rounds up
+      // The code after the largest finite number's is infinity's.
+      if (fabsf(first) >= kTie) pair += 1;
+      if (fabsf(second) >= kTie) pair += 0x100;
+    }
+    return pair;
+  }
+}
+
+// kCount FP32 values, rounded and packed; the last word of fewer numbers is filled up with zeros.
+template <Element kElement, bool kSaturate, int kCount>
+__device__ inline void narrow(const float (&values)[kCount], unsigned* words) {
+  if constexpr (kElement == Element::kFloat32) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
+  } else {
+    static_assert(kCount % kPerWord<kElement> == 0);
+#pragma unroll
+    for (int i = 0; i < kCount; i += kPerWord<kElement>) {
+      unsigned& word = words[i / kPerWord<kElement>];
+      if constexpr (kElement == Element::kBFloat16) {
+        word = ptx::bfloat16_pair(values[i], values[i + 1]);
+      } else if constexpr (kElement == Element::kFloat16) {
+        word = ptx::float16_pair(values[i], values[i + 1]);
+      } else {
+        const unsigned low = encode_pair<kElement, kSaturate>(values[i], values[i + 1]);
+        const unsigned high = encode_pair<kElement, kSaturate>(values[i + 2], values[i + 3]);
+        word = low | high << 16;
+      }
+    }
+  }
+}
+
+// The largest magnitudes of numbers at the same place in their words. Magnitudes of any type, taken
+// as integers, have the order of their values, with NaN above infinity, so NaN is handed on.
+template <Element kElement>
+__device__ inline unsigned magnitude(unsigned word) {
+  return word & (kElement == Element::kFloat32 ? 0x7FFFFFFFu : 0x7FFF7FFFu);
+}
+
+template <Element kElement>
+__device__ inline unsigned larger(unsigned left, unsigned right) {
+  if constexpr (kElement == Element::kFloat32) {
+    return left > right ? left : right;
+  } else {
+    return ptx::max_u16_pair(left, right);
+  }
+}
+
+// The FP32 value of the largest magnitude in a word.
+template <Element kElement>
+__device__ inline float largest(unsigned magnitudes) {
+  if constexpr (kElement == Element::kFloat32) {
+    return __uint_as_float(magnitudes);
+  } else {
+    const unsigned low = magnitudes & 0xFFFFu, high = magnitudes >> 16;
+    const unsigned bits = low > high ? low : high;
+    return kElement == Element::kFloat16 ? ptx::float_of_float16(bits)
+                                         : __uint_as_float(bits << 16);
+  }
+}
+
+}  // namespace octofold::numeric

@@ -1,0 +1,58 @@
+// Conversions between number formats, to nearest even, and the maximum of packed integers. Of two
+// packed numbers the first is in the low half.
+#pragma once
+
+namespace octofold::ptx {
+
+// Beyond the largest finite number, infinity included: to the largest finite. NaN: 0x7F.
+__device__ inline unsigned e4m3_pair(float first, float second) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+__device__ inline unsigned e5m2_pair(float first, float second) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+// Exact. NaN: 0x7FFF.
+__device__ inline unsigned float16_pair_of_e4m3(unsigned pair) {
+  unsigned out;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(static_cast<unsigned short>(pair)));
+  return out;
+}
+
+__device__ inline unsigned float16_pair_of_e5m2(unsigned pair) {
+  unsigned out;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(out) : "h"(static_cast<unsigned short>(pair)));
+  return out;
+}
+
+// Overflow to infinity. NaN: 0x7FFF.
+__device__ inline unsigned float16_pair(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+__device__ inline unsigned bfloat16_pair(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+__device__ inline float float_of_float16(unsigned bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
+  return value;
+}
+
+__device__ inline unsigned max_u16_pair(unsigned left, unsigned right) {
+  unsigned larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(left), "r"(right));
+  return larger;
+}
+
+}  // namespace octofold::ptx

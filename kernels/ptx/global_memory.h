@@ -1,0 +1,43 @@
+// Loads and stores of global memory, several bytes at a time. Loads are of memory that no kernel
+// writes meanwhile and that is not expected to be read again.
+#pragma once
+
+namespace octofold::ptx {
+
+template <int kBytes>
+__device__ inline void load_global(const void* address, unsigned (&words)[kBytes / 4]) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(address));
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "l"(address));
+  } else {
+    asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(words[0]) : "l"(address));
+  }
+}
+
+template <int kBytes>
+__device__ inline void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words[0]), "r"(words[1])
+                 : "memory");
+  } else {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(words[0]) : "memory");
+  }
+}
+
+// *address = max(*address, value), whoever else does the same.
+__device__ inline void raise_global(unsigned* address, unsigned value) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+}  // namespace octofold::ptx

@@ -1,0 +1,91 @@
+// Element-wise kernels: conversion between dtypes, and dequantization where there are scales.
+#pragma once
+
+#include "kernels/config/cast_config.h"
+#include "kernels/config/cast_params.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/control.h"
+#include "kernels/quant/access.h"
+
+namespace octofold {
+namespace quant {
+
+// Where in the scale tensor the scale of element (row, col) is.
+template <config::ScaleUnit kUnit>
+__device__ inline long long scale_offset(const config::ConvertParams& params, long long row,
+                                         long long col) {
+  using enum config::ScaleUnit;
+  if constexpr (kUnit == kTensor) return 0;
+  if constexpr (kUnit == kChannel) return row * params.scale_row_stride;
+  if constexpr (kUnit == kBlock128x128) row /= config::kUnitLength;
+  return row * params.scale_row_stride + col / config::kUnitLength * params.scale_col_stride;
+}
+
+// Without vectors, neighbours that a thread holds may belong to two units.
+template <config::ConvertConfig kConfig, int kCount>
+__device__ inline void multiply_by_scales(const config::ConvertParams& params, long long row,
+                                          long long col, int exist, float (&values)[kCount]) {
+  if (exist <= 0) return;
+  float scale = params.scale[scale_offset<kConfig.unit>(params, row, col)];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!kConfig.vectors && i < exist) {
+      scale = params.scale[scale_offset<kConfig.unit>(params, row, col + i)];
+    }
+    values[i] = __fmul_rn(values[i], scale);
+  }
+}
+
+}  // namespace quant
+
+template <config::ConvertConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    convert_kernel(const __grid_constant__ config::ConvertParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  constexpr int kVector = kConfig.vector();
+  constexpr int kRows = kConfig.rows_per_thread;
+  constexpr int kWords = kVector * config::size_of(kConfig.in) / 4;
+  using Input = quant::Storage<kConfig.in>;
+  using Output = quant::Storage<kConfig.out>;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+
+  const auto tiles_across =
+      static_cast<unsigned>((params.cols + kConfig.tile_cols() - 1) / kConfig.tile_cols());
+  const unsigned tile_row = blockIdx.x / tiles_across;
+  const unsigned thread_row = threadIdx.x / kConfig.threads_x;
+  const unsigned thread_col = threadIdx.x % kConfig.threads_x;
+  const long long row = static_cast<long long>(tile_row) * kConfig.tile_rows() + thread_row * kRows;
+  const long long col =
+      static_cast<long long>(blockIdx.x - tile_row * tiles_across) * kConfig.tile_cols() +
+      thread_col * kVector;
+  const int rows = quant::at_most(params.rows - row, kRows);
+  const int cols = quant::at_most(params.cols - col, kVector);
+
+  const Input* x = static_cast<const Input*>(params.x) + row * params.x_stride + col;
+  unsigned words[kRows][kWords];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    quant::load<Input, kConfig.vectors, kVector>(x + i * params.x_stride, i < rows ? cols : 0,
+                                                 words[i]);
+  }
+  Output* out = static_cast<Output*>(params.out) + row * params.out_stride + col;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int exist = i < rows ? cols : 0;
+    if constexpr (kConfig.in == kConfig.out) {  // the bits as they are, NaN payloads included
+      quant::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, words[i]);
+    } else {
+      float values[kVector];
+      numeric::widen<kConfig.in>(words[i], values);
+      if constexpr (kConfig.scaled) {
+        quant::multiply_by_scales<kConfig>(params, row + i, col, exist, values);
+      }
+      unsigned converted[kVector * sizeof(Output) / 4];
+      numeric::narrow<kConfig.out, kConfig.saturate>(values, converted);
+      quant::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, converted);
+    }
+  }
+}
+
+}  // namespace octofold

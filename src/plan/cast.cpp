@@ -1,0 +1,246 @@
+#include "plan/cast.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "core/check.h"
+#include "core/scale_layout.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::CastConfig;
+using config::CastDirection;
+using config::CastStep;
+using config::ConvertConfig;
+using config::ScaleUnit;
+using core::ceil_divide;
+
+void require_support(std::string_view operation, const Gpu& gpu) {
+  if (gpu.compute_major >= 9) return;
+  core::fail(
+      ErrorCode::kUnsupported,
+      "{}: expected a GPU of compute capability 9.0 or later, whose instructions convert FP8, "
+      "got {}.{}; tensors on the CPU are served by the CPU backend",
+      operation, gpu.compute_major, gpu.compute_minor);
+}
+
+// CUDA's limit for the first dimension of a grid.
+void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
+                        std::int64_t cols) {
+  if (blocks <= std::numeric_limits<std::int32_t>::max()) return;
+  core::fail(ErrorCode::kUnsupported, "{}: expected fewer than 2^31 tiles, got a matrix {}×{}",
+             operation, rows, cols);
+}
+
+// Fields that a step does not read keep their defaults, so that casts share its kernel.
+CastConfig config_of_step(CastStep step, const CastProblem& problem) {
+  CastConfig config{.step = step, .unit = problem.unit, .direction = problem.direction};
+  const bool reads = step != CastStep::kClear && step != CastStep::kFinish;
+  const bool writes_codes = reads && step != CastStep::kAmax;
+  if (reads) {
+    config.in = problem.in;
+    config.vector_loads = problem.x_is_aligned && problem.cols % config.vector() == 0;
+  }
+  if (writes_codes) {
+    const bool rows_fit = !config.has_rows() || problem.cols % config.vector() == 0;
+    const bool transposed_rows_fit = !config.has_transposed() || problem.rows % 8 == 0;
+    config.vector_stores = problem.codes_are_aligned && rows_fit && transposed_rows_fit;
+    config.saturate = problem.saturate;
+  }
+  if (writes_codes || step == CastStep::kFinish) {
+    config.out = problem.out;
+    config.rule = problem.rule;
+    config.power_of_two = problem.power_of_two;
+  }
+  return config;
+}
+
+CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
+  // A small tile has its loads back early; transposes and square units need all 128 rows.
+  if (!config.has_transposed() && config.unit != ScaleUnit::kBlock128x128) {
+    config.tile_rows = 32;
+    config.rows_per_thread = 4;
+  }
+  return {config, ceil_divide(problem.rows, config.tile_rows) *
+                      ceil_divide(problem.cols, config::kUnitLength)};
+}
+
+// As few threads as hold a row: they exchange less, and other rows fill the machine.
+CastLaunch launch_rows(CastConfig config, const CastProblem& problem) {
+  const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
+  config.threads_per_row = vectors <= 4 * 32 ? 32 : vectors <= 8 * 256 ? 256 : 1024;
+  const std::int64_t needed = ceil_divide(vectors, config.threads_per_row);
+  config.reread = needed > 8;
+  config.vectors_per_thread = static_cast<int>(
+      std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(needed, 1, 8))));
+  return {config, ceil_divide(problem.rows, config.rows_per_block())};
+}
+
+CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {
+  std::int64_t units = 1;
+  if (config.unit == ScaleUnit::kChannel) {
+    units =
+        std::max(config.has_rows() ? problem.rows : 0, config.has_transposed() ? problem.cols : 0);
+  }
+  return {config, ceil_divide(units, config.threads())};
+}
+
+CastLaunch launch_step(CastStep step, const CastProblem& problem) {
+  const CastConfig config = config_of_step(step, problem);
+  switch (step) {
+    case CastStep::kTiles:
+    case CastStep::kAmax:
+    case CastStep::kEncode: return launch_tiles(config, problem);
+    case CastStep::kRows: return launch_rows(config, problem);
+    case CastStep::kClear:
+    case CastStep::kFinish: return launch_scales(config, problem);
+  }
+  return {};
+}
+
+std::span<const CastStep> steps_of(const CastProblem& problem) {
+  static constexpr std::array kTiles{CastStep::kTiles};
+  static constexpr std::array kRows{CastStep::kRows};
+  static constexpr std::array kFour{CastStep::kClear, CastStep::kAmax, CastStep::kEncode,
+                                    CastStep::kFinish};
+  switch (problem.unit) {
+    case ScaleUnit::kBlock1x128:
+    case ScaleUnit::kBlock128x128: return kTiles;
+    case ScaleUnit::kChannel:
+      if (problem.direction == CastDirection::kRows) return kRows;
+      return kFour;
+    case ScaleUnit::kTensor: return kFour;
+  }
+  return {};
+}
+
+const char* name(bool value) { return value ? "true" : "false"; }
+
+const char* name(config::Element element) {
+  constexpr std::array kNames{"kFloat32", "kFloat16", "kBFloat16", "kE4M3", "kE5M2"};
+  return kNames[static_cast<std::size_t>(element)];
+}
+
+const char* dtype_name(config::Element element) {
+  constexpr std::array kNames{"float32", "float16", "bfloat16", "e4m3", "e5m2"};
+  return kNames[static_cast<std::size_t>(element)];
+}
+
+const char* name(ScaleUnit unit) {
+  constexpr std::array kNames{"kTensor", "kChannel", "kBlock1x128", "kBlock128x128"};
+  return kNames[static_cast<std::size_t>(unit)];
+}
+
+const char* granularity_name(ScaleUnit unit) {
+  constexpr std::array kNames{"tensor", "channel", "1x128", "128x128"};
+  return kNames[static_cast<std::size_t>(unit)];
+}
+
+const char* name(CastDirection direction) {
+  constexpr std::array kNames{"kRows", "kTransposed", "kBoth"};
+  return kNames[static_cast<std::size_t>(direction)];
+}
+
+const char* name(CastStep step) {
+  constexpr std::array kNames{"kTiles", "kRows", "kClear", "kAmax", "kEncode", "kFinish"};
+  return kNames[static_cast<std::size_t>(step)];
+}
+
+const char* name(config::CastForm form) {
+  constexpr std::array kNames{"kReciprocal", "kDivide", "kFactor"};
+  return kNames[static_cast<std::size_t>(form)];
+}
+
+const char* name(config::PowerOfTwoRounding rounding) {
+  constexpr std::array kNames{"kCeil", "kCeilLog2", "kTruncate", "kFloorLog2"};
+  return kNames[static_cast<std::size_t>(rounding)];
+}
+
+// Numbers in hexadecimal, which loses nothing.
+std::string print(const config::CastRule& rule) {
+  return fmt::format(
+      "{{.form = octofold::config::CastForm::{}, "
+      ".rounding = octofold::config::PowerOfTwoRounding::{}, .power_of_two_by_default = {}, "
+      ".amax_floor = {:a}, .scale_floor = {:a}f, .power_of_two_floor = {:a}f, "
+      ".repair_factor = {}}}",
+      name(rule.form), name(rule.rounding), name(rule.power_of_two_by_default), rule.amax_floor,
+      rule.scale_floor, rule.power_of_two_floor, name(rule.repair_factor));
+}
+
+}  // namespace
+
+CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
+  require_support("quantize", gpu);
+  CastPlan plan;
+  for (const CastStep step : steps_of(problem)) {
+    const CastLaunch launch = launch_step(step, problem);
+    if (launch.blocks == 0) continue;
+    require_launchable("quantize", launch.blocks, problem.rows, problem.cols);
+    plan.launches[static_cast<std::size_t>(plan.count++)] = launch;
+  }
+  return plan;
+}
+
+ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
+  const char* operation = problem.scaled ? "dequantize" : "convert";
+  require_support(operation, gpu);
+  ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
+  if (problem.scaled) config.unit = problem.unit;
+  if (config::is_fp8(problem.out)) config.saturate = problem.saturate;
+  config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
+  // Few threads along short rows, one row per thread where there are few rows.
+  config.threads_x = problem.cols <= 64 * config.vector() ? 16 : 256;
+  config.threads_y = 256 / config.threads_x;
+  config.rows_per_thread = problem.rows >= 4 * config.threads_y ? 4 : 1;
+  const std::int64_t blocks =
+      ceil_divide(problem.rows, config.tile_rows()) * ceil_divide(problem.cols, config.tile_cols());
+  require_launchable(operation, blocks, problem.rows, problem.cols);
+  return {config, blocks};
+}
+
+std::string cast_kernel_name(const CastConfig& config) {
+  return fmt::format(
+      "octofold::cast_kernel<octofold::config::CastConfig{{"
+      ".step = octofold::config::CastStep::{}, .in = octofold::config::Element::{}, "
+      ".out = octofold::config::Element::{}, .unit = octofold::config::ScaleUnit::{}, "
+      ".direction = octofold::config::CastDirection::{}, .rule = {}, .power_of_two = {}, "
+      ".saturate = {}, .vector_loads = {}, .vector_stores = {}, .tile_rows = {}, "
+      ".rows_per_thread = {}, .threads_per_row = {}, .vectors_per_thread = {}, .reread = {}}}>",
+      name(config.step), name(config.in), name(config.out), name(config.unit),
+      name(config.direction), print(config.rule), name(config.power_of_two), name(config.saturate),
+      name(config.vector_loads), name(config.vector_stores), config.tile_rows,
+      config.rows_per_thread, config.threads_per_row, config.vectors_per_thread,
+      name(config.reread));
+}
+
+std::string convert_kernel_name(const ConvertConfig& config) {
+  return fmt::format(
+      "octofold::convert_kernel<octofold::config::ConvertConfig{{"
+      ".in = octofold::config::Element::{}, .out = octofold::config::Element::{}, .scaled = {}, "
+      ".unit = octofold::config::ScaleUnit::{}, .saturate = {}, .vectors = {}, .threads_x = {}, "
+      ".threads_y = {}, .rows_per_thread = {}}}>",
+      name(config.in), name(config.out), name(config.scaled), name(config.unit),
+      name(config.saturate), name(config.vectors), config.threads_x, config.threads_y,
+      config.rows_per_thread);
+}
+
+std::string describe(const CastConfig& config) {
+  constexpr std::array kDirections{"", ", transposed", ", both ways"};
+  constexpr std::array kSteps{
+      "", ", whole rows", ", clearing of scales", ", amax only", ", codes only", ", scales only"};
+  return fmt::format("cast {} → {}, {}{}{}{}", dtype_name(config.in), dtype_name(config.out),
+                     granularity_name(config.unit),
+                     kDirections[static_cast<std::size_t>(config.direction)],
+                     kSteps[static_cast<std::size_t>(config.step)],
+                     config.vector_loads && config.vector_stores ? "" : ", element by element");
+}
+
+std::string describe(const ConvertConfig& config) {
+  return fmt::format("{} {} → {}{}", config.scaled ? "dequantize" : "convert",
+                     dtype_name(config.in), dtype_name(config.out),
+                     config.vectors ? "" : ", element by element");
+}
+
+}  // namespace octofold::plan
