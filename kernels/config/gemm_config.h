@@ -81,13 +81,18 @@ struct GemmConfig {
   constexpr int math_threads() const { return 128 * math_warpgroups; }
   // One warpgroup more loads, reads scales and stores.
   constexpr int threads() const { return math_threads() + 128; }
-  // Registers of a thread of a math warpgroup after setmaxnreg, and of one of the loading one. A
-  // block gets 65 536 in all (504 a thread of each warpgroup's number).
-  constexpr int math_registers() const { return math_warpgroups == 3 ? 160 : 232; }
-  constexpr int load_registers() const { return math_warpgroups == 3 ? 24 : 40; }
-  // Accumulator registers of a math thread: the sum, and the partial sum of one wave.
-  constexpr int accumulator_registers() const {
-    return tile_n / 2 * (waves() + (promote ? 1 : 0));
+  // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
+  // they may have what the block starts with: 65 536 divided evenly, rounded down to a multiple of
+  // 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that never begins.
+  constexpr int math_registers() const { return math_warpgroups == 3 ? 152 : 232; }
+  constexpr int load_registers() const { return math_warpgroups == 3 ? 56 : 40; }
+  constexpr int registers_at_start() const { return 65536 / threads() / 8 * 8; }
+
+  // Registers of a math thread that the products fill: the sums, the partial sums of one wave, the
+  // scales of its columns.
+  constexpr int product_registers() const {
+    const int columns = scaling == GemmScaling::kBlockByBlock ? tile_n / 4 : 0;
+    return tile_n / 2 * (waves() + (promote ? 1 : 0)) + columns;
   }
 
   // 128×128 scales of B: how many 128-blocks of N a tile can touch, as tiles begin at multiples
@@ -111,9 +116,9 @@ struct GemmConfig {
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct SmemLayout {
-  int output = 0;  // the tile of D, as boxes of output_box_columns columns
-  int a = 0;       // [stages][tile_m][128], 128-byte swizzle
-  int b = 0;       // [stages][tile_n][128], likewise
+  int output = 0;   // the tile of D, as boxes of output_box_columns columns
+  int a = 0;        // [stages][tile_m][128], 128-byte swizzle
+  int b = 0;        // [stages][tile_n][128], likewise
   int scale_a = 0;  // [stages][tile_m]
   int scale_b = 0;  // [stages][scale_b_count]
   int barriers = 0;
@@ -179,10 +184,15 @@ constexpr const char* GemmConfig::invalid_reason() const {
   if (store == OutputStore::kTma && out == Element::kFloat32) {
     return "a tile of FP32 leaves too little shared memory for the pipeline";
   }
+  if (early_wait && !promote) return "without promotion nobody waits early";
   if (early_wait && order == MathOrder::kTakeTurns) {
     return "a warpgroup that waits for the next stage early keeps its turn too long";
   }
-  if (accumulator_registers() + 40 > math_registers()) return "the accumulators leave no registers";
+  if (math_warpgroups * math_registers() + load_registers() >
+      (math_warpgroups + 1) * registers_at_start()) {
+    return "more registers than the block starts with";
+  }
+  if (product_registers() + 24 > math_registers()) return "the products leave no registers";
   if (SmemLayout(*this).total > kSharedMemoryLimit) return "more shared memory than a block has";
   return nullptr;
 }

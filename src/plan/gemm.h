@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/config/gemm_config.h"
 #include "kernels/config/tile_schedule.h"
@@ -40,6 +41,10 @@ config::TileSchedule schedule(const config::GemmConfig& config, std::int64_t m, 
 
 /// m, n > 0. Throws Error(kUnsupported) for sizes of 2^31 and more, and for a GPU without kernels.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
+
+/// Every configuration that plan_gemm can choose for problems that differ from this one in sizes
+/// only: for tests, and for filling the cache.
+std::vector<config::GemmConfig> all_gemm_configs(const GemmProblem& problem);
 
 /// Throws Error(kUnsupported), with what the GPU is and what there is instead, where no GEMM kernel
 /// runs on it.

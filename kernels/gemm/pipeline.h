@@ -1,0 +1,22 @@
+// A ring of stages between those that fill it and those that use it up.
+#pragma once
+
+namespace octofold {
+
+// Where one side stands in the ring: the stage, and the parity of the barriers' phase. A user waits
+// for `full` with this parity, a filler for `empty` with the other: the first round finds every
+// stage empty.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace octofold

@@ -1,0 +1,50 @@
+// Barriers, registers and launch order of a block of threads and its cluster.
+#pragma once
+
+namespace octofold::ptx {
+
+// Named barriers (0 is __syncthreads). `threads` counts those that wait and those that only arrive.
+__device__ inline void barrier_sync(unsigned barrier, unsigned threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void barrier_arrive(unsigned barrier, unsigned threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ inline void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// Gives registers of this warpgroup back to the block, or takes freed ones.
+template <int kRegisters>
+__device__ inline void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ inline void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Programmatic dependent launch. wait_for_earlier_kernels returns once the kernels before this one
+// in the stream have finished and their memory is visible; let_next_kernel_start lets the one
+// behind it begin its set-up where there is room.
+__device__ inline void wait_for_earlier_kernels() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ inline void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace octofold::ptx

@@ -1,0 +1,39 @@
+// Asynchronous matrix products of a warpgroup: PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions". The products themselves are generated: wgmma_fp8.h.
+#pragma once
+
+namespace octofold::ptx {
+
+// Orders earlier accesses to the accumulator registers before the next wgmma.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Returns once all but the latest `kPending` committed groups have finished.
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses to a register across this point.
+__device__ inline void wgmma_fence_register(float& value) {
+  asm volatile("" : "+f"(value)::"memory");
+}
+
+// Describes a K-major operand of 8-bit elements in shared memory: rows of 128 bytes under the
+// 128-byte swizzle, eight of them to an atom of 1024 bytes; `k` values of K in (a multiple of 32).
+// Fields ("Matrix Descriptor Format"): address and offsets in units of 16 bytes; bits 16-29 unused
+// here, 32-45 the distance between atoms, 62-63 the swizzle (1: 128 bytes). The low word is summed
+// in 32 bits: no carry can reach the high one, and the compiler need not prove it.
+__device__ inline unsigned long long k_major_descriptor(unsigned address, int k) {
+  constexpr unsigned kSwizzle128 = 1u << 30;
+  constexpr unsigned kAtomDistance = 1024 >> 4;
+  const unsigned low = ((address & 0x3FFFF) >> 4) + (k >> 4);
+  unsigned long long descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(kSwizzle128 | kAtomDistance));
+  return descriptor;
+}
+
+}  // namespace octofold::ptx

@@ -1,0 +1,100 @@
+// The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias).
+//
+// One block of threads per multiprocessor stays for the whole product and walks over tiles of D.
+// Its last warpgroup keeps a ring of stages in shared memory filled: operands by TMA, scales by
+// small asynchronous copies. The other warpgroups multiply. When a tile is summed they leave it in
+// shared memory, from where a warp of the loading warpgroup sends it out, and go on with the next.
+// docs/kernels.md tells the whole story.
+#pragma once
+
+#include "kernels/config/gemm_config.h"
+#include "kernels/config/gemm_params.h"
+#include "kernels/sm90/load.h"
+#include "kernels/sm90/math.h"
+#include "kernels/sm90/store.h"
+
+namespace octofold {
+namespace sm90 {
+
+template <GemmConfig kConfig>
+__device__ void load_and_store(const GemmParams& params, const SharedMemory<kConfig>& smem) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (warp >= 2) {
+    if constexpr (config::has_block_scales(kConfig.scaling)) {
+      if (warp == 2) load_scales_of_a(params, smem);
+      if (warp == 3) load_scales_of_b(params, smem);
+    }
+  } else if constexpr (kConfig.load == config::OperandLoad::kThreads) {
+    load_operands_by_threads(params, smem, 32 * warp + lane);
+  } else if (lane == 0) {
+    if (warp == 0) load_operands_by_tma(params, smem);
+    if constexpr (kConfig.store == config::OutputStore::kTma) {
+      if (warp == 1) store_staged_tiles(params, smem);
+    }
+  }
+}
+
+template <GemmConfig kConfig>
+__device__ void multiply(const GemmParams& params, const SharedMemory<kConfig>& smem) {
+  constexpr bool kStaged = kConfig.store == config::OutputStore::kTma;
+  constexpr bool kNeedsColumn =
+      kConfig.scaling == GemmScaling::kBlock && kConfig.scale_columns() > 1;
+  TileWalk<kConfig> walk(params);
+  if (!walk.has_tile()) return;
+  const int blocks = k_blocks(params);
+  MathWarpgroup<kConfig> math(smem, blocks * walk.remaining());
+  for (unsigned parity = 1; walk.has_tile(); walk.advance(), parity ^= 1) {
+    float sums[kConfig.waves()][kConfig.tile_n / 2];
+    math.sum_tile(blocks, kNeedsColumn ? walk.origin().n : 0, sums);
+
+    config::TileCoordinate origin{};
+    if constexpr (!kStaged || !kSumsAreFinal<kConfig>) origin = walk.origin();
+    if constexpr (kStaged) {
+      ptx::mbarrier_wait(smem.output_empty(), parity);
+      stage_output(params, smem, origin, sums);
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
+    } else {
+      store_directly<kConfig>(params, origin, sums);
+    }
+  }
+}
+
+}  // namespace sm90
+
+template <config::GemmConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1)
+    gemm_kernel(const __grid_constant__ config::GemmParams params) {
+  extern __shared__ __align__(config::kSwizzleAlignment) unsigned char memory[];
+  const sm90::SharedMemory<kConfig> smem{ptx::opaque(ptx::shared_address(memory))};
+  if (threadIdx.x == 0) {
+    if constexpr (kConfig.load == config::OperandLoad::kTma) {
+      ptx::prefetch_tensor_map(&params.a_map);
+      ptx::prefetch_tensor_map(&params.b_map);
+    }
+    if constexpr (kConfig.store == config::OutputStore::kTma) {
+      ptx::prefetch_tensor_map(&params.out_map);
+    }
+    smem.init_barriers();
+  }
+  if constexpr (kConfig.cluster_size() > 1)
+    ptx::cluster_sync();
+  else
+    __syncthreads();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+
+  if (threadIdx.x >= kConfig.math_threads()) {
+    ptx::shrink_registers<kConfig.load_registers()>();
+    sm90::load_and_store(params, smem);
+  } else {
+    ptx::grow_registers<kConfig.math_registers()>();
+    sm90::multiply(params, smem);
+  }
+  // Other blocks of the cluster still write to this one's shared memory until all are done.
+  if constexpr (kConfig.cluster_size() > 1) ptx::cluster_sync();
+}
+
+}  // namespace octofold
