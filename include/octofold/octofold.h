@@ -8,5 +8,6 @@
 #include "octofold/info.h"
 #include "octofold/log.h"
 #include "octofold/quantize.h"
+#include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"

@@ -1,5 +1,7 @@
 #include "octofold/quantize.h"
 
+#include <array>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
@@ -31,6 +33,23 @@ TensorView transposed(TensorView matrix) {
   return matrix;
 }
 
+// What an output and x have to fulfil; `source` is x or its transpose, whose cast it is.
+void require_output(const core::Arguments& check, const std::string& argument,
+                    const MutableScaledTensorView& out, const TensorView& source,
+                    const TensorView& x) {
+  check.require_scaled(argument, out);
+  check.require_shape(argument, out.data, {source.shape[0], source.shape[1]});
+  check.require_same_device(argument, out.data, x.device);
+  check.require_disjoint(argument, out.data, "x", x);
+  check.require_disjoint(argument + ".scale", out.scale, "x", x);
+  check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
+}
+
+void require_input(const core::Arguments& check, const TensorView& x) {
+  check.require_matrix("x", x);
+  check.require_dtype("x", x, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+}
+
 // convert() takes vectors too: a vector is a matrix of one row.
 template <typename View>
 View as_matrix(View tensor) {
@@ -54,17 +73,11 @@ std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows
 }
 
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
-              const QuantizeOptions& options) {
+              const QuantizeOptions& options, Stream) {
   const core::Arguments check("quantize");
-  check.require_matrix("x", x);
-  check.require_dtype("x", x, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  require_input(check, x);
   const TensorView source = options.transpose ? transposed(x) : x;
-  check.require_scaled("out", out);
-  check.require_shape("out", out.data, {source.shape[0], source.shape[1]});
-  check.require_same_device("out", out.data, x.device);
-  check.require_disjoint("out", out.data, "x", x);
-  check.require_disjoint("out.scale", out.scale, "x", x);
-  check.require_disjoint("out.scale", out.scale, "out", out.data);
+  require_output(check, "out", out, source, x);
   ops::require_backend("quantize", x.device);
 
   const config::CastRule& rule = rule_of(options.profile);
@@ -72,7 +85,34 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
                 options.overflow);
 }
 
-void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
+void quantize_both(const TensorView& x, const MutableScaledTensorView& out,
+                   const MutableScaledTensorView& out_transposed, const QuantizeOptions& options,
+                   Stream) {
+  const core::Arguments check("quantize_both");
+  require_input(check, x);
+  if (options.transpose) check.fail("options.transpose", "false, as both casts are made", "true");
+  require_output(check, "out", out, x, x);
+  require_output(check, "out_transposed", out_transposed, transposed(x), x);
+  check.require_dtype("out_transposed", out_transposed.data, {out.data.dtype});
+  if (out_transposed.granularity != out.granularity) {
+    check.fail("out_transposed", fmt::format("granularity {}, as 'out'", name(out.granularity)),
+               name(out_transposed.granularity));
+  }
+  const std::array<std::pair<const char*, TensorView>, 2> outputs{
+      {{"out", out.data}, {"out.scale", out.scale}}};
+  for (const auto& [argument, tensor] : outputs) {
+    check.require_disjoint("out_transposed", out_transposed.data, argument, tensor);
+    check.require_disjoint("out_transposed.scale", out_transposed.scale, argument, tensor);
+  }
+  ops::require_backend("quantize_both", x.device);
+
+  const config::CastRule& rule = rule_of(options.profile);
+  const bool power_of_two = options.power_of_two.value_or(rule.power_of_two_by_default);
+  cpu::quantize(x, out, rule, power_of_two, options.overflow);
+  cpu::quantize(transposed(x), out_transposed, rule, power_of_two, options.overflow);
+}
+
+void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream) {
   const core::Arguments check("dequantize");
   check.require_scaled("x", x);
   check.require_matrix("out", out);
@@ -85,7 +125,7 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
   cpu::dequantize(x, out);
 }
 
-void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow) {
+void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow, Stream) {
   const core::Arguments check("convert");
   const TensorView source = as_matrix(x);
   const MutableTensorView target = as_matrix(out);

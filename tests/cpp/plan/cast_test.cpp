@@ -1,0 +1,207 @@
+#include "plan/cast.h"
+
+#include <array>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <set>
+
+#include "octofold/error.h"
+
+#include "core/scale_layout.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::CastDirection;
+using config::CastStep;
+using config::Element;
+using config::ScaleUnit;
+using testing::HasSubstr;
+
+constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
+                            config::kTransformerEngineRule, config::kTorchAoRule,
+                            config::kDeepSeekRule,          config::kCompressedTensorsRule};
+
+class Problems {
+ public:
+  CastProblem next() {
+    return {.rows = size(),
+            .cols = size(),
+            .in = static_cast<Element>(below(3)),
+            .out = static_cast<Element>(3 + below(2)),
+            .unit = static_cast<ScaleUnit>(below(4)),
+            .direction = static_cast<CastDirection>(below(3)),
+            .rule = kRules[below(kRules.size())],
+            .power_of_two = below(2) == 1,
+            .saturate = below(2) == 1,
+            .x_is_aligned = below(4) != 0,
+            .codes_are_aligned = below(4) != 0};
+  }
+
+ private:
+  std::size_t below(std::size_t limit) { return random_() % limit; }
+  // Of every magnitude, often a round number.
+  std::int64_t size() {
+    const auto size = static_cast<std::int64_t>(below(std::size_t{1} << below(21)));
+    return below(2) == 1 ? size / 128 * 128 : size;
+  }
+
+  std::mt19937_64 random_{20261121};
+};
+
+TEST(PlanCastTest, EveryConfigIsValid) {
+  Problems problems;
+  for (int i = 0; i < 20'000; ++i) {
+    for (const CastLaunch& step : plan_cast(problems.next(), kHopper).steps()) {
+      EXPECT_EQ(step.config.invalid_reason(), nullptr) << describe(step.config);
+      EXPECT_GT(step.blocks, 0);
+    }
+  }
+}
+
+// What each kernel accesses in vectors has to lie on their boundaries.
+TEST(PlanCastTest, VectorsAreNeverMisaligned) {
+  Problems problems;
+  for (int i = 0; i < 20'000; ++i) {
+    const CastProblem problem = problems.next();
+    for (const CastLaunch& step : plan_cast(problem, kHopper).steps()) {
+      const config::CastConfig& config = step.config;
+      if (config.step == CastStep::kClear || config.step == CastStep::kFinish) continue;
+      if (config.vector_loads) {
+        EXPECT_TRUE(problem.x_is_aligned);
+        EXPECT_EQ(problem.cols % config.vector(), 0);
+      }
+      if (config.step == CastStep::kAmax || !config.vector_stores) continue;
+      EXPECT_TRUE(problem.codes_are_aligned);
+      if (config.has_rows()) {
+        EXPECT_EQ(problem.cols % config.vector(), 0);
+      }
+      if (config.has_transposed()) {
+        EXPECT_EQ(problem.rows % 8, 0);
+      }
+    }
+  }
+}
+
+TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
+  Problems problems;
+  for (int i = 0; i < 20'000; ++i) {
+    const CastProblem problem = problems.next();
+    for (const CastLaunch& step : plan_cast(problem, kHopper).steps()) {
+      const config::CastConfig& config = step.config;
+      if (config.step == CastStep::kRows) {
+        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
+        const std::int64_t held =
+            std::int64_t{config.threads_per_row} * config.vectors_per_thread * config.vector();
+        EXPECT_EQ(config.reread, held < problem.cols);
+      } else if (config.step != CastStep::kClear && config.step != CastStep::kFinish) {
+        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.tile_rows) *
+                                   core::ceil_divide(problem.cols, 128));
+      }
+    }
+  }
+}
+
+TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
+  CastProblem problem{.rows = 4096, .cols = 7168};
+  for (const auto direction : {CastDirection::kRows, CastDirection::kBoth}) {
+    for (const auto unit : {ScaleUnit::kBlock1x128, ScaleUnit::kBlock128x128}) {
+      problem.direction = direction;
+      problem.unit = unit;
+      EXPECT_EQ(plan_cast(problem, kHopper).count, 1);
+    }
+  }
+  problem.direction = CastDirection::kRows;
+  problem.unit = ScaleUnit::kChannel;
+  EXPECT_EQ(plan_cast(problem, kHopper).count, 1);
+  EXPECT_EQ(plan_cast(problem, kHopper).steps()[0].config.step, CastStep::kRows);
+}
+
+// An empty matrix has no codes, but the scales that core::scale_grid says.
+TEST(PlanCastTest, EmptyMatrices) {
+  const auto count = [](ScaleUnit unit, CastDirection direction, std::int64_t rows,
+                        std::int64_t cols) {
+    const CastProblem problem{.rows = rows, .cols = cols, .unit = unit, .direction = direction};
+    return plan_cast(problem, kHopper).count;
+  };
+  EXPECT_EQ(count(ScaleUnit::kBlock1x128, CastDirection::kRows, 0, 5), 0);
+  EXPECT_EQ(count(ScaleUnit::kBlock128x128, CastDirection::kBoth, 5, 0), 0);
+  EXPECT_EQ(count(ScaleUnit::kTensor, CastDirection::kRows, 0, 5), 2);  // clear, finish
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 5, 0), 1);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 0, 5), 0);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 0, 5), 2);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 5, 0), 0);
+}
+
+// Steps that do not depend on rule, types or overflow are the same kernel for all of them.
+TEST(PlanCastTest, StepsAreShared) {
+  CastProblem problem{.rows = 64, .cols = 256, .unit = ScaleUnit::kTensor};
+  const CastPlan plan = plan_cast(problem, kHopper);
+  problem.rule = config::kVllmRule;
+  problem.power_of_two = true;
+  problem.saturate = false;
+  const CastPlan other = plan_cast(problem, kHopper);
+  ASSERT_EQ(plan.count, 4);
+  EXPECT_EQ(plan.launches[0].config, other.launches[0].config);
+  EXPECT_EQ(plan.launches[1].config, other.launches[1].config);
+  EXPECT_NE(plan.launches[2].config, other.launches[2].config);
+}
+
+// The JIT compiles one kernel per name.
+TEST(PlanCastTest, NamesDifferWhereConfigsDo) {
+  Problems problems;
+  std::set<std::string> names;
+  std::vector<config::CastConfig> configs;
+  for (int i = 0; i < 2'000; ++i) {
+    for (const CastLaunch& step : plan_cast(problems.next(), kHopper).steps()) {
+      if (std::ranges::find(configs, step.config) != configs.end()) continue;
+      configs.push_back(step.config);
+      EXPECT_TRUE(names.insert(cast_kernel_name(step.config)).second);
+    }
+  }
+  EXPECT_GT(names.size(), 500u);
+}
+
+TEST(PlanCastTest, SaysWhatTheGpuLacks) {
+  const Gpu ampere{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108};
+  try {
+    plan_cast({.rows = 1, .cols = 1}, ampere);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(error.what(), HasSubstr("got 8.0"));
+  }
+  EXPECT_THROW(plan_convert({.rows = 1, .cols = 1}, ampere), Error);
+}
+
+TEST(PlanCastTest, RefusesWhatNoGridHolds) {
+  EXPECT_THROW(plan_cast({.rows = std::int64_t{1} << 40, .cols = 256}, kHopper), Error);
+}
+
+TEST(PlanConvertTest, EveryConfigIsValidAndCoversTheMatrix) {
+  std::mt19937_64 random(7);
+  const auto below = [&](std::size_t limit) { return static_cast<int>(random() % limit); };
+  for (int i = 0; i < 20'000; ++i) {
+    const bool scaled = below(2) == 1;
+    const ConvertProblem problem{.rows = below(5000),
+                                 .cols = below(5000),
+                                 .in = static_cast<Element>(scaled ? 3 + below(2) : below(5)),
+                                 .out = static_cast<Element>(scaled ? below(3) : below(5)),
+                                 .scaled = scaled,
+                                 .unit = static_cast<ScaleUnit>(below(4)),
+                                 .saturate = below(2) == 1,
+                                 .is_aligned = below(2) == 1};
+    const ConvertPlan plan = plan_convert(problem, kHopper);
+    EXPECT_EQ(plan.config.invalid_reason(), nullptr) << describe(plan.config);
+    EXPECT_EQ(plan.blocks, core::ceil_divide(problem.rows, plan.config.tile_rows()) *
+                               core::ceil_divide(problem.cols, plan.config.tile_cols()));
+    if (plan.config.vectors) {
+      EXPECT_TRUE(problem.is_aligned);
+      EXPECT_EQ(problem.cols % plan.config.vector(), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octofold::plan
