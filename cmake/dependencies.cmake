@@ -29,3 +29,12 @@ target_include_directories(octofold_openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE
 target_link_libraries(octofold_openblas INTERFACE ${OPENBLAS_LIBRARY} m)
 target_link_options(octofold_openblas INTERFACE
   -Wl,--wrap=blas_memory_alloc -Wl,--wrap=blas_memory_free)
+
+# Header-only: XXH_INLINE_ALL.
+find_path(XXHASH_INCLUDE_DIR xxhash.h)
+if(NOT XXHASH_INCLUDE_DIR)
+  message(FATAL_ERROR "xxhash.h was not found. On Debian or Ubuntu: apt-get install libxxhash-dev")
+endif()
+add_library(octofold_xxhash INTERFACE)
+target_include_directories(octofold_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
+target_compile_definitions(octofold_xxhash INTERFACE XXH_INLINE_ALL)

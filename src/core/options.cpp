@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <sched.h>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -46,13 +47,28 @@ LogLevel parse_log_level(const char* text) {
        "environment variable OCTOFOLD_LOG_LEVEL: expected debug, info or warning, got '{}'", view);
 }
 
+std::string cache_folder(const char* (*getenv)(const char* name)) {
+  const auto value = [&](const char* name) {
+    const char* text = getenv(name);
+    return std::string(text != nullptr ? text : "");
+  };
+  if (std::string chosen = value("OCTOFOLD_CACHE_DIR"); !chosen.empty()) return chosen;
+  // The XDG Base Directory Specification: a path that is not absolute is as good as none.
+  if (const std::string xdg = value("XDG_CACHE_HOME"); xdg.starts_with('/')) {
+    return xdg + "/octofold";
+  }
+  if (const std::string home = value("HOME"); !home.empty()) return home + "/.cache/octofold";
+  return "";
+}
+
 }  // namespace
 
 Options parse_options(const char* (*getenv)(const char* name)) {
   const char* nvrtc = getenv("OCTOFOLD_NVRTC");
   return {.num_threads = parse_num_threads(getenv("OCTOFOLD_NUM_THREADS")),
           .log_level = parse_log_level(getenv("OCTOFOLD_LOG_LEVEL")),
-          .nvrtc_library = nvrtc != nullptr ? nvrtc : ""};
+          .nvrtc_library = nvrtc != nullptr ? nvrtc : "",
+          .cache_folder = cache_folder(getenv)};
 }
 
 const Options& options() {

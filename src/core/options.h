@@ -15,6 +15,9 @@ struct Options {
   LogLevel log_level;
   /// OCTOFOLD_NVRTC: the libnvrtc to use, a path or a soname. Default: empty, the system's newest.
   std::string nvrtc_library;
+  /// OCTOFOLD_CACHE_DIR: where compiled kernels are kept. Default: octofold in XDG_CACHE_HOME, else
+  /// in ~/.cache; empty without a home: nothing is kept.
+  std::string cache_folder;
 };
 
 /// Read once, at first use. Throws Error(kInvalidArgument) that names the variable, each time,

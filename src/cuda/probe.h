@@ -1,4 +1,4 @@
-// What CUDA offers on this machine. Opens libcuda and NVRTC at run time; needs no toolkit.
+// What the CUDA driver of this machine offers.
 #pragma once
 
 #include <string>
@@ -15,8 +15,5 @@ struct DriverProbe {
 
 /// Asks the driver `library` for its version and devices; no context is created.
 DriverProbe probe_driver(const std::string& library = "libcuda.so.1");
-
-/// Looks for NVRTC: the file that OCTOFOLD_NVRTC names, else the system's, newest first.
-Component probe_nvrtc();
 
 }  // namespace octofold::cuda

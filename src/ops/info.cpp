@@ -5,6 +5,7 @@
 #include "core/options.h"
 #include "cpu/blas.h"
 #include "cuda/probe.h"
+#include "jit/nvrtc.h"
 
 namespace octofold {
 
@@ -20,7 +21,7 @@ Info info() {
           .cpu_threads = core::options().num_threads,
           .cpu = {.available = true, .detail = cpu::blas_description()},
           .driver = std::move(probe.driver),
-          .nvrtc = cuda::probe_nvrtc(),
+          .nvrtc = jit::probe_nvrtc(),
           .gpus = std::move(probe.gpus)};
 }
 

@@ -36,6 +36,14 @@ TEST(OptionsTest, Values) {
   EXPECT_EQ(parse("OCTOFOLD_NVRTC", "/x/libnvrtc.so").nvrtc_library, "/x/libnvrtc.so");
 }
 
+TEST(OptionsTest, CacheFolder) {
+  EXPECT_EQ(parse("OCTOFOLD_CACHE_DIR", "/x/kernels").cache_folder, "/x/kernels");
+  EXPECT_EQ(parse("XDG_CACHE_HOME", "/x").cache_folder, "/x/octofold");
+  EXPECT_EQ(parse("XDG_CACHE_HOME", "relative").cache_folder, "");
+  EXPECT_EQ(parse("HOME", "/home/me").cache_folder, "/home/me/.cache/octofold");
+  EXPECT_EQ(parse(nullptr, nullptr).cache_folder, "");
+}
+
 TEST(OptionsTest, BadValuesNameTheVariable) {
   for (const char* value : {"", "0", "-3", "1025", "two", "4x", "99999999999999999999"}) {
     try {

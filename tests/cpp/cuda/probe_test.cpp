@@ -33,10 +33,5 @@ TEST(ProbeDriverTest, ThisMachineGetsAnAnswer) {
   }
 }
 
-TEST(ProbeNvrtcTest, ThisMachineGetsAnAnswer) {
-  const Component nvrtc = probe_nvrtc();
-  EXPECT_THAT(nvrtc.detail, HasSubstr("NVRTC"));
-}
-
 }  // namespace
 }  // namespace octofold::cuda

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace octofold::cuda {
+namespace octofold::core {
 
 class SharedObject {
  public:
@@ -27,4 +27,4 @@ class SharedObject {
   std::string error_;
 };
 
-}  // namespace octofold::cuda
+}  // namespace octofold::core

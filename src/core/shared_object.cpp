@@ -1,8 +1,8 @@
-#include "cuda/shared_object.h"
+#include "core/shared_object.h"
 
 #include <dlfcn.h>
 
-namespace octofold::cuda {
+namespace octofold::core {
 
 SharedObject::SharedObject(const std::string& name)
     : handle_(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -16,4 +16,4 @@ void* SharedObject::find_symbol(const char* symbol) const {
   return handle_ != nullptr ? dlsym(handle_, symbol) : nullptr;
 }
 
-}  // namespace octofold::cuda
+}  // namespace octofold::core

@@ -1,0 +1,203 @@
+#include "jit/cache_entry.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "core/check.h"
+
+namespace octofold::jit {
+namespace {
+
+// The file: this, then description, architecture, symbol and cubin without separators. Numbers as
+// the machine has them: a cache does not travel.
+struct EntryHead {
+  std::array<char, 8> magic = kMagic;
+  std::uint32_t version = kVersion;
+  ResourceUse resources;
+  std::uint32_t unused = 0;  // no padding: its bytes would be left to chance
+  CacheKey key;
+  std::uint64_t description_size = 0;
+  std::uint64_t architecture_size = 0;
+  std::uint64_t symbol_size = 0;
+  std::uint64_t cubin_size = 0;
+  std::uint64_t checksum = 0;  // XXH3-64 of the whole file with 0 here
+
+  static constexpr std::array<char, 8> kMagic = {'O', 'C', 'T', 'O', 'F', 'O', 'L', 'D'};
+  static constexpr std::uint32_t kVersion = 1;
+};
+static_assert(sizeof(EntryHead) == 88);
+
+class File {
+ public:
+  File(const std::filesystem::path& path, int flags)
+      : descriptor_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  bool is_open() const { return descriptor_ >= 0; }
+  int descriptor() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+std::string last_error() { return std::generic_category().message(errno); }
+
+// The whole file, or nothing with errno set.
+std::optional<std::string> read_all(const std::filesystem::path& path) {
+  const File file(path, O_RDONLY);
+  struct stat status{};
+  if (!file.is_open() || fstat(file.descriptor(), &status) != 0) return std::nullopt;
+  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t count = read(file.descriptor(), bytes.data() + done, bytes.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return std::nullopt;
+    if (count == 0) break;  // it has become shorter: the checks will say so
+    done += static_cast<std::size_t>(count);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+bool write_all(int descriptor, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(descriptor, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+// What is wrong with a file of these bytes; empty if nothing is.
+std::string fault_of(const std::string& bytes, EntryHead& head) {
+  if (bytes.size() < sizeof(head)) return fmt::format("it has {} bytes only", bytes.size());
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  if (head.magic != EntryHead::kMagic) return "it is not a cache entry";
+  if (head.version != EntryHead::kVersion) {
+    return fmt::format("it has format version {}, expected {}", head.version, EntryHead::kVersion);
+  }
+  std::size_t rest = bytes.size() - sizeof(head);
+  for (const std::uint64_t size : {head.description_size, head.architecture_size, head.symbol_size,
+                                   head.cubin_size}) {
+    if (size > rest) return "it is cut short";
+    rest -= size;
+  }
+  if (rest != 0) return fmt::format("{} bytes follow its end", rest);
+  std::string unsealed = bytes;
+  std::memset(unsealed.data() + offsetof(EntryHead, checksum), 0, sizeof(head.checksum));
+  if (XXH3_64bits(unsealed.data(), unsealed.size()) != head.checksum) return "its checksum differs";
+  return "";
+}
+
+class Hash {
+ public:
+  Hash() { XXH3_128bits_reset(&state_); }
+
+  // With its length, so that no two lists of texts run together to the same bytes.
+  void add(std::string_view text) {
+    const std::uint64_t size = text.size();
+    XXH3_128bits_update(&state_, &size, sizeof(size));
+    XXH3_128bits_update(&state_, text.data(), text.size());
+  }
+
+  CacheKey key() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+    return {hash.high64, hash.low64};
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+}  // namespace
+
+std::string CacheKey::text() const { return fmt::format("{:016x}{:016x}", high, low); }
+
+CacheKey digest(std::span<const Header> headers) {
+  Hash hash;
+  for (const Header& header : headers) {
+    hash.add(header.name);
+    hash.add(header.text);
+  }
+  return hash.key();
+}
+
+CacheKey key_of(const Program& program, const CacheKey& headers, std::string_view compiler) {
+  Hash hash;
+  for (const std::string_view part : {std::string_view(headers.text()), compiler,
+                                      std::string_view(program.header),
+                                      std::string_view(program.kernel),
+                                      std::string_view(program.architecture)}) {
+    hash.add(part);
+  }
+  return hash.key();
+}
+
+std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason) {
+  reason.clear();
+  const std::optional<std::string> bytes = read_all(file);
+  if (!bytes) {
+    if (errno != ENOENT && errno != ENOTDIR) reason = last_error();
+    return std::nullopt;
+  }
+  EntryHead head;
+  reason = fault_of(*bytes, head);
+  if (!reason.empty()) return std::nullopt;
+  std::string_view rest = std::string_view(*bytes).substr(sizeof(head));
+  const auto take = [&](std::uint64_t size) {
+    const std::string_view part = rest.substr(0, size);
+    rest.remove_prefix(size);
+    return part;
+  };
+  CacheEntry entry{.key = head.key};
+  entry.description = take(head.description_size);
+  entry.architecture = take(head.architecture_size);
+  entry.binary.symbol = take(head.symbol_size);
+  const std::string_view cubin = take(head.cubin_size);
+  entry.binary.cubin.assign(cubin.begin(), cubin.end());
+  entry.binary.resources = head.resources;
+  return entry;
+}
+
+void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
+  EntryHead head{.resources = entry.binary.resources,
+                 .key = entry.key,
+                 .description_size = entry.description.size(),
+                 .architecture_size = entry.architecture.size(),
+                 .symbol_size = entry.binary.symbol.size(),
+                 .cubin_size = entry.binary.cubin.size()};
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof(head));
+  bytes.append(entry.description).append(entry.architecture).append(entry.binary.symbol);
+  bytes.append(entry.binary.cubin.begin(), entry.binary.cubin.end());
+  head.checksum = XXH3_64bits(bytes.data(), bytes.size());
+  std::memcpy(bytes.data(), &head, sizeof(head));
+
+  std::filesystem::path temporary = file;
+  temporary += kTemporarySuffix;
+  const auto fail = [&](std::string_view what) {
+    const std::string reason = last_error();
+    unlink(temporary.c_str());
+    core::fail(ErrorCode::kIo, "{} '{}': {}", what, temporary.string(), reason);
+  };
+  {
+    const File target(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    if (!target.is_open()) fail("cannot create");
+    if (!write_all(target.descriptor(), bytes)) fail("cannot write");
+  }
+  if (rename(temporary.c_str(), file.c_str()) != 0) fail("cannot rename");
+}
+
+}  // namespace octofold::jit

@@ -1,0 +1,44 @@
+// One compiled kernel as a file: all or nothing, and believed only after it has been checked.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "jit/program.h"
+
+namespace octofold::jit {
+
+/// XXH3-128 of all that a binary depends on: sources, kernel, architecture, compiler, options.
+struct CacheKey {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+
+  std::string text() const;  ///< 32 hexadecimal digits
+  friend bool operator==(const CacheKey&, const CacheKey&) = default;
+};
+
+/// Of the headers, hashed once and for all programs.
+CacheKey digest(std::span<const Header> headers);
+CacheKey key_of(const Program& program, const CacheKey& headers, std::string_view compiler);
+
+struct CacheEntry {
+  CacheKey key;
+  std::string description;
+  std::string architecture;
+  Binary binary;
+};
+
+inline constexpr std::string_view kEntrySuffix = ".kernel";
+inline constexpr std::string_view kTemporarySuffix = ".tmp";
+
+/// The entry, or nothing and in `reason` what is wrong with the file: empty where there is none.
+std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason);
+
+/// Writes beside `file` and renames. Throws Error(kIo) and leaves nothing behind.
+void write_entry(const std::filesystem::path& file, const CacheEntry& entry);
+
+}  // namespace octofold::jit

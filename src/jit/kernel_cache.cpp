@@ -1,0 +1,169 @@
+#include "jit/kernel_cache.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "jit/nvrtc.h"
+
+namespace octofold::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLockFile = "locks";
+
+// One byte of the lock file for each key: a lock of the open file, so that it keeps threads apart
+// as well as processes, and ends with its process however that ends. Two keys that share a byte
+// only wait for each other. Where the file system has no such locks nobody is kept apart: then a
+// kernel may be compiled twice, and the later one's entry stays.
+class KeyLock {
+ public:
+  KeyLock(const fs::path& folder, const CacheKey& key)
+      : descriptor_(open((folder / kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    if (descriptor_ < 0) return;
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = static_cast<off_t>(key.low >> 2);  // positive, also with room behind it
+    lock.l_len = 1;
+    while (fcntl(descriptor_, F_OFD_SETLKW, &lock) != 0 && errno == EINTR) {
+    }
+  }
+  ~KeyLock() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  KeyLock(const KeyLock&) = delete;
+  KeyLock& operator=(const KeyLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+// Says it once a process: whatever keeps entries from being written will go on doing so.
+void warn_of_unusable_folder(const fs::path& folder, std::string_view reason) {
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  core::log(LogLevel::kWarning,
+            "kernel cache '{}' cannot be written, so kernels will be compiled again: {}",
+            folder.string(), reason);
+}
+
+}  // namespace
+
+fs::path KernelCache::file_of(const CacheKey& key) const {
+  return folder_ / (key.text() + std::string(kEntrySuffix));
+}
+
+std::optional<Binary> KernelCache::read(const CacheKey& key, const Program& program) const {
+  const fs::path file = file_of(key);
+  std::string fault;
+  std::optional<CacheEntry> entry = read_entry(file, fault);
+  if (entry && entry->key != key) {
+    entry.reset();
+    fault = "it is another kernel's";
+  }
+  if (!entry) {
+    if (!fault.empty()) {
+      core::log(LogLevel::kWarning, "kernel cache entry '{}' is not usable, compiling '{}' again: {}",
+                file.string(), program.description, fault);
+    }
+    return std::nullopt;
+  }
+  core::log(LogLevel::kDebug, "loaded from '{}': {}", file.string(), program.description);
+  return std::move(entry->binary);
+}
+
+void KernelCache::keep(const CacheKey& key, const Program& program, const Binary& binary) const {
+  try {
+    write_entry(file_of(key), {key, program.description, program.architecture, binary});
+  } catch (const Error& error) {
+    warn_of_unusable_folder(folder_, error.what());
+  }
+}
+
+Binary KernelCache::get(const CacheKey& key, const Program& program, const Compile& compile) const {
+  if (folder_.empty()) return compile(program);
+  if (std::optional<Binary> binary = read(key, program)) return *std::move(binary);
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) {
+    warn_of_unusable_folder(folder_, error.message());
+    return compile(program);
+  }
+  const KeyLock lock(folder_, key);
+  // Another one may have compiled it while this one waited.
+  if (std::optional<Binary> binary = read(key, program)) return *std::move(binary);
+  Binary binary = compile(program);
+  keep(key, program, binary);
+  return binary;
+}
+
+std::vector<KernelCache::Listed> KernelCache::list() const {
+  std::vector<Listed> listed;
+  std::error_code error;
+  if (folder_.empty() || !fs::exists(folder_, error)) return listed;
+  for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    if (it->path().extension() != kEntrySuffix) continue;
+    std::error_code gone;  // another process may be clearing the cache
+    Listed item{.file = it->path(), .bytes = it->file_size(gone)};
+    item.written = it->last_write_time(gone);
+    if (gone) continue;
+    item.entry = read_entry(item.file, item.fault);
+    listed.push_back(std::move(item));
+  }
+  if (error) {
+    core::fail(ErrorCode::kIo, "kernel cache '{}': {}", folder_.string(), error.message());
+  }
+  std::ranges::sort(listed, std::greater(), &Listed::written);
+  return listed;
+}
+
+int KernelCache::clear() const {
+  int entries = 0;
+  std::error_code error;
+  if (folder_.empty() || !fs::exists(folder_, error)) return 0;
+  std::vector<fs::path> files;
+  for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const fs::path extension = it->path().extension();
+    if (extension == kEntrySuffix || extension == kTemporarySuffix ||
+        it->path().filename() == kLockFile) {
+      files.push_back(it->path());
+    }
+  }
+  for (const fs::path& file : files) {
+    if (error) break;
+    if (fs::remove(file, error) && file.extension() == kEntrySuffix) ++entries;
+  }
+  if (error) {
+    core::fail(ErrorCode::kIo, "kernel cache '{}': {}", folder_.string(), error.message());
+  }
+  return entries;
+}
+
+Binary get_binary(const Program& program, std::span<const Header> headers) {
+  static const CacheKey headers_digest = digest(headers);
+  const KernelCache cache(core::options().cache_folder);
+  const CacheKey key = key_of(program, headers_digest, nvrtc_version());
+  return cache.get(key, program, [&](const Program& wanted) {
+    const auto begin = std::chrono::steady_clock::now();
+    Binary binary = compile(wanted, headers);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    core::log(LogLevel::kInfo, "compiled in {:.2f} s: {}; {} registers, {} bytes spilled",
+              seconds.count(), wanted.description, binary.resources.registers,
+              binary.resources.spill_store_bytes);
+    return binary;
+  });
+}
+
+}  // namespace octofold::jit

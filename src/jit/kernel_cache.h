@@ -1,0 +1,58 @@
+// Compiled kernels on disk, shared by all processes of a user.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "jit/cache_entry.h"
+#include "jit/program.h"
+
+namespace octofold::jit {
+
+/// A folder of entries. Nothing that is wrong with it keeps a kernel from being compiled: it costs
+/// time and a logged line. Safe from several threads and processes.
+class KernelCache {
+ public:
+  using Compile = std::function<Binary(const Program&)>;
+
+  /// An empty `folder` keeps nothing.
+  explicit KernelCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// The binary under `key`: read, or compiled and kept. Of all processes that ask for the same key
+  /// at once one compiles, the others wait for it; if it is killed, the next one takes over.
+  Binary get(const CacheKey& key, const Program& program, const Compile& compile) const;
+
+  struct Listed {
+    std::filesystem::path file;
+    std::uintmax_t bytes = 0;
+    std::filesystem::file_time_type written;
+    /// Nothing where the file cannot be used; then `fault` says why.
+    std::optional<CacheEntry> entry;
+    std::string fault;
+  };
+  /// All entries, newest first. Throws Error(kIo) if the folder cannot be read.
+  std::vector<Listed> list() const;
+
+  /// Removes all that the cache has written and nothing else; returns how many entries went. Throws
+  /// Error(kIo) where a file cannot be removed.
+  int clear() const;
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path file_of(const CacheKey& key) const;
+  std::optional<Binary> read(const CacheKey& key, const Program& program) const;
+  void keep(const CacheKey& key, const Program& program, const Binary& binary) const;
+
+  std::filesystem::path folder_;
+};
+
+/// The binary of a program, from the cache of options().cache_folder or from NVRTC. `headers` has
+/// to be the same list at each call: it is hashed once.
+Binary get_binary(const Program& program, std::span<const Header> headers);
+
+}  // namespace octofold::jit

@@ -1,0 +1,230 @@
+#include "jit/nvrtc.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <regex>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/shared_object.h"
+
+namespace octofold::jit {
+namespace {
+
+// C++20 and sm_90a.
+constexpr int kOldestMajor = 12;
+
+constexpr const char* kHowToGet =
+    "`pip install nvidia-cuda-nvrtc`, or name the file in OCTOFOLD_NVRTC";
+
+// From NVRTC's documentation: nvrtcResult is an int, 0 is success; nvrtcProgram a pointer.
+using ProgramHandle = struct OpaqueProgram*;
+
+struct Nvrtc {
+  std::string file;
+  int major = 0;
+  int minor = 0;
+
+  int (*create_program)(ProgramHandle*, const char* source, const char* name, int headers,
+                        const char* const* texts, const char* const* names) = nullptr;
+  int (*destroy_program)(ProgramHandle*) = nullptr;
+  int (*add_name_expression)(ProgramHandle, const char*) = nullptr;
+  int (*compile_program)(ProgramHandle, int options, const char* const*) = nullptr;
+  int (*get_log_size)(ProgramHandle, std::size_t*) = nullptr;
+  int (*get_log)(ProgramHandle, char*) = nullptr;
+  int (*get_cubin_size)(ProgramHandle, std::size_t*) = nullptr;
+  int (*get_cubin)(ProgramHandle, char*) = nullptr;
+  int (*get_lowered_name)(ProgramHandle, const char* expression, const char** name) = nullptr;
+  const char* (*get_error_string)(int) = nullptr;
+};
+
+// Either the library or why not.
+struct Search {
+  std::optional<Nvrtc> found;
+  std::string reason;
+};
+
+Search open_nvrtc(const std::string& file) {
+  const core::SharedObject library(file);
+  if (!library.is_open()) return {{}, library.error()};
+  Nvrtc nvrtc{.file = file};
+  auto* version = library.find<int(int*, int*)>("nvrtcVersion");
+  if (version == nullptr || version(&nvrtc.major, &nvrtc.minor) != 0) {
+    return {{}, fmt::format("{} is not NVRTC: it lacks nvrtcVersion", file)};
+  }
+  if (nvrtc.major < kOldestMajor) {
+    return {{}, fmt::format("{} is NVRTC {}.{}, expected {}.0 or newer", file, nvrtc.major,
+                            nvrtc.minor, kOldestMajor)};
+  }
+  const auto find = [&](auto& function, const char* symbol) {
+    function = library.find<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(
+        symbol);
+    return function != nullptr;
+  };
+  const bool complete = find(nvrtc.create_program, "nvrtcCreateProgram") &&
+                        find(nvrtc.destroy_program, "nvrtcDestroyProgram") &&
+                        find(nvrtc.add_name_expression, "nvrtcAddNameExpression") &&
+                        find(nvrtc.compile_program, "nvrtcCompileProgram") &&
+                        find(nvrtc.get_log_size, "nvrtcGetProgramLogSize") &&
+                        find(nvrtc.get_log, "nvrtcGetProgramLog") &&
+                        find(nvrtc.get_cubin_size, "nvrtcGetCUBINSize") &&
+                        find(nvrtc.get_cubin, "nvrtcGetCUBIN") &&
+                        find(nvrtc.get_lowered_name, "nvrtcGetLoweredName") &&
+                        find(nvrtc.get_error_string, "nvrtcGetErrorString");
+  if (!complete) return {{}, fmt::format("{} lacks functions of NVRTC 12", file)};
+  return {nvrtc, ""};
+}
+
+std::mutex candidates_mutex;
+std::vector<std::string> candidates;
+
+Search search_nvrtc() {
+  std::vector<std::string> files;
+  if (const std::string& chosen = core::options().nvrtc_library; !chosen.empty()) {
+    files = {chosen};
+  } else {
+    const std::lock_guard lock(candidates_mutex);
+    files = candidates;
+    files.insert(files.end(), {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"});
+  }
+  std::vector<std::string> reasons;
+  for (const std::string& file : files) {
+    Search search = open_nvrtc(file);
+    if (search.found) return search;
+    reasons.push_back(search.reason);
+  }
+  return {{}, fmt::format("no NVRTC: {}", fmt::join(reasons, "; "))};
+}
+
+const Nvrtc& nvrtc() {
+  static const Nvrtc instance = [] {  // a throwing initializer is tried again at the next call
+    const Search search = search_nvrtc();
+    if (!search.found) {
+      core::fail(ErrorCode::kUnavailable, "run-time compilation: {}. To get it: {}", search.reason,
+                 kHowToGet);
+    }
+    return *search.found;
+  }();
+  return instance;
+}
+
+// A program under compilation; every failure is one of ours or NVRTC's, never of the user's input.
+class Compilation {
+ public:
+  Compilation(const Program& program, std::span<const Header> headers) : program_(program) {
+    // Header texts are parts of one array without terminators between them: C wants copies.
+    std::vector<std::string> texts, names;
+    std::vector<const char*> text_pointers, name_pointers;
+    for (const Header& header : headers) {
+      texts.emplace_back(header.text);
+      names.emplace_back(header.name);
+    }
+    for (const std::string& text : texts) text_pointers.push_back(text.c_str());
+    for (const std::string& name : names) name_pointers.push_back(name.c_str());
+    const std::string source = fmt::format("#include \"{}\"\n", program.header);
+    check(nvrtc().create_program(&handle_, source.c_str(), "octofold.cu",
+                                 static_cast<int>(headers.size()), text_pointers.data(),
+                                 name_pointers.data()));
+    check(nvrtc().add_name_expression(handle_, program.kernel.c_str()));
+  }
+  ~Compilation() { nvrtc().destroy_program(&handle_); }
+  Compilation(const Compilation&) = delete;
+  Compilation& operator=(const Compilation&) = delete;
+
+  Binary run() {
+    const std::string architecture =
+        fmt::format("--gpu-architecture={}", program_.architecture);
+    // Functions without an execution space are constexpr ones of kernels/config, which the device
+    // calls too. Multiply-adds are fused where the code says so: casts are specified to the bit.
+    const std::vector<const char*> options = {
+        architecture.c_str(), "--std=c++20", "--device-as-default-execution-space", "--fmad=true",
+        "--ptxas-options=--verbose"};
+    const int result =
+        nvrtc().compile_program(handle_, static_cast<int>(options.size()), options.data());
+    const std::string log = read_log();
+    if (result != 0) {
+      core::log(LogLevel::kWarning, "compiling {} ({}):\n{}", program_.description, program_.kernel,
+                log);
+      core::fail(ErrorCode::kInternal, "compiling the kernel '{}' for {} failed ({}): {}",
+                 program_.description, program_.architecture, nvrtc().get_error_string(result),
+                 first_lines(log));
+    }
+    const char* symbol = nullptr;
+    check(nvrtc().get_lowered_name(handle_, program_.kernel.c_str(), &symbol));
+    std::size_t size = 0;
+    check(nvrtc().get_cubin_size(handle_, &size));
+    Binary binary{.symbol = symbol, .cubin = std::vector<char>(size), .resources = parse(log)};
+    check(nvrtc().get_cubin(handle_, binary.cubin.data()));
+    return binary;
+  }
+
+ private:
+  void check(int result) const {
+    if (result == 0) return;
+    core::fail(ErrorCode::kInternal, "compiling the kernel '{}' for {}: {}", program_.description,
+               program_.architecture, nvrtc().get_error_string(result));
+  }
+
+  std::string read_log() const {
+    std::size_t size = 0;
+    if (nvrtc().get_log_size(handle_, &size) != 0 || size <= 1) return "";
+    std::string log(size, '\0');
+    nvrtc().get_log(handle_, log.data());
+    log.resize(size - 1);  // without the terminator
+    return log;
+  }
+
+  static std::string first_lines(const std::string& log) {
+    std::size_t end = 0;
+    for (int line = 0; line < 4 && end != log.npos; ++line) end = log.find('\n', end + 1);
+    return log.substr(0, end);
+  }
+
+  // "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" and "Used 168 registers".
+  static ResourceUse parse(const std::string& log) {
+    static const std::regex memory(
+        R"((\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads)");
+    static const std::regex registers(R"(Used (\d+) registers)");
+    ResourceUse use;
+    std::smatch match;
+    if (std::regex_search(log, match, memory)) {
+      use.stack_bytes = std::stoi(match[1]);
+      use.spill_store_bytes = std::stoi(match[2]);
+      use.spill_load_bytes = std::stoi(match[3]);
+    }
+    if (std::regex_search(log, match, registers)) use.registers = std::stoi(match[1]);
+    return use;
+  }
+
+  const Program& program_;
+  ProgramHandle handle_ = nullptr;
+};
+
+}  // namespace
+
+void set_nvrtc_candidates(std::vector<std::string> paths) {
+  const std::lock_guard lock(candidates_mutex);
+  candidates = std::move(paths);
+}
+
+Component probe_nvrtc() {
+  const Search search = search_nvrtc();
+  if (!search.found) return {.available = false, .detail = search.reason};
+  return {.available = true,
+          .detail = fmt::format("NVRTC {}.{} ({})", search.found->major, search.found->minor,
+                                search.found->file)};
+}
+
+std::string nvrtc_version() { return fmt::format("{}.{}", nvrtc().major, nvrtc().minor); }
+
+Binary compile(const Program& program, std::span<const Header> headers) {
+  return Compilation(program, headers).run();
+}
+
+}  // namespace octofold::jit

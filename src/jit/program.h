@@ -1,0 +1,41 @@
+// What the JIT compiles, and what comes out. It knows nothing of what a kernel computes.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace octofold::jit {
+
+/// A header of device code, under the name by which others include it: "kernels/sm90/gemm.h".
+struct Header {
+  std::string_view name;
+  std::string_view text;
+};
+
+struct Program {
+  std::string header;        ///< the one that declares the kernel
+  std::string kernel;        ///< name expression: "octofold::gemm_kernel<…{.tile_m = 256, …}>"
+  std::string architecture;  ///< "sm_90a"
+  std::string description;   ///< for people: "gemm E4M3 × E4M3 → BFloat16, …"
+};
+
+/// What the assembler said of the kernel. Spills and stack in bytes of a thread.
+struct ResourceUse {
+  int registers = 0;
+  int stack_bytes = 0;
+  int spill_store_bytes = 0;
+  int spill_load_bytes = 0;
+
+  friend bool operator==(const ResourceUse&, const ResourceUse&) = default;
+};
+
+struct Binary {
+  std::string symbol;  ///< the kernel's mangled name in the cubin
+  std::vector<char> cubin;
+  ResourceUse resources;
+
+  friend bool operator==(const Binary&, const Binary&) = default;
+};
+
+}  // namespace octofold::jit
