@@ -3,8 +3,9 @@
 #include <array>
 #include <cstddef>
 
-#include "cuda/driver.h"
 #include "octofold/error.h"
+
+#include "cuda/driver.h"
 
 namespace octofold::cuda {
 namespace {

@@ -1,0 +1,62 @@
+#include "cuda/kernel.h"
+
+#include <array>
+
+#include "core/check.h"
+#include "cuda/context.h"
+
+namespace octofold::cuda {
+
+Kernel::Kernel(const Driver& driver, ContextHandle context, const KernelSource& source,
+               const jit::Binary& binary)
+    : driver_(&driver),
+      context_(context),
+      description_(source.program.description),
+      threads_(source.threads),
+      cluster_size_(source.cluster_size),
+      shared_bytes_(source.shared_bytes) {
+  const auto check = [&](Result result, std::string_view call) {
+    if (result != kSuccess) driver.fail(result, fmt::format("{}: {}", description_, call));
+  };
+  const RelaxedCapture relaxed(driver);
+  ModuleHandle module = nullptr;
+  check(driver.module_load_data(&module, binary.cubin.data()), "cuModuleLoadData");
+  check(driver.module_get_function(&function_, module, binary.symbol.c_str()),
+        "cuModuleGetFunction");
+  check(
+      driver.func_set_attribute(function_, kMaxDynamicSharedSize, static_cast<int>(shared_bytes_)),
+      fmt::format("{} bytes of dynamic shared memory", shared_bytes_));
+}
+
+void Kernel::launch(Stream stream, std::int64_t blocks, const void* params) const {
+  std::array<LaunchAttribute, 2> attributes{};
+  attributes[0].id = LaunchAttribute::kProgrammaticStreamSerialization;
+  attributes[0].programmatic_stream_serialization_allowed = 1;
+  attributes[1].id = LaunchAttribute::kClusterDimension;
+  attributes[1].cluster = {cluster_size_, 1, 1};
+  const LaunchConfig config{.grid_x = static_cast<unsigned>(blocks),
+                            .block_x = threads_,
+                            .shared_bytes = shared_bytes_,
+                            .stream = stream.handle,
+                            .attributes = attributes.data(),
+                            .attribute_count = cluster_size_ > 1 ? 2u : 1u};
+  void* parameters[] = {const_cast<void*>(params)};  // the driver only reads them
+  const ContextGuard current(*driver_, context_);
+  const Result result = driver_->launch_kernel_ex(&config, function_, parameters, nullptr);
+  if (result != kSuccess) [[unlikely]]
+    fail_launch(result, blocks);
+}
+
+void Kernel::fail_launch(Result result, std::int64_t blocks) const {
+  if (result == kInvalidHandle) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "{}: expected a stream of the tensors' device that still exists: {}", description_,
+               driver_->describe(result));
+  }
+  driver_->fail(
+      result, fmt::format("{}: launch of {} blocks of {} threads, in clusters of {}, with {} bytes "
+                          "of shared memory",
+                          description_, blocks, threads_, cluster_size_, shared_bytes_));
+}
+
+}  // namespace octofold::cuda

@@ -1,0 +1,43 @@
+#include "cuda/runtime.h"
+
+#include <utility>
+
+#include "core/check.h"
+#include "cuda/kernel_headers.h"
+#include "jit/kernel_cache.h"
+
+namespace octofold::cuda {
+namespace {
+
+int count_devices(const Driver& driver) {
+  int count = 0;
+  driver.check(driver.device_get_count(&count), "cuDeviceGetCount");
+  return count;
+}
+
+}  // namespace
+
+Runtime::Runtime(const std::string& driver, Compile compile)
+    : driver_(driver),
+      compile_(std::move(compile)),
+      slots_(static_cast<std::size_t>(count_devices(driver_))) {}
+
+Device& Runtime::device(int index) {
+  if (index < 0 || static_cast<std::size_t>(index) >= slots_.size()) {
+    core::fail(ErrorCode::kInvalidArgument, "cuda:{} does not exist: this machine shows {} GPU{}",
+               index, slots_.size(), slots_.size() == 1 ? "" : "s");
+  }
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  std::call_once(slot.once, [&] { slot.device.emplace(driver_, index, compile_); });
+  return *slot.device;
+}
+
+Device& device(int index) {
+  Driver::require_usable_here();
+  static Runtime& runtime = *new Runtime("libcuda.so.1", [](const jit::Program& program) {
+    return jit::get_binary(program, kernel_headers());
+  });
+  return runtime.device(index);
+}
+
+}  // namespace octofold::cuda

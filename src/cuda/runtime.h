@@ -1,0 +1,39 @@
+// The way in: the process's driver and its devices.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/driver.h"
+
+namespace octofold::cuda {
+
+/// Safe to use from several threads. Devices are set up when first asked for.
+class Runtime {
+ public:
+  /// Opens a driver as Driver does; `compile` makes the devices' kernels.
+  Runtime(const std::string& driver, Compile compile);
+
+  /// Throws Error(kInvalidArgument) for an index that no GPU has.
+  Device& device(int index);
+
+ private:
+  struct Slot {
+    std::once_flag once;
+    std::optional<Device> device;
+  };
+
+  Driver driver_;
+  Compile compile_;
+  std::vector<Slot> slots_;
+};
+
+/// The device `index` of this process. The driver is opened by the first call and never closed:
+/// work may be under way when the process ends. Throws Error(kUnavailable) without a usable driver,
+/// and in a process that was forked after CUDA was used.
+Device& device(int index);
+
+}  // namespace octofold::cuda
