@@ -26,10 +26,10 @@ CacheKey digest(std::span<const Header> headers);
 CacheKey key_of(const Program& program, const CacheKey& headers, std::string_view compiler);
 
 struct CacheEntry {
-  CacheKey key;
-  std::string description;
-  std::string architecture;
-  Binary binary;
+  CacheKey key{};
+  std::string description{};
+  std::string architecture{};
+  Binary binary{};
 };
 
 inline constexpr std::string_view kEntrySuffix = ".kernel";

@@ -151,7 +151,7 @@ int KernelCache::clear() const {
   return entries;
 }
 
-Binary get_binary(const Program& program, std::span<const Header> headers) {
+Binary compile_cached(const Program& program, std::span<const Header> headers) {
   static const CacheKey headers_digest = digest(headers);
   const KernelCache cache(core::options().cache_folder);
   const CacheKey key = key_of(program, headers_digest, nvrtc_version());

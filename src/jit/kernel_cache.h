@@ -27,12 +27,12 @@ class KernelCache {
   Binary get(const CacheKey& key, const Program& program, const Compile& compile) const;
 
   struct Listed {
-    std::filesystem::path file;
+    std::filesystem::path file{};
     std::uintmax_t bytes = 0;
-    std::filesystem::file_time_type written;
+    std::filesystem::file_time_type written{};
     /// Nothing where the file cannot be used; then `fault` says why.
-    std::optional<CacheEntry> entry;
-    std::string fault;
+    std::optional<CacheEntry> entry{};
+    std::string fault{};
   };
   /// All entries, newest first. Throws Error(kIo) if the folder cannot be read.
   std::vector<Listed> list() const;
@@ -53,6 +53,6 @@ class KernelCache {
 
 /// The binary of a program, from the cache of options().cache_folder or from NVRTC. `headers` has
 /// to be the same list at each call: it is hashed once.
-Binary get_binary(const Program& program, std::span<const Header> headers);
+Binary compile_cached(const Program& program, std::span<const Header> headers);
 
 }  // namespace octofold::jit
