@@ -89,9 +89,9 @@ struct GemmConfig {
   constexpr int registers_at_start() const { return 65536 / threads() / 8 * 8; }
 
   // Registers of a math thread that the products fill: the sums, the partial sums of one wave, the
-  // scales of its columns.
+  // scales of its columns and their products with its rows' ones.
   constexpr int product_registers() const {
-    const int columns = scaling == GemmScaling::kBlockByBlock ? tile_n / 4 : 0;
+    const int columns = scaling == GemmScaling::kBlockByBlock ? tile_n / 2 : 0;
     return tile_n / 2 * (waves() + (promote ? 1 : 0)) + columns;
   }
 

@@ -138,8 +138,9 @@ __device__ void load_operands_by_threads(const GemmParams& params,
   constexpr int kChunksOfRow = kBlockK / 16;
   const auto copy_tile = [&](unsigned target, const unsigned char* operand, long long stride,
                              int first, int rows_of_tile, int rows, int k) {
+#pragma unroll 1  // this warpgroup has few registers
     for (int i = thread; i < rows_of_tile * kChunksOfRow;
-         i += static_cast<int>(smem.kCopyThreads)) {
+         i += static_cast<int>(SharedMemory<kConfig>::kCopyThreads)) {
       const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
       const int column = k + 16 * chunk;
       const int existing = first + row < rows ? params.k - column : 0;

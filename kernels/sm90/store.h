@@ -21,23 +21,21 @@ __device__ int first_row_of_thread() {
 template <GemmConfig kConfig, int kSums>
 __device__ void store_directly(const GemmParams& params, config::TileCoordinate origin,
                                const float (&sums)[kConfig.waves()][kSums]) {
+  const int first_row = origin.m + first_row_of_thread<kConfig>();
   const int first_column = origin.n + 2 * (static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
-  for (int wave = 0; wave < kConfig.waves(); ++wave) {
+  for (int j = 0; j < kSums / 4; ++j) {
+    const ColumnTerms<kConfig> columns(params, first_column + 8 * j);
+    if (columns.existing == 0) continue;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = origin.m + first_row_of_thread<kConfig>() + 64 * wave + 8 * half;
+    for (int i = 0; i < 2 * kConfig.waves(); ++i) {
+      const int wave = i / 2, half = i % 2;
+      const int row = first_row + 64 * wave + 8 * half;
       if (row >= params.m) continue;
-      const RowFinisher<kConfig> finish(params, row);
-#pragma unroll
-      for (int j = 0; j < kSums / 4; ++j) {
-        const int column = first_column + 8 * j;
-        if (column >= params.n) continue;
-        const float2 values =
-            finish(column, sums[wave][4 * j + 2 * half], sums[wave][4 * j + 2 * half + 1]);
-        store_pair<kConfig.out>(params.out, row * params.out_stride + column, values,
-                                column + 1 < params.n);
-      }
+      const float* pair = &sums[wave][4 * j + 2 * half];
+      store_pair<kConfig.out>(params.out, row * params.out_stride + columns.column,
+                              RowTerms<kConfig>(params, row).finish(columns, pair[0], pair[1]),
+                              columns.existing == 2);
     }
   }
 }
@@ -48,34 +46,37 @@ template <GemmConfig kConfig, int kSums>
 __device__ void stage_output(const GemmParams& params, const SharedMemory<kConfig>& smem,
                              config::TileCoordinate origin,
                              const float (&sums)[kConfig.waves()][kSums]) {
-  constexpr int kBoxColumns = smem.kLayout.output_box_columns;
+  constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
   constexpr int kRowBytes = 2 * kBoxColumns;
   constexpr int kChunks = kRowBytes / 16;  // 16 bytes: 8 columns, what the swizzle moves
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_row = origin.m + first_row_of_thread<kConfig>();
+  const int first_column = origin.n + 2 * (lane % 4);
   // stmatrix: lane l addresses row l % 16, of the left or (l ≥ 16) the right 8 of 16 columns.
   const int row_of_lane = first_row_of_thread<kConfig>() - lane / 4 + lane % 16;
   const int swizzle = row_of_lane * kRowBytes / 128 % kChunks;
 #pragma unroll
-  for (int wave = 0; wave < kConfig.waves(); ++wave) {
-    const int row = origin.m + first_row_of_thread<kConfig>() + 64 * wave;
-    const RowFinisher<kConfig> upper(params, row), lower(params, row + 8);
-    const unsigned row_address = smem.output() + (row_of_lane + 64 * wave) * kRowBytes;
+  for (int j = 0; j < kSums / 4; j += 2) {
+    const ColumnTerms<kConfig> left(params, first_column + 8 * j);
+    const ColumnTerms<kConfig> right(params, first_column + 8 * (j + 1));
+    const int box = 8 * j / kBoxColumns;
+    const int chunk = (j % kChunks + lane / 16) ^ swizzle;
+    const unsigned target =
+        smem.output() + (box * kConfig.tile_m + row_of_lane) * kRowBytes + 16 * chunk;
 #pragma unroll
-    for (int j = 0; j < kSums / 4; j += 2) {
-      unsigned words[4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = origin.n + 8 * (j + i) + 2 * (lane % 4);
-        const float* pair = &sums[wave][4 * (j + i)];
-        const float2 above = upper(column, pair[0], pair[1]);
-        const float2 below = lower(column, pair[2], pair[3]);
-        words[2 * i] = pack_pair<kConfig.out>(above.x, above.y);
-        words[2 * i + 1] = pack_pair<kConfig.out>(below.x, below.y);
-      }
-      const int box = 8 * j / kBoxColumns;
-      const int chunk = (j % kChunks + lane / 16) ^ swizzle;
-      ptx::store_matrices(row_address + box * kConfig.tile_m * kRowBytes + 16 * chunk, words[0],
-                          words[1], words[2], words[3]);
+    for (int wave = 0; wave < kConfig.waves(); ++wave) {
+      const RowTerms<kConfig> upper(params, first_row + 64 * wave);
+      const RowTerms<kConfig> lower(params, first_row + 64 * wave + 8);
+      const float* pairs = &sums[wave][4 * j];
+      const float2 upper_left = upper.finish(left, pairs[0], pairs[1]);
+      const float2 lower_left = lower.finish(left, pairs[2], pairs[3]);
+      const float2 upper_right = upper.finish(right, pairs[4], pairs[5]);
+      const float2 lower_right = lower.finish(right, pairs[6], pairs[7]);
+      ptx::store_matrices(target + 64 * wave * kRowBytes,
+                          pack_pair<kConfig.out>(upper_left.x, upper_left.y),
+                          pack_pair<kConfig.out>(lower_left.x, lower_left.y),
+                          pack_pair<kConfig.out>(upper_right.x, upper_right.y),
+                          pack_pair<kConfig.out>(lower_right.x, lower_right.y));
     }
   }
 }
@@ -83,7 +84,7 @@ __device__ void stage_output(const GemmParams& params, const SharedMemory<kConfi
 // One thread of the loading warpgroup: the math warpgroups go on with the next tile meanwhile.
 template <GemmConfig kConfig>
 __device__ void store_staged_tiles(const GemmParams& params, const SharedMemory<kConfig>& smem) {
-  constexpr int kBoxColumns = smem.kLayout.output_box_columns;
+  constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
   constexpr int kBoxBytes = kConfig.tile_m * kBoxColumns * config::size_of(kConfig.out);
   unsigned parity = 0;
   for (TileWalk<kConfig> walk(params); walk.has_tile(); walk.advance(), parity ^= 1) {

@@ -35,7 +35,7 @@ Device& Runtime::device(int index) {
 Device& device(int index) {
   Driver::require_usable_here();
   static Runtime& runtime = *new Runtime("libcuda.so.1", [](const jit::Program& program) {
-    return jit::get_binary(program, kernel_headers());
+    return jit::compile_cached(program, kernel_headers());
   });
   return runtime.device(index);
 }
