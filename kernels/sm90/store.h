@@ -57,6 +57,9 @@ __device__ void stage_output(const GemmParams& params, const SharedMemory<kConfi
   const int swizzle = row_of_lane * kRowBytes / 128 % kChunks;
 #pragma unroll
   for (int j = 0; j < kSums / 4; j += 2) {
+    // No load moves across this: the assembler would read the terms of all columns ahead, for which
+    // there are no registers.
+    if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
     const ColumnTerms<kConfig> left(params, first_column + 8 * j);
     const ColumnTerms<kConfig> right(params, first_column + 8 * (j + 1));
     const int box = 8 * j / kBoxColumns;
