@@ -1,10 +1,10 @@
 """Small problems through every kernel path, to run under compute-sanitizer:
 
-    compute-sanitizer --tool memcheck --kernel-name kns=octofold python tests/gpu/sanitizer_problems.py
+    compute-sanitizer --tool memcheck python tests/gpu/sanitizer_problems.py
 
-Needs no pytest. Each product is compared with the CPU backend's, so that no kernel but ours computes
-anything. Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1: then each tensor is an allocation of its
-own, and a step over its edge is seen. Exit code 1 if a result is wrong.
+Needs no pytest. Each result is compared with the CPU backend's, so that no kernel but ours computes
+anything. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an allocation of its own, and a step
+over its edge is seen. Exit code 1 if a result is wrong.
 """
 
 import itertools
@@ -38,15 +38,13 @@ def products():
         a, b = operand(m, k, pair[0]), operand(n, k, pair[1])
         c, bias = torch.randn(m, n), torch.randn(n)
         name = f"gemm {pair[0]} x {pair[1]} {m},{n},{k} {out_dtype}"
+        expected = octofold.gemm(a, b, out_dtype=out_dtype)
         device_a, device_b = to_device(a), to_device(b)
-        yield (
-            name,
-            octofold.gemm(device_a, device_b, out_dtype=out_dtype),
-            octofold.gemm(a, b, out_dtype=out_dtype),
-        )
-        out = c.to(DEVICE, out_dtype)
-        octofold.gemm(device_a, device_b, out=out, c=out, bias=bias.to(DEVICE))
+        yield name, octofold.gemm(device_a, device_b, out_dtype=out_dtype), expected
+
         expected = octofold.gemm(a, b, c=c.to(out_dtype), bias=bias, out_dtype=out_dtype)
+        out = c.to(out_dtype).to(DEVICE)
+        octofold.gemm(device_a, device_b, out=out, c=out, bias=bias.to(DEVICE))
         yield name + " in place + bias", out, expected
 
 
@@ -71,7 +69,7 @@ def main():
     for count, (name, actual, expected) in enumerate(  # noqa: B007
         itertools.chain(products(), casts()), start=1
     ):
-        actual, expected = actual.double().cpu(), expected.double()
+        actual, expected = actual.cpu().double(), expected.double()
         error = torch.linalg.norm(actual - expected) / torch.linalg.norm(expected)
         if not error < 5e-3:  # NaN is wrong too
             sys.exit(f"{name}: relative error {error:.1e} against the CPU backend")

@@ -1,41 +1,49 @@
-"""octofold bench gemm: FP8 products beside FP32 ones, checked and timed."""
+"""octofold bench: matrix products checked and timed, on the GPU where there is one."""
 
 import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from .measure import MIN_ROUNDS
-from .products import ERROR_LIMITS, Costs, GemmOptions, ShapeResult, measure, probe
-from .report import (
-    COLORS,
-    ToolError,
-    check_writable,
-    console,
-    new_figure,
-    print_table,
-    require,
-    tracked,
-    write_json,
-    write_png,
-)
+from . import cpu_bench
+from .gpu.device import why_not
+from .measure import ERROR_LIMITS, MIN_ROUNDS
+from .products import GemmOptions
+from .report import ToolError, check_writable, require, write_json, write_png
 from .suites import SUITES, Shape
 
-DESCRIPTION = """\
-Multiply random normal matrices, cast to FP8, and time that beside NumPy's FP32 product (OpenBLAS):
-interleaved rounds, medians. Each output is checked against the FP64 product of the dequantized
-operands (at random places, if it is large) before anything is timed. Shapes that would take too
-long are left out, and named.
+if TYPE_CHECKING:
+    from .cpu_bench import CpuReport
+    from .gpu.bench import GpuReport
 
-  octofold bench gemm                                 the square suite
-  octofold bench gemm --suite deepseek-v3 --json deepseek.json
+DESCRIPTION = """\
+Multiply random normal matrices, cast to FP8: medians of interleaved rounds. Each output is checked
+against the FP64 product of the dequantized operands (at random places, if it is large) before
+anything is timed.
+
+On a GPU, beside cuBLASLt's FP8 products (with the same scales; with one per tensor and no
+promotion) and BF16, all as torch offers them: CUDA graphs over operands larger than the L2 cache,
+and the share of the limit that memory and tensor cores leave, measured in the same run.
+
+On the CPU, beside NumPy's FP32 product (OpenBLAS). Shapes that would take too long are left out,
+and named.
+
+  octofold bench gemm                                 deepseek-v3 on a GPU, square on the CPU
+  octofold bench gemm --suite llama-70b --json llama.json --png llama.png
   octofold bench gemm --shape 1024,4096,7168 --granularity channel,channel
 """
 
+HOST_DESCRIPTION = """\
+Time what one call costs the processor on a machine with a GPU: octofold.gemm(out=) and
+octofold.quantize beside torch.mm(out=) and torch._scaled_mm(out=), on matrices so small that the
+GPU keeps up.
+"""
+
 HELP = "measure speed and error of matrix products"
+
+DEFAULT_SUITES: Final = {"cpu": "square", "cuda": "deepseek-v3"}
+DEFAULT_ROUNDS: Final = {"cpu": 9, "cuda": 13}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,15 +54,32 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "error. For example: octofold bench gemm --suite square",
     )
     operations = bench.add_subparsers(metavar="OPERATION", required=True)
+    add_gemm_parser(operations)
+    host = operations.add_parser(
+        "host", help="host time of a call (needs a GPU)", description=HOST_DESCRIPTION
+    )
+    host.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
+    host.set_defaults(run=run_host)
+
+
+def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = operations.add_parser(
         "gemm",
-        help="FP8 products beside FP32 ones",
+        help="FP8 products beside others",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto (default): the GPU, where there is one with kernels and torch to drive it",
+    )
     shapes = parser.add_mutually_exclusive_group()
     shapes.add_argument(
-        "--suite", choices=sorted(SUITES), default="square", help="default: %(default)s"
+        "--suite",
+        choices=sorted(SUITES),
+        help=f"default: {DEFAULT_SUITES['cuda']} on a GPU, {DEFAULT_SUITES['cpu']} on the CPU",
     )
     shapes.add_argument(
         "--shape",
@@ -81,25 +106,28 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--out-dtype", choices=sorted(ERROR_LIMITS), default="bfloat16", help="default: %(default)s"
     )
     parser.add_argument(
+        "--fast-accumulation",
+        action="store_true",
+        help="let the tensor cores sum all of K (tensor and channel scales)",
+    )
+    parser.add_argument(
         "--rounds",
         metavar="COUNT",
         type=parse_rounds,
-        default=9,
-        help=f"per shape, {MIN_ROUNDS} or more; slow shapes stop at {MIN_ROUNDS} "
-        "(default: %(default)s)",
+        help=f"per shape, {MIN_ROUNDS} or more (default: {DEFAULT_ROUNDS['cuda']} on a GPU, "
+        f"{DEFAULT_ROUNDS['cpu']} on the CPU, where slow shapes stop at {MIN_ROUNDS})",
     )
     parser.add_argument(
         "--max-seconds",
         metavar="S",
         type=float,
         default=4.0,
-        help="leave out, and name, shapes of which one FP8 and one FP32 product take longer "
-        "together, by estimate "
-        "(default: %(default)s)",
+        help="CPU: leave out, and name, shapes of which one FP8 and one FP32 product take longer "
+        "together, by estimate (default: %(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
     parser.add_argument("--png", metavar="FILE", type=Path, help="write (over) this chart")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_gemm)
 
 
 def parse_shape(text: str) -> Shape:
@@ -125,56 +153,58 @@ def parse_rounds(text: str) -> int:
     return int(text)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    for path in filter(None, (arguments.json, arguments.png)):
-        check_writable(path)
-    if arguments.png is not None:
-        require("matplotlib", "tool")
+def choose_device(name: str) -> str:
+    """ "cpu" or "cuda"; "auto" is the GPU where Octofold and torch can use one."""
+    reason = why_not() if name != "cpu" else None
+    if name == "cuda" and reason is not None:
+        raise ToolError(f"no GPU to measure on: {reason}")
+    return "cpu" if name == "cpu" or reason is not None else "cuda"
+
+
+def run_gemm(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json, arguments.png)
+    device = choose_device(arguments.device)
     options = GemmOptions(
         dtypes=arguments.dtype,
         granularities=arguments.granularity,
         out_dtype=arguments.out_dtype,
-        rounds=arguments.rounds,
+        rounds=arguments.rounds or DEFAULT_ROUNDS[device],
         max_seconds=arguments.max_seconds,
+        fast_accumulation=arguments.fast_accumulation,
     )
-    shapes: Sequence[Shape] = arguments.shape or SUITES[arguments.suite]
-    chosen = choose(shapes, probe(options), options)
+    shapes: Sequence[Shape] = arguments.shape or SUITES[arguments.suite or DEFAULT_SUITES[device]]
+    if device == "cuda":
+        from .gpu import bench as gpu_bench  # imports torch
 
-    results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
+        report: CpuReport | GpuReport = gpu_bench.run(shapes, options, title(options))
+    else:
+        report = cpu_bench.run(shapes, options, title(options))
 
-    show(title(options), results)
-    left_out = [shape for shape in shapes if shape not in chosen]
-    if left_out:
-        names = " ".join(",".join(map(str, shape)) for shape in left_out)
-        console().print(f"Left out, {options.max_seconds:g} s a round or more: {names}")
+    report.show()
     if arguments.json is not None:
-        write_json(
-            arguments.json,
-            {
-                "operation": "gemm",
-                "options": dataclasses.asdict(options),
-                "results": [dataclasses.asdict(result) for result in results],
-                "left_out": left_out,
-            },
-        )
+        write_json(arguments.json, report.document())
     if arguments.png is not None:
-        write_png(arguments.png, chart(title(options), results))
+        write_png(arguments.png, report.chart())
 
 
-def choose(shapes: Sequence[Shape], costs: Costs, options: GemmOptions) -> list[Shape]:
-    """The shapes of which a round takes less than --max-seconds; says how long they will take."""
-    chosen = [shape for shape in shapes if costs.round(shape) < options.max_seconds]
-    if not chosen:
-        raise ToolError(
-            f"every shape would take {options.max_seconds:g} s a round or more; "
-            "allow more with --max-seconds"
-        )
-    seconds = sum(costs.measurement(shape, options) for shape in chosen)
-    left_out = f", {len(shapes) - len(chosen)} too long" if len(shapes) > len(chosen) else ""
-    console(stderr=True).print(
-        f"{len(chosen)} of {len(shapes)} shapes in about {seconds:.0f} s{left_out}", style="dim"
-    )
-    return chosen
+def run_host(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json)
+    choose_device("cuda")
+    from .gpu import host  # imports torch
+
+    times = host.run()
+    host.show(times)
+    if arguments.json is not None:
+        results = [dataclasses.asdict(time) for time in times]
+        write_json(arguments.json, {"operation": "host", "shape": host.SHAPE, "results": results})
+
+
+def check_outputs(json: Path | None, png: Path | None = None) -> None:
+    """That what is asked for can be written, before a long run."""
+    for path in filter(None, (json, png)):
+        check_writable(path)
+    if png is not None:
+        require("matplotlib", "tool")
 
 
 def title(options: GemmOptions) -> str:
@@ -182,45 +212,3 @@ def title(options: GemmOptions) -> str:
         f"{' × '.join(options.dtypes)}, scales {' × '.join(options.granularities)}, "
         f"{options.out_dtype} out"
     )
-
-
-def show(title: str, results: Sequence[ShapeResult]) -> None:
-    columns = (
-        "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
-        "relative\nerror",
-    )  # fmt: skip
-    rows = [
-        (
-            f"{result.m},{result.n},{result.k}",
-            f"{result.milliseconds_fp8:.2f}",
-            f"{result.spread_fp8:.0%}",
-            f"{result.gflops_fp8:.1f}",
-            f"{result.milliseconds_float32:.2f}",
-            f"{result.spread_float32:.0%}",
-            f"{result.gflops_float32:.1f}",
-            f"{result.ratio:.2f}",
-            f"{result.relative_error:.1e}",
-        )
-        for result in results
-    ]
-    print_table(f"gemm on the CPU reference backend: {title}", columns, rows)
-
-
-def chart(title: str, results: Sequence[ShapeResult]) -> Any:
-    """Rates of both, shape by shape."""
-    figure, (axis,) = new_figure(1, f"gemm: {title}")
-    positions = np.arange(len(results))
-    axis.bar(positions - 0.2, [r.gflops_fp8 for r in results], 0.4, color=COLORS[0], label="FP8")
-    axis.bar(
-        positions + 0.2,
-        [r.gflops_float32 for r in results],
-        0.4,
-        color=COLORS[1],
-        label="FP32 (NumPy)",
-    )
-    axis.set_ylabel("GFLOPS")
-    names = [f"{r.m},{r.n},{r.k}" for r in results]
-    axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
-    # Above the axes, where no bar can be.
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
-    return figure

@@ -14,6 +14,19 @@ MIN_ROUNDS = 5  # fewer give no median to trust
 # 0.1 s after a product, in case another one follows, and take the next peer's processors meanwhile.
 REST = 0.25
 
+# Relative error limits of docs/numerics.md, by the output's dtype.
+ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
+
+# Outputs of few elements may be off by half an ulp each, on top of FP32's limit (same place).
+FEW_ELEMENTS = 256
+HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
+
+
+def error_limit(dtype: str, elements: int) -> float:
+    """What the relative error of a product may be, of which so many elements are compared."""
+    few = elements < FEW_ELEMENTS
+    return ERROR_LIMITS["float32"] + HALF_ULP[dtype] if few else ERROR_LIMITS[dtype]
+
 
 def relative_error(actual: npt.ArrayLike, expected: npt.ArrayLike) -> float:
     """‖actual − expected‖ / ‖expected‖ in FP64; 0 where both are zero."""

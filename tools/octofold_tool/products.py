@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 import octofold
 
-from .measure import MIN_ROUNDS, interleaved_seconds, relative_error, spread
+from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error, spread
 from .report import ToolError
 from .suites import Shape
-
-# Relative error limits of docs/numerics.md, by the output's dtype.
-ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
-
-# Outputs of few elements may be off by half an ulp each, on top of FP32's limit (same place).
-FEW_ELEMENTS = 256
-HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
 
 # Of a large product only so many rows and columns are checked, at random places.
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
@@ -31,7 +24,8 @@ class GemmOptions:
     granularities: tuple[str, str]
     out_dtype: str
     rounds: int
-    max_seconds: float  # of one round, an FP8 and an FP32 product
+    max_seconds: float = float("inf")  # of one round, an FP8 and an FP32 product, on the CPU
+    fast_accumulation: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +103,10 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
     out = octofold.gemm(a8, b8, out_dtype=options.out_dtype)
     error = check(shape, a8, b8, out)
 
-    calls = (lambda: octofold.gemm(a8, b8, out=out), lambda: a @ b.T)
+    calls = (
+        lambda: octofold.gemm(a8, b8, out=out, fast_accumulation=options.fast_accumulation),
+        lambda: a @ b.T,
+    )
     fp8, float32 = interleaved_seconds(calls, options.rounds, budget(options))
     fp8_median, float32_median = statistics.median(fp8), statistics.median(float32)
     gflop = 2e-9 * m * n * k
@@ -144,9 +141,7 @@ def check(shape: Shape, a8: octofold.ScaledTensor, b8: octofold.ScaledTensor, ou
     columns = random.permutation(shape[1])[:CHECKED_COLUMNS]
     expected = dequantized_rows(a8, rows) @ dequantized_rows(b8, columns).T
     error = relative_error(out[np.ix_(rows, columns)].astype(np.float32), expected)
-    dtype = str(out.dtype)
-    few = expected.size < FEW_ELEMENTS
-    limit = ERROR_LIMITS["float32"] + HALF_ULP[dtype] if few else ERROR_LIMITS[dtype]
+    limit = error_limit(str(out.dtype), expected.size)
     if not error <= limit:
         raise ToolError(f"{name}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")
     return error

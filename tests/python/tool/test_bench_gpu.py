@@ -1,0 +1,180 @@
+"""octofold bench on a GPU, as far as it goes without one: all but CUDA's graphs and events."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import octofold
+import pytest
+from octofold_tool.__main__ import main
+
+torch = pytest.importorskip("torch")
+
+from octofold_tool.gpu import bench, check, gemm, host, limits, peers, timing  # noqa: E402
+from octofold_tool.products import GemmOptions  # noqa: E402
+from octofold_tool.report import ToolError, write_json, write_png  # noqa: E402
+
+CPU = torch.device("cpu")
+PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
+LIMITS = limits.Limits(bytes_per_second=1e12, flops=1e15)
+
+
+def options(pair: tuple[str, str] = ("1x128", "128x128"), out_dtype: str = "bfloat16") -> Any:
+    return GemmOptions(("e4m3", "e4m3"), pair, out_dtype, rounds=5)
+
+
+def host_sampler(calls: Sequence[timing.Call]) -> timing.Sampler:
+    """Stands in for graphs."""
+
+    def sample() -> float:
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - start) / len(calls)
+
+    return sample
+
+
+def measure(shape: Any, options: GemmOptions, **arguments: Any) -> gemm.GpuShapeResult:
+    return gemm.measure(shape, options, LIMITS, host_sampler, CPU, **arguments)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=",".join)
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32", "float16"])
+def test_measures_every_kind(pair: tuple[str, str], out_dtype: str) -> None:
+    shape = (48, 256, 512)
+    result = measure(shape, options(pair, out_dtype), min_bytes=1_000_000)
+    codes = 48 * 512 + 256 * 512
+    out = 48 * 256 * (4 if out_dtype == "float32" else 2)
+    assert codes + out < result.bytes < codes + out + 10_000  # scales are few
+    assert result.sets == 1_000_000 // result.bytes + 1
+    assert result.octofold.relative_error < 3e-3
+    assert result.share_of_limit == pytest.approx(
+        max(result.bytes / 1e12, 2 * 48 * 256 * 512 / 1e15) * 1e6 / result.octofold.microseconds
+    )
+    # What this torch cannot do on a CPU is named, BF16 it can.
+    assert {*result.peers, *result.missing} == {peer.name for peer in peers.PEERS}
+    assert result.peers["bfloat16"].relative_error < 3e-3
+    assert result.ratios["bfloat16"] == pytest.approx(
+        result.peers["bfloat16"].microseconds / result.octofold.microseconds
+    )
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=",".join)
+def test_reference_is_the_product_of_all_dequantized_values(pair: tuple[str, str]) -> None:
+    x, w = torch.randn(30, 300), torch.randn(200, 300)
+    product = peers.prepare_octofold(x, w, options(pair))
+    for operand in (product.a, product.b):
+        assert isinstance(operand, octofold.ScaledTensor)
+        everything = operand.dequantize().double()
+        rows = torch.randperm(len(everything))
+        torch.testing.assert_close(
+            check.float64_rows(operand, rows), everything[rows], rtol=1e-6, atol=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [(100.0, r"4,8,64: relative error"), (float("nan"), "relative error nan")]
+)
+def test_a_wrong_product_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, fault: float, message: str
+) -> None:
+    true_gemm = octofold.gemm
+
+    def one_element_off(*args: Any, **kwargs: Any) -> Any:
+        result = true_gemm(*args, **kwargs)
+        result[0, 0] += fault
+        return result
+
+    monkeypatch.setattr(octofold, "gemm", one_element_off)
+    with pytest.raises(ToolError, match=message):
+        measure((4, 8, 64), options(), min_bytes=0)
+
+
+def test_a_peer_that_is_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(a: Any, b: Any, out: Any) -> None:
+        out.zero_()
+
+    monkeypatch.setattr(torch, "mm", zeros)
+    result = measure((16, 16, 128), options(), min_bytes=0)
+    assert "bfloat16" not in result.peers
+    assert result.missing["bfloat16"] == "wrong here: relative error 1.0e+00"
+
+
+@pytest.mark.parametrize(("pair", "m"), [(PAIRS[2], 8), (PAIRS[3], 8), (PAIRS[2], 1)])
+def test_scales_as_torch_wants_them(pair: tuple[str, str], m: int) -> None:
+    """aten's is_blockwise_1x128_scaling and is_blockwise_128x128_scaling check these strides."""
+    a, b = (
+        octofold.quantize(torch.randn(rows, 1024), granularity=granularity)
+        for rows, granularity in zip((m, 272), pair, strict=True)
+    )
+    scale_a, scale_b = peers.torch_scale(a), peers.torch_scale(b)
+    assert scale_a.shape == (m, 8)
+    assert scale_a.stride(1) == m  # no matter what strides belong to a single row
+    assert scale_b.stride() == ((8, 1) if pair[1] == "128x128" else (1, 272))
+    torch.testing.assert_close(scale_b, b.scale)
+
+
+def test_128x128_scales_that_cublaslt_would_pad_are_left_out() -> None:
+    result = measure((16, 128, 640), options(), min_bytes=0)
+    assert "pads rows" in result.missing["cublaslt_same_scales"]
+
+
+def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    results = [measure(shape, options(), min_bytes=0) for shape in ((8, 128, 512), (64, 64, 256))]
+    report = bench.GpuReport(options(), "a title", LIMITS, results)
+    report.show()
+    out = capsys.readouterr().out
+    assert "8,128,512" in out
+    assert "geometric mean" in out
+    assert "1000 GB/s" in out
+    assert "Missing: " in out
+    write_json(tmp_path / "a.json", report.document())
+    write_png(tmp_path / "a.png", report.chart())
+
+
+def test_limits_are_measured() -> None:
+    measured = limits.measure_limits(host_sampler, CPU, read_bytes=1 << 20, size=64)
+    assert measured.bytes_per_second > 0
+    assert measured.flops > 0
+    assert LIMITS.seconds((10, 10, 10), 2_000_000) == pytest.approx(2e-6)
+    assert LIMITS.seconds((1000, 1000, 1000), 1) == pytest.approx(2e-6)
+
+
+def test_turns_rotate() -> None:
+    order = []
+
+    def sampler(name: str) -> timing.Sampler:
+        def sample() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return sample
+
+    samples = timing.take_turns([sampler(name) for name in "abc"], rounds=4)
+    assert "".join(order) == "abcbcacababc"
+    assert samples[1] == [2, 4, 9, 11]
+
+
+@pytest.fixture
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(host, "CALLS", 2)
+    return
+
+
+@pytest.mark.usefixtures("few_calls")
+def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
+    synchronized = []
+    named = {"a": lambda: None, "b": lambda: time.sleep(1e-3)}
+    times = host.measure(named, lambda: synchronized.append(1))
+    assert len(synchronized) == 2 * 2 * host.OPTIONS.rounds
+    assert times[0].microseconds < 500 < times[1].microseconds < 1e5
+    host.show(times)
+    assert "Host time" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", [["gemm", "--device", "cuda"], ["host"]])
+def test_no_gpu_is_said(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *command]) == 2
+    assert "no GPU to measure on: " in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""octofold bench gemm on the CPU reference backend: what it runs, shows and draws."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .products import Costs, GemmOptions, ShapeResult, measure, probe
+from .report import COLORS, ToolError, console, new_figure, print_table, tracked
+from .suites import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuReport:
+    """All results of a run, and what it left out."""
+
+    options: GemmOptions
+    title: str
+    results: Sequence[ShapeResult]
+    left_out: Sequence[Shape]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "operation": "gemm",
+            "device": "cpu",
+            "options": dataclasses.asdict(self.options),
+            "results": [dataclasses.asdict(result) for result in self.results],
+            "left_out": self.left_out,
+        }
+
+    def show(self) -> None:
+        show(self.title, self.results)
+        if self.left_out:
+            names = " ".join(",".join(map(str, shape)) for shape in self.left_out)
+            seconds = self.options.max_seconds
+            console().print(f"Left out, {seconds:g} s a round or more: {names}")
+
+    def chart(self) -> Any:
+        return chart(self.title, self.results)
+
+
+def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> CpuReport:
+    chosen = choose(shapes, probe(options), options)
+    results = [measure(shape, options) for shape in tracked("bench gemm", chosen)]
+    left_out = [shape for shape in shapes if shape not in chosen]
+    return CpuReport(options, title, results, left_out)
+
+
+def choose(shapes: Sequence[Shape], costs: Costs, options: GemmOptions) -> list[Shape]:
+    """The shapes of which a round takes less than --max-seconds; says how long they will take."""
+    chosen = [shape for shape in shapes if costs.round(shape) < options.max_seconds]
+    if not chosen:
+        raise ToolError(
+            f"every shape would take {options.max_seconds:g} s a round or more; "
+            "allow more with --max-seconds"
+        )
+    seconds = sum(costs.measurement(shape, options) for shape in chosen)
+    left_out = f", {len(shapes) - len(chosen)} too long" if len(shapes) > len(chosen) else ""
+    console(stderr=True).print(
+        f"{len(chosen)} of {len(shapes)} shapes in about {seconds:.0f} s{left_out}", style="dim"
+    )
+    return chosen
+
+
+def show(title: str, results: Sequence[ShapeResult]) -> None:
+    columns = (
+        "M,N,K", "FP8\nms", "\n±", "\nGFLOPS", "FP32\nms", "\n±", "\nGFLOPS", "time\nFP32/FP8",
+        "relative\nerror",
+    )  # fmt: skip
+    rows = [
+        (
+            f"{result.m},{result.n},{result.k}",
+            f"{result.milliseconds_fp8:.2f}",
+            f"{result.spread_fp8:.0%}",
+            f"{result.gflops_fp8:.1f}",
+            f"{result.milliseconds_float32:.2f}",
+            f"{result.spread_float32:.0%}",
+            f"{result.gflops_float32:.1f}",
+            f"{result.ratio:.2f}",
+            f"{result.relative_error:.1e}",
+        )
+        for result in results
+    ]
+    print_table(f"gemm on the CPU reference backend: {title}", columns, rows)
+
+
+def chart(title: str, results: Sequence[ShapeResult]) -> Any:
+    """Rates of both, shape by shape."""
+    figure, (axis,) = new_figure(1, f"gemm: {title}")
+    positions = np.arange(len(results))
+    axis.bar(positions - 0.2, [r.gflops_fp8 for r in results], 0.4, color=COLORS[0], label="FP8")
+    axis.bar(
+        positions + 0.2,
+        [r.gflops_float32 for r in results],
+        0.4,
+        color=COLORS[1],
+        label="FP32 (NumPy)",
+    )
+    axis.set_ylabel("GFLOPS")
+    names = [f"{r.m},{r.n},{r.k}" for r in results]
+    axis.set_xticks(positions, names, rotation=45, ha="right", fontsize="small")
+    # Above the axes, where no bar can be.
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
+    return figure

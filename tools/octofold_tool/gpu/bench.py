@@ -1,0 +1,118 @@
+"""octofold bench gemm on a GPU: what it runs, shows and draws."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..products import GemmOptions
+from ..report import COLORS, console, new_figure, print_table, tracked
+from ..suites import Shape
+from .gemm import GpuShapeResult, Timing, measure
+from .limits import Limits, measure_limits
+from .peers import OCTOFOLD, PEERS
+from .timing import graph_sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuReport:
+    """All results of a run."""
+
+    options: GemmOptions
+    title: str
+    limits: Limits
+    results: Sequence[GpuShapeResult]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "operation": "gemm",
+            "device": "cuda",
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "options": dataclasses.asdict(self.options),
+            "limits": dataclasses.asdict(self.limits),
+            "results": [dataclasses.asdict(result) for result in self.results],
+        }
+
+    def show(self) -> None:
+        columns = ["M,N,K", "Octofold\nµs", "\n±", "\nTFLOPS", "of the\nlimit", "relative\nerror"]
+        for peer in PEERS:
+            columns += [peer.label.replace(", ", ",\n"), "\ntime"]
+        rows = [row(result) for result in self.results]
+        totals = ["geometric mean", "", "", "", "", ""]
+        for peer in PEERS:
+            totals += ["", mean_ratio([result.ratios.get(peer.name) for result in self.results])]
+        print_table(
+            f"gemm on {gpu_name()}: {self.title}; µs, and time over ours", columns, rows, totals
+        )
+        limits = self.limits
+        console().print(
+            f"Limit: the longer of all bytes at {limits.bytes_per_second / 1e9:.0f} GB/s (a sum "
+            f"over 4 GiB) and all operations at {limits.flops / 1e12:.0f} TFLOPS (cuBLASLt, tensor "
+            "scales, 8192³), both measured in this run.",
+            style="dim",
+        )
+        for reason in sorted({text for result in self.results for text in result.missing.values()}):
+            console().print(f"Missing: {reason}", style="dim")
+
+    def chart(self) -> Any:
+        """Rates of all, shape by shape."""
+        figure, (axis,) = new_figure(1, f"gemm on {gpu_name()}: {self.title}")
+        positions = np.arange(len(self.results))
+        series: dict[str, list[Timing | None]] = {
+            OCTOFOLD.label: [result.octofold for result in self.results]
+        }
+        for peer in PEERS:
+            series[peer.label] = [result.peers.get(peer.name) for result in self.results]
+        width = 0.8 / len(series)
+        for index, (label, timings) in enumerate(series.items()):
+            rates = [timing.tflops if timing else 0.0 for timing in timings]
+            offset = (index - (len(series) - 1) / 2) * width
+            axis.bar(positions + offset, rates, width, color=COLORS[index], label=label)
+        axis.set_ylabel("TFLOPS")
+        names = [f"{result.m},{result.n},{result.k}" for result in self.results]
+        axis.set_xticks(positions, names, rotation=60, ha="right", fontsize="small")
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), frameon=False)
+        return figure
+
+
+def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> GpuReport:
+    device = torch.device("cuda")
+    limits = measure_limits(graph_sampler, device)
+    results = [
+        measure(shape, options, limits, graph_sampler, device)
+        for shape in tracked("bench gemm", shapes)
+    ]
+    return GpuReport(options, title, limits, results)
+
+
+def gpu_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def row(result: GpuShapeResult) -> list[str]:
+    ours = result.octofold
+    cells = [
+        f"{result.m},{result.n},{result.k}",
+        f"{ours.microseconds:.1f}",
+        f"{ours.spread:.1%}",
+        f"{ours.tflops:.0f}",
+        f"{result.share_of_limit:.0%}",
+        f"{ours.relative_error:.1e}",
+    ]
+    for peer in PEERS:
+        timing = result.peers.get(peer.name)
+        cells += (
+            [f"{timing.microseconds:.1f}", f"{result.ratios[peer.name]:.3f}"]
+            if timing
+            else ["—", "—"]
+        )
+    return cells
+
+
+def mean_ratio(ratios: Sequence[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{statistics.geometric_mean(known):.3f}" if known else "—"

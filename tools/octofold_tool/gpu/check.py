@@ -1,0 +1,48 @@
+"""Whether a product on a GPU is right: at random places, against FP64."""
+
+import torch
+from torch import Tensor
+
+from ..measure import relative_error
+from .peers import Operand, Product
+
+# Of a large product only so many rows and columns are compared.
+CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
+
+
+def error_of(product: Product) -> float:
+    """Run it into poisoned memory. Relative error against the dequantized operands' product in
+    FP64; NaN if anything was not written."""
+    product.out.fill_(torch.nan)
+    product.run()
+    if not torch.isfinite(product.out).all():
+        return float("nan")
+    rows = some(len(product.out), CHECKED_ROWS, product.out.device)
+    columns = some(product.out.shape[1], CHECKED_COLUMNS, product.out.device)
+    expected = float64_rows(product.a, rows) @ float64_rows(product.b, columns).T
+    actual = product.out[rows][:, columns]
+    return relative_error(actual.double().cpu().numpy(), expected.cpu().numpy())
+
+
+def compared(product: Product) -> int:
+    """Elements that error_of compares."""
+    rows, columns = product.out.shape
+    return min(rows, CHECKED_ROWS) * min(columns, CHECKED_COLUMNS)
+
+
+def some(count: int, at_most: int, device: torch.device) -> Tensor:
+    return torch.randperm(count, device=device)[:at_most]
+
+
+def float64_rows(operand: Operand, rows: Tensor) -> Tensor:
+    """These rows of the (dequantized) matrix."""
+    if isinstance(operand, Tensor):
+        return operand[rows].double()
+    codes: Tensor = operand.data.view(torch.uint8)[rows].view(operand.data.dtype).float().double()
+    scale: Tensor = operand.scale.double()
+    if operand.granularity == "tensor":
+        return codes * scale
+    if operand.granularity == "channel":
+        return codes * scale[rows][:, None]
+    scale = scale[rows // 128 if operand.granularity == "128x128" else rows]
+    return codes * scale.repeat_interleave(128, dim=1)[:, : codes.shape[1]]

@@ -1,0 +1,21 @@
+"""Whether there is a GPU here that Octofold has kernels for, and torch to drive it."""
+
+import importlib.util
+
+import octofold
+
+
+def why_not() -> str | None:
+    """Why the tool computes on the CPU here; None where it need not."""
+    info = octofold.info()
+    if not info.gpus:
+        return info.driver.detail if not info.driver.available else "the driver shows no GPU"
+    backend = info.gpus[0].backend
+    if not backend.available:
+        return backend.detail
+    # torch takes a second to import, so it is only looked for until here.
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed, through which the tool uses a GPU"
+    import torch
+
+    return None if torch.cuda.is_available() else f"PyTorch {torch.__version__} sees no GPU"

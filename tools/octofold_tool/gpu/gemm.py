@@ -1,0 +1,130 @@
+"""FP8 products on a GPU beside its peers': checked, then timed."""
+
+import dataclasses
+import statistics
+
+import torch
+
+from ..measure import error_limit, spread
+from ..products import GemmOptions
+from ..report import ToolError
+from ..suites import Shape
+from .check import compared, error_of
+from .limits import Limits
+from .peers import OCTOFOLD, PEERS, Product
+from .timing import MAX_SETS, MIN_BYTES, NewSampler, take_turns
+
+# About 14 significant bits of a sum over all of K.
+FAST_ACCUMULATION_ERROR_LIMIT = 1e-2
+
+# A peer that is further off computed something else.
+PEER_ERROR_LIMIT = 5e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One way to multiply, at one shape."""
+
+    microseconds: float
+    spread: float  # half the quartile range over the median
+    tflops: float
+    relative_error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuShapeResult:
+    """D[m, n] = A[m, k] · B[n, k]ᵀ."""
+
+    m: int
+    n: int
+    k: int
+    octofold: Timing
+    peers: dict[str, Timing]  # by name; without those that cannot compute this
+    missing: dict[str, str]  # the others, and why
+    ratios: dict[str, float]  # a peer's time over ours: above 1, ours is faster
+    share_of_limit: float  # the least time that the device's limits leave, over ours
+    bytes: int
+    sets: int  # of operands, taken in turn
+    rounds: int
+
+
+def measure(
+    shape: Shape,
+    options: GemmOptions,
+    limits: Limits,
+    sampler: NewSampler,
+    device: torch.device,
+    min_bytes: int = MIN_BYTES,
+) -> GpuShapeResult:
+    """Check every product of every peer, then time all in turns."""
+    m, n, k = shape
+    products, missing = prepare(shape, options, device, min_bytes)
+    errors = {name: max(error_of(product) for product in group) for name, group in products.items()}
+    ours = products[OCTOFOLD.name]
+    check_ours(shape, errors[OCTOFOLD.name], ours[0], options)
+    for name in [name for name in errors if not errors[name] < PEER_ERROR_LIMIT]:
+        missing[name] = f"wrong here: relative error {errors[name]:.1e}"
+        del products[name]
+
+    samplers = [sampler([product.run for product in group]) for group in products.values()]
+    samples = take_turns(samplers, options.rounds)
+    timings = {
+        name: Timing(
+            microseconds=statistics.median(seconds) * 1e6,
+            spread=spread(seconds),
+            tflops=2e-12 * m * n * k / statistics.median(seconds),
+            relative_error=errors[name],
+        )
+        for name, seconds in zip(products, samples, strict=True)
+    }
+    octofold = timings.pop(OCTOFOLD.name)
+    least_seconds = limits.seconds(shape, ours[0].bytes())
+    return GpuShapeResult(
+        m=m,
+        n=n,
+        k=k,
+        octofold=octofold,
+        peers=timings,
+        missing=missing,
+        ratios={name: peer.microseconds / octofold.microseconds for name, peer in timings.items()},
+        share_of_limit=least_seconds * 1e6 / octofold.microseconds,
+        bytes=ours[0].bytes(),
+        sets=len(ours),
+        rounds=options.rounds,
+    )
+
+
+def prepare(
+    shape: Shape, options: GemmOptions, device: torch.device, min_bytes: int
+) -> tuple[dict[str, list[Product]], dict[str, str]]:
+    """Each peer's products, one of each set of random matrices; and who has none, and why."""
+    m, n, k = shape
+    products: dict[str, list[Product]] = {}
+    missing: dict[str, str] = {}
+    sets = 1
+    while not products or len(products[OCTOFOLD.name]) < sets:
+        x = torch.randn(m, k, device=device)
+        w = torch.randn(n, k, device=device)
+        for peer in (OCTOFOLD, *PEERS):
+            if peer.name in missing:
+                continue
+            try:
+                product = peer.prepare(x, w, options)
+                product.run()
+            except (RuntimeError, ValueError) as error:
+                if peer is OCTOFOLD or products.get(peer.name):
+                    raise
+                missing[peer.name] = str(error).splitlines()[0]
+            else:
+                products.setdefault(peer.name, []).append(product)
+        sets = min(min_bytes // products[OCTOFOLD.name][0].bytes() + 1, MAX_SETS)
+    return products, missing
+
+
+def check_ours(shape: Shape, error: float, product: Product, options: GemmOptions) -> None:
+    limit = error_limit(options.out_dtype, compared(product))
+    if options.fast_accumulation:
+        limit = max(limit, FAST_ACCUMULATION_ERROR_LIMIT)
+    if not error <= limit:  # NaN: not written everywhere
+        name = ",".join(map(str, shape))
+        raise ToolError(f"{name}: relative error {error:.1e} exceeds {limit:.1e}: a fault of ours")

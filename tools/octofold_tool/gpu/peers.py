@@ -1,0 +1,133 @@
+"""Ways to multiply on a GPU: Octofold's, and its peers' as torch offers them.
+
+Each takes the same random matrices and makes of them a Product: operands in its own formats and
+layouts, an output, and the call. Nothing but the call is timed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import octofold
+import torch
+from torch import Tensor
+
+from ..products import GemmOptions
+
+Operand: TypeAlias = "octofold.ScaledTensor | Tensor"
+
+OUT_DTYPES: Final = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = a · bᵀ."""
+
+    run: Callable[[], Any]
+    a: Operand
+    b: Operand
+    out: Tensor
+
+    def bytes(self) -> int:
+        """What has to move through memory at least."""
+        tensors = [self.out]
+        for operand in (self.a, self.b):
+            if isinstance(operand, Tensor):
+                tensors.append(operand)
+            else:
+                tensors += [operand.data, operand.scale]
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str  # in JSON
+    label: str  # in tables and charts
+    prepare: Callable[[Tensor, Tensor, GemmOptions], Product]
+    """Of x [m, k] and w [n, k] in FP32. Raises RuntimeError or ValueError for what it cannot do."""
+
+
+def new_output(x: Tensor, w: Tensor, options: GemmOptions) -> Tensor:
+    return torch.empty(len(x), len(w), dtype=OUT_DTYPES[options.out_dtype], device=x.device)
+
+
+def quantized(
+    x: Tensor, w: Tensor, dtypes: tuple[str, str], granularities: tuple[str, str]
+) -> tuple[octofold.ScaledTensor, octofold.ScaledTensor]:
+    a, b = (
+        octofold.quantize(matrix, dtype=dtype, granularity=granularity)
+        for matrix, dtype, granularity in zip((x, w), dtypes, granularities, strict=True)
+    )
+    return a, b
+
+
+def prepare_octofold(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    a, b = quantized(x, w, options.dtypes, options.granularities)
+    out = new_output(x, w, options)
+    fast = options.fast_accumulation
+    return Product(lambda: octofold.gemm(a, b, out=out, fast_accumulation=fast), a, b, out)
+
+
+def prepare_same_scales(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    """cuBLASLt with the same kind of scales."""
+    a, b = quantized(x, w, options.dtypes, options.granularities)
+    return scaled_mm(a, b, new_output(x, w, options), options.fast_accumulation)
+
+
+def prepare_tensor_scales(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    """cuBLASLt with a scale per tensor, all of K summed in the tensor core: less work than ours."""
+    a, b = quantized(x, w, options.dtypes, ("tensor", "tensor"))
+    return scaled_mm(a, b, new_output(x, w, options), fast_accumulation=True)
+
+
+def prepare_bfloat16(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    del options  # BF16 in, BF16 out
+    a, b = x.bfloat16(), w.bfloat16()
+    out = torch.empty(len(x), len(w), dtype=torch.bfloat16, device=x.device)
+    return Product(lambda: torch.mm(a, b.t(), out=out), a, b, out)
+
+
+def scaled_mm(
+    a: octofold.ScaledTensor, b: octofold.ScaledTensor, out: Tensor, fast_accumulation: bool
+) -> Product:
+    """torch._scaled_mm, whose second matrix and its scales are transposed, with scales laid out as
+    it wants them."""
+    k = a.shape[1]
+    if b.granularity == "128x128" and -(-k // 128) % 4 != 0:
+        raise ValueError("cuBLASLt pads rows of 128x128 scales to 4, which torch leaves to chance")
+    scale_a, scale_b = torch_scale(a), torch_scale(b)
+
+    def run() -> Tensor:
+        return torch._scaled_mm(
+            a.data,
+            b.data.t(),
+            scale_a,
+            scale_b.t() if scale_b.dim() == 2 else scale_b,
+            out_dtype=out.dtype,
+            use_fast_accum=fast_accumulation,
+            out=out,
+        )
+
+    return Product(run, a, b, out)
+
+
+def torch_scale(x: octofold.ScaledTensor) -> Tensor:
+    """Channel: a column. 1x128: rows next to each other. 128x128: contiguous."""
+    scale: Tensor = x.scale
+    if x.granularity == "channel":
+        return scale[:, None].contiguous()
+    if x.granularity == "1x128":
+        return scale.t().contiguous().t()
+    return scale.contiguous()
+
+
+OCTOFOLD: Final = Peer("octofold", "Octofold", prepare_octofold)
+PEERS: Final = (
+    Peer("cublaslt_same_scales", "cuBLASLt, same scales", prepare_same_scales),
+    Peer("cublaslt_tensor_scales", "cuBLASLt, tensor", prepare_tensor_scales),
+    Peer("bfloat16", "BF16", prepare_bfloat16),
+)
