@@ -36,7 +36,8 @@ struct Info {
   std::vector<GpuInfo> gpus;
 };
 
-/// Probes afresh at each call. Never throws for what is missing: it says so.
+/// Probes afresh at each call. Never throws for what is missing: it says so. Asking the driver
+/// counts as using CUDA: processes forked later cannot use a GPU.
 OCTOFOLD_API Info info();
 
 }  // namespace octofold

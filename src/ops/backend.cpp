@@ -1,15 +1,22 @@
 #include "ops/backend.h"
 
 #include "core/check.h"
+#include "cuda/runtime.h"
 
 namespace octofold::ops {
 
+cuda::Device& gpu(std::string_view operation, Device device) try {
+  return cuda::device(device.index);
+} catch (const Error& error) {
+  core::fail(error.code(), "{}: the tensors are on cuda:{}, but {}", operation, device.index,
+             error.what());
+}
+
 void require_backend(std::string_view operation, Device device) {
-  if (device.type == DeviceType::kCpu) return;
-  core::fail(
-      ErrorCode::kUnavailable,
-      "{}: the tensors are on cuda:{}, and this version of Octofold computes on the CPU only",
-      operation, device.index);
+  if (is_on_cpu(device)) return;
+  core::fail(ErrorCode::kUnavailable,
+             "{}: the tensors are on cuda:{}, and this version casts on the CPU only", operation,
+             device.index);
 }
 
 }  // namespace octofold::ops

@@ -5,9 +5,17 @@
 
 #include "octofold/tensor.h"
 
+#include "cuda/device.h"
+
 namespace octofold::ops {
 
-/// Throws Error(kUnavailable) that says why, where no backend serves tensors on `device`.
+constexpr bool is_on_cpu(Device device) { return device.type == DeviceType::kCpu; }
+
+/// The GPU that tensors lie on. Throws Error that names `operation` and the device, and says why
+/// Octofold cannot use it: no driver, one that is too old, no such device, a forked process.
+cuda::Device& gpu(std::string_view operation, Device device);
+
+/// Throws Error(kUnavailable) unless the tensors are on the CPU.
 void require_backend(std::string_view operation, Device device);
 
 }  // namespace octofold::ops

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "cpu/gemm.h"
+#include "cuda/gemm.h"
 #include "ops/backend.h"
 
 namespace octofold {
@@ -80,13 +81,14 @@ void check_output(const core::Arguments& check, const GemmArguments& arguments) 
 
 }  // namespace
 
-void gemm(const GemmArguments& arguments) {
+void gemm(const GemmArguments& arguments, Stream stream) {
   const core::Arguments check("gemm");
   check_operands(check, arguments);
   check_output(check, arguments);
   check_addends(check, arguments);
-  ops::require_backend("gemm", arguments.out.device);
-  cpu::gemm(arguments);
+  const Device device = arguments.out.device;
+  if (ops::is_on_cpu(device)) return cpu::gemm(arguments);
+  cuda::gemm(ops::gpu("gemm", device), arguments, stream);
 }
 
 }  // namespace octofold

@@ -2,26 +2,41 @@
 
 #include <fmt/format.h>
 
+#include "octofold/error.h"
+
 #include "core/options.h"
 #include "cpu/blas.h"
 #include "cuda/probe.h"
 #include "jit/nvrtc.h"
+#include "plan/gemm.h"
 
 namespace octofold {
+namespace {
+
+Component backend_of(const GpuInfo& info, const Component& nvrtc) {
+  const plan::Gpu gpu{info.compute_major, info.compute_minor, info.multiprocessors};
+  try {
+    plan::require_gemm_support(gpu);
+  } catch (const Error& error) {
+    return {.available = false, .detail = error.what()};
+  }
+  if (!nvrtc.available) return {.available = false, .detail = nvrtc.detail};
+  return {.available = true,
+          .detail = fmt::format("casts and products, compiled for {} when a shape first needs them",
+                                plan::architecture(gpu))};
+}
+
+}  // namespace
 
 Info info() {
   cuda::DriverProbe probe = cuda::probe_driver();
-  for (GpuInfo& gpu : probe.gpus) {
-    gpu.backend = {.available = false,
-                   .detail = fmt::format("no kernels for compute capability {}.{} in this version; "
-                                         "the CPU backend is what there is",
-                                         gpu.compute_major, gpu.compute_minor)};
-  }
+  Component nvrtc = jit::probe_nvrtc();
+  for (GpuInfo& gpu : probe.gpus) gpu.backend = backend_of(gpu, nvrtc);
   return {.version = OCTOFOLD_VERSION,
           .cpu_threads = core::options().num_threads,
           .cpu = {.available = true, .detail = cpu::blas_description()},
           .driver = std::move(probe.driver),
-          .nvrtc = jit::probe_nvrtc(),
+          .nvrtc = std::move(nvrtc),
           .gpus = std::move(probe.gpus)};
 }
 

@@ -1,0 +1,165 @@
+#include "cuda/fake_driver.h"
+
+#include <cstring>
+
+#include "cuda/driver.h"
+
+namespace {
+
+using octofold::cuda::fake::State;
+
+State state;
+// Contexts and functions are pointers into these: what they point at tells the device.
+int devices[16];
+thread_local std::vector<int*> context_stack;
+
+int device_of(const void* handle) {
+  return handle == nullptr ? -1 : static_cast<int>(static_cast<const int*>(handle) - devices);
+}
+
+}  // namespace
+
+extern "C" {
+
+State* octofold_fake_driver_state() { return &state; }
+
+int cuInit(unsigned) { return state.init_error; }
+
+int cuDriverGetVersion(int* version) {
+  *version = state.version;
+  return 0;
+}
+
+int cuGetErrorName(int error, const char** text) {
+  *text = error == 1     ? "CUDA_ERROR_INVALID_VALUE"
+          : error == 100 ? "CUDA_ERROR_NO_DEVICE"
+          : error == 400 ? "CUDA_ERROR_INVALID_HANDLE"
+          : error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : error == 701 ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+                         : nullptr;
+  return *text != nullptr ? 0 : 1;
+}
+
+int cuGetErrorString(int, const char** text) {
+  *text = "what the driver says";
+  return 0;
+}
+
+int cuDeviceGetCount(int* count) {
+  *count = state.device_count;
+  return 0;
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal < state.device_count ? 0 : 101;
+}
+
+int cuDeviceGetName(char* name, int size, int) {
+  std::strncpy(name, "NVIDIA Fake", static_cast<std::size_t>(size));
+  return 0;
+}
+
+int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
+  *bytes = std::size_t{1} << 30;
+  return 0;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  switch (attribute) {
+    case octofold::cuda::kMultiprocessorCount: *value = state.multiprocessors; return 0;
+    case octofold::cuda::kComputeCapabilityMajor: *value = state.compute_major; return 0;
+    case octofold::cuda::kComputeCapabilityMinor: *value = state.compute_minor; return 0;
+    case octofold::cuda::kSharedMemoryPerBlock: *value = state.shared_memory_per_block; return 0;
+  }
+  return 1;
+}
+
+int cuDevicePrimaryCtxRetain(int** context, int device) {
+  *context = &devices[device];
+  return 0;
+}
+
+int cuCtxGetCurrent(int** context) {
+  *context = context_stack.empty() ? nullptr : context_stack.back();
+  return 0;
+}
+
+int cuCtxPushCurrent_v2(int* context) {
+  context_stack.push_back(context);
+  ++state.pushes;
+  return 0;
+}
+
+int cuCtxPopCurrent_v2(int** context) {
+  *context = context_stack.back();
+  context_stack.pop_back();
+  ++state.pops;
+  return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  thread_local int current = 0;
+  std::swap(*mode, current);
+  ++state.capture_mode_changes;
+  return 0;
+}
+
+int cuModuleLoadData(int** module, const void*) {
+  if (state.load_error != 0) return state.load_error;
+  if (context_stack.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  ++state.loads;
+  *module = context_stack.back();
+  return 0;
+}
+
+int cuModuleGetFunction(int** function, int* module, const char*) {
+  *function = module;
+  return 0;
+}
+
+int cuFuncSetAttribute(int*, int attribute, int value) {
+  if (attribute != octofold::cuda::kMaxDynamicSharedSize) return 1;
+  state.dynamic_shared_size = value;
+  return 0;
+}
+
+int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, void** parameters,
+                     void**) {
+  using octofold::cuda::LaunchAttribute;
+  if (state.launch_error != 0) return state.launch_error;
+  octofold::cuda::fake::Launch launch;
+  if (config->grid_y * config->grid_z * config->block_y * config->block_z != 1) return 1;
+  launch.blocks = config->grid_x;
+  launch.threads = config->block_x;
+  launch.shared_bytes = config->shared_bytes;
+  launch.stream = config->stream;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    const LaunchAttribute& attribute = config->attributes[i];
+    if (attribute.id == LaunchAttribute::kClusterDimension) launch.cluster = attribute.cluster.x;
+    if (attribute.id == LaunchAttribute::kProgrammaticStreamSerialization) {
+      launch.may_overlap = attribute.programmatic_stream_serialization_allowed != 0;
+    }
+  }
+  launch.device = context_stack.empty() ? -1 : device_of(context_stack.back());
+  launch.device_of_function = device_of(function);
+  std::memcpy(&launch.params, parameters[0], sizeof(launch.params));
+  const std::lock_guard lock(state.mutex);
+  state.launches.push_back(std::move(launch));
+  return 0;
+}
+
+int cuTensorMapEncodeTiled(void* map, int data_type, unsigned rank, void* address,
+                           const std::uint64_t* sizes, const std::uint64_t* strides,
+                           const unsigned* box, const unsigned*, int, int swizzle, int, int) {
+  if (state.encode_error != 0) return state.encode_error;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 && strides[0] % 16 == 0;
+  if (!aligned || sizes[0] == 0 || sizes[1] == 0 || box[0] > 256 || box[1] > 256) return 1;
+  std::memset(map, 0xAB, 128);
+  const std::lock_guard lock(state.mutex);
+  state.tensor_maps.push_back({data_type, static_cast<int>(rank), swizzle, address, sizes[0],
+                               sizes[1], strides[0], box[0], box[1]});
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,53 @@
+// A CUDA driver for tests without a GPU: a shared object with libcuda's symbols that computes
+// nothing, writes down what it is asked and fails where a test wants it to.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "kernels/config/gemm_params.h"
+
+namespace octofold::cuda::fake {
+
+struct Launch {
+  unsigned blocks = 0, threads = 0;
+  unsigned shared_bytes = 0;
+  void* stream = nullptr;
+  unsigned cluster = 1;
+  bool may_overlap = false;  // the programmatic-stream-serialization attribute
+  int device = -1;           // whose context was current
+  int device_of_function = -1;
+  config::GemmParams params{};  // every kernel of these tests takes them
+};
+
+struct TensorMapCall {
+  int data_type, rank, swizzle;
+  void* address;
+  std::uint64_t cols, rows, row_bytes;
+  unsigned box_cols, box_rows;
+};
+
+struct State {
+  // What the machine is.
+  int version = 13000;
+  int device_count = 2;
+  int compute_major = 9, compute_minor = 0, multiprocessors = 132;
+  int shared_memory_per_block = 227 * 1024;
+
+  // Calls that fail, with these errors; 0: none does.
+  int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0;
+
+  // What happened.
+  std::mutex mutex;  // of the vectors
+  std::atomic<int> loads = 0, pushes = 0, pops = 0, capture_mode_changes = 0;
+  int dynamic_shared_size = -1;
+  std::vector<Launch> launches;
+  std::vector<TensorMapCall> tensor_maps;
+};
+
+}  // namespace octofold::cuda::fake
+
+extern "C" octofold::cuda::fake::State* octofold_fake_driver_state();

@@ -1,0 +1,58 @@
+// A runtime on the fake driver, and a compiler that counts.
+#pragma once
+
+#include <atomic>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+
+#include "cuda/fake_driver.h"
+#include "cuda/runtime.h"
+
+namespace octofold::cuda {
+
+/// A fresh machine for each test.
+class FakeGpuTest : public testing::Test {
+ protected:
+  FakeGpuTest() {
+    using Accessor = fake::State*();
+    void* library = dlopen(OCTOFOLD_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    state_ = reinterpret_cast<Accessor*>(dlsym(library, "octofold_fake_driver_state"))();
+    std::destroy_at(state_);
+    std::construct_at(state_);
+  }
+
+  /// Devices are told apart by their address, for good: like the process's own, they are not freed.
+  Runtime& runtime() {
+    if (runtime_ == nullptr) {
+      runtime_ = new Runtime(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
+        ++compilations_;
+        return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+      });
+    }
+    return *runtime_;
+  }
+
+  fake::State& state() { return *state_; }
+
+  std::atomic<int> compilations_ = 0;
+
+ private:
+  fake::State* state_;
+  Runtime* runtime_ = nullptr;
+};
+
+/// What `call` throws, as text; empty if it throws nothing.
+template <typename Call>
+std::string error_of(Call&& call, ErrorCode expected) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), expected) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace octofold::cuda

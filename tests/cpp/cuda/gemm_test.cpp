@@ -1,0 +1,182 @@
+// What of a product reaches the GPU: the plan, tensor maps, parameters. What the kernel makes of it
+// is tested on a GPU.
+#include "cuda/gemm.h"
+
+#include <gmock/gmock.h>
+#include <string>
+#include <vector>
+
+#include "octofold/error.h"
+#include "octofold/log.h"
+
+#include "cuda/fake_runtime.h"
+
+namespace octofold::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
+
+// Addresses that nobody reads.
+void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+class GemmTest : public FakeGpuTest {
+ protected:
+  GemmTest() {
+    set_log_handler([this](LogLevel, std::string_view message) { log_.emplace_back(message); });
+  }
+  ~GemmTest() override { set_log_handler({}); }
+
+  void gemm(const GemmArguments& arguments, Stream stream = {}) {
+    cuda::gemm(runtime().device(0), arguments, stream);
+  }
+  const fake::Launch& last() { return state().launches.back(); }
+
+  std::vector<std::string> log_;
+};
+
+// Block scales, rows of A next to each other.
+GemmArguments product(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const std::int64_t blocks = (k + 127) / 128;
+  MutableTensorView scale_a = matrix(address(0x3000), DType::kFloat32, m, blocks);
+  scale_a.strides = {1, (m + 3) / 4 * 4};
+  GemmArguments arguments{
+      .a = {matrix(address(0x1000), DType::kE4M3, m, k), scale_a, Granularity::kBlock1x128},
+      .b = {matrix(address(0x2000), DType::kE5M2, n, k),
+            matrix(address(0x4000), DType::kFloat32, (n + 127) / 128, blocks),
+            Granularity::kBlock128x128},
+      .out = matrix(address(0x5000), DType::kBFloat16, m, n)};
+  for (TensorView* view :
+       {&arguments.a.data, &arguments.a.scale, &arguments.b.data, &arguments.b.scale}) {
+    view->device = kGpu;
+  }
+  arguments.out.device = kGpu;
+  return arguments;
+}
+
+TEST_F(GemmTest, TheKernelGetsTheArguments) {
+  GemmArguments arguments = product(1000, 512, 640);
+  arguments.a.data.strides[0] = 656;
+  arguments.c = matrix<const void>(address(0x6000), DType::kFloat32, 1000, 512, 520, kGpu);
+  arguments.bias = vector<const void>(address(0x7000), DType::kBFloat16, 512, kGpu);
+  int stream = 0;
+  gemm(arguments, {&stream});
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(last().stream, &stream);
+  const config::GemmParams& params = last().params;
+  EXPECT_EQ(params.m, 1000);
+  EXPECT_EQ(params.n, 512);
+  EXPECT_EQ(params.k, 640);
+  EXPECT_EQ(params.a, address(0x1000));
+  EXPECT_EQ(params.b, address(0x2000));
+  EXPECT_EQ(params.a_stride, 656);
+  EXPECT_EQ(params.b_stride, 640);
+  EXPECT_EQ(params.scale_a, address(0x3000));
+  EXPECT_EQ(params.scale_a_row_stride, 1);
+  EXPECT_EQ(params.scale_a_col_stride, 1000);
+  EXPECT_EQ(params.scale_b, address(0x4000));
+  EXPECT_EQ(params.scale_b_row_stride, 5);
+  EXPECT_EQ(params.scale_b_col_stride, 1);
+  EXPECT_EQ(params.out, address(0x5000));
+  EXPECT_EQ(params.out_stride, 512);
+  EXPECT_EQ(params.c, address(0x6000));
+  EXPECT_EQ(params.c_stride, 520);
+  EXPECT_EQ(params.bias, address(0x7000));
+}
+
+TEST_F(GemmTest, TensorMapsDescribeTheMatrices) {
+  GemmArguments arguments = product(1000, 512, 640);
+  arguments.a.data.strides[0] = 656;
+  gemm(arguments);
+  ASSERT_EQ(state().tensor_maps.size(), 3u);
+  const fake::TensorMapCall& a = state().tensor_maps[0];
+  EXPECT_EQ(a.address, address(0x1000));
+  EXPECT_EQ(a.data_type, 0);  // bytes
+  EXPECT_EQ(a.rank, 2);
+  EXPECT_EQ(a.rows, 1000u);
+  EXPECT_EQ(a.cols, 640u);
+  EXPECT_EQ(a.row_bytes, 656u);
+  EXPECT_EQ(a.box_cols, 128u);
+  EXPECT_EQ(a.swizzle, 3);  // 128 bytes
+  EXPECT_EQ(state().tensor_maps[1].address, address(0x2000));
+  EXPECT_EQ(state().tensor_maps[1].rows, 512u);
+  const fake::TensorMapCall& out = state().tensor_maps[2];
+  EXPECT_EQ(out.address, address(0x5000));
+  EXPECT_EQ(out.data_type, 9);  // BFloat16
+  EXPECT_EQ(out.row_bytes, 1024u);
+  EXPECT_EQ(16u << out.swizzle, out.box_cols * 2);
+}
+
+TEST_F(GemmTest, AProblemIsPreparedOnce) {
+  for (int i = 0; i < 3; ++i) {
+    GemmArguments arguments = product(1000, 512, 640);
+    arguments.out.data = address(0x10000u * (i + 1));
+    gemm(arguments);
+    EXPECT_EQ(last().params.out, arguments.out.data);
+  }
+  EXPECT_EQ(compilations_, 1);
+  GemmArguments other = product(1000, 512, 640);
+  other.out.dtype = DType::kFloat16;
+  gemm(other);
+  EXPECT_EQ(compilations_, 2);
+  cuda::gemm(runtime().device(1), product(1000, 512, 640), {});
+  EXPECT_EQ(compilations_, 3);
+  EXPECT_EQ(last().device, 1);
+}
+
+TEST_F(GemmTest, NothingIsQueuedForAnEmptyResult) {
+  gemm(product(0, 512, 640));
+  gemm(product(1000, 0, 640));
+  EXPECT_TRUE(state().launches.empty());
+}
+
+TEST_F(GemmTest, WithoutKThereIsStillAResult) {
+  GemmArguments arguments = product(100, 64, 0);
+  arguments.a.data.data = arguments.b.data.data = nullptr;
+  gemm(arguments);
+  EXPECT_EQ(last().params.k, 0);
+  EXPECT_TRUE(log_.empty());
+}
+
+TEST_F(GemmTest, OperandsThatTmaCannotAddressAreNamedOnce) {
+  GemmArguments address_off = product(1000, 512, 640);
+  address_off.b.data.data = address(0x2001);
+  GemmArguments stride_off = product(1000, 512, 641);
+  GemmArguments output_off = product(1000, 510, 640);
+  for (int i = 0; i < 2; ++i) {
+    for (const GemmArguments* arguments : {&address_off, &stride_off, &output_off}) {
+      gemm(*arguments);
+    }
+  }
+  ASSERT_EQ(log_.size(), 4u);
+  EXPECT_THAT(log_[0], HasSubstr("gemm 1000×512×640: argument 'b': its address is not a multiple"));
+  EXPECT_THAT(log_[1], HasSubstr("gemm 1000×512×641: argument 'a': its row stride is not"));
+  EXPECT_THAT(log_[2], HasSubstr("'b': its row stride is not"));
+  EXPECT_THAT(log_[3], HasSubstr("'out': its row stride is not"));
+}
+
+TEST_F(GemmTest, AlignedOperandsAreNotWorthAWord) {
+  gemm(product(1000, 512, 640));
+  EXPECT_TRUE(log_.empty());
+}
+
+TEST_F(GemmTest, TheStrideOfASingleRowDoesNotMatter) {
+  GemmArguments arguments = product(1, 512, 640);
+  arguments.a.data.strides[0] = 1;
+  gemm(arguments);
+  EXPECT_TRUE(log_.empty());
+  EXPECT_EQ(state().tensor_maps.front().row_bytes, 640u);
+}
+
+TEST_F(GemmTest, AGpuThatIsTooOldIsToldWhatThereIs) {
+  state().compute_major = 8;
+  state().compute_minor = 6;
+  const std::string error =
+      error_of([&] { gemm(product(1000, 512, 640)); }, ErrorCode::kUnsupported);
+  EXPECT_THAT(error, HasSubstr("8.6"));
+  EXPECT_THAT(error, HasSubstr("CPU backend"));
+}
+
+}  // namespace
+}  // namespace octofold::cuda
