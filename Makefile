@@ -6,6 +6,7 @@ SHELL := bash
 
 VENV := .venv/bin
 PRESET ?= release
+NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
 
@@ -13,7 +14,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-cpp test-python bench wheel format check tidy clean
+.PHONY: help demo test test-cpp test-python bench wheel gpu-bundle format check tidy clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -26,7 +27,7 @@ test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
 test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, ubsan, tsan; else release)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET)
-	ctest --preset $(PRESET)
+	OCTOFOLD_NVRTC=$${OCTOFOLD_NVRTC:-$$(ls -d $(NVRTC) | head -n 1)} ctest --preset $(PRESET)
 
 test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
 	$(VENV)/python -m pytest tests/python tests/project
@@ -39,6 +40,9 @@ bench: .venv/.demo ## speed on this machine, in C++ and from Python
 
 wheel: .venv/.wheel ## dist/octofold-*.whl
 	@ls dist/octofold-*.whl
+
+gpu-bundle: .venv/.wheel ## dist/gpu: all that the GPU suite needs, for a machine without network
+	scripts/gpu_bundle
 
 format: .venv/.check ## formats C++ and Python
 	@$(VENV)/clang-format -i $(CPP_FILES)

@@ -48,7 +48,7 @@ THIRD_PARTY = {
     r"fmt/": ["src", "tests/cpp"],
     r"nlohmann/": ["src/model", "tests/cpp/model"],
     r"cblas\.h": ["src/cpu", "tests/cpp/cpu", "bench"],
-    r"dlfcn\.h": ["src/core"],
+    r"dlfcn\.h": ["src/core", "bench"],
     r"xxhash\.h": ["src/jit"],
     r"tvm/|dlpack/": ["bindings"],
     r"gtest/|gmock/": ["tests/cpp"],
