@@ -27,7 +27,7 @@ test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
 test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, ubsan, tsan; else release)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET)
-	OCTOFOLD_NVRTC=$${OCTOFOLD_NVRTC:-$$(ls -d $(NVRTC) | head -n 1)} ctest --preset $(PRESET)
+	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc ctest --preset $(PRESET)
 
 test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
 	$(VENV)/python -m pytest tests/python tests/project

@@ -1,0 +1,93 @@
+// NVRTC itself, where there is one: OCTOFOLD_NVRTC names it, and `make test-cpp` does.
+#include "jit/nvrtc.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <thread>
+
+#include "octofold/error.h"
+#include "octofold/log.h"
+
+#include "support/nvrtc.h"
+#include "support/sass.h"
+
+namespace octofold::jit {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr Header kHeaders[] = {
+    {"kernels/add.h", R"(#pragma once
+#include "kernels/shape.h"
+template <Shape kShape> __global__ void add(float* x) { x[threadIdx.x] += kShape.term; }
+)"},
+    {"kernels/broken.h", "template <int k> __global__ void broken(float* x) { x = nonsense; }\n"},
+    {"kernels/shape.h", "#pragma once\nstruct Shape { int term = 1; };\n"},
+    {"kernels/spill.h", R"(template <int k> __global__ void spill(int* p, int n) {
+  int a[40];
+  for (int i = 0; i < 40; ++i) a[i] = p[i];
+  for (int i = 0; i < n; ++i) p[i] = a[(i * 7) % 40];
+}
+)"},
+};
+
+class NvrtcTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+};
+
+TEST_F(NvrtcTest, CompilesAKernelThatIsNamedByAConfiguration) {
+  const Binary binary =
+      compile({"kernels/add.h", "add<Shape{.term = 3}>", "sm_90a", "add 3"}, kHeaders);
+  EXPECT_THAT(binary.symbol, HasSubstr("add"));
+  EXPECT_GT(binary.cubin.size(), 500u);
+  EXPECT_GT(binary.resources.registers, 0);
+  EXPECT_EQ(binary.resources.spill_store_bytes, 0);
+  EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0);
+}
+
+TEST_F(NvrtcTest, TheSameProgramGivesTheSameBytes) {
+  const Program program{"kernels/add.h", "add<Shape{.term = 3}>", "sm_90a", "add 3"};
+  EXPECT_EQ(compile(program, kHeaders), compile(program, kHeaders));
+}
+
+TEST_F(NvrtcTest, ReportsWhatIsKeptInLocalMemory) {
+  const Binary binary = compile({"kernels/spill.h", "spill<1>", "sm_90a", "spill"}, kHeaders);
+  EXPECT_GE(binary.resources.stack_bytes, 160);
+  EXPECT_GT(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0);
+  EXPECT_GT(test::count_operations(binary.cubin, test::SassOperation::kStl), 0);
+}
+
+TEST_F(NvrtcTest, AnErrorNamesTheKernelItsConfigurationAndTheLine) {
+  std::string logged;
+  set_log_handler([&](LogLevel, std::string_view message) { logged += message; });
+  try {
+    compile({"kernels/broken.h", "broken<7>", "sm_90a", "the broken kernel"}, kHeaders);
+    ADD_FAILURE() << "it compiled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_THAT(error.what(), HasSubstr("the broken kernel"));
+    EXPECT_THAT(error.what(), HasSubstr("nonsense"));
+  }
+  set_log_handler({});
+  EXPECT_THAT(logged, HasSubstr("broken<7>"));
+  EXPECT_THAT(logged, HasSubstr("kernels/broken.h"));
+}
+
+TEST_F(NvrtcTest, AnArchitectureThatItDoesNotKnow) {
+  EXPECT_THROW(compile({"kernels/add.h", "add<Shape{}>", "sm_12", "add"}, kHeaders), Error);
+}
+
+TEST_F(NvrtcTest, ThreadsCompileAtOnce) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      EXPECT_NO_THROW(compile({"kernels/add.h", "add<Shape{}>", "sm_90a", "add"}, kHeaders));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace octofold::jit
