@@ -61,6 +61,9 @@ struct CastConfig {
   constexpr int vector() const { return 16 / size_of(in); }
   constexpr int lanes() const { return kUnitLength / vector(); }
   constexpr int groups() const { return tile_rows / rows_per_thread; }
+  // Of a tile whose rows, or columns, have scales of their own.
+  constexpr int column_units() const { return has_transposed() ? kUnitLength : 0; }
+  constexpr int units() const { return column_units() + (has_rows() ? tile_rows : 0); }
   constexpr int rows_per_block() const { return threads_per_row < 256 ? 256 / threads_per_row : 1; }
   constexpr int threads() const {
     switch (step) {
@@ -69,6 +72,17 @@ struct CastConfig {
       case CastStep::kRows: return rows_per_block() * threads_per_row;
       default: return groups() * lanes();
     }
+  }
+
+  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
+  // under way: the compiler spends no more registers than that allows. Float16 takes one
+  // instruction and register more, and element-wise accesses take what they take.
+  constexpr int resident_blocks() const {
+    const bool shares = direction == CastDirection::kBoth &&
+                        (unit == ScaleUnit::kTensor || unit == ScaleUnit::kBlock128x128);
+    if (step == CastStep::kRows || !vector_loads || !vector_stores) return 1;
+    if (in == Element::kFloat32) return 1024 / threads();
+    return (in == Element::kFloat16 && shares ? 512 : 768) / threads();
   }
 
   // Null if a kernel can be built from it, else why not.
@@ -89,14 +103,15 @@ struct CastConfig {
       return nullptr;
     }
     if (step == CastStep::kClear || step == CastStep::kFinish) return nullptr;
-    if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0) {
-      return "rows_per_thread has to divide tile_rows and leave a thread for each row's scale";
+    if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
+        (rows_per_thread & (rows_per_thread - 1)) != 0) {
+      return "rows_per_thread has to be a power of two that divides tile_rows";
     }
     if (threads() % 32 != 0 || threads() > 1024) return "whole warps, at most 1024 threads";
     const bool square = has_transposed() || unit == ScaleUnit::kBlock128x128;
     if (square && tile_rows != kUnitLength) return "units of 128 rows need a tile of 128 rows";
     if (has_transposed() && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
-    if (square && threads() < kUnitLength) return "a thread for each column's scale";
+    if (threads() < units()) return "a thread for each scale";
     return nullptr;
   }
 };

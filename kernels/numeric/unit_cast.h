@@ -71,52 +71,64 @@ __device__ inline UnitCast unit_cast(float amax) {
   }
 }
 
-// Applies a cast to values of its unit.
+// Applies the cast of a unit to its values, given the unit's operand. A plain value, which may lie
+// in shared memory.
 template <config::CastForm kForm>
-class Caster {
- public:
-  __device__ explicit Caster(float operand) : operand_(operand) {}
-  __device__ float operator()(float x) const { return __fmul_rn(x, operand_); }
+struct Caster {
+  float factor;
 
- private:
-  float operand_;
+  static __device__ Caster make(float operand) { return {operand}; }
+
+  template <int kCount>
+  __device__ void apply(float (&values)[kCount]) const {
+#pragma unroll
+    for (float& value : values) value = __fmul_rn(value, factor);
+  }
 };
 
 // x / scale, correctly rounded wherever that can be seen in an FP8 code (a quotient below 2^-17 is
 // a zero of the same sign), with one reciprocal for many x. Two Newton steps on the quotient, each
 // from a remainder that FMA gives exactly, round it correctly (Markstein, "Computation of
 // elementary functions on the IBM RISC System/6000 processor", 1990), as long as nothing overflows:
-// quotients do not, |x| being at most about 2^16 scales, and operands are brought near 1 first.
-// Only with 2^127, which stands for an infinite scale, may x be infinite.
+// quotients do not, |x| being at most about 2^16 scales, and scales far from 1 are brought nearer
+// first. Only with 2^127, which stands for an infinite scale, may x be infinite.
 template <>
-class Caster<config::CastForm::kDivide> {
- public:
-  __device__ explicit Caster(float scale) {
-    regular_ = scale > 0 && scale < 0x1p127f;
-    shift_ = !regular_ ? 1.0f : scale < 0x1p-80f ? 0x1p96f : scale > 0x1p80f ? 0x1p-96f : 1.0f;
-    divisor_ = __fmul_rn(scale, shift_);
-    reciprocal_ = __frcp_rn(divisor_);
+struct alignas(16) Caster<config::CastForm::kDivide> {
+  float shift;  // of x and the scale: nearly always 1. 0: a scale that no quotient can be formed of
+  float divisor;
+  float reciprocal;
+
+  static __device__ Caster make(float scale) {
+    // 0, 2^127, infinity and NaN: the product is what the quotient is.
+    if (!(scale > 0 && scale < 0x1p127f)) return {0, scale, __frcp_rn(scale)};
+    const float shift = scale < 0x1p-80f ? 0x1p96f : scale > 0x1p80f ? 0x1p-96f : 1.0f;
+    const float divisor = __fmul_rn(scale, shift);
+    return {shift, divisor, __frcp_rn(divisor)};
   }
 
-  __device__ float operator()(float x) const {
-    const float dividend = __fmul_rn(x, shift_);
-    const float first = __fmul_rn(dividend, reciprocal_);
-    const float second = improved(first, dividend);
-    // A scale of 0, 2^127, infinity or NaN: the product is what the quotient is.
-    return regular_ ? improved(second, dividend) : first;
+  template <int kCount>
+  __device__ void apply(float (&values)[kCount]) const {
+    if (shift == 1) [[likely]] {
+#pragma unroll
+      for (float& value : values) value = quotient(value);
+    } else {
+#pragma unroll
+      for (float& value : values) {
+        value = shift == 0 ? __fmul_rn(value, reciprocal) : quotient(__fmul_rn(value, shift));
+      }
+    }
   }
 
- private:
+  __device__ float quotient(float dividend) const {
+    const float first = __fmul_rn(dividend, reciprocal);
+    return improved(improved(first, dividend), dividend);
+  }
+
   // The remainder is negated, which keeps a quotient of -0.
   __device__ float improved(float quotient, float dividend) const {
-    const float remainder = __fmaf_rn(quotient, divisor_, -dividend);
-    return __fmaf_rn(-remainder, reciprocal_, quotient);
+    const float remainder = __fmaf_rn(quotient, divisor, -dividend);
+    return __fmaf_rn(-remainder, reciprocal, quotient);
   }
-
-  float shift_;
-  float divisor_;
-  float reciprocal_;
-  bool regular_;
 };
 
 }  // namespace octofold::numeric

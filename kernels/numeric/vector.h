@@ -16,23 +16,29 @@ inline constexpr unsigned kNanBits = 0x7FFFFFFF;
 template <Element kElement>
 inline constexpr int kPerWord = 4 / config::size_of(kElement);
 
-// The FP32 values of kCount numbers.
-template <Element kElement, int kCount>
+// The FP32 values of kCount numbers. Told kAgain, it widens 16-bit numbers by other instructions to
+// the same effect: the assembler, where it sees that values are computed twice, keeps them in
+// between and runs out of registers.
+template <Element kElement, bool kAgain = false, int kCount>
 __device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const unsigned word = words[i / kPerWord<kElement>];
+    const bool low = i % 2 == 0;
     if constexpr (kElement == Element::kFloat32) {
       values[i] = __uint_as_float(word);
+    } else if constexpr (kElement == Element::kBFloat16 && kAgain) {
+      values[i] = __uint_as_float(__byte_perm(word, 0, low ? 0x1044 : 0x3244));
     } else if constexpr (kElement == Element::kBFloat16) {
-      values[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+      values[i] = __uint_as_float(low ? word << 16 : word & 0xFFFF0000u);
     } else if constexpr (kElement == Element::kFloat16) {
-      values[i] = ptx::float_of_float16(i % 2 == 0 ? word : word >> 16);
+      const unsigned halves = kAgain ? __byte_perm(word, 0, 0x1032) : word;
+      values[i] = ptx::float_of_float16(low != kAgain ? halves : halves >> 16);
     } else {
       const unsigned pair = i % 4 < 2 ? word : word >> 16;
       const unsigned halves = kElement == Element::kE4M3 ? ptx::float16_pair_of_e4m3(pair)
                                                          : ptx::float16_pair_of_e5m2(pair);
-      values[i] = ptx::float_of_float16(i % 2 == 0 ? halves : halves >> 16);
+      values[i] = ptx::float_of_float16(low ? halves : halves >> 16);
     }
   }
 }

@@ -38,7 +38,7 @@ __device__ void update_scales(const CastParams& params) {
 }  // namespace quant
 
 template <config::CastConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
     cast_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();

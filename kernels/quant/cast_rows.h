@@ -40,7 +40,7 @@ class RowCast {
     const float amax = numeric::largest<kConfig.in>(largest_of_row(magnitudes));
     float* scale = params_.row_cast.scale + row_ * params_.row_cast.scale_row_stride;
     const bool owner = lane_ == 0 && row_ < params_.rows;
-    const Caster cast(own_unit<kConfig>(amax, owner ? scale : nullptr));
+    const Caster cast = Caster::make(own_unit<kConfig>(amax, owner ? scale : nullptr));
     if constexpr (!kConfig.reread) {
       store(0, cast);
     } else {
@@ -111,8 +111,7 @@ class RowCast {
     for (int i = 0; i < kVectors; ++i) {
       float values[kVector];
       numeric::widen<kConfig.in>(x_[i], values);
-#pragma unroll
-      for (float& value : values) value = cast(value);
+      cast.apply(values);
       unsigned words[kVector / 4];
       numeric::narrow<kConfig.out, kConfig.saturate>(values, words);
       quant::store<unsigned char, kConfig.vector_stores, kVector>(

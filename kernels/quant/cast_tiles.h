@@ -24,40 +24,37 @@ class TileCast {
       // Largest magnitudes in the rows of a thread, column by column.
       alignas(16) unsigned column_magnitudes[kConfig.groups()][kConfig.lanes()][4];
       unsigned warp_magnitudes[kConfig.threads() / 32];
-      // The transposed codes, 8 rows of x at a time, swizzled.
+      // The transposed codes, 8 rows of x at a time, permuted (see store_transposed).
       unsigned long long transposed[kConfig.has_transposed() ? kUnitLength : 1]
                                    [kConfig.tile_rows / 8];
     };
-    alignas(16) float column_operands[kUnitLength];
+    unsigned row_magnitudes[kConfig.tile_rows];
+    // Of units of columns, then of rows.
+    numeric::Caster<kConfig.rule.form> casters[kConfig.units()];
   };
 
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
     const unsigned tiles_across =
         static_cast<unsigned>((params.cols + kUnitLength - 1) / kUnitLength);
-    const unsigned tile_row = blockIdx.x / tiles_across;
-    tile_row_ = static_cast<long long>(tile_row) * kConfig.tile_rows;
-    tile_col_ = static_cast<long long>(blockIdx.x - tile_row * tiles_across) * kUnitLength;
+    tile_row_ = blockIdx.x / tiles_across;
+    tile_col_ = blockIdx.x - tile_row_ * tiles_across;
     lane_ = static_cast<int>(threadIdx.x % kConfig.lanes());
     group_ = static_cast<int>(threadIdx.x / kConfig.lanes());
-    rows_ = at_most(params.rows - tile_row_ - group_ * kRows, kRows);
-    cols_ = at_most(params.cols - tile_col_ - lane_ * kVector, kVector);
+    cols_ = at_most(params.cols - first_col() - lane_ * kVector, kVector);
+    rows_ = cols_ > 0 ? at_most(params.rows - first_row() - group_ * kRows, kRows) : 0;
   }
 
   __device__ void run() {
     load();
+    Caster of_tile;
     if constexpr (kPerRow) {
-      if constexpr (kConfig.has_rows()) {
-        const float operand = own_row();
-        if constexpr (kEncodes) store_rows(operand);
-      }
-      if constexpr (kConfig.has_transposed()) {
-        own_column();
-        if constexpr (kEncodes) store_transposed(0);
-      }
+      own_rows_and_columns();
     } else {
-      const float operand = own_tile();
-      if constexpr (kEncodes && kConfig.has_rows()) store_rows(operand);
-      if constexpr (kEncodes && kConfig.has_transposed()) store_transposed(operand);
+      of_tile = own_tile();
+    }
+    if constexpr (kConfig.step != CastStep::kAmax) {
+      if constexpr (kConfig.has_rows()) store_rows(of_tile);
+      if constexpr (kConfig.has_transposed()) store_transposed(of_tile);
     }
   }
 
@@ -69,17 +66,29 @@ class TileCast {
   static constexpr bool kPerRow =
       kConfig.unit == ScaleUnit::kChannel || kConfig.unit == ScaleUnit::kBlock1x128;
   static constexpr bool kKnowsAmax = kConfig.step == CastStep::kEncode;
-  static constexpr bool kEncodes = kConfig.step != CastStep::kAmax;
   using Caster = numeric::Caster<kConfig.rule.form>;
   using Input = Storage<kConfig.in>;
 
+  // Of the tile.
+  __device__ long long first_row() const {
+    return static_cast<long long>(tile_row_) * kConfig.tile_rows;
+  }
+  __device__ long long first_col() const { return static_cast<long long>(tile_col_) * kUnitLength; }
+
+  // How many elements of row `row` of this thread exist.
+  template <bool kVectors>
+  __device__ int exist(int row) const {
+    return row < rows_ ? (kVectors ? kVector : cols_) : 0;
+  }
+
   __device__ void load() {
     const Input* x = static_cast<const Input*>(params_.x) +
-                     (tile_row_ + group_ * kRows) * params_.x_stride + tile_col_ + lane_ * kVector;
+                     (first_row() + group_ * kRows) * params_.x_stride + first_col() +
+                     lane_ * kVector;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       quant::load<Input, kConfig.vector_loads, kVector>(x + i * params_.x_stride,
-                                                        i < rows_ ? cols_ : 0, x_[i]);
+                                                        exist<kConfig.vector_loads>(i), x_[i]);
     }
   }
 
@@ -106,30 +115,9 @@ class TileCast {
     return magnitudes;
   }
 
-  // Lane i of a group owns the group's row i. Returns that row's operand.
-  __device__ float own_row() const {
-    const CastOutput& out = params_.row_cast;
-    float* scale = out.scale + (tile_row_ + group_ * kRows + lane_) * out.scale_row_stride +
-                   tile_col_ / kUnitLength * out.scale_col_stride;
-    if (lane_ >= kRows || lane_ >= rows_) scale = nullptr;
-    float amax = 0;
-    if constexpr (kKnowsAmax) {
-      if (scale != nullptr) amax = *scale;
-    } else {
-      unsigned magnitudes = 0;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const unsigned of_row = largest_of_lanes<kLanes>(row_magnitudes(i));
-        if (lane_ == i) magnitudes = of_row;
-      }
-      amax = numeric::largest<kConfig.in>(magnitudes);
-    }
-    return own_unit<kConfig>(amax, scale);
-  }
-
-  // Thread i owns the tile's column i and leaves its operand in shared memory.
-  __device__ void own_column() {
-    if constexpr (!kKnowsAmax) {
+  // Leaves the largest magnitudes in each row and column in shared memory.
+  __device__ void share_magnitudes() {
+    if constexpr (kConfig.has_transposed()) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         unsigned magnitudes = numeric::magnitude<kConfig.in>(x_[0][i]);
@@ -139,32 +127,75 @@ class TileCast {
         }
         shared_.column_magnitudes[group_][lane_][i] = magnitudes;
       }
-      __syncthreads();
     }
-    const int column = static_cast<int>(threadIdx.x);
-    if (column < kUnitLength) {
-      const CastOutput& out = params_.transposed_cast;
-      float* scale = out.scale + (tile_col_ + column) * out.scale_row_stride +
-                     tile_row_ / kUnitLength * out.scale_col_stride;
-      if (tile_col_ + column >= params_.cols) scale = nullptr;
-      float amax = 0;
-      if constexpr (kKnowsAmax) {
-        if (scale != nullptr) amax = *scale;
-      } else {
-        unsigned magnitudes = 0;
-        for (int group = 0; group < kConfig.groups(); ++group) {
-          const auto* columns = reinterpret_cast<const Input*>(shared_.column_magnitudes[group]);
-          magnitudes = larger(magnitudes, columns[column]);
+    if constexpr (kConfig.has_rows()) {
+      unsigned magnitudes[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) magnitudes[i] = row_magnitudes(i);
+      int distance = kLanes / 2;
+      // Of two lanes, each hands on half of its rows and keeps the other half, until it is left
+      // with one row: few exchanges for all rows together.
+#pragma unroll
+      for (int half = kRows / 2; half > 0; half /= 2) {
+        const bool upper = (lane_ & distance) != 0;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+          const unsigned kept = upper ? magnitudes[half + i] : magnitudes[i];
+          const unsigned given = upper ? magnitudes[i] : magnitudes[half + i];
+          magnitudes[i] = larger(kept, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
         }
-        amax = numeric::largest<kConfig.in>(magnitudes);
+        distance /= 2;
       }
-      shared_.column_operands[column] = own_unit<kConfig>(amax, scale);
+      const unsigned of_row = largest_of_lanes<kLanes / kRows>(magnitudes[0]);
+      constexpr int kLanesPerRow = kLanes / kRows;
+      if (lane_ % kLanesPerRow == 0) {
+        shared_.row_magnitudes[group_ * kRows + lane_ / kLanesPerRow] = of_row;
+      }
     }
     __syncthreads();
   }
 
+  __device__ float amax_of_column(int column) const {
+    unsigned magnitudes = 0;
+#pragma unroll
+    for (int group = 0; group < kConfig.groups(); ++group) {
+      const auto* columns = reinterpret_cast<const Input*>(shared_.column_magnitudes[group]);
+      magnitudes = larger(magnitudes, columns[column]);
+    }
+    return numeric::largest<kConfig.in>(magnitudes);
+  }
+
+  // A thread for each unit, which leaves the unit's caster in shared memory.
+  __device__ void own_rows_and_columns() {
+    if constexpr (!kKnowsAmax) share_magnitudes();
+    const int unit = static_cast<int>(threadIdx.x);
+    if (unit < kConfig.units()) {
+      float* scale;
+      float amax = 0;
+      if (unit < kConfig.column_units()) {
+        scale = scale_of(params_.transposed_cast, first_col() + unit, params_.cols, first_row());
+        if constexpr (!kKnowsAmax) amax = amax_of_column(unit);
+      } else {
+        const int row = unit - kConfig.column_units();
+        scale = scale_of(params_.row_cast, first_row() + row, params_.rows, first_col());
+        if constexpr (!kKnowsAmax) amax = numeric::largest<kConfig.in>(shared_.row_magnitudes[row]);
+      }
+      if (kKnowsAmax && scale != nullptr) amax = *scale;
+      shared_.casters[unit] = Caster::make(own_unit<kConfig>(amax, scale));
+    }
+    __syncthreads();
+  }
+
+  // Where the scale of a row of the output is that holds its column `col`; null if there is no such
+  // row.
+  static __device__ float* scale_of(const CastOutput& out, long long row, long long rows,
+                                    long long col) {
+    if (row >= rows) return nullptr;
+    return out.scale + row * out.scale_row_stride + col / kUnitLength * out.scale_col_stride;
+  }
+
   // All threads compute the cast of the tile (kTensor: of all), thread 0 owns it.
-  __device__ float own_tile() {
+  __device__ Caster own_tile() {
     float amax;
     if constexpr (kKnowsAmax) {
       amax = *(kConfig.has_rows() ? params_.row_cast : params_.transposed_cast).scale;
@@ -181,37 +212,45 @@ class TileCast {
       }
       amax = numeric::largest<kConfig.in>(magnitudes);
     }
-    const long long unit_row = tile_row_ / kUnitLength, unit_col = tile_col_ / kUnitLength;
     const CastOutput &row = params_.row_cast, &transposed = params_.transposed_cast;
-    float* scale = row.scale + unit_row * row.scale_row_stride + unit_col * row.scale_col_stride;
-    float* transposed_scale = transposed.scale + unit_col * transposed.scale_row_stride +
-                              unit_row * transposed.scale_col_stride;
+    const bool owner = threadIdx.x == 0;
     float operand = 0;
     if constexpr (kConfig.has_rows()) {
-      operand = own_unit<kConfig>(amax, threadIdx.x == 0 ? scale : nullptr);
+      float* scale = row.scale + first_row() / kUnitLength * row.scale_row_stride +
+                     first_col() / kUnitLength * row.scale_col_stride;
+      operand = own_unit<kConfig>(amax, owner ? scale : nullptr);
     }
     if constexpr (kConfig.has_transposed()) {
-      operand = own_unit<kConfig>(amax, threadIdx.x == 0 ? transposed_scale : nullptr);
+      float* scale = transposed.scale + first_col() / kUnitLength * transposed.scale_row_stride +
+                     first_row() / kUnitLength * transposed.scale_col_stride;
+      operand = own_unit<kConfig>(amax, owner ? scale : nullptr);
     }
-    return operand;
+    return Caster::make(operand);
   }
 
-  // `operand` is the tile's, or that of the row that this thread owns.
-  __device__ void store_rows(float operand) const {
+  // The caster of a row of x that this thread holds, or of a column; or `of_tile`.
+  __device__ Caster caster_of_row(int row, const Caster& of_tile) const {
+    if constexpr (!kPerRow) return of_tile;
+    return shared_.casters[kConfig.column_units() + group_ * kRows + row];
+  }
+  __device__ Caster caster_of_column(int column, const Caster& of_tile) const {
+    if constexpr (!kPerRow) return of_tile;
+    return shared_.casters[column];
+  }
+
+  __device__ void store_rows(const Caster& of_tile) const {
     const CastOutput& out = params_.row_cast;
-    unsigned char* codes =
-        out.codes + (tile_row_ + group_ * kRows) * out.codes_stride + tile_col_ + lane_ * kVector;
+    unsigned char* codes = out.codes + (first_row() + group_ * kRows) * out.codes_stride +
+                           first_col() + lane_ * kVector;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const Caster cast(kPerRow ? __shfl_sync(0xFFFFFFFFu, operand, i, kLanes) : operand);
       float values[kVector];
       numeric::widen<kConfig.in>(x_[i], values);
-#pragma unroll
-      for (float& value : values) value = cast(value);
+      caster_of_row(i, of_tile).apply(values);
       unsigned words[kVector / 4];
       numeric::narrow<kConfig.out, kConfig.saturate>(values, words);
-      quant::store<unsigned char, kConfig.vector_stores, kVector>(codes + i * out.codes_stride,
-                                                                  i < rows_ ? cols_ : 0, words);
+      quant::store<unsigned char, kConfig.vector_stores, kVector>(
+          codes + i * out.codes_stride, exist<kConfig.vector_stores>(i), words);
     }
   }
 
@@ -219,42 +258,48 @@ class TileCast {
   // shared memory, so that 16 threads store the 128 bytes of such a row. Where they lie in it is
   // permuted from column to column: neither the threads that write (neighbouring lanes, the same
   // group) nor those that read (the same column) meet in a bank.
-  __device__ void store_transposed(float operand) {
-    float values[kRows][kVector];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) numeric::widen<kConfig.in>(x_[row], values[row]);
+  __device__ void store_transposed(const Caster& of_tile) {
+    constexpr int kPerWord = numeric::kPerWord<kConfig.in>;
     if constexpr (!kPerRow && !kKnowsAmax) __syncthreads();  // the magnitudes have been read
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const int column = lane_ * kVector + i;
-      const Caster cast(kPerRow ? shared_.column_operands[column] : operand);
-      float column_values[8];
+    for (int word = 0; word < 4; ++word) {
+      float values[kRows][kPerWord];
 #pragma unroll
-      for (int row = 0; row < 8; ++row) column_values[row] = cast(values[row][i]);
-      unsigned words[2];
-      numeric::narrow<kConfig.out, kConfig.saturate>(column_values, words);
-      shared_.transposed[column][group_ ^ (lane_ % 16)] =
-          words[0] | static_cast<unsigned long long>(words[1]) << 32;
+      for (int row = 0; row < kRows; ++row) {
+        numeric::widen<kConfig.in, true>(&x_[row][word], values[row]);
+      }
+#pragma unroll
+      for (int i = 0; i < kPerWord; ++i) {
+        const int column = lane_ * kVector + word * kPerWord + i;
+        float column_values[8];
+#pragma unroll
+        for (int row = 0; row < 8; ++row) column_values[row] = values[row][i];
+        caster_of_column(column, of_tile).apply(column_values);
+        unsigned words[2];
+        numeric::narrow<kConfig.out, kConfig.saturate>(column_values, words);
+        shared_.transposed[column][group_ ^ (lane_ % 16)] =
+            words[0] | static_cast<unsigned long long>(words[1]) << 32;
+      }
     }
     __syncthreads();
     const CastOutput& out = params_.transposed_cast;
     const int chunk = static_cast<int>(threadIdx.x % 16);
-    const int exist = at_most(params_.rows - tile_row_ - chunk * 8, 8);
+    const int rows_exist = at_most(params_.rows - first_row() - chunk * 8, 8);
 #pragma unroll
     for (int i = 0; i < kUnitLength * 16 / kConfig.threads(); ++i) {
       const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
       const unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
       const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};
-      const bool exists = tile_col_ + column < params_.cols;
+      const bool exists = first_col() + column < params_.cols;
       quant::store<unsigned char, kConfig.vector_stores, 8>(
-          out.codes + (tile_col_ + column) * out.codes_stride + tile_row_ + chunk * 8,
-          exists ? exist : 0, words);
+          out.codes + (first_col() + column) * out.codes_stride + first_row() + chunk * 8,
+          exists ? rows_exist : 0, words);
     }
   }
 
   const CastParams& params_;
   Shared& shared_;
-  long long tile_row_, tile_col_;
+  unsigned tile_row_, tile_col_;
   int lane_, group_;  // column and row of this thread among the threads of the tile
   int rows_, cols_;   // how much of what this thread holds exists: 0 or less, nothing
   unsigned x_[kRows][4];
