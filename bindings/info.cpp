@@ -4,7 +4,10 @@
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/function.h>
 
+#include "octofold/kernel_cache.h"
+
 #include "error.h"
+#include "text.h"
 
 namespace octofold::bindings {
 namespace {
@@ -43,7 +46,14 @@ Fields info() {
 // Costs nothing, while info() probes the driver.
 tvm::ffi::String version() { return OCTOFOLD_VERSION; }
 
+void set_nvrtc_candidates(tvm::ffi::Array<tvm::ffi::String> files) {
+  std::vector<std::string> paths;
+  for (const tvm::ffi::String& file : files) paths.emplace_back(view_of(file));
+  octofold::set_nvrtc_candidates(std::move(paths));
+}
+
 OCTOFOLD_EXPORT(info)
+OCTOFOLD_EXPORT(set_nvrtc_candidates)
 OCTOFOLD_EXPORT(version)
 
 }  // namespace octofold::bindings

@@ -9,7 +9,7 @@ Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results 
 
 from typing import Final
 
-from ._api import ScaledTensor, convert, gemm, quantize
+from ._api import ScaledTensor, convert, gemm, quantize, quantize_both
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
 from ._info import Component, Gpu, Info, info
 from ._library import library as _library
@@ -45,6 +45,7 @@ __all__ = [
     "gemm",
     "info",
     "quantize",
+    "quantize_both",
     "quantize_checkpoint",
     "scale_shape",
     "set_log_handler",

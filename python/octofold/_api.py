@@ -1,62 +1,38 @@
 """Casts and products: the public functions."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from ._dtypes import DTypeLike, dtype_name
-from ._frameworks import Array, check_same_framework, framework_of, is_torch
-from ._operations import Operations, Scaled
+from ._frameworks import TORCH, Array, common_kind, framework_of
+from ._operations import CastOptions, Operations, Scaled
+from ._streams import StreamLike, stream_handle
 from .errors import invalid_argument
 
+if TYPE_CHECKING:
+    from ._torch import TorchOperations
 
-class _AnyOperations(Protocol):
-    """What Operations and torch's registered ops have in common."""
-
-    def quantize(
-        self,
-        x: Array,
-        dtype: str,
-        granularity: str,
-        power_of_two: bool | None,
-        overflow: str,
-        profile: str,
-        transpose: bool,
-    ) -> tuple[Array, Array]: ...
-
-    def dequantize(self, x: Scaled, dtype: str) -> Array: ...
-
-    def convert(self, x: Array, dtype: str, overflow: str) -> Array: ...
-
-    def gemm(
-        self,
-        a: Scaled,
-        b: Scaled,
-        c: Array | None,
-        bias: Array | None,
-        out_dtype: str,
-        fast_accumulation: bool,
-    ) -> Array: ...
-
-    def gemm_out(
-        self,
-        out: Array,
-        a: Scaled,
-        b: Scaled,
-        c: Array | None,
-        bias: Array | None,
-        fast_accumulation: bool,
-    ) -> None: ...
+_Result = TypeVar("_Result")
 
 
-def _operations(operation: str, **arrays: Array | None) -> _AnyOperations:
-    """Who computes on these arrays (None: not given)."""
-    check_same_framework(operation, arrays)
-    given = [array for array in arrays.values() if array is not None]
-    if is_torch(given[0]):
-        from ._torch import TorchOperations  # only where the caller has imported torch
+def _run(
+    operation: str,
+    arguments: Sequence[str],
+    arrays: Sequence[Array | None],
+    stream: StreamLike | None,
+    call: "Callable[[Operations | TorchOperations], _Result]",
+) -> _Result:
+    """`call` with the operations of the framework that the arrays (None: not given) come from."""
+    kind = common_kind(operation, arguments, arrays)
+    handle = None if stream is None else stream_handle(operation, stream)
+    if kind != TORCH:
+        return call(Operations(framework_of(kind, arrays, handle)))
+    from . import _torch  # the caller has imported torch
 
-        return TorchOperations()
-    return Operations(framework_of(given))
+    if handle is None:
+        return call(_torch.OPERATIONS)
+    return _torch.on_stream(handle, arrays, lambda: call(_torch.OPERATIONS))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,16 +61,22 @@ class ScaledTensor:
         """The dtype of the codes, in terms of the array's framework."""
         return self.data.dtype
 
-    def dequantize(self, dtype: DTypeLike = "float32") -> Array:
+    def dequantize(self, dtype: DTypeLike = "float32", stream: StreamLike | None = None) -> Array:
         """data × scale, the product in FP32, rounded to nearest even in `dtype`.
 
         dtype: float32, float16 or bfloat16.
+        stream: as in gemm().
         Returns an array [rows, cols] in the framework of `data`.
         Raises InvalidArgumentError.
         """
         name = dtype_name("dequantize", "dtype", dtype)
-        operations = _operations("dequantize", **{"x": self.data, "x.scale": self.scale})
-        return operations.dequantize(_parts(self), name)
+        return _run(
+            "dequantize",
+            ("x", "x.scale"),
+            (self.data, self.scale),
+            stream,
+            lambda operations: operations.dequantize(_parts(self), name),
+        )
 
     def __repr__(self) -> str:
         return (
@@ -115,6 +97,7 @@ def quantize(
     overflow: str = "saturate",
     profile: str = "deepgemm",
     transpose: bool = False,
+    stream: StreamLike | None = None,
 ) -> ScaledTensor:
     """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
 
@@ -128,29 +111,72 @@ def quantize(
     profile: whose arithmetic to follow, byte for byte: "deepgemm", "vllm", "te", "torchao",
         "deepseek" or "compressed-tensors".
     transpose: quantize the transpose of x, without a copy of it: the result is [cols, rows].
+    stream: as in gemm().
 
-    Returns a ScaledTensor in the framework of x. NaN and infinities follow IEEE rules. Nothing is
-    differentiated: backward through it raises torch's RuntimeError.
+    Returns a ScaledTensor in the framework of x. On a GPU 1x128 scales have the strides that gemm()
+    reads fastest, (1, rows rounded up to a multiple of 4). NaN and infinities follow IEEE rules.
+    Nothing is differentiated: backward through it raises torch's RuntimeError.
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize", "dtype", dtype)
-    data, scale = _operations("quantize", x=x).quantize(
-        x, name, granularity, power_of_two, overflow, profile, transpose
+    options = CastOptions(granularity, power_of_two, overflow, profile)
+    data, scale = _run(
+        "quantize",
+        ("x",),
+        (x,),
+        stream,
+        lambda operations: operations.quantize(x, name, options, transpose),
     )
     return ScaledTensor(data, scale, granularity)
 
 
-def convert(x: Array, dtype: DTypeLike, overflow: str = "saturate") -> Array:
+def quantize_both(
+    x: Array,
+    dtype: DTypeLike = "e4m3",
+    granularity: str = "1x128",
+    power_of_two: bool | None = None,
+    overflow: str = "saturate",
+    profile: str = "deepgemm",
+    stream: StreamLike | None = None,
+) -> tuple[ScaledTensor, ScaledTensor]:
+    """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
+    from one pass over x. Arguments and errors are those of quantize().
+    """
+    name = dtype_name("quantize_both", "dtype", dtype)
+    options = CastOptions(granularity, power_of_two, overflow, profile)
+    data, scale, transposed_data, transposed_scale = _run(
+        "quantize_both",
+        ("x",),
+        (x,),
+        stream,
+        lambda operations: operations.quantize_both(x, name, options),
+    )
+    return (
+        ScaledTensor(data, scale, granularity),
+        ScaledTensor(transposed_data, transposed_scale, granularity),
+    )
+
+
+def convert(
+    x: Array, dtype: DTypeLike, overflow: str = "saturate", stream: StreamLike | None = None
+) -> Array:
     """Convert element by element, without scales, rounding to nearest even.
 
     x: float32, float16, bfloat16, e4m3 or e5m2; 1 or 2 dimensions, the last contiguous.
     dtype: any of these. float16 and bfloat16 overflow to infinity, FP8 by the rule `overflow`
     ("saturate" or "nan", as in quantize).
+    stream: as in gemm().
     Returns an array of the same shape in the framework of x.
     Raises InvalidArgumentError.
     """
     name = dtype_name("convert", "dtype", dtype)
-    return _operations("convert", x=x).convert(x, name, overflow)
+    return _run(
+        "convert",
+        ("x",),
+        (x,),
+        stream,
+        lambda operations: operations.convert(x, name, overflow),
+    )
 
 
 def gemm(
@@ -161,6 +187,7 @@ def gemm(
     bias: Array | None = None,
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    stream: StreamLike | None = None,
 ) -> Array:
     """The FP8 product a[M, K] · b[N, K]ᵀ (+ c[M, N]) (+ bias[N]).
 
@@ -172,27 +199,46 @@ def gemm(
     out_dtype: of the result; by default that of `out`, else bfloat16.
     fast_accumulation: let a backend sum all of K in the tensor core (tensor and channel scales
         only); the CPU gains nothing by it and does not.
+    stream: where the GPU is to queue the work: the address of a CUDA stream of the arrays' device,
+        or an object that has one (torch's, CuPy's, or with __cuda_stream__). None: the current
+        stream of torch or CuPy, for others the legacy default stream. The call does not wait for
+        the GPU. With torch tensors it is as if torch.cuda.stream(stream) were around the call, and
+        the tensors' memory is kept from reuse until the stream is done with it. The CPU does not
+        look at it.
 
     Partial sums over at most 128 values of K are scaled and added in FP32; one rounding at the end.
-    Returns `out`, or a new array in the framework of a.
-    Raises InvalidArgumentError that names the argument.
+    Returns `out`, or a new array in the framework of a (from CuPy arrays, dtypes that CuPy has not
+    are tvm_ffi.Tensor in its memory).
+    Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
+    driver or compiler and UnsupportedError without kernels for it.
     """
     for argument, operand in (("a", a), ("b", b)):
         if not isinstance(operand, ScaledTensor):
             raise invalid_argument("gemm", argument, "a ScaledTensor", type(operand).__qualname__)
-    operations = _operations(
-        "gemm",
-        **{"a": a.data, "a.scale": a.scale, "b": b.data, "b.scale": b.scale},
-        out=out,
-        c=c,
-        bias=bias,
-    )
+    arguments = ("a", "a.scale", "b", "b.scale", "out", "c", "bias")
+    arrays = (a.data, a.scale, b.data, b.scale, out, c, bias)
     if out is None:
         name = dtype_name("gemm", "out_dtype", "bfloat16" if out_dtype is None else out_dtype)
-        return operations.gemm(_parts(a), _parts(b), c, bias, name, fast_accumulation)
+        return _run(
+            "gemm",
+            arguments,
+            arrays,
+            stream,
+            lambda operations: operations.gemm(
+                _parts(a), _parts(b), c, bias, name, fast_accumulation
+            ),
+        )
     if out_dtype is not None:
         expected = dtype_name("gemm", "out", out.dtype)
         if dtype_name("gemm", "out_dtype", out_dtype) != expected:
             raise invalid_argument("gemm", "out_dtype", f"{expected}, as is 'out'", repr(out_dtype))
-    operations.gemm_out(out, _parts(a), _parts(b), c, bias, fast_accumulation)
+    _run(
+        "gemm",
+        arguments,
+        arrays,
+        stream,
+        lambda operations: operations.gemm_out(
+            out, _parts(a), _parts(b), c, bias, fast_accumulation
+        ),
+    )
     return out

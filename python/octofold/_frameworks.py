@@ -1,11 +1,11 @@
-"""Arrays of NumPy, torch and whatever else speaks DLPack: in and out of the library.
+"""Arrays of NumPy, torch, CuPy and whatever else speaks DLPack: in and out of the library.
 
 An array goes to the library as a tvm_ffi.Tensor on the same memory; results are allocated by the
-caller's framework. torch is used only where the caller has imported it.
+caller's framework. torch and CuPy are used only where the caller has imported them.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -19,14 +19,27 @@ from .errors import UnsupportedError, invalid_argument
 Array: TypeAlias = Any
 """A NumPy array, a torch tensor, or an object with `__dlpack__`."""
 
-# NumPy exports no ml_dtypes arrays: they travel as integers of the same size.
+# NumPy and CuPy export no ml_dtypes arrays: they travel as integers of the same size.
 _CARRIERS: Final[dict[int, type[np.unsignedinteger[Any]]]] = {1: np.uint8, 2: np.uint16}
 _NUMPY_NAMES: Final = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 _DLPACK_CPU: Final = 1
+_DLPACK_LEGACY_STREAM: Final = 1  # the legacy default stream, for which DLPack forbids 0
+
+NUMPY: Final = "a NumPy array"
+TORCH: Final = "a torch tensor"
+DLPACK: Final = "a DLPack tensor"
 
 
 class Framework(Protocol):
     """How one operation's arrays travel."""
+
+    @property
+    def stream(self) -> int | None:
+        """Where the work is queued; None: where the library finds the arrays' framework at work."""
+
+    @property
+    def library_takes_arrays(self) -> bool:
+        """Whether tvm-ffi's functions take the arrays themselves, faster than exported ones."""
 
     def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
         """A view of the array for the library. May raise BufferError."""
@@ -34,12 +47,23 @@ class Framework(Protocol):
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         """Memory for a result, which export() takes."""
 
+    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
+        """The same for a scale tensor, in the layout that is fastest on its device."""
+
     def deliver(self, array: Array) -> Array:
         """The result as the caller gets it."""
 
 
+def column_stride(rows: int) -> int:
+    """Of 1x128 scales on a GPU: their rows lie next to each other, each column 16-byte aligned."""
+    return (rows + 3) // 4 * 4
+
+
 class NumPyFramework:
     """NumPy arrays, ml_dtypes' types among them."""
+
+    stream = None
+    library_takes_arrays = False
 
     def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
         if array.dtype.type.__module__ == np.__name__:
@@ -53,32 +77,44 @@ class NumPyFramework:
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(shape, NUMPY_DTYPES[dtype])
 
+    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
+        return self.empty(shape, "float32")
+
     def deliver(self, array: Array) -> Array:
         return array
 
 
 class DLPackFramework:
-    """Everything else. Results lie in NumPy's memory and are handed to the arrays' own namespace,
-    or stay tvm_ffi.Tensor where they have none or it does not know the dtype."""
+    """Everything else, on the CPU or on a GPU. Results on the CPU lie in NumPy's memory and are
+    handed to the arrays' own namespace, or stay tvm_ffi.Tensor where they have none or it does not
+    know the dtype."""
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        self._namespace: ModuleType | None = None
-        for array in arrays:
-            if self._namespace is None and hasattr(array, "__array_namespace__"):
-                self._namespace = array.__array_namespace__()
-        self._on_cpu = all(array.__dlpack_device__()[0] == _DLPACK_CPU for array in arrays)
+    library_takes_arrays = False
+
+    def __init__(self, namespace: ModuleType | None, on_cpu: bool, stream: int | None) -> None:
+        self._namespace = namespace
+        self._on_cpu = on_cpu
+        self.stream: int | None = stream
 
     def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
-        return array if isinstance(array, tvm_ffi.Tensor) else _import_dlpack(array, writable)
+        if isinstance(array, tvm_ffi.Tensor):
+            return array
+        if self._on_cpu:
+            return _import_dlpack(array, writable)
+        # The producer orders its work before ours, if it works on another stream.
+        return _import_dlpack(array, writable, stream=self.stream or _DLPACK_LEGACY_STREAM)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         if not self._on_cpu:
             raise UnsupportedError(
-                "octofold allocates results for NumPy arrays, torch tensors and DLPack tensors on "
-                "the CPU only"
+                "octofold allocates results for NumPy and CuPy arrays, torch tensors and DLPack "
+                "tensors on the CPU; elsewhere gemm() takes them as 'out'"
             )
         numpy = NumPyFramework()
         return numpy.export(numpy.empty(shape, dtype), writable=True)
+
+    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
+        return self.empty(shape, "float32")
 
     def deliver(self, array: Array) -> Array:
         if self._namespace is None:
@@ -89,21 +125,50 @@ class DLPackFramework:
             return array
 
 
+class CuPyFramework(DLPackFramework):
+    """CuPy's arrays. It has no FP8 (nor, before version 14, bfloat16): such results are
+    tvm_ffi.Tensor in CuPy's memory."""
+
+    def __init__(self, cupy: ModuleType, device: int, stream: int | None) -> None:
+        if stream is None:
+            stream = int(cupy.cuda.get_current_stream(device).ptr)
+        super().__init__(cupy, on_cpu=False, stream=stream)
+        self._cupy = cupy
+        self._device = device
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        numpy_dtype = NUMPY_DTYPES[dtype]
+        known = numpy_dtype.type.__module__ == np.__name__
+        carrier = numpy_dtype if known else np.dtype(_CARRIERS[numpy_dtype.itemsize])
+        with self._cupy.cuda.Device(self._device):
+            array = self._cupy.empty(tuple(shape), carrier)
+        return array if known else reinterpret(self.export(array, writable=True), dtype)
+
+    def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
+        if granularity != "1x128":
+            return self.empty(shape, "float32")
+        rows, cols = shape
+        return self.empty((cols, column_stride(rows)), "float32")[:, :rows].T
+
+    def deliver(self, array: Array) -> Array:
+        return array if isinstance(array, self._cupy.ndarray) else super().deliver(array)
+
+
 def reinterpret(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
     """The same memory as another dtype of the same size."""
     view: tvm_ffi.Tensor = library.reinterpret(tensor, dtype)
     return view
 
 
-def _import_dlpack(array: Array, writable: bool) -> tvm_ffi.Tensor:
+def _import_dlpack(array: Array, writable: bool, **options: int) -> tvm_ffi.Tensor:
     if writable:
         # The unversioned protocol cannot mark memory as read-only, so that a producer refuses to
         # export what must not be written.
-        return tvm_ffi.from_dlpack(array.__dlpack__())
+        return tvm_ffi.from_dlpack(array.__dlpack__(**options))
     try:
-        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 1)))
+        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 1), **options))
     except TypeError:  # a producer from before DLPack 1.0
-        return tvm_ffi.from_dlpack(array.__dlpack__())
+        return tvm_ffi.from_dlpack(array.__dlpack__(**options))
 
 
 def is_torch(array: Array) -> bool:
@@ -113,38 +178,55 @@ def is_torch(array: Array) -> bool:
 
 
 def _kind(array: Array) -> str | None:
-    if isinstance(array, np.ndarray):
-        return "a NumPy array"
     if is_torch(array):
-        return "a torch tensor"
+        return TORCH
+    if isinstance(array, np.ndarray):
+        return NUMPY
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return "a DLPack tensor"
+        return DLPACK
     return None
 
 
-def check_same_framework(operation: str, arrays: Mapping[str, Array | None]) -> None:
-    """All arrays (None: not given) come from one framework."""
-    first_kind: str | None = None
-    first_argument = ""
-    for argument, array in arrays.items():
-        if array is None:
+def _require_kind(operation: str, argument: str, array: Array) -> str:
+    kind = _kind(array)
+    if kind is None:
+        raise invalid_argument(
+            operation,
+            argument,
+            "a NumPy array, a torch tensor or an object with __dlpack__",
+            f"{type(array).__module__}.{type(array).__qualname__}",
+        )
+    return kind
+
+
+def common_kind(operation: str, arguments: Sequence[str], arrays: Sequence[Array | None]) -> str:
+    """NUMPY, TORCH or DLPACK: of arrays (None: not given) that have to come from one framework.
+    `arguments` are their names."""
+    first_kind = _require_kind(operation, arguments[0], arrays[0])
+    first_type = type(arrays[0])
+    for argument, array in zip(arguments, arrays, strict=True):
+        if array is None or type(array) is first_type:
             continue
-        kind = _kind(array)
-        if kind is None:
+        kind = _require_kind(operation, argument, array)
+        if kind != first_kind:
             raise invalid_argument(
-                operation,
-                argument,
-                "a NumPy array, a torch tensor or an object with __dlpack__",
-                f"{type(array).__module__}.{type(array).__qualname__}",
+                operation, argument, f"{first_kind} as is '{arguments[0]}'", kind
             )
-        if first_kind is None:
-            first_kind, first_argument = kind, argument
-        elif kind != first_kind:
-            raise invalid_argument(
-                operation, argument, f"{first_kind} as is '{first_argument}'", kind
-            )
+    return first_kind
 
 
-def framework_of(arrays: Sequence[Array]) -> Framework:
+def framework_of(kind: str, arrays: Sequence[Array | None], stream: int | None) -> Framework:
     """For NumPy arrays and DLPack tensors; torch's are handled by _torch.py."""
-    return NumPyFramework() if isinstance(arrays[0], np.ndarray) else DLPackFramework(arrays)
+    if kind == NUMPY:
+        return NumPyFramework()
+    given = [array for array in arrays if array is not None]
+    namespace: ModuleType | None = None
+    for array in given:
+        if namespace is None and hasattr(array, "__array_namespace__"):
+            namespace = array.__array_namespace__()
+    devices = [array.__dlpack_device__() for array in given]
+    if all(device_type == _DLPACK_CPU for device_type, _ in devices):
+        return DLPackFramework(namespace, on_cpu=True, stream=None)
+    if namespace is not None and namespace.__name__ == "cupy":
+        return CuPyFramework(namespace, devices[0][1], stream)
+    return DLPackFramework(namespace, on_cpu=False, stream=stream)

@@ -1,6 +1,7 @@
 """Loads octofold_ffi.so, the C++ library behind tvm-ffi functions (see bindings/)."""
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import Final
 
@@ -23,4 +24,18 @@ def _load() -> tvm_ffi.Module:
     )
 
 
+def _nvrtc_of_wheels() -> list[str]:
+    """libnvrtc.so of the wheels nvidia-cuda-nvrtc (CUDA 13) and nvidia-cuda-nvrtc-cu12, which the
+    dynamic linker does not find; newest first."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [] if nvidia is None else nvidia.submodule_search_locations or []
+    return [
+        str(file)
+        for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
+        for file in (Path(folder) / name for folder in folders)
+        if file.is_file()
+    ]
+
+
 library: Final = _load()
+library.set_nvrtc_candidates(_nvrtc_of_wheels())

@@ -3,15 +3,18 @@
 Values are checked by the library; here, only what is needed to know the results' shapes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Final, NamedTuple
 
 import tvm_ffi
 
 from ._frameworks import Array, Framework
 from ._library import library
-from .errors import invalid_argument
+from .errors import Error, invalid_argument
+
+# What frameworks raise for an array that they cannot export.
+_EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 def require_matrix(operation: str, argument: str, shape: Sequence[int]) -> tuple[int, int]:
@@ -42,73 +45,57 @@ class Scaled(NamedTuple):
     granularity: str
 
 
-@dataclass(frozen=True)
+class CastOptions(NamedTuple):
+    """What quantize() and quantize_both() have in common, in the order of the library."""
+
+    granularity: str
+    power_of_two: bool | None
+    overflow: str
+    profile: str
+
+
 class Operations:
     """The operations for one framework."""
 
-    framework: Framework
-
-    def _read(self, operation: str, argument: str, array: Array) -> tvm_ffi.Tensor:
-        return self._export(operation, argument, array, writable=False)
-
-    def _write(self, operation: str, argument: str, array: Array) -> tvm_ffi.Tensor:
-        return self._export(operation, argument, array, writable=True)
-
-    def _export(
-        self, operation: str, argument: str, array: Array, writable: bool
-    ) -> tvm_ffi.Tensor:
-        try:
-            return self.framework.export(array, writable)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            expected = "a writable tensor" if writable else "a tensor"
-            raise invalid_argument(
-                operation, argument, f"{expected} that DLPack can export", f"this: {error}"
-            ) from error
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
 
     def quantize(
-        self,
-        x: Array,
-        dtype: str,
-        granularity: str,
-        power_of_two: bool | None,
-        overflow: str,
-        profile: str,
-        transpose: bool,
+        self, x: Array, dtype: str, options: CastOptions, transpose: bool
     ) -> tuple[Array, Array]:
-        source = self._read("quantize", "x", x)
-        rows, cols = require_matrix("quantize", "x", source.shape)
+        rows, cols = self._require_matrix("quantize", "x", x)
         if transpose:
             rows, cols = cols, rows
-        data = self.framework.empty((rows, cols), dtype)
-        scale = self.framework.empty(scale_shape(granularity, rows, cols), "float32")
-        library.quantize(
-            source,
-            self._write("quantize", "out", data),
-            self._write("quantize", "out.scale", scale),
-            granularity,
-            power_of_two,
-            overflow,
-            profile,
-            transpose,
+        results = self._empty_cast(rows, cols, dtype, options.granularity)
+        arguments = ("x", "out", "out.scale")
+        self._run(library.quantize, "quantize", arguments, (x, *results), *options, transpose)
+        data, scale = map(self._framework.deliver, results)
+        return data, scale
+
+    def quantize_both(
+        self, x: Array, dtype: str, options: CastOptions
+    ) -> tuple[Array, Array, Array, Array]:
+        rows, cols = self._require_matrix("quantize_both", "x", x)
+        results = (
+            *self._empty_cast(rows, cols, dtype, options.granularity),
+            *self._empty_cast(cols, rows, dtype, options.granularity),
         )
-        return self.framework.deliver(data), self.framework.deliver(scale)
+        arguments = ("x", "out", "out.scale", "out_transposed", "out_transposed.scale")
+        self._run(library.quantize_both, "quantize_both", arguments, (x, *results), *options)
+        data, scale, transposed_data, transposed_scale = map(self._framework.deliver, results)
+        return data, scale, transposed_data, transposed_scale
 
     def dequantize(self, x: Scaled, dtype: str) -> Array:
-        codes = self._read("dequantize", "x", x.data)
-        out = self.framework.empty(require_matrix("dequantize", "x", codes.shape), dtype)
-        library.dequantize(
-            codes,
-            self._read("dequantize", "x.scale", x.scale),
-            x.granularity,
-            self._write("dequantize", "out", out),
-        )
-        return self.framework.deliver(out)
+        out = self._framework.empty(self._require_matrix("dequantize", "x", x.data), dtype)
+        arguments = ("x", "x.scale", "out")
+        arrays = (x.data, x.scale, out)
+        self._run(library.dequantize, "dequantize", arguments, arrays, x.granularity)
+        return self._framework.deliver(out)
 
     def convert(self, x: Array, dtype: str, overflow: str) -> Array:
-        source = self._read("convert", "x", x)
-        out = self.framework.empty(source.shape, dtype)
-        library.convert(source, self._write("convert", "out", out), overflow)
-        return self.framework.deliver(out)
+        out = self._framework.empty(self._shape("convert", "x", x), dtype)
+        self._run(library.convert, "convert", ("x", "out"), (x, out), overflow)
+        return self._framework.deliver(out)
 
     def gemm(
         self,
@@ -119,11 +106,11 @@ class Operations:
         out_dtype: str,
         fast_accumulation: bool,
     ) -> Array:
-        m, _ = require_matrix("gemm", "a", self._read("gemm", "a", a.data).shape)
-        n, _ = require_matrix("gemm", "b", self._read("gemm", "b", b.data).shape)
-        out = self.framework.empty((m, n), out_dtype)
+        m, _ = self._require_matrix("gemm", "a", a.data)
+        n, _ = self._require_matrix("gemm", "b", b.data)
+        out = self._framework.empty((m, n), out_dtype)
         self.gemm_out(out, a, b, c, bias, fast_accumulation)
-        return self.framework.deliver(out)
+        return self._framework.deliver(out)
 
     def gemm_out(
         self,
@@ -134,15 +121,65 @@ class Operations:
         bias: Array | None,
         fast_accumulation: bool,
     ) -> None:
-        library.gemm(
-            self._read("gemm", "a", a.data),
-            self._read("gemm", "a.scale", a.scale),
+        self._run(
+            library.gemm,
+            "gemm",
+            ("a", "a.scale", "b", "b.scale", "out", "c", "bias"),
+            (a.data, a.scale, b.data, b.scale, out, c, bias),
             a.granularity,
-            self._read("gemm", "b", b.data),
-            self._read("gemm", "b.scale", b.scale),
             b.granularity,
-            self._write("gemm", "out", out),
-            None if c is None else self._read("gemm", "c", c),
-            None if bias is None else self._read("gemm", "bias", bias),
             fast_accumulation,
+        )
+
+    def _run(
+        self,
+        function: Callable[..., None],
+        operation: str,
+        arguments: Sequence[str],
+        arrays: Sequence[Array | None],
+        *options: object,
+    ) -> None:
+        framework = self._framework
+        if not framework.library_takes_arrays:
+            exported = map(self._export, repeat(operation), arguments, arrays)
+            function(*exported, *options, framework.stream)
+            return
+        try:
+            function(*arrays, *options, framework.stream)
+        except Error:
+            raise
+        except _EXPORT_ERRORS:
+            for argument, array in zip(arguments, arrays, strict=True):
+                self._export(operation, argument, array)  # raises for the one that is at fault
+            raise
+
+    def _export(self, operation: str, argument: str, array: Array | None) -> tvm_ffi.Tensor | None:
+        if array is None:
+            return None
+        writable = argument.startswith("out")
+        try:
+            return self._framework.export(array, writable)
+        except Error:
+            raise
+        except _EXPORT_ERRORS as error:
+            expected = "a writable tensor" if writable else "a tensor"
+            raise invalid_argument(
+                operation, argument, f"{expected} that DLPack can export", f"this: {error}"
+            ) from error
+
+    def _shape(self, operation: str, argument: str, array: Array) -> tuple[int, ...]:
+        if not hasattr(array, "shape"):  # DLPack asks for none
+            array = self._export(operation, argument, array)
+        return tuple(array.shape)
+
+    def _require_matrix(self, operation: str, argument: str, array: Array) -> tuple[int, int]:
+        return require_matrix(operation, argument, self._shape(operation, argument, array))
+
+    def _empty_cast(
+        self, rows: int, cols: int, dtype: str, granularity: str
+    ) -> tuple[Array, Array]:
+        shape = scale_shape(granularity, rows, cols)
+        return (
+            self._framework.empty((rows, cols), dtype),
+            self._framework.empty_scale(shape, granularity),
         )

@@ -1,255 +1,69 @@
 """torch: tensors in and out of the library, and the operations as registered torch ops.
 
-The public functions go through torch.ops.octofold, so that torch.compile sees one opaque op with
-known shapes. None has a gradient: backward through one raises RuntimeError.
+The public functions go through torch.ops.octofold wherever torch has to know of them, so that
+torch.compile sees one opaque op with known shapes; elsewhere they call the library at once, as
+torch's way to an op in Python takes longer than a small product. None has a gradient: backward
+through one raises RuntimeError.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
-import tvm_ffi
 from torch import Tensor
 
-from ._frameworks import Array, reinterpret
-from ._operations import Operations, Scaled, require_matrix, scale_shape
+from . import _torch_ops
+from ._frameworks import Array
+from ._operations import CastOptions, Scaled
+from ._torch_framework import DTYPES, on_device_of
 
-_DTYPES: Final[dict[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-}
-_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
 
-class TorchFramework:
-    """Tensors on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def export(self, array: Tensor, writable: bool) -> tvm_ffi.Tensor:
-        tensor = array.detach()
-        if tensor.dtype.itemsize > 1:
-            return tvm_ffi.from_dlpack(tensor)
-        # Not every torch exports FP8 by DLPack; all export bytes.
-        name = _NAMES.get(tensor.dtype)
-        if name is None:
-            raise BufferError(f"dtype {tensor.dtype} is unknown")
-        return reinterpret(tvm_ffi.from_dlpack(tensor.view(torch.uint8)), name)
-
-    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device=self._device)
-
-    def deliver(self, array: Tensor) -> Tensor:
-        return array
-
-
-def _on_device_of(tensor: Tensor) -> Operations:
-    return Operations(TorchFramework(tensor.device))
-
-
-_SCALED: Final = "Tensor {0}, Tensor {0}_scale, str {0}_granularity"
-_OPERANDS: Final = f"{_SCALED.format('a')}, {_SCALED.format('b')}, Tensor? c, Tensor? bias"
-
-
-@torch.library.custom_op(
-    "octofold::quantize",
-    mutates_args=(),
-    schema="(Tensor x, ScalarType dtype, str granularity, bool? power_of_two, str overflow, "
-    "str profile, bool transpose) -> (Tensor, Tensor)",
-)
-def _quantize(
-    x: Tensor,
-    dtype: torch.dtype,
-    granularity: str,
-    power_of_two: bool | None,
-    overflow: str,
-    profile: str,
-    transpose: bool,
-) -> tuple[Tensor, Tensor]:
-    return _on_device_of(x).quantize(
-        x, _NAMES[dtype], granularity, power_of_two, overflow, profile, transpose
-    )
-
-
-@_quantize.register_fake
-def _(
-    x: Tensor,
-    dtype: torch.dtype,
-    granularity: str,
-    power_of_two: bool | None,
-    overflow: str,
-    profile: str,
-    transpose: bool,
-) -> tuple[Tensor, Tensor]:
-    rows, cols = require_matrix("quantize", "x", x.shape)
-    if transpose:
-        rows, cols = cols, rows
-    scale = x.new_empty(_symbolic_scale_shape(granularity, rows, cols), dtype=torch.float32)
-    return x.new_empty((rows, cols), dtype=dtype), scale
-
-
-def _symbolic_scale_shape(granularity: str, rows: int, cols: int) -> tuple[int, ...]:
-    """scale_shape() for sizes that may be symbols, which C++ cannot take."""
-    shapes: dict[str, Callable[[], tuple[int, ...]]] = {
-        "tensor": lambda: (1,),
-        "channel": lambda: (rows,),
-        "1x128": lambda: (rows, (cols + 127) // 128),
-        "128x128": lambda: ((rows + 127) // 128, (cols + 127) // 128),
-    }
-    if granularity not in shapes:
-        scale_shape(granularity, 0, 0)  # raises the library's error
-    return shapes[granularity]()
-
-
-@torch.library.custom_op(
-    "octofold::dequantize",
-    mutates_args=(),
-    schema=f"({_SCALED.format('x')}, ScalarType dtype) -> Tensor",
-)
-def _dequantize(x: Tensor, x_scale: Tensor, x_granularity: str, dtype: torch.dtype) -> Tensor:
-    result: Tensor = _on_device_of(x).dequantize(Scaled(x, x_scale, x_granularity), _NAMES[dtype])
-    return result
-
-
-@_dequantize.register_fake
-def _(x: Tensor, x_scale: Tensor, x_granularity: str, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(require_matrix("dequantize", "x", x.shape), dtype=dtype)
-
-
-@torch.library.custom_op(
-    "octofold::convert",
-    mutates_args=(),
-    schema="(Tensor x, ScalarType dtype, str overflow) -> Tensor",
-)
-def _convert(x: Tensor, dtype: torch.dtype, overflow: str) -> Tensor:
-    result: Tensor = _on_device_of(x).convert(x, _NAMES[dtype], overflow)
-    return result
-
-
-@_convert.register_fake
-def _(x: Tensor, dtype: torch.dtype, overflow: str) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
-
-
-@torch.library.custom_op(
-    "octofold::gemm",
-    mutates_args=(),
-    schema=f"({_OPERANDS}, ScalarType out_dtype, bool fast_accumulation) -> Tensor",
-)
-def _gemm(
-    a: Tensor,
-    a_scale: Tensor,
-    a_granularity: str,
-    b: Tensor,
-    b_scale: Tensor,
-    b_granularity: str,
-    c: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    fast_accumulation: bool,
-) -> Tensor:
-    result: Tensor = _on_device_of(a).gemm(
-        Scaled(a, a_scale, a_granularity),
-        Scaled(b, b_scale, b_granularity),
-        c,
-        bias,
-        _NAMES[out_dtype],
-        fast_accumulation,
-    )
-    return result
-
-
-@_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scale: Tensor,
-    a_granularity: str,
-    b: Tensor,
-    b_scale: Tensor,
-    b_granularity: str,
-    c: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    fast_accumulation: bool,
-) -> Tensor:
-    m, _ = require_matrix("gemm", "a", a.shape)
-    n, _ = require_matrix("gemm", "b", b.shape)
-    return a.new_empty((m, n), dtype=out_dtype)
-
-
-# `accumulate` stands for c = out: an op may not take what it mutates a second time.
-@torch.library.custom_op(
-    "octofold::gemm_out",
-    mutates_args=("out",),
-    schema=f"(Tensor(a!) out, {_OPERANDS}, bool accumulate, bool fast_accumulation) -> ()",
-)
-def _gemm_out(
-    out: Tensor,
-    a: Tensor,
-    a_scale: Tensor,
-    a_granularity: str,
-    b: Tensor,
-    b_scale: Tensor,
-    b_granularity: str,
-    c: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    fast_accumulation: bool,
-) -> None:
-    _on_device_of(a).gemm_out(
-        out,
-        Scaled(a, a_scale, a_granularity),
-        Scaled(b, b_scale, b_granularity),
-        out if accumulate else c,
-        bias,
-        fast_accumulation,
-    )
-
-
-@_gemm_out.register_fake
-def _(
-    out: Tensor,
-    a: Tensor,
-    a_scale: Tensor,
-    a_granularity: str,
-    b: Tensor,
-    b_scale: Tensor,
-    b_granularity: str,
-    c: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    fast_accumulation: bool,
-) -> None:
-    return None
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """Whether nobody watches: no compiler, no tracing or other dispatch mode, no subclass of
+    Tensor, nothing to differentiate."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    with_gradients = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN_TYPES or (with_gradients and tensor.requires_grad):
+            return False
+    return True
 
 
 class TorchOperations:
-    """The registered ops with the signatures of Operations."""
+    """The operations with the signatures of Operations."""
 
     def quantize(
-        self,
-        x: Tensor,
-        dtype: str,
-        granularity: str,
-        power_of_two: bool | None,
-        overflow: str,
-        profile: str,
-        transpose: bool,
+        self, x: Tensor, dtype: str, options: CastOptions, transpose: bool
     ) -> tuple[Tensor, Tensor]:
-        data, scale = _quantize(
-            x, _DTYPES[dtype], granularity, power_of_two, overflow, profile, transpose
-        )
+        if _is_eager(x):
+            return on_device_of(x).quantize(x, dtype, options, transpose)
+        data, scale = _torch_ops.quantize(x, DTYPES[dtype], *options, transpose)
         return data, scale
 
+    def quantize_both(
+        self, x: Tensor, dtype: str, options: CastOptions
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if _is_eager(x):
+            return on_device_of(x).quantize_both(x, dtype, options)
+        data, scale, transposed_data, transposed_scale = _torch_ops.quantize_both(
+            x, DTYPES[dtype], *options
+        )
+        return data, scale, transposed_data, transposed_scale
+
     def dequantize(self, x: Scaled, dtype: str) -> Array:
-        return _dequantize(*x, _DTYPES[dtype])
+        if _is_eager(x.data, x.scale):
+            return on_device_of(x.data).dequantize(x, dtype)
+        return _torch_ops.dequantize(*x, DTYPES[dtype])
 
     def convert(self, x: Tensor, dtype: str, overflow: str) -> Array:
-        return _convert(x, _DTYPES[dtype], overflow)
+        if _is_eager(x):
+            return on_device_of(x).convert(x, dtype, overflow)
+        return _torch_ops.convert(x, DTYPES[dtype], overflow)
 
     def gemm(
         self,
@@ -260,7 +74,9 @@ class TorchOperations:
         out_dtype: str,
         fast_accumulation: bool,
     ) -> Array:
-        return _gemm(*a, *b, c, bias, _DTYPES[out_dtype], fast_accumulation)
+        if _is_eager(a.data, a.scale, b.data, b.scale, c, bias):
+            return on_device_of(a.data).gemm(a, b, c, bias, out_dtype, fast_accumulation)
+        return _torch_ops.gemm(*a, *b, c, bias, DTYPES[out_dtype], fast_accumulation)
 
     def gemm_out(
         self,
@@ -271,5 +87,41 @@ class TorchOperations:
         bias: Tensor | None,
         fast_accumulation: bool,
     ) -> None:
+        if _is_eager(out, a.data, a.scale, b.data, b.scale, c, bias):
+            on_device_of(a.data).gemm_out(out, a, b, c, bias, fast_accumulation)
+            torch.autograd.graph.increment_version(out)
+            return
         in_place = c is out
-        _gemm_out(out, *a, *b, None if in_place else c, bias, in_place, fast_accumulation)
+        _torch_ops.gemm_out(out, *a, *b, None if in_place else c, bias, in_place, fast_accumulation)
+
+
+OPERATIONS: Final = TorchOperations()
+
+_Result = TypeVar("_Result")
+
+
+def on_stream(stream: int, inputs: Sequence[Tensor | None], call: Callable[[], _Result]) -> _Result:
+    """`call` with the stream of this address as the current one. Results lie in memory of that
+    stream; no memory is reused before the stream, and the one that is current outside, are done
+    with what they were given."""
+    tensors = [tensor for tensor in inputs if tensor is not None and tensor.is_cuda]
+    if not tensors:
+        return call()
+    device = tensors[0].device
+    current = torch.cuda.current_stream(device)
+    if stream == current.cuda_stream:
+        return call()
+    theirs: torch.cuda.Stream = (
+        torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+        if stream != 0
+        else torch.cuda.default_stream(device)
+    )
+    with torch.cuda.stream(theirs):
+        result = call()
+    for tensor in tensors:
+        tensor.record_stream(theirs)
+    results: Any = result if isinstance(result, tuple) else (result,)
+    for tensor in results:
+        if tensor is not None:
+            tensor.record_stream(current)
+    return result

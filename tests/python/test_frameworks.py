@@ -41,7 +41,13 @@ class OldArray(ArrayNamespace.Array):
 
 
 class DeviceArray(ArrayNamespace.Array):
-    """Says that it lies on a GPU."""
+    """Says that it lies on a GPU, and remembers for which streams it was exported."""
+
+    streams = ()
+
+    def __dlpack__(self, stream=None, **options):
+        self.streams += (stream,)
+        return super().__dlpack__(**options)
 
     def __dlpack_device__(self):
         return (2, 0)
@@ -88,9 +94,27 @@ def test_read_only_dlpack_output_is_refused(rng):
         octofold.gemm(cast, cast, out=out)
 
 
-def test_device_arrays_are_unsupported(rng):
-    with pytest.raises(octofold.UnsupportedError, match="on the CPU only"):
-        octofold.quantize(DeviceArray(matrix(rng)))
+def test_who_cannot_allocate_on_a_gpu_gives_the_output(rng):
+    x = matrix(rng)
+    with pytest.raises(octofold.UnsupportedError, match=r"allocates results for .* as 'out'"):
+        octofold.quantize(DeviceArray(x))
+    cast = octofold.quantize(tvm_tensor(x))
+    on_gpu = octofold.ScaledTensor(cast.data, DeviceArray(np.from_dlpack(cast.scale)), "1x128")
+    out = DeviceArray(np.empty((6, 6), np.float32))
+    assert octofold.gemm(on_gpu, on_gpu, out=out) is out
+    expected = octofold.quantize(x)
+    np.testing.assert_array_equal(out.numpy, octofold.gemm(expected, expected, out_dtype="float32"))
+
+
+@pytest.mark.parametrize(("stream", "exported_for"), [(None, 1), (0, 1), (77, 77)])
+def test_producers_order_their_work_before_ours(stream, exported_for, rng):
+    """By DLPack's numbers, in which 1 is the legacy default stream."""
+    cast = octofold.quantize(tvm_tensor(matrix(rng)))
+    on_gpu = octofold.ScaledTensor(cast.data, DeviceArray(np.from_dlpack(cast.scale)), "1x128")
+    out = DeviceArray(np.empty((6, 6), np.float32))
+    octofold.gemm(on_gpu, on_gpu, out=out, stream=stream)
+    assert out.streams == (exported_for,)
+    assert set(on_gpu.scale.streams) == {exported_for}
 
 
 def test_mixed_frameworks_are_refused(rng):

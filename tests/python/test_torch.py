@@ -6,6 +6,7 @@ import pytest
 import reference
 
 torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 
 TORCH_DTYPES = {
@@ -114,6 +115,55 @@ def layer(x, w, bias):
     return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3"), activations
 
 
+def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
+    """The way through torch's dispatcher takes longer than a small product."""
+
+    def refuse(*arguments):
+        raise AssertionError("an op was called")
+
+    x, out = random(3, 300), random(3, 3)
+    a = octofold.quantize(x)
+    from octofold import _torch_ops
+
+    for name in ("quantize", "quantize_both", "dequantize", "convert", "gemm", "gemm_out"):
+        monkeypatch.setattr(_torch_ops, name, refuse)
+    layer(x, torch.nn.Parameter(random(7, 300)).data, random(7))
+    octofold.quantize_both(x)
+    octofold.gemm(a, a, out=out, c=out)
+    weights = random(3, 300).requires_grad_()
+    with torch.no_grad():
+        octofold.quantize(weights)
+    with pytest.raises(AssertionError):
+        octofold.quantize(weights)
+    with pytest.raises(AssertionError):
+        octofold.gemm(a, a, bias=random(3).requires_grad_())
+
+
+def test_casts_both_ways():
+    x = random(130, 300)
+    for left, right in zip(
+        octofold.quantize_both(x, "e5m2"),
+        (octofold.quantize(x, "e5m2"), octofold.quantize(x, "e5m2", transpose=True)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(codes(left.data), codes(right.data))
+        assert torch.equal(left.scale, right.scale)
+        assert left.granularity == right.granularity
+
+
+@pytest.mark.parametrize("rows", [6, 130, 1])
+def test_layout_of_scales_on_a_gpu(rows):
+    """As the op promises it to the compiler; tests/gpu compares it with what is returned."""
+    with FakeTensorMode():
+        x = torch.empty(rows, 300, device="cuda")
+        cast = torch.ops.octofold.quantize(
+            x, torch.float8_e4m3fn, "1x128", None, "saturate", "te", False
+        )
+    assert cast[1].stride() == (1, (rows + 3) // 4 * 4)
+    assert cast[1].shape == (rows, 3)
+    assert cast[0].is_contiguous()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic):
     torch.compiler.reset()
@@ -167,6 +217,12 @@ def scaled(rows, cols, granularity):
 def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     options = (torch.float8_e4m3fn, granularity, None, "saturate", "te", transpose)
     opcheck(torch.ops.octofold.quantize, (random(*shape), *options))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_quantize_both(opcheck, granularity):
+    options = (torch.float8_e4m3fn, granularity, None, "saturate", "te")
+    opcheck(torch.ops.octofold.quantize_both, (random(130, 300), *options))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
