@@ -55,6 +55,14 @@ const char* tma_obstacle(const void* data, config::Element element, std::int64_t
   return nullptr;
 }
 
+const char* tma_store_obstacle(const void* data, config::Element element, std::int64_t rows,
+                               std::int64_t cols, std::int64_t row_stride) {
+  if (cols * config::size_of(element) % kAlignment != 0) {
+    return "its rows are not multiples of 16 bytes long";
+  }
+  return tma_obstacle(data, element, rows, cols, row_stride);
+}
+
 config::TensorMap encode_tensor_map(const Driver& driver, const TensorMapSource& source) {
   const std::uint64_t sizes[] = {static_cast<std::uint64_t>(source.cols),
                                  static_cast<std::uint64_t>(source.rows)};

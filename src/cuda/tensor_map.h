@@ -26,6 +26,11 @@ struct TensorMapSource {
 const char* tma_obstacle(const void* data, config::Element element, std::int64_t rows,
                          std::int64_t cols, std::int64_t row_stride);
 
+/// The same for a matrix that TMA is to write. It does so in units of 16 bytes (seen on an H200; no
+/// manual says so): what lies behind rows that end within one would be overwritten.
+const char* tma_store_obstacle(const void* data, config::Element element, std::int64_t rows,
+                               std::int64_t cols, std::int64_t row_stride);
+
 /// Elements outside of the matrix are read as 0 and not written. Throws Error(kInternal) for what
 /// tma_obstacle() names.
 config::TensorMap encode_tensor_map(const Driver& driver, const TensorMapSource& source);
