@@ -26,7 +26,7 @@ DOORS = {
     "kernels/ptx": [],
     "kernels/numeric": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
-    "kernels/quant": ["kernels/ptx", "kernels/config"],
+    "kernels/quant": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],

@@ -95,9 +95,9 @@ struct CastConfig {
     if (step == CastStep::kRows) {
       if (unit != ScaleUnit::kChannel || has_transposed())
         return "whole rows share a scale per row";
-      if (threads_per_row < 32 || threads_per_row > 1024 ||
+      if (threads_per_row < 32 || threads_per_row > 512 ||
           (threads_per_row & (threads_per_row - 1)) != 0) {
-        return "threads_per_row has to be a power of two from 32 to 1024";
+        return "threads_per_row has to be a power of two from 32 to 512: more have few registers";
       }
       if (vectors_per_thread < 1 || vectors_per_thread > 8) return "1 to 8 vectors per thread";
       return nullptr;

@@ -12,11 +12,4 @@ cuda::Device& gpu(std::string_view operation, Device device) try {
              error.what());
 }
 
-void require_backend(std::string_view operation, Device device) {
-  if (is_on_cpu(device)) return;
-  core::fail(ErrorCode::kUnavailable,
-             "{}: the tensors are on cuda:{}, and this version casts on the CPU only", operation,
-             device.index);
-}
-
 }  // namespace octofold::ops

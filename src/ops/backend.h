@@ -15,7 +15,4 @@ constexpr bool is_on_cpu(Device device) { return device.type == DeviceType::kCpu
 /// Octofold cannot use it: no driver, one that is too old, no such device, a forked process.
 cuda::Device& gpu(std::string_view operation, Device device);
 
-/// Throws Error(kUnavailable) unless the tensors are on the CPU.
-void require_backend(std::string_view operation, Device device);
-
 }  // namespace octofold::ops

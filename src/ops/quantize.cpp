@@ -8,6 +8,7 @@
 #include "core/scale_layout.h"
 #include "cpu/convert.h"
 #include "cpu/quantize.h"
+#include "cuda/cast.h"
 #include "kernels/config/cast_rule.h"
 #include "ops/backend.h"
 
@@ -73,21 +74,24 @@ std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows
 }
 
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
-              const QuantizeOptions& options, Stream) {
+              const QuantizeOptions& options, Stream stream) {
   const core::Arguments check("quantize");
   require_input(check, x);
   const TensorView source = options.transpose ? transposed(x) : x;
   require_output(check, "out", out, source, x);
-  ops::require_backend("quantize", x.device);
 
   const config::CastRule& rule = rule_of(options.profile);
-  cpu::quantize(source, out, rule, options.power_of_two.value_or(rule.power_of_two_by_default),
-                options.overflow);
+  const bool power_of_two = options.power_of_two.value_or(rule.power_of_two_by_default);
+  if (ops::is_on_cpu(x.device)) {
+    return cpu::quantize(source, out, rule, power_of_two, options.overflow);
+  }
+  cuda::quantize(ops::gpu("quantize", x.device), x, options.transpose ? nullptr : &out,
+                 options.transpose ? &out : nullptr, rule, power_of_two, options.overflow, stream);
 }
 
 void quantize_both(const TensorView& x, const MutableScaledTensorView& out,
                    const MutableScaledTensorView& out_transposed, const QuantizeOptions& options,
-                   Stream) {
+                   Stream stream) {
   const core::Arguments check("quantize_both");
   require_input(check, x);
   if (options.transpose) check.fail("options.transpose", "false, as both casts are made", "true");
@@ -104,15 +108,19 @@ void quantize_both(const TensorView& x, const MutableScaledTensorView& out,
     check.require_disjoint("out_transposed", out_transposed.data, argument, tensor);
     check.require_disjoint("out_transposed.scale", out_transposed.scale, argument, tensor);
   }
-  ops::require_backend("quantize_both", x.device);
 
   const config::CastRule& rule = rule_of(options.profile);
   const bool power_of_two = options.power_of_two.value_or(rule.power_of_two_by_default);
-  cpu::quantize(x, out, rule, power_of_two, options.overflow);
-  cpu::quantize(transposed(x), out_transposed, rule, power_of_two, options.overflow);
+  if (ops::is_on_cpu(x.device)) {
+    cpu::quantize(x, out, rule, power_of_two, options.overflow);
+    cpu::quantize(transposed(x), out_transposed, rule, power_of_two, options.overflow);
+    return;
+  }
+  cuda::quantize(ops::gpu("quantize_both", x.device), x, &out, &out_transposed, rule, power_of_two,
+                 options.overflow, stream);
 }
 
-void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream) {
+void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream stream) {
   const core::Arguments check("dequantize");
   check.require_scaled("x", x);
   check.require_matrix("out", out);
@@ -121,11 +129,11 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream)
   check.require_same_device("out", out, x.data.device);
   check.require_disjoint("out", out, "x", x.data);
   check.require_disjoint("out", out, "x.scale", x.scale);
-  ops::require_backend("dequantize", x.data.device);
-  cpu::dequantize(x, out);
+  if (ops::is_on_cpu(out.device)) return cpu::dequantize(x, out);
+  cuda::dequantize(ops::gpu("dequantize", out.device), x, out, stream);
 }
 
-void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow, Stream) {
+void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow, Stream stream) {
   const core::Arguments check("convert");
   const TensorView source = as_matrix(x);
   const MutableTensorView target = as_matrix(out);
@@ -134,8 +142,8 @@ void convert(const TensorView& x, const MutableTensorView& out, Overflow overflo
   check.require_shape("out", target, {source.shape[0], source.shape[1]});
   check.require_same_device("out", target, x.device);
   check.require_disjoint("out", target, "x", source);
-  ops::require_backend("convert", x.device);
-  cpu::convert(source, target, overflow);
+  if (ops::is_on_cpu(x.device)) return cpu::convert(source, target, overflow);
+  cuda::convert(ops::gpu("convert", x.device), source, target, overflow, stream);
 }
 
 }  // namespace octofold

@@ -70,7 +70,7 @@ CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
 // As few threads as hold a row: they exchange less, and other rows fill the machine.
 CastLaunch launch_rows(CastConfig config, const CastProblem& problem) {
   const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
-  config.threads_per_row = vectors <= 4 * 32 ? 32 : vectors <= 8 * 256 ? 256 : 1024;
+  config.threads_per_row = vectors <= 4 * 32 ? 32 : vectors <= 8 * 256 ? 256 : 512;
   const std::int64_t needed = ceil_divide(vectors, config.threads_per_row);
   config.reread = needed > 8;
   config.vectors_per_thread = static_cast<int>(

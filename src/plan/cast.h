@@ -55,7 +55,7 @@ struct ConvertProblem {
   bool scaled = false;
   config::ScaleUnit unit = config::ScaleUnit::kTensor;
   bool saturate = true;
-  /// Whether addresses and row strides are multiples of 16 bytes.
+  /// Whether addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
 
   friend bool operator==(const ConvertProblem&, const ConvertProblem&) = default;

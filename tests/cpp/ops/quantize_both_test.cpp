@@ -15,12 +15,16 @@ using testing::HasSubstr;
 
 // An FP8 matrix with its scales.
 struct Cast {
-  Cast(std::int64_t rows, std::int64_t cols, Granularity granularity, DType dtype = DType::kE4M3)
-      : rows(rows), cols(cols), granularity(granularity), dtype(dtype) {
-    scale_shape = octofold::scale_shape(granularity, rows, cols);
+  Cast(std::int64_t row_count, std::int64_t col_count, Granularity unit,
+       DType format = DType::kE4M3)
+      : rows(row_count),
+        cols(col_count),
+        granularity(unit),
+        dtype(format),
+        scale_shape(octofold::scale_shape(unit, row_count, col_count)),
+        codes(static_cast<std::size_t>(row_count * col_count), 0xAA) {
     std::size_t scales = 1;
     for (const std::int64_t size : scale_shape) scales *= static_cast<std::size_t>(size);
-    codes.assign(static_cast<std::size_t>(rows * cols), 0xAA);
     scale.assign(scales, -1.0f);
   }
 

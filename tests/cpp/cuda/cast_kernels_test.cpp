@@ -1,0 +1,141 @@
+// The kernels of casts and conversions, compiled for their GPU: no register leaves the register
+// file.
+#include <array>
+#include <gtest/gtest.h>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "cuda/kernel_headers.h"
+#include "jit/nvrtc.h"
+#include "plan/cast.h"
+#include "plan/gemm.h"
+#include "support/nvrtc.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::CastDirection;
+using config::Element;
+using config::ScaleUnit;
+using plan::CastProblem;
+
+constexpr std::array kInputs{Element::kFloat32, Element::kFloat16, Element::kBFloat16};
+
+// Compiles kernels, each one once.
+class Compiler {
+ public:
+  void expect_sound(const char* header, const std::string& kernel, const std::string& description) {
+    if (!compiled_.insert(kernel).second) return;
+    const jit::Binary binary = jit::compile(
+        {header, kernel, plan::architecture(plan::kHopper), description}, kernel_headers());
+    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel;
+    EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel;
+  }
+
+  void expect_sound(const CastProblem& problem) {
+    for (const plan::CastLaunch& step : plan::plan_cast(problem, plan::kHopper).steps()) {
+      expect_sound(plan::kCastHeader, plan::cast_kernel_name(step.config),
+                   plan::describe(step.config));
+    }
+  }
+
+  void expect_sound(const plan::ConvertProblem& problem) {
+    const config::ConvertConfig config = plan::plan_convert(problem, plan::kHopper).config;
+    expect_sound(plan::kConvertHeader, plan::convert_kernel_name(config), plan::describe(config));
+  }
+
+ private:
+  std::set<std::string> compiled_;
+};
+
+class NvrtcCastTest : public testing::TestWithParam<std::tuple<ScaleUnit, CastDirection>> {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+};
+
+// One rule of each form, the one whose logarithm needs FP64 among them. Types of codes and overflow
+// change a few instructions, so they take turns.
+TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
+  const auto [unit, direction] = GetParam();
+  Compiler compiler;
+  CastProblem problem{.rows = 256, .unit = unit, .direction = direction};
+  for (const bool aligned : {true, false}) {
+    problem.x_is_aligned = problem.codes_are_aligned = aligned;
+    for (const Element in : kInputs) {
+      problem.in = in;
+      for (const config::CastRule& rule :
+           {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
+        if (!aligned && rule.form != config::CastForm::kDivide) continue;  // the largest will do
+        problem.rule = rule;
+        problem.power_of_two = !problem.power_of_two;
+        problem.saturate = !problem.saturate;
+        problem.out = problem.saturate ? Element::kE4M3 : Element::kE5M2;
+        // Row scales: rows that a warp, a block and no block holds.
+        const bool rows = unit == ScaleUnit::kChannel && direction == CastDirection::kRows;
+        for (const std::int64_t cols : {512, 7168, 100'000}) {
+          problem.cols = cols;
+          compiler.expect_sound(problem);
+          if (!rows) break;
+        }
+      }
+    }
+  }
+}
+
+using Info = testing::TestParamInfo<std::tuple<ScaleUnit, CastDirection>>;
+
+std::string name_of(const Info& info) {
+  constexpr std::array kUnits{"Tensor", "Channel", "Block1x128", "Block128x128"};
+  constexpr std::array kDirections{"Rows", "Transposed", "Both"};
+  const auto [unit, direction] = info.param;
+  return std::string(kUnits[static_cast<std::size_t>(unit)]) +
+         kDirections[static_cast<std::size_t>(direction)];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Casts, NvrtcCastTest,
+    testing::Combine(testing::Values(ScaleUnit::kTensor, ScaleUnit::kChannel,
+                                     ScaleUnit::kBlock1x128, ScaleUnit::kBlock128x128),
+                     testing::Values(CastDirection::kRows, CastDirection::kTransposed,
+                                     CastDirection::kBoth)),
+    name_of);
+
+TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  for (int in = 0; in < 5; ++in) {
+    for (int out = 0; out < 5; ++out) {
+      compiler.expect_sound(plan::ConvertProblem{.rows = 64,
+                                                 .cols = 4096,
+                                                 .in = static_cast<Element>(in),
+                                                 .out = static_cast<Element>(out),
+                                                 .saturate = in % 2 == 0,
+                                                 .is_aligned = (in + out) % 2 == 0});
+    }
+  }
+}
+
+TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  for (const auto unit : {ScaleUnit::kTensor, ScaleUnit::kChannel, ScaleUnit::kBlock1x128,
+                          ScaleUnit::kBlock128x128}) {
+    for (const Element out : kInputs) {
+      for (const bool aligned : {true, false}) {
+        compiler.expect_sound(plan::ConvertProblem{.rows = 64,
+                                                   .cols = 4096,
+                                                   .in = Element::kE4M3,
+                                                   .out = out,
+                                                   .scaled = true,
+                                                   .unit = unit,
+                                                   .is_aligned = aligned});
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,197 @@
+"""Casts and conversions on the GPU: the bytes that the CPU backend gives.
+
+The CPU backend's are compared with independent NumPy code in tests/python/test_quantize.py.
+"""
+
+import itertools
+
+import octofold
+import pytest
+from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
+
+PROFILES = ("deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors")
+GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
+SOURCES = ("bfloat16", "float16", "float32")
+FORMATS = ("e4m3", "e5m2")
+OVERFLOWS = ("saturate", "nan")
+
+# Profiles, granularities and powers of two with each other; formats and overflow take turns, as
+# each combination is a kernel to compile.
+OPTIONS = [
+    {
+        "dtype": FORMATS[(index + index // 2 + index // 8) % 2],
+        "granularity": granularity,
+        "power_of_two": power_of_two,
+        "overflow": OVERFLOWS[(index // 4 + index // 8) % 2],
+        "profile": profile,
+    }
+    for index, (profile, granularity, power_of_two) in enumerate(
+        itertools.product(PROFILES, GRANULARITIES, (False, True))
+    )
+]
+OPTION_NAMES = ["-".join(map(str, options.values())) for options in OPTIONS]
+both_ways = pytest.mark.parametrize("transpose", [False, True], ids=["rows", "transposed"])
+every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+every_source = pytest.mark.parametrize("source", SOURCES)
+
+
+def spread_out(generator, rows, cols, dtype):
+    """Units of very different magnitude, from subnormals to overflow, and special values."""
+    exponents = 260 * torch.rand((rows, 1), generator=generator, device=DEVICE) - 140
+    x = normal(generator, rows, cols) * torch.exp2(exponents)
+    specials = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-42, 464.0, 61440.0], device=DEVICE
+    )
+    where = torch.rand((rows, cols), generator=generator, device=DEVICE) < 0.003
+    choice = torch.randint(len(specials), (rows, cols), generator=generator, device=DEVICE)
+    x = torch.where(where, specials[choice], x)
+    x[rows // 3] = 0
+    x[rows // 2] = -0.0
+    return x.to(DTYPES[dtype])
+
+
+def without_nans(scale):
+    """Any NaN is as good as another."""
+    return torch.where(torch.isnan(scale), torch.nan, scale)
+
+
+def assert_same_cast(actual, expected):
+    assert actual.granularity == expected.granularity
+    assert actual.data.dtype is expected.data.dtype
+    assert torch.equal(bits(actual.data.cpu()), bits(expected.data))
+    assert actual.scale.shape == expected.scale.shape
+    assert torch.equal(
+        bits(without_nans(actual.scale.cpu().contiguous())),
+        bits(without_nans(expected.scale.contiguous())),
+    )
+
+
+def check(x, **options):
+    assert_same_cast(octofold.quantize(x, **options), octofold.quantize(x.cpu(), **options))
+
+
+@both_ways
+@pytest.mark.parametrize("options", OPTIONS, ids=OPTION_NAMES)
+def test_every_rule(options, transpose, generator):
+    for source in SOURCES:
+        check(normal(generator, 256, 512, dtype=source), **options, transpose=transpose)
+        check(spread_out(generator, 264, 400, source), **options, transpose=transpose)
+
+
+SIZES = ((1, 1), (1, 128), (3, 4096), (128, 129), (129, 8), (257, 136), (1000, 24), (40, 20_000))
+EMPTY = ((0, 16), (16, 0), (0, 0))
+
+
+@both_ways
+@every_granularity
+def test_ragged_and_empty(granularity, transpose, generator):
+    for rows, cols in (*SIZES, *EMPTY, (5, 70_001)):
+        x = normal(generator, rows, cols, dtype="bfloat16")
+        check(x, granularity=granularity, transpose=transpose)
+
+
+@both_ways
+@every_source
+@every_granularity
+def test_strides_and_unaligned_addresses(granularity, source, transpose, generator):
+    x = spread_out(generator, 136, 272, source)
+    for padding, offset in ((16, 0), (1, 0), (0, 1), (5, 3)):
+        view = surrounded_copy(x, padding, offset)
+        check(view, granularity=granularity, transpose=transpose)
+    check(x[::2, 16:], granularity=granularity, transpose=transpose)
+
+
+@both_ways
+@every_granularity
+@pytest.mark.parametrize("source", ["bfloat16", "float16"])
+def test_all_bit_patterns(source, granularity, transpose):
+    patterns = torch.arange(65536, dtype=torch.int32, device=DEVICE).to(torch.int16)
+    x = patterns.view(DTYPES[source]).reshape(256, 256)
+    for dtype, overflow in itertools.product(FORMATS, OVERFLOWS):
+        options = {"dtype": dtype, "overflow": overflow, "transpose": transpose}
+        check(x, granularity=granularity, **options)
+        # Units with one magnitude each are all codes' neighbourhoods, and no NaN drowns them.
+        check(x.t().contiguous(), granularity=granularity, **options)
+
+
+@every_source
+@pytest.mark.parametrize("options", OPTIONS, ids=OPTION_NAMES)
+def test_both_ways_are_two_casts(options, source, generator):
+    for rows, cols in ((256, 384), (136, 400), (131, 77)):
+        x = spread_out(generator, rows, cols, source)
+        out, transposed = octofold.quantize_both(x, **options)
+        assert_same_cast(out, octofold.quantize(x.cpu(), **options))
+        assert_same_cast(transposed, octofold.quantize(x.cpu(), **options, transpose=True))
+
+
+@every_granularity
+def test_large(granularity, generator):
+    """Many more tiles than run at one time."""
+    x = normal(generator, 8192, 8192, dtype="bfloat16")
+    out, transposed = octofold.quantize_both(x, granularity=granularity)
+    for transpose, cast in ((False, out), (True, transposed)):
+        expected = octofold.quantize(x.cpu(), granularity=granularity, transpose=transpose)
+        assert_same_cast(cast, expected)
+
+
+def test_scales_are_laid_out_for_gemm(generator):
+    if not ON_GPU:
+        pytest.skip("the CPU's scales are row-major")
+    for rows in (1, 6, 256):
+        scale = octofold.quantize(normal(generator, rows, 512)).scale
+        assert scale.stride() == (1, (rows + 3) // 4 * 4)
+
+
+def test_same_input_same_bits(generator):
+    x = normal(generator, 1024, 4096, dtype="bfloat16")
+    for granularity in GRANULARITIES:
+        first = octofold.quantize(x, granularity=granularity)
+        for _ in range(20):
+            again = octofold.quantize(x, granularity=granularity)
+            assert torch.equal(bits(first.data), bits(again.data))
+            assert torch.equal(first.scale, again.scale)
+
+
+def same_numbers(actual, expected):
+    """Bits, but for NaN in float32: there, any is as good as another."""
+    if expected.dtype is torch.float32:
+        actual, expected = without_nans(actual), without_nans(expected)
+    assert actual.dtype is expected.dtype
+    assert torch.equal(bits(actual.cpu()), bits(expected))
+
+
+@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
+def test_converts(source, target, generator):
+    values = spread_out(generator, 70, 528, "float32")
+    for rows, cols, padding, offset in ((70, 528, 0, 0), (13, 301, 2, 1), (1, 500, 0, 0)):
+        x = surrounded_copy(
+            octofold.convert(values[:rows, :cols].contiguous(), source), padding, offset
+        )
+        for overflow in OVERFLOWS:
+            actual = octofold.convert(x, target, overflow)
+            same_numbers(actual, octofold.convert(x.cpu(), target, overflow))
+    vector = octofold.convert(values.flatten()[:30_001].contiguous(), source)
+    same_numbers(octofold.convert(vector, target), octofold.convert(vector.cpu(), target))
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "float16", "e4m3", "e5m2"])
+def test_converts_all_bit_patterns(source):
+    dtype = DTYPES[source]
+    count = 256**dtype.itemsize
+    patterns = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    x = patterns.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
+    for target, overflow in itertools.product(DTYPES, OVERFLOWS):
+        actual = octofold.convert(x, target, overflow)
+        same_numbers(actual, octofold.convert(x.cpu(), target, overflow))
+
+
+@every_granularity
+@pytest.mark.parametrize("target", SOURCES)
+def test_dequantizes(granularity, target, generator):
+    for (rows, cols), dtype in itertools.product(((256, 512), (133, 301), (0, 5)), FORMATS):
+        cast = octofold.quantize(
+            normal(generator, rows, cols), dtype=dtype, granularity=granularity
+        )
+        on_cpu = octofold.ScaledTensor(cast.data.cpu(), cast.scale.cpu(), granularity)
+        same_numbers(cast.dequantize(target), on_cpu.dequantize(target))
