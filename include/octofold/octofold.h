@@ -6,6 +6,7 @@
 #include "octofold/gemm.h"
 #include "octofold/host_scaled_matrix.h"
 #include "octofold/info.h"
+#include "octofold/kernel_cache.h"
 #include "octofold/log.h"
 #include "octofold/quantize.h"
 #include "octofold/stream.h"

@@ -8,7 +8,6 @@
 #include "cuda/memo.h"
 #include "cuda/tensor_map.h"
 #include "kernels/config/gemm_params.h"
-#include "plan/gemm.h"
 
 namespace octofold::cuda {
 namespace {
@@ -53,6 +52,11 @@ const char* obstacle(const View& matrix) {
                       matrix.strides[0]);
 }
 
+const char* obstacle_to_storing(const MutableTensorView& out) {
+  return tma_store_obstacle(out.data, element_of(out.dtype), out.shape[0], out.shape[1],
+                            out.strides[0]);
+}
+
 config::GemmScaling scaling_of(const GemmArguments& arguments) {
   switch (arguments.a.granularity) {
     case Granularity::kTensor: return config::GemmScaling::kTensor;
@@ -69,24 +73,6 @@ config::Addend addend_of(const std::optional<TensorView>& addend, DType out) {
   return addend->dtype == out ? config::Addend::kOutputType : config::Addend::kFloat32;
 }
 
-GemmProblem problem_of(const GemmArguments& arguments) {
-  const TensorView& a = arguments.a.data;
-  const TensorView& b = arguments.b.data;
-  const MutableTensorView& out = arguments.out;
-  return {.m = out.shape[0],
-          .n = out.shape[1],
-          .k = a.shape[1],
-          .a = element_of(a.dtype),
-          .b = element_of(b.dtype),
-          .out = element_of(out.dtype),
-          .scaling = scaling_of(arguments),
-          .c = addend_of(arguments.c, out.dtype),
-          .bias = addend_of(arguments.bias, out.dtype),
-          .fast_accumulation = arguments.fast_accumulation,
-          .operands_fit_tma = obstacle(a) == nullptr && obstacle(b) == nullptr,
-          .output_fits_tma = obstacle(out) == nullptr};
-}
-
 // Says which argument keeps a problem from the fast path, where one does.
 void log_obstacles(const GemmArguments& arguments, const GemmProblem& problem) {
   const auto log = [&](std::string_view argument, const char* reason, std::string_view effect) {
@@ -99,7 +85,7 @@ void log_obstacles(const GemmArguments& arguments, const GemmProblem& problem) {
   log("a", obstacle(arguments.a.data), kCopies);
   log("b", obstacle(arguments.b.data), kCopies);
   if (problem.operands_fit_tma) {
-    log("out", obstacle(arguments.out), "threads store the result, not TMA");
+    log("out", obstacle_to_storing(arguments.out), "threads store the result, not TMA");
   }
 }
 
@@ -110,10 +96,7 @@ Prepared prepare(Device& device, const GemmArguments& arguments, const GemmProbl
   core::log(LogLevel::kDebug, "gemm {}×{}×{} on cuda:{}: {}, {} blocks", problem.m, problem.n,
             problem.k, device.index(), plan::describe(config), plan.blocks);
   const Kernel& kernel =
-      device.kernel({.program = {.header = plan::kGemmHeader,
-                                 .kernel = plan::gemm_kernel_name(config),
-                                 .architecture = plan::architecture(device.gpu()),
-                                 .description = plan::describe(config)},
+      device.kernel({.program = gemm_program(config, device.gpu()),
                      .threads = static_cast<unsigned>(config.threads()),
                      .cluster_size = static_cast<unsigned>(config.cluster_size()),
                      .shared_bytes = static_cast<unsigned>(config::SmemLayout(config).total)});
@@ -171,6 +154,31 @@ GemmParams params_of(const Device& device, const GemmArguments& arguments,
 }
 
 }  // namespace
+
+GemmProblem problem_of(const GemmArguments& arguments) {
+  const TensorView& a = arguments.a.data;
+  const TensorView& b = arguments.b.data;
+  const MutableTensorView& out = arguments.out;
+  return {.m = out.shape[0],
+          .n = out.shape[1],
+          .k = a.shape[1],
+          .a = element_of(a.dtype),
+          .b = element_of(b.dtype),
+          .out = element_of(out.dtype),
+          .scaling = scaling_of(arguments),
+          .c = addend_of(arguments.c, out.dtype),
+          .bias = addend_of(arguments.bias, out.dtype),
+          .fast_accumulation = arguments.fast_accumulation,
+          .operands_fit_tma = obstacle(a) == nullptr && obstacle(b) == nullptr,
+          .output_fits_tma = obstacle_to_storing(out) == nullptr};
+}
+
+jit::Program gemm_program(const GemmConfig& config, const plan::Gpu& gpu) {
+  return {.header = plan::kGemmHeader,
+          .kernel = plan::gemm_kernel_name(config),
+          .architecture = plan::architecture(gpu),
+          .description = plan::describe(config)};
+}
 
 void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   if (arguments.out.element_count() == 0) return;

@@ -63,6 +63,13 @@ fs::path KernelCache::file_of(const CacheKey& key) const {
   return folder_ / (key.text() + std::string(kEntrySuffix));
 }
 
+bool KernelCache::contains(const CacheKey& key) const {
+  std::string fault;
+  const std::optional<CacheEntry> entry =
+      folder_.empty() ? std::nullopt : read_entry(file_of(key), fault);
+  return entry && entry->key == key;
+}
+
 std::optional<Binary> KernelCache::read(const CacheKey& key, const Program& program) const {
   const fs::path file = file_of(key);
   std::string fault;
@@ -73,8 +80,9 @@ std::optional<Binary> KernelCache::read(const CacheKey& key, const Program& prog
   }
   if (!entry) {
     if (!fault.empty()) {
-      core::log(LogLevel::kWarning, "kernel cache entry '{}' is not usable, compiling '{}' again: {}",
-                file.string(), program.description, fault);
+      core::log(LogLevel::kWarning,
+                "kernel cache entry '{}' is not usable, compiling '{}' again: {}", file.string(),
+                program.description, fault);
     }
     return std::nullopt;
   }
@@ -151,11 +159,23 @@ int KernelCache::clear() const {
   return entries;
 }
 
-Binary compile_cached(const Program& program, std::span<const Header> headers) {
+namespace {
+
+KernelCache process_cache() { return KernelCache(core::options().cache_folder); }
+
+CacheKey process_key(const Program& program, std::span<const Header> headers) {
   static const CacheKey headers_digest = digest(headers);
-  const KernelCache cache(core::options().cache_folder);
-  const CacheKey key = key_of(program, headers_digest, nvrtc_version());
-  return cache.get(key, program, [&](const Program& wanted) {
+  return key_of(program, headers_digest, nvrtc_version());
+}
+
+}  // namespace
+
+bool is_cached(const Program& program, std::span<const Header> headers) {
+  return process_cache().contains(process_key(program, headers));
+}
+
+Binary compile_cached(const Program& program, std::span<const Header> headers) {
+  return process_cache().get(process_key(program, headers), program, [&](const Program& wanted) {
     const auto begin = std::chrono::steady_clock::now();
     Binary binary = compile(wanted, headers);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

@@ -26,6 +26,9 @@ class KernelCache {
   /// at once one compiles, the others wait for it; if it is killed, the next one takes over.
   Binary get(const CacheKey& key, const Program& program, const Compile& compile) const;
 
+  /// Whether get() would find the binary.
+  bool contains(const CacheKey& key) const;
+
   struct Listed {
     std::filesystem::path file{};
     std::uintmax_t bytes = 0;
@@ -54,5 +57,8 @@ class KernelCache {
 /// The binary of a program, from the cache of options().cache_folder or from NVRTC. `headers` has
 /// to be the same list at each call: it is hashed once.
 Binary compile_cached(const Program& program, std::span<const Header> headers);
+
+/// Whether compile_cached() would find it in the cache.
+bool is_cached(const Program& program, std::span<const Header> headers);
 
 }  // namespace octofold::jit

@@ -1,4 +1,4 @@
-#include "octofold/gemm.h"
+#include "ops/gemm.h"
 
 #include <fmt/format.h>
 
@@ -81,11 +81,15 @@ void check_output(const core::Arguments& check, const GemmArguments& arguments) 
 
 }  // namespace
 
-void gemm(const GemmArguments& arguments, Stream stream) {
+void ops::check(const GemmArguments& arguments) {
   const core::Arguments check("gemm");
   check_operands(check, arguments);
   check_output(check, arguments);
   check_addends(check, arguments);
+}
+
+void gemm(const GemmArguments& arguments, Stream stream) {
+  ops::check(arguments);
   const Device device = arguments.out.device;
   if (ops::is_on_cpu(device)) return cpu::gemm(arguments);
   cuda::gemm(ops::gpu("gemm", device), arguments, stream);

@@ -1,0 +1,92 @@
+// Compiled kernels on disk. gemm() keeps there what it compiles; here the cache is listed, cleared,
+// and filled in advance, without a GPU.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "octofold/export.h"
+#include "octofold/types.h"
+
+namespace octofold {
+
+/// A file of the cache.
+struct CachedKernel {
+  std::filesystem::path file;
+  std::int64_t bytes = 0;
+  std::chrono::system_clock::time_point written;
+  /// Why the file cannot be used: a damaged one, or another version's. It is replaced when its
+  /// kernel is next needed. Empty for a usable one; what follows is unset otherwise.
+  std::string fault;
+  std::string description;   ///< "gemm E4M3 × E4M3 → BFloat16, Block scales, tile 128×128, …"
+  std::string architecture;  ///< "sm_90a"
+  std::int32_t registers = 0;
+};
+
+/// OCTOFOLD_CACHE_DIR, else octofold in XDG_CACHE_HOME, else in ~/.cache. Empty where there is no
+/// such place: then nothing is kept.
+OCTOFOLD_API std::filesystem::path kernel_cache_folder();
+
+/// All files of the cache, newest first. Throws Error(kIo) if the folder cannot be read.
+OCTOFOLD_API std::vector<CachedKernel> list_kernel_cache();
+
+/// Removes what the cache has written, and nothing else. Returns how many kernels went. Throws
+/// Error(kIo) where a file cannot be removed.
+OCTOFOLD_API int clear_kernel_cache();
+
+/// A call of gemm() without its tensors: out[M, N] = A[M, K] · B[N, K]ᵀ, as GemmArguments has it.
+/// The tensors are taken to be contiguous, at addresses that are multiples of 16 bytes, as
+/// allocators give them.
+struct GemmProblem {
+  std::int64_t m = 0;  ///< at least 1, as n
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  DType a = DType::kE4M3;
+  DType b = DType::kE4M3;
+  DType out = DType::kBFloat16;
+  Granularity a_granularity = Granularity::kBlock1x128;
+  Granularity b_granularity = Granularity::kBlock128x128;
+  std::optional<DType> c{};     ///< unset: without C
+  std::optional<DType> bias{};  ///< unset: without bias
+  bool fast_accumulation = false;
+};
+
+struct WarmOptions {
+  /// What to compile for: "sm_90a".
+  std::string architecture = "sm_90a";
+  /// Of the GPU that the kernels will run on: which tiles fit a problem depends on it. The default
+  /// is the H100's (SXM) and the H200's; GpuInfo has that of a GPU at hand.
+  std::int32_t multiprocessors = 132;
+  /// Called at the start (0) and after each kernel. What it throws ends the run; the kernels so far
+  /// stay.
+  std::function<void(std::int64_t done, std::int64_t total)> progress{};
+};
+
+/// Problems share kernels: there are no more kernels than problems, often far fewer.
+struct WarmReport {
+  std::int64_t compiled = 0;  ///< kernels that the cache did not have
+  std::int64_t found = 0;     ///< kernels that it had
+};
+
+/// Compiles the kernels of these products into the cache, as the first gemm() of each would: needs
+/// NVRTC, no GPU and no driver.
+///
+/// All problems are checked before anything is compiled.
+/// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no
+/// kernels for the architecture, or sizes of 2^31 and more; kUnavailable: no NVRTC, or no folder to
+/// keep kernels in; kIo: kernels cannot be written there.
+/// Example: octofold::warm_kernel_cache({{{.m = 4096, .n = 7168, .k = 2048}}});
+OCTOFOLD_API WarmReport warm_kernel_cache(std::span<const GemmProblem> problems,
+                                          const WarmOptions& options = {});
+
+/// Further files to look for NVRTC in, before the system's: where a package manager has put it.
+/// OCTOFOLD_NVRTC goes before them. Without effect once a kernel has been compiled or looked up.
+OCTOFOLD_API void set_nvrtc_candidates(std::vector<std::string> files);
+
+}  // namespace octofold

@@ -1,0 +1,155 @@
+#include "octofold/kernel_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+#include <utility>
+
+#include "octofold/quantize.h"
+
+#include "core/check.h"
+#include "core/options.h"
+#include "cuda/gemm.h"
+#include "cuda/kernel_headers.h"
+#include "jit/kernel_cache.h"
+#include "jit/nvrtc.h"
+#include "ops/gemm.h"
+
+namespace octofold {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "warm_kernel_cache";
+
+jit::KernelCache cache() { return jit::KernelCache(core::options().cache_folder); }
+
+plan::Gpu gpu_of(const WarmOptions& options) {
+  plan::Gpu gpu = plan::kHopper;
+  if (options.architecture != plan::architecture(gpu)) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: no kernels for the architecture '{}': there are some for {} (H100, H200)",
+               kOperation, options.architecture, plan::architecture(gpu));
+  }
+  if (options.multiprocessors < 2) {  // a cluster's blocks run on as many
+    core::fail_argument(kOperation, "multiprocessors", "at least 2",
+                        fmt::format("{}", options.multiprocessors));
+  }
+  gpu.multiprocessors = options.multiprocessors;
+  return gpu;
+}
+
+// Tensors that have all but memory: each at an address that no other reaches, as aligned as an
+// allocator's. Nobody reads them.
+class AbsentTensors {
+ public:
+  MutableTensorView tensor(DType dtype, std::vector<std::int64_t> shape) {
+    next_ += std::uintptr_t{1} << 58;
+    void* const data = reinterpret_cast<void*>(next_);
+    return shape.size() == 1 ? vector(data, dtype, shape[0])
+                             : matrix(data, dtype, shape[0], shape[1]);
+  }
+
+  ScaledTensorView scaled(DType dtype, Granularity granularity, std::int64_t rows,
+                          std::int64_t cols) {
+    return {tensor(dtype, {rows, cols}),
+            tensor(DType::kFloat32, scale_shape(granularity, rows, cols)), granularity};
+  }
+
+ private:
+  std::uintptr_t next_ = 0;
+};
+
+GemmArguments arguments_of(const GemmProblem& problem) {
+  if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
+    core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
+                        fmt::format("{}×{}×{}", problem.m, problem.n, problem.k));
+  }
+  AbsentTensors absent;
+  GemmArguments arguments{
+      .a = absent.scaled(problem.a, problem.a_granularity, problem.m, problem.k),
+      .b = absent.scaled(problem.b, problem.b_granularity, problem.n, problem.k),
+      .out = absent.tensor(problem.out, {problem.m, problem.n}),
+      .fast_accumulation = problem.fast_accumulation};
+  if (problem.c) arguments.c = absent.tensor(*problem.c, {problem.m, problem.n});
+  if (problem.bias) arguments.bias = absent.tensor(*problem.bias, {problem.n});
+  return arguments;
+}
+
+// Each kernel once, in the order of the problems.
+std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, const plan::Gpu& gpu) {
+  std::vector<jit::Program> programs;
+  for (const GemmProblem& problem : problems) {
+    const GemmArguments arguments = arguments_of(problem);
+    ops::check(arguments);
+    const plan::GemmPlan plan = plan::plan_gemm(cuda::problem_of(arguments), gpu);
+    jit::Program program = cuda::gemm_program(plan.config, gpu);
+    if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
+      programs.push_back(std::move(program));
+    }
+  }
+  return programs;
+}
+
+// Elsewhere a cache that cannot be written costs time only; here it is all that matters.
+void compile_and_keep(const jit::Program& program) {
+  jit::compile_cached(program, cuda::kernel_headers());
+  if (jit::is_cached(program, cuda::kernel_headers())) return;
+  core::fail(ErrorCode::kIo, "{}: kernels cannot be kept in '{}'", kOperation,
+             kernel_cache_folder().string());
+}
+
+CachedKernel described(jit::KernelCache::Listed&& listed) {
+  CachedKernel kernel{.file = std::move(listed.file),
+                      .bytes = static_cast<std::int64_t>(listed.bytes),
+                      .written = std::chrono::file_clock::to_sys(listed.written),
+                      .fault = std::move(listed.fault)};
+  if (listed.entry) {
+    kernel.description = std::move(listed.entry->description);
+    kernel.architecture = std::move(listed.entry->architecture);
+    kernel.registers = listed.entry->binary.resources.registers;
+  }
+  return kernel;
+}
+
+}  // namespace
+
+fs::path kernel_cache_folder() { return core::options().cache_folder; }
+
+std::vector<CachedKernel> list_kernel_cache() {
+  std::vector<CachedKernel> kernels;
+  for (jit::KernelCache::Listed& listed : cache().list()) {
+    kernels.push_back(described(std::move(listed)));
+  }
+  return kernels;
+}
+
+int clear_kernel_cache() { return cache().clear(); }
+
+WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
+  const std::vector<jit::Program> programs = programs_of(problems, gpu_of(options));
+  if (kernel_cache_folder().empty()) {
+    core::fail(ErrorCode::kUnavailable,
+               "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",
+               kOperation);
+  }
+  WarmReport report;
+  const auto total = static_cast<std::int64_t>(programs.size());
+  if (options.progress) options.progress(0, total);
+  for (const jit::Program& program : programs) {
+    if (jit::is_cached(program, cuda::kernel_headers())) {
+      ++report.found;
+    } else {
+      compile_and_keep(program);
+      ++report.compiled;
+    }
+    if (options.progress) options.progress(report.found + report.compiled, total);
+  }
+  return report;
+}
+
+void set_nvrtc_candidates(std::vector<std::string> files) {
+  jit::set_nvrtc_candidates(std::move(files));
+}
+
+}  // namespace octofold
