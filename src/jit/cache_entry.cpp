@@ -136,11 +136,11 @@ CacheKey digest(std::span<const Header> headers) {
 }
 
 CacheKey key_of(const Program& program, const CacheKey& headers, std::string_view compiler) {
+  const std::string sources = headers.text();
   Hash hash;
-  for (const std::string_view part : {std::string_view(headers.text()), compiler,
-                                      std::string_view(program.header),
-                                      std::string_view(program.kernel),
-                                      std::string_view(program.architecture)}) {
+  for (const std::string_view part :
+       {std::string_view(sources), compiler, std::string_view(program.header),
+        std::string_view(program.kernel), std::string_view(program.architecture)}) {
     hash.add(part);
   }
   return hash.key();
