@@ -29,7 +29,7 @@ class TileCast {
                                    [kConfig.tile_rows / 8];
     };
     unsigned row_magnitudes[kConfig.tile_rows];
-    // Of units of columns, then of rows.
+    // Of columns, then of rows; see place_of.
     numeric::Caster<kConfig.rule.form> casters[kConfig.units()];
   };
 
@@ -181,9 +181,15 @@ class TileCast {
         if constexpr (!kKnowsAmax) amax = numeric::largest<kConfig.in>(shared_.row_magnitudes[row]);
       }
       if (kKnowsAmax && scale != nullptr) amax = *scale;
-      shared_.casters[unit] = Caster::make(own_unit<kConfig>(amax, scale));
+      shared_.casters[place_of(unit)] = Caster::make(own_unit<kConfig>(amax, scale));
     }
     __syncthreads();
+  }
+
+  // Where a unit's caster is. Neighbouring lanes ask for columns a vector apart: those lie next to
+  // each other, so that lanes do not meet in a bank.
+  static __device__ int place_of(int unit) {
+    return unit < kConfig.column_units() ? unit % kVector * kLanes + unit / kVector : unit;
   }
 
   // Where the scale of a row of the output is that holds its column `col`; null if there is no such
@@ -235,7 +241,7 @@ class TileCast {
   }
   __device__ Caster caster_of_column(int column, const Caster& of_tile) const {
     if constexpr (!kPerRow) return of_tile;
-    return shared_.casters[column];
+    return shared_.casters[place_of(column)];
   }
 
   __device__ void store_rows(const Caster& of_tile) const {
