@@ -1,0 +1,92 @@
+"""Bandwidth of the casts beside that of a copy of as many bytes, measured in the same run:
+
+    python tests/gpu/bench_casts.py [ROWS COLUMNS]        default: 8192 8192
+
+Bytes are those that have to move: each input read once (twice where a scale is known only when
+all of x has been read), each output written once. Times are of CUDA graphs that go round operands
+that together are larger than the L2 cache; a cast and its copy take turns.
+"""
+
+import statistics
+import sys
+
+import octofold
+import torch
+from octofold_tool.gpu.timing import MIN_BYTES, graph_sampler, take_turns
+
+ROUNDS = 9
+PROFILES = ("deepgemm", "vllm")  # one that multiplies, one that divides
+
+
+def casts():
+    """Name, how often x is read, how many casts are written, and the call."""
+    for granularity in ("1x128", "128x128", "channel", "tensor"):
+        for profile in PROFILES:
+            options = {"granularity": granularity, "profile": profile}
+            one_pass = granularity in ("1x128", "128x128")
+            yield (
+                f"{granularity} {profile}",
+                1 if one_pass or granularity == "channel" else 2,
+                1,
+                lambda x, options=options: octofold.quantize(x, **options),
+            )
+            yield (
+                f"{granularity} {profile} transposed",
+                1 if one_pass else 2,
+                1,
+                lambda x, options=options: octofold.quantize(x, **options, transpose=True),
+            )
+            yield (
+                f"{granularity} {profile} both",
+                1 if one_pass else 2,
+                2,
+                lambda x, options=options: octofold.quantize_both(x, **options),
+            )
+
+
+def cast_call(cast, x, results, index):
+    """Keeps its result until its next call, so that no other one writes to the same memory."""
+
+    def call():
+        results[index] = cast(x)
+
+    return call
+
+
+def copy_calls(bytes_moved, count):
+    """Copies that move so many bytes each."""
+    pairs = [
+        [torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda").random_() for _ in "ab"]
+        for _ in range(count)
+    ]
+    return [lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs]
+
+
+def main():
+    rows, cols = (int(text) for text in sys.argv[1:3]) if len(sys.argv) > 2 else (8192, 8192)
+    print(f"{'cast':<40} {'µs':>8} {'GB/s':>6} {'copy':>6} {'share':>6}")
+    for dtype in (torch.bfloat16, torch.float32):
+        size = rows * cols * dtype.itemsize
+        sets = max(2, -(-MIN_BYTES // size))
+        inputs = [torch.randn(rows, cols, device="cuda").to(dtype) for _ in range(sets)]
+        for name, reads, writes, cast in casts():
+            moved = reads * size + writes * rows * cols
+            results = {}
+            calls = [
+                [cast_call(cast, x, results, index) for index, x in enumerate(inputs)],
+                copy_calls(moved, sets),
+            ]
+            for call in (*calls[0], *calls[1]):
+                call()
+            samples = take_turns([graph_sampler(peer) for peer in calls], ROUNDS)
+            seconds, copy_seconds = (statistics.median(sample) for sample in samples)
+            print(
+                f"{str(dtype).removeprefix('torch.') + ' ' + name:<40} {seconds * 1e6:8.1f} "
+                f"{moved / seconds / 1e9:6.0f} {moved / copy_seconds / 1e9:6.0f} "
+                f"{copy_seconds / seconds:6.1%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
