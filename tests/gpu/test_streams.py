@@ -118,6 +118,24 @@ def test_runs_on_the_current_stream(generator):
     assert_same_bits(out, expected)
 
 
+@pytest.mark.parametrize("kind", ["torch", "address"])
+def test_runs_on_the_stream_that_is_named(kind, generator):
+    """While the current stream is busy; what Python frees meanwhile is not taken before it is
+    read."""
+    x, w = normal(generator, 300, 1024), normal(generator, 520, 1024)
+    expected = octofold.gemm(octofold.quantize(x), octofold.quantize(w))
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stream = side if kind == "torch" else side.cuda_stream
+    torch.cuda._sleep(LONG)
+    cast = octofold.quantize(x, stream=stream)
+    out = octofold.gemm(cast, octofold.quantize(w, stream=stream), stream=stream)
+    side.synchronize()
+    assert not torch.cuda.current_stream().query(), "the product waited for another stream"
+    torch.cuda.synchronize()
+    assert_same_bits(out, expected)
+
+
 def test_does_not_synchronize(generator):
     """A call returns while the stream that it queued on is busy."""
     x, w = normal(generator, 300, 1024), normal(generator, 520, 1024)

@@ -9,6 +9,7 @@ from typing import Any
 
 import octofold
 
+from .arrays import Arrays, choose_arrays
 from .linear_layers import (
     ROUNDS,
     Answers,
@@ -40,8 +41,9 @@ HELP = "FP8 in every linear layer of a real model: errors, bytes, times, answers
 DESCRIPTION = f"""\
 Run a real sentence-embedding model ({PACKAGE}, six transformer layers) on a page of
 text. Quantize the weight of each linear layer 128x128 and its activations 1x128, multiply in FP8,
-and say how good that was. Then run the whole model in FP8 and compare its answers. Writes
-demo.json and demo.png, over those of an earlier run.
+and say how good that was. Then run the whole model in FP8 and compare its answers. The FP8 runs on
+the GPU where there is one with kernels and PyTorch to drive it, else on the CPU; the rest of the
+model is NumPy. Writes demo.json and demo.png, over those of an earlier run.
 
   octofold demo
   octofold demo --text my-page.txt --output-dir /tmp/demo
@@ -84,6 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.output_dir
     sentences = read_sentences(arguments.text)
     model = MiniLm(model_folder())
+    arrays = choose_arrays()
     folder.mkdir(parents=True, exist_ok=True)
     json_path, png_path = folder / "demo.json", folder / "demo.png"
     for path in (json_path, png_path):
@@ -94,27 +97,31 @@ def run(arguments: argparse.Namespace) -> None:
     )
     names = model.linear_names()
     originals = {name: model.linear_parameters(name)[0] for name in names}
-    weights = {name: octofold.quantize(originals[name], granularity="128x128") for name in names}
+    weights = {
+        name: octofold.quantize(arrays.from_numpy(originals[name]), granularity="128x128")
+        for name in names
+    }
     rest()  # all of FP8 is timed before any of FP32: see measure.REST
     times = {
-        name: time_fp8(activations[name], weights[name])
+        name: time_fp8(activations[name], weights[name], arrays)
         for name in tracked("timing each layer in FP8", names)
     }
     layers = [
-        measure_layer(name, activations[name], originals[name], weights[name], times[name])
+        measure_layer(name, activations[name], originals[name], weights[name], times[name], arrays)
         for name in tracked("comparing with FP32", names)
     ]
     answers = compare_answers(
-        reference, embed_in_fp8(model, tracked("running the model in FP8", sentences), weights)
+        reference,
+        embed_in_fp8(model, tracked("running the model in FP8", sentences), weights, arrays),
     )
 
-    content = document(len(sentences), layers, answers)
+    content = document(len(sentences), layers, answers, arrays)
     write_json(json_path, content)
     write_png(png_path, chart(layers, answers))
     if arguments.json:
         print(json_text(content))
     else:
-        show(layers, answers)
+        show(layers, answers, arrays)
         console().print(f"\nWritten: {json_path} and {png_path}")
 
 
@@ -135,10 +142,11 @@ def read_sentences(path: Path | None) -> list[str]:
 
 
 def document(
-    sentence_count: int, layers: Sequence[LayerResult], answers: Answers
+    sentence_count: int, layers: Sequence[LayerResult], answers: Answers, arrays: Arrays
 ) -> dict[str, Any]:
     return {
         "model": PACKAGE,
+        "backend": arrays.description,
         "parameters": {
             "dtype": "e4m3",
             "weight_granularity": "128x128",
@@ -158,7 +166,7 @@ def label(name: str) -> str:
     return short.removesuffix(".dense")
 
 
-def show(layers: Sequence[LayerResult], answers: Answers) -> None:
+def show(layers: Sequence[LayerResult], answers: Answers, arrays: Arrays) -> None:
     columns = (
         "layer", "M,N,K", "error vs\ndequantized", "error vs\nunquantized", "SNR\ndB", "saved\nMB",
         "FP8\nms", "cast\nms", "FP32\nms",
@@ -204,7 +212,8 @@ def show(layers: Sequence[LayerResult], answers: Answers) -> None:
         f"{bytes_float32 / 2e6:.1f} MB in BF16, {bytes_fp8 / 1e6:.1f} MB in FP8 with scales."
     )
     output.print(
-        "Times: the CPU reference backend, which is there to check with, and NumPy's FP32 product.",
+        f"FP8: {arrays.description} (octofold info says why). FP32: NumPy on the CPU.\n"
+        "Times: until the result is there, without copies between the two.",
         style="dim",
     )
 

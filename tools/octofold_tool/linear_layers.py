@@ -1,6 +1,7 @@
 """FP8 in the linear layers of a model: how good each product is, and what the model answers."""
 
 import dataclasses
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import octofold
 
+from .arrays import Arrays
 from .measure import decibels, interleaved_seconds, relative_error
 from .minilm import Float32Array, MiniLm
 
@@ -65,16 +67,20 @@ def embed_and_record(
 
 
 def embed_in_fp8(
-    model: MiniLm, sentences: Iterable[str], weights: dict[str, octofold.ScaledTensor]
+    model: MiniLm,
+    sentences: Iterable[str],
+    weights: dict[str, octofold.ScaledTensor],
+    arrays: Arrays,
 ) -> Float32Array:
-    """Embeddings with FP8 in every linear layer."""
+    """Embeddings with FP8 in every linear layer. The weights are `arrays`'."""
 
     def fp8_linear(name: str, x: Float32Array) -> Float32Array:
         _, bias = model.linear_parameters(name)
-        result: Float32Array = octofold.gemm(
-            octofold.quantize(x), weights[name], bias=bias, out_dtype="float32"
+        x8 = octofold.quantize(arrays.from_numpy(x))
+        bias_there = arrays.from_numpy(bias)
+        return arrays.to_numpy(
+            octofold.gemm(x8, weights[name], bias=bias_there, out_dtype="float32")
         )
-        return result
 
     return model.embed(sentences, fp8_linear)
 
@@ -87,13 +93,21 @@ class Fp8Times:
     cast: float
 
 
-def time_fp8(x: Float32Array, weight8: octofold.ScaledTensor) -> Fp8Times:
-    x8 = octofold.quantize(x)
+def time_fp8(x: Float32Array, weight8: octofold.ScaledTensor, arrays: Arrays) -> Fp8Times:
+    """Until the results are there; copies between NumPy and `arrays` are not counted."""
+    x_there = arrays.from_numpy(x)
+    x8 = octofold.quantize(x_there)
     product = octofold.gemm(x8, weight8, out_dtype="float32")
-    return Fp8Times(
-        gemm=median_milliseconds(lambda: octofold.gemm(x8, weight8, out=product)),
-        cast=median_milliseconds(lambda: octofold.quantize(x)),
-    )
+
+    def multiply() -> None:
+        octofold.gemm(x8, weight8, out=product)
+        arrays.synchronize()
+
+    def cast() -> None:
+        octofold.quantize(x_there)
+        arrays.synchronize()
+
+    return Fp8Times(gemm=median_milliseconds(multiply), cast=median_milliseconds(cast))
 
 
 def median_milliseconds(call: Callable[[], Any]) -> float:
@@ -107,12 +121,13 @@ def measure_layer(
     weight: Float32Array,
     weight8: octofold.ScaledTensor,
     times: Fp8Times,
+    arrays: Arrays,
 ) -> LayerResult:
-    x8 = octofold.quantize(x)
-    product = np.full((len(x), len(weight)), np.nan, np.float32)  # poisoned: all must be written
-    octofold.gemm(x8, weight8, out=product)
+    x8 = octofold.quantize(arrays.from_numpy(x))
+    poisoned = np.full((len(x), len(weight)), np.nan, np.float32)  # all must be written
+    product = arrays.to_numpy(octofold.gemm(x8, weight8, out=arrays.from_numpy(poisoned)))
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
-    dequantized = product_in_float64(x8, weight8)
+    dequantized = product_in_float64(x8, weight8, arrays)
     error = relative_error(product, exact)
     return LayerResult(
         name=name,
@@ -123,16 +138,17 @@ def measure_layer(
         error_unquantized=error,
         snr_db=decibels(error),
         bytes_float32=weight.nbytes,
-        bytes_fp8=weight8.data.nbytes + weight8.scale.nbytes,
+        bytes_fp8=weight8.data.nbytes + 4 * math.prod(weight8.scale.shape),
         milliseconds_fp8=times.gemm,
         milliseconds_cast=times.cast,
         milliseconds_float32=median_milliseconds(lambda: x @ weight.T),
     )
 
 
-def product_in_float64(a: octofold.ScaledTensor, b: octofold.ScaledTensor) -> Any:
+def product_in_float64(a: octofold.ScaledTensor, b: octofold.ScaledTensor, arrays: Arrays) -> Any:
     """The product of the dequantized operands: what an FP8 GEMM ought to give."""
-    return a.dequantize().astype(np.float64) @ b.dequantize().astype(np.float64).T
+    left, right = (arrays.to_numpy(x.dequantize()).astype(np.float64) for x in (a, b))
+    return left @ right.T
 
 
 def compare_answers(float32: Float32Array, fp8: Float32Array) -> Answers:

@@ -1,0 +1,64 @@
+"""Where the demo's FP8 runs: on NumPy's arrays, or on a GPU through torch's tensors."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from .gpu.device import why_not
+from .minilm import Float32Array
+
+
+class Arrays(Protocol):
+    """Arrays that octofold computes on, to and from NumPy's."""
+
+    description: str
+    """What computes: for people."""
+
+    def from_numpy(self, array: Float32Array) -> Any:
+        """The same values where octofold is to compute."""
+
+    def to_numpy(self, array: Any) -> Float32Array:
+        """The same values for NumPy."""
+
+    def synchronize(self) -> None:
+        """Wait for what was called."""
+
+
+class NumPyArrays:
+    """The CPU reference backend; nothing is copied."""
+
+    description = "the CPU reference backend"
+
+    def from_numpy(self, array: Float32Array) -> Any:
+        return array
+
+    def to_numpy(self, array: Any) -> Float32Array:
+        return np.asarray(array, np.float32)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class TorchArrays:
+    """Tensors on the current GPU."""
+
+    def __init__(self) -> None:
+        import torch  # only where why_not() has found it
+
+        self._torch = torch
+        self.description = f"{torch.cuda.get_device_name()}, through torch {torch.__version__}"
+
+    def from_numpy(self, array: Float32Array) -> Any:
+        return self._torch.tensor(array, device="cuda")
+
+    def to_numpy(self, array: Any) -> Float32Array:
+        result: Float32Array = array.cpu().numpy()
+        return result
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+
+def choose_arrays() -> Arrays:
+    """The GPU's, where there is one that octofold and torch can use."""
+    return TorchArrays() if why_not() is None else NumPyArrays()
