@@ -9,6 +9,7 @@ Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results 
 
 from typing import Final
 
+from . import kernel_cache
 from ._api import ScaledTensor, convert, gemm, quantize, quantize_both
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
 from ._info import Component, Gpu, Info, info
@@ -44,6 +45,7 @@ __all__ = [
     "default_skip_patterns",
     "gemm",
     "info",
+    "kernel_cache",
     "quantize",
     "quantize_both",
     "quantize_checkpoint",

@@ -1,14 +1,12 @@
 """FP8 checkpoints on disk."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from ._library import library
-
-Progress: TypeAlias = Callable[[int, int], None]
+from ._progress import Progress, reporting
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,7 @@ def quantize_checkpoint(
     Raises BadFormatError for a file that is not valid safetensors, IoError for what the system
     refuses, InvalidArgumentError for paths and patterns.
     """
-    raised: list[BaseException] = []
-
-    # Called even without `progress`: Python handles an interrupt (Ctrl-C) in here.
-    def report_progress(done: int, total: int) -> None:
-        try:
-            if progress is not None:
-                progress(done, total)
-        except BaseException as error:
-            raised.append(error)
-            raise
-
-    try:
+    with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
             os.fspath(input),
             os.fspath(output),
@@ -79,10 +66,6 @@ def quantize_checkpoint(
             power_of_two,
             report_progress,
         )
-    except Exception as error:
-        if raised:  # the exception itself, of whatever class, not its image behind C++
-            raise raised[0] from None
-        raise error
     return CheckpointReport(
         quantized=tuple(map(str, report["quantized"])),
         copied=tuple(map(str, report["copied"])),

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "octofold/error.h"
+
 #include "cuda/fake_driver.h"
 #include "cuda/runtime.h"
 

@@ -1,0 +1,243 @@
+// The public side of the kernel cache: what is warmed is what gemm() loads.
+#include "octofold/kernel_cache.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <string>
+#include <vector>
+
+#include "octofold/gemm.h"
+#include "octofold/quantize.h"
+
+#include "cuda/fake_runtime.h"
+#include "cuda/gemm.h"
+#include "cuda/kernel_headers.h"
+#include "jit/kernel_cache.h"
+#include "support/nvrtc.h"
+
+namespace octofold {
+namespace {
+
+namespace fs = std::filesystem;
+using cuda::error_of;
+using testing::HasSubstr;
+
+// The process reads OCTOFOLD_CACHE_DIR once, so all tests of this file share a folder.
+class OwnFolder : public testing::Environment {
+ public:
+  OwnFolder() {
+    std::string pattern = (fs::temp_directory_path() / "octofold-ops-cache-XXXXXX").string();
+    root_ = mkdtemp(pattern.data());
+    setenv("OCTOFOLD_CACHE_DIR", (root_ / "cache").c_str(), 1);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+ private:
+  fs::path root_;
+};
+const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
+
+// Its small tile compiles quickly.
+const GemmProblem kSmall{.m = 16, .n = 64, .k = 256, .bias = DType::kFloat32};
+
+class KernelCacheApiTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+    clear_kernel_cache();
+  }
+};
+
+TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
+  EXPECT_TRUE(list_kernel_cache().empty());
+  GemmProblem same_kernel = kSmall;
+  same_kernel.k = 512;
+  std::vector<std::pair<std::int64_t, std::int64_t>> progress;
+  const WarmOptions options{.progress = [&](std::int64_t done, std::int64_t total) {
+    progress.emplace_back(done, total);
+  }};
+
+  const WarmReport first = warm_kernel_cache(std::vector{kSmall, same_kernel}, options);
+  EXPECT_EQ(first.compiled, 1);
+  EXPECT_EQ(first.found, 0);
+  EXPECT_THAT(progress, testing::ElementsAre(std::pair(0, 1), std::pair(1, 1)));
+
+  const WarmReport second = warm_kernel_cache(std::vector{kSmall, same_kernel});
+  EXPECT_EQ(second.compiled, 0);
+  EXPECT_EQ(second.found, 1);
+
+  const std::vector<CachedKernel> kernels = list_kernel_cache();
+  ASSERT_EQ(kernels.size(), 1u);
+  const CachedKernel& kernel = kernels.front();
+  EXPECT_EQ(kernel.file.parent_path(), kernel_cache_folder());
+  EXPECT_EQ(kernel.bytes, static_cast<std::int64_t>(fs::file_size(kernel.file)));
+  EXPECT_THAT(kernel.description, HasSubstr("gemm E4M3 × E4M3 → BFloat16, Block scales"));
+  EXPECT_EQ(kernel.architecture, "sm_90a");
+  EXPECT_GT(kernel.registers, 0);
+  EXPECT_EQ(kernel.fault, "");
+  const auto age = std::chrono::system_clock::now() - kernel.written;
+  EXPECT_LT(std::chrono::abs(age), std::chrono::hours(1));
+
+  EXPECT_EQ(clear_kernel_cache(), 1);
+  EXPECT_TRUE(list_kernel_cache().empty());
+  EXPECT_EQ(clear_kernel_cache(), 0);
+}
+
+TEST_F(KernelCacheApiTest, DamageIsSaidAndMended) {
+  const std::vector problems{kSmall};
+  warm_kernel_cache(problems);
+  const fs::path file = list_kernel_cache().front().file;
+  fs::resize_file(file, fs::file_size(file) / 2);
+  const CachedKernel damaged = list_kernel_cache().front();
+  EXPECT_NE(damaged.fault, "");
+  EXPECT_EQ(damaged.description, "");
+  EXPECT_EQ(warm_kernel_cache(problems).compiled, 1);
+  EXPECT_EQ(list_kernel_cache().front().fault, "");
+}
+
+TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
+  GemmProblem other = kSmall;
+  other.bias.reset();
+  const auto stop = [](std::int64_t done, std::int64_t) {
+    if (done == 1) throw std::runtime_error("stop");
+  };
+  EXPECT_THROW(warm_kernel_cache(std::vector{kSmall, other}, {.progress = stop}),
+               std::runtime_error);
+  EXPECT_EQ(list_kernel_cache().size(), 1u);
+}
+
+TEST_F(KernelCacheApiTest, AFolderThatCannotBeWrittenIsAnError) {
+  const fs::path folder = kernel_cache_folder();
+  fs::remove_all(folder);
+  std::ofstream(folder) << "a file where the folder should be";
+  const std::string error =
+      error_of([] { warm_kernel_cache(std::vector{kSmall}); }, ErrorCode::kIo);
+  fs::remove(folder);
+  EXPECT_THAT(error, HasSubstr(folder.string()));
+}
+
+// gemm() itself, up to the driver, with a compiler that writes down what it is asked for.
+class WarmedGemmTest : public cuda::FakeGpuTest {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+    clear_kernel_cache();
+  }
+
+  jit::Program program_of(const GemmArguments& arguments) {
+    jit::Program asked;
+    auto& runtime = *new cuda::Runtime(OCTOFOLD_FAKE_DRIVER, [&](const jit::Program& program) {
+      asked = program;
+      return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+    });
+    cuda::gemm(runtime.device(0), arguments, {});
+    return asked;
+  }
+};
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+
+// Somewhere on a GPU, aligned as an allocator's memory is. Nobody reads it.
+MutableTensorView on_gpu(DType dtype, const std::vector<std::int64_t>& shape) {
+  static std::uintptr_t next = 0;
+  void* const data = reinterpret_cast<void*>(next += 1 << 20);
+  return shape.size() == 1 ? vector(data, dtype, shape[0], kGpu)
+                           : matrix(data, dtype, shape[0], shape[1], shape[1], kGpu);
+}
+
+GemmArguments arguments_of(const GemmProblem& problem) {
+  const auto scaled = [](DType dtype, Granularity granularity, std::int64_t rows,
+                         std::int64_t cols) -> ScaledTensorView {
+    return {on_gpu(dtype, {rows, cols}),
+            on_gpu(DType::kFloat32, scale_shape(granularity, rows, cols)), granularity};
+  };
+  GemmArguments arguments{.a = scaled(problem.a, problem.a_granularity, problem.m, problem.k),
+                          .b = scaled(problem.b, problem.b_granularity, problem.n, problem.k),
+                          .out = on_gpu(problem.out, {problem.m, problem.n}),
+                          .fast_accumulation = problem.fast_accumulation};
+  if (problem.c) arguments.c = on_gpu(*problem.c, {problem.m, problem.n});
+  if (problem.bias) arguments.bias = on_gpu(*problem.bias, {problem.n});
+  return arguments;
+}
+
+TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
+  const GemmProblem problems[] = {
+      kSmall,
+      {.m = 1000, .n = 512, .k = 640, .out = DType::kFloat16, .c = DType::kFloat16},
+      {.m = 77, .n = 130, .k = 333, .b = DType::kE5M2, .out = DType::kFloat32},
+      {.m = 128,
+       .n = 96,
+       .k = 256,
+       .a_granularity = Granularity::kBlock1x128,
+       .b_granularity = Granularity::kBlock1x128},
+      {.m = 64,
+       .n = 99,
+       .k = 128,
+       .a_granularity = Granularity::kChannel,
+       .b_granularity = Granularity::kChannel,
+       .c = DType::kFloat32},
+      {.m = 1,
+       .n = 64,
+       .k = 48,
+       .a_granularity = Granularity::kTensor,
+       .b_granularity = Granularity::kTensor,
+       .fast_accumulation = true}};
+  for (const GemmProblem& problem : problems) {
+    const jit::Program program = program_of(arguments_of(problem));
+    EXPECT_FALSE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
+    warm_kernel_cache({&problem, 1});
+    EXPECT_TRUE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
+  }
+}
+
+TEST_F(WarmedGemmTest, TheNumberOfMultiprocessorsMatters) {
+  const GemmProblem problem{.m = 512, .n = 512, .k = 256};
+  state().multiprocessors = 4;
+  const jit::Program on_4 = program_of(arguments_of(problem));
+  state().multiprocessors = 132;
+  const jit::Program on_132 = program_of(arguments_of(problem));
+  ASSERT_NE(on_4.kernel, on_132.kernel);
+  warm_kernel_cache({&problem, 1}, {.multiprocessors = 4});
+  EXPECT_TRUE(jit::is_cached(on_4, cuda::kernel_headers()));
+  EXPECT_FALSE(jit::is_cached(on_132, cuda::kernel_headers()));
+}
+
+// What needs neither NVRTC nor a folder.
+std::string warm_error(const GemmProblem& problem, ErrorCode code,
+                       const WarmOptions& options = {}) {
+  return error_of([&] { warm_kernel_cache({&problem, 1}, options); }, code);
+}
+
+TEST(WarmErrorsTest, NameWhatIsWrong) {
+  const GemmProblem good{.m = 16, .n = 16, .k = 16};
+  EXPECT_THAT(warm_error(good, ErrorCode::kUnsupported, {.architecture = "sm_80"}),
+              testing::AllOf(HasSubstr("'sm_80'"), HasSubstr("sm_90a")));
+  EXPECT_THAT(warm_error(good, ErrorCode::kInvalidArgument, {.multiprocessors = 1}),
+              HasSubstr("'multiprocessors': expected at least 2, got 1"));
+
+  GemmProblem problem = good;
+  problem.n = 0;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("16×0×16"));
+  problem = good;
+  problem.m = std::int64_t{1} << 31;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kUnsupported), HasSubstr("2147483648×16×16"));
+  problem = good;
+  problem.a = DType::kBFloat16;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'a'"));
+  problem = good;
+  problem.out = DType::kE4M3;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'out'"));
+  problem = good;
+  problem.bias = DType::kFloat16;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'bias'"));
+  problem = good;
+  problem.b_granularity = Granularity::kChannel;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("'b.granularity'"));
+  problem = good;
+  problem.fast_accumulation = true;
+  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("'fast_accumulation'"));
+}
+
+}  // namespace
+}  // namespace octofold
