@@ -179,6 +179,11 @@ def convert(
     )
 
 
+def _require_scaled(argument: str, operand: object) -> None:
+    if not isinstance(operand, ScaledTensor):
+        raise invalid_argument("gemm", argument, "a ScaledTensor", type(operand).__qualname__)
+
+
 def gemm(
     a: ScaledTensor,
     b: ScaledTensor,
@@ -212,9 +217,8 @@ def gemm(
     Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
     driver or compiler and UnsupportedError without kernels for it.
     """
-    for argument, operand in (("a", a), ("b", b)):
-        if not isinstance(operand, ScaledTensor):
-            raise invalid_argument("gemm", argument, "a ScaledTensor", type(operand).__qualname__)
+    _require_scaled("a", a)
+    _require_scaled("b", b)
     arguments = ("a", "a.scale", "b", "b.scale", "out", "c", "bias")
     arrays = (a.data, a.scale, b.data, b.scale, out, c, bias)
     if out is None:

@@ -202,15 +202,15 @@ def _require_kind(operation: str, argument: str, array: Array) -> str:
 def common_kind(operation: str, arguments: Sequence[str], arrays: Sequence[Array | None]) -> str:
     """NUMPY, TORCH or DLPACK: of arrays (None: not given) that have to come from one framework.
     `arguments` are their names."""
-    first_kind = _require_kind(operation, arguments[0], arrays[0])
-    first_type = type(arrays[0])
-    for argument, array in zip(arguments, arrays, strict=True):
-        if array is None or type(array) is first_type:
+    first = arrays[0]
+    first_kind = _require_kind(operation, arguments[0], first)
+    for index, array in enumerate(arrays):
+        if array is None or type(array) is type(first):
             continue
-        kind = _require_kind(operation, argument, array)
+        kind = _require_kind(operation, arguments[index], array)
         if kind != first_kind:
             raise invalid_argument(
-                operation, argument, f"{first_kind} as is '{arguments[0]}'", kind
+                operation, arguments[index], f"{first_kind} as is '{arguments[0]}'", kind
             )
     return first_kind
 

@@ -37,6 +37,19 @@ def scale_shape(granularity: str, rows: int, cols: int) -> tuple[int, ...]:
     return tuple(library.scale_shape(granularity, rows, cols))
 
 
+def quick_scale_shape(granularity: str, rows: int, cols: int) -> tuple[int, ...]:
+    """scale_shape() without a call of the library: faster, and for torch's symbolic sizes too."""
+    if granularity == "1x128":
+        return (rows, (cols + 127) // 128)
+    if granularity == "128x128":
+        return ((rows + 127) // 128, (cols + 127) // 128)
+    if granularity == "channel":
+        return (rows,)
+    if granularity != "tensor":
+        scale_shape(granularity, 0, 0)  # raises the library's error
+    return (1,)
+
+
 class Scaled(NamedTuple):
     """A scaled matrix in one argument."""
 
@@ -178,7 +191,7 @@ class Operations:
     def _empty_cast(
         self, rows: int, cols: int, dtype: str, granularity: str
     ) -> tuple[Array, Array]:
-        shape = scale_shape(granularity, rows, cols)
+        shape = quick_scale_shape(granularity, rows, cols)
         return (
             self._framework.empty((rows, cols), dtype),
             self._framework.empty_scale(shape, granularity),

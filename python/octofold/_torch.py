@@ -27,9 +27,9 @@ def _is_eager(*tensors: Tensor | None) -> bool:
         return False
     with_gradients = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in _PLAIN_TYPES or (with_gradients and tensor.requires_grad):
+        if tensor is not None and (
+            type(tensor) not in _PLAIN_TYPES or (with_gradients and tensor.requires_grad)
+        ):
             return False
     return True
 

@@ -1,12 +1,11 @@
 """The operations as registered torch ops, with what torch.compile has to know of their results."""
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ._operations import CastOptions, Scaled, require_matrix, scale_shape
+from ._operations import CastOptions, Scaled, quick_scale_shape, require_matrix
 from ._torch_framework import NAMES, on_device_of, scale_strides
 
 _SCALED: Final = "Tensor {0}, Tensor {0}_scale, str {0}_granularity"
@@ -85,23 +84,10 @@ def _(
 def _fake_cast(
     x: Tensor, rows: int, cols: int, dtype: torch.dtype, granularity: str
 ) -> tuple[Tensor, Tensor]:
-    shape = _symbolic_scale_shape(granularity, rows, cols)
+    shape = quick_scale_shape(granularity, rows, cols)
     strides = scale_strides(granularity, shape, x.device)
     scale = x.new_empty_strided(shape, strides, dtype=torch.float32)
     return x.new_empty((rows, cols), dtype=dtype), scale
-
-
-def _symbolic_scale_shape(granularity: str, rows: int, cols: int) -> tuple[int, ...]:
-    """scale_shape() for sizes that may be symbols, which C++ cannot take."""
-    shapes: dict[str, Callable[[], tuple[int, ...]]] = {
-        "tensor": lambda: (1,),
-        "channel": lambda: (rows,),
-        "1x128": lambda: (rows, (cols + 127) // 128),
-        "128x128": lambda: ((rows + 127) // 128, (cols + 127) // 128),
-    }
-    if granularity not in shapes:
-        scale_shape(granularity, 0, 0)  # raises the library's error
-    return shapes[granularity]()
 
 
 @torch.library.custom_op(

@@ -142,7 +142,7 @@ void Arguments::require_disjoint(std::string_view output_argument, const TensorV
 void Arguments::require_scaled(std::string_view argument, const ScaledTensorView& tensor) const {
   require_matrix(argument, tensor.data);
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
-  const std::string scale_argument = fmt::format("{}.scale", argument);
+  const std::string scale_argument = std::string(argument) + ".scale";
   require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
   require_same_device(scale_argument, tensor.scale, tensor.data.device);
   const auto [rows, cols] =

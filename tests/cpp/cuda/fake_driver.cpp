@@ -143,7 +143,8 @@ int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, 
   }
   launch.device = context_stack.empty() ? -1 : device_of(context_stack.back());
   launch.device_of_function = device_of(function);
-  std::memcpy(&launch.params, parameters[0], sizeof(launch.params));
+  const auto* params = static_cast<const std::byte*>(parameters[0]);
+  launch.params.assign(params, params + state.params_bytes);
   const std::lock_guard lock(state.mutex);
   state.launches.push_back(std::move(launch));
   return 0;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -20,7 +21,14 @@ struct Launch {
   bool may_overlap = false;  // the programmatic-stream-serialization attribute
   int device = -1;           // whose context was current
   int device_of_function = -1;
-  config::GemmParams params{};  // every kernel of these tests takes them
+  std::vector<std::byte> params;
+
+  template <typename Params>
+  Params params_as() const {
+    Params result;
+    std::memcpy(&result, params.data(), sizeof(Params));
+    return result;
+  }
 };
 
 struct TensorMapCall {
@@ -39,6 +47,9 @@ struct State {
 
   // Calls that fail, with these errors; 0: none does.
   int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0;
+
+  // Of a kernel's parameters: the driver is not told.
+  std::size_t params_bytes = sizeof(config::GemmParams);
 
   // What happened.
   std::mutex mutex;  // of the vectors

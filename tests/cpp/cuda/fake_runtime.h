@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <memory>
@@ -30,6 +31,7 @@ class FakeGpuTest : public testing::Test {
     if (runtime_ == nullptr) {
       runtime_ = new Runtime(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
         ++compilations_;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
         return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
       });
     }

@@ -1,0 +1,106 @@
+// What of a cast reaches the GPU. What the kernels make of it is tested on a GPU.
+#include "cuda/cast.h"
+
+#include <gmock/gmock.h>
+
+#include "cuda/fake_runtime.h"
+#include "kernels/config/cast_params.h"
+
+namespace octofold::cuda {
+namespace {
+
+constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
+constexpr std::int64_t kRows = 200, kCols = 640;
+
+// Addresses that nobody reads.
+void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+class CastTest : public FakeGpuTest {
+ protected:
+  CastTest() { state().params_bytes = sizeof(config::CastParams); }
+
+  void quantize(const MutableScaledTensorView* out, const MutableScaledTensorView* transposed) {
+    cuda::quantize(runtime().device(0), x_, out, transposed, config::kDeepGemmRule, false,
+                   Overflow::kSaturate, {&stream_});
+  }
+
+  TensorView x_ = matrix<const void>(address(0x1000), DType::kBFloat16, kRows, kCols, 648, kGpu);
+  int stream_ = 0;
+};
+
+MutableScaledTensorView output(std::int64_t rows, std::int64_t cols, Granularity granularity) {
+  MutableTensorView scale =
+      granularity == Granularity::kTensor
+          ? vector(address(0x3000), DType::kFloat32, 1, kGpu)
+          : matrix(address(0x3000), DType::kFloat32, rows, (cols + 127) / 128, -1, kGpu);
+  if (granularity != Granularity::kTensor) scale.strides = {1, (rows + 3) / 4 * 4};
+  return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu), scale, granularity};
+}
+
+TEST_F(CastTest, TheKernelGetsTheArguments) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  quantize(&out, nullptr);
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(state().launches[0].stream, &stream_);
+  EXPECT_TRUE(state().launches[0].may_overlap);
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.x, address(0x1000));
+  EXPECT_EQ(params.x_stride, 648);
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+  EXPECT_EQ(params.row_cast.codes, address(0x2000));
+  EXPECT_EQ(params.row_cast.codes_stride, kCols + 16);
+  EXPECT_EQ(params.row_cast.scale, address(0x3000));
+  EXPECT_EQ(params.row_cast.scale_row_stride, 1);
+  EXPECT_EQ(params.row_cast.scale_col_stride, kRows);
+  EXPECT_EQ(params.transposed_cast.codes, nullptr);
+}
+
+TEST_F(CastTest, BothCastsAreOneKernel) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock128x128);
+  const MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kBlock128x128);
+  quantize(&out, &transposed);
+  ASSERT_EQ(state().launches.size(), 1u);
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.row_cast.codes_stride, kCols + 16);
+  EXPECT_EQ(params.transposed_cast.codes_stride, kRows + 16);
+}
+
+TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
+  for (int i = 0; i < 3; ++i) quantize(&out, nullptr);
+  EXPECT_EQ(state().launches.size(), 12u);
+  EXPECT_EQ(compilations_, 4);
+}
+
+TEST_F(CastTest, ACastIsPreparedOnce) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  quantize(&out, nullptr);
+  x_.data = address(0x8000);
+  quantize(&out, nullptr);
+  EXPECT_EQ(compilations_, 1);
+  EXPECT_EQ(state().launches[1].params_as<config::CastParams>().x, address(0x8000));
+  x_.data = address(0x8002);  // not aligned any more
+  quantize(&out, nullptr);
+  EXPECT_EQ(compilations_, 2);
+}
+
+TEST_F(CastTest, DequantizationAndConversion) {
+  state().params_bytes = sizeof(config::ConvertParams);
+  const MutableScaledTensorView cast = output(kRows, kCols, Granularity::kBlock1x128);
+  const MutableTensorView out = matrix(address(0x4000), DType::kFloat32, kRows, kCols, -1, kGpu);
+  cuda::dequantize(runtime().device(0), cast, out, {});
+  auto params = state().launches[0].params_as<config::ConvertParams>();
+  EXPECT_EQ(params.x, address(0x2000));
+  EXPECT_EQ(params.scale, address(0x3000));
+  EXPECT_EQ(params.scale_col_stride, kRows);
+  EXPECT_EQ(params.out, address(0x4000));
+  cuda::convert(runtime().device(0), x_, out, Overflow::kNan, {});
+  params = state().launches[1].params_as<config::ConvertParams>();
+  EXPECT_EQ(params.x_stride, 648);
+  EXPECT_EQ(params.out_stride, kCols);
+  EXPECT_EQ(compilations_, 2);
+}
+
+}  // namespace
+}  // namespace octofold::cuda
