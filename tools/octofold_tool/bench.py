@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from . import cpu_bench
+from . import cpu_bench, gemm_options
 from .gpu.device import why_not
-from .measure import ERROR_LIMITS, MIN_ROUNDS
+from .measure import MIN_ROUNDS
 from .products import GemmOptions
 from .report import ToolError, check_writable, require, write_json, write_png
 from .suites import SUITES, Shape
@@ -75,41 +75,11 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
         default="auto",
         help="auto (default): the GPU, where there is one with kernels and torch to drive it",
     )
-    shapes = parser.add_mutually_exclusive_group()
-    shapes.add_argument(
-        "--suite",
-        choices=sorted(SUITES),
-        help=f"default: {DEFAULT_SUITES['cuda']} on a GPU, {DEFAULT_SUITES['cpu']} on the CPU",
+    gemm_options.add_shapes(
+        parser,
+        f"default: {DEFAULT_SUITES['cuda']} on a GPU, {DEFAULT_SUITES['cpu']} on the CPU",
     )
-    shapes.add_argument(
-        "--shape",
-        metavar="M,N,K",
-        type=parse_shape,
-        action="append",
-        help="a shape of your own (repeatable)",
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="A,B",
-        type=lambda text: parse_pair(text, "e4m3"),
-        default=("e4m3", "e4m3"),
-        help="FP8 formats of A and B: e4m3 or e5m2 (default: e4m3,e4m3)",
-    )
-    parser.add_argument(
-        "--granularity",
-        metavar="A,B",
-        type=lambda text: parse_pair(text, "1x128"),
-        default=("1x128", "128x128"),
-        help="tensor,tensor · channel,channel · 1x128,128x128 (default) · 1x128,1x128",
-    )
-    parser.add_argument(
-        "--out-dtype", choices=sorted(ERROR_LIMITS), default="bfloat16", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--fast-accumulation",
-        action="store_true",
-        help="let the tensor cores sum all of K (tensor and channel scales)",
-    )
+    gemm_options.add_kind(parser)
     parser.add_argument(
         "--rounds",
         metavar="COUNT",
@@ -128,21 +98,6 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
     parser.add_argument("--png", metavar="FILE", type=Path, help="write (over) this chart")
     parser.set_defaults(run=run_gemm)
-
-
-def parse_shape(text: str) -> Shape:
-    sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected M,N,K, each at least 1, got '{text}'")
-    m, n, k = map(int, sizes)
-    return m, n, k
-
-
-def parse_pair(text: str, example: str) -> tuple[str, str]:
-    first, comma, second = text.partition(",")
-    if not (first and comma and second):
-        raise argparse.ArgumentTypeError(f"expected two, such as {example},{example}, got '{text}'")
-    return first, second
 
 
 def parse_rounds(text: str) -> int:

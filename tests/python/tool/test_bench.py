@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import octofold
 import pytest
-from octofold_tool import bench, products
+from octofold_tool import bench, gemm_options, products
 from octofold_tool.__main__ import main
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
 from octofold_tool.suites import SUITES
@@ -138,4 +138,4 @@ def test_rounds_alternate_their_order() -> None:
 @pytest.mark.parametrize("text", ["1,2,3,4", "a,b,c", "1,-2,3", ""])
 def test_bad_shapes(text: str) -> None:
     with pytest.raises(bench.argparse.ArgumentTypeError, match="expected M,N,K"):
-        bench.parse_shape(text)
+        gemm_options.parse_shape(text)

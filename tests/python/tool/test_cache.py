@@ -1,0 +1,165 @@
+"""octofold cache: each command in a process of its own, since a process has one cache folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import octofold
+import pytest
+from octofold_tool import cache
+from octofold_tool.__main__ import main
+from octofold_tool.report import ToolError
+
+needs_nvrtc = pytest.mark.skipif(
+    not octofold.info().nvrtc.available, reason="NVRTC is not installed: octofold[gpu]"
+)
+
+WARM = ("warm", "--arch", "sm_90a", "--shape", "16,64,256")
+
+
+class Cache:
+    """`octofold cache` with a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "octofold_tool", "cache", *arguments],
+            env={
+                **os.environ,
+                "OCTOFOLD_CACHE_DIR": str(self.folder),
+                "OCTOFOLD_LOG_LEVEL": "warning",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def output(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
+
+    def error(self, *arguments: str, **environment: str) -> str:
+        result = self.run(*arguments, **environment)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("octofold")
+        return result.stderr
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def test_a_cache_that_is_not_there_is_empty(own: Cache) -> None:
+    assert own.output("path") == f"{own.folder}\n"
+    assert own.output("list") == f"no kernels in {own.folder}\n"
+    assert own.output("clear") == f"0 kernels removed from {own.folder}\n"
+    assert not own.folder.exists()
+
+
+@needs_nvrtc
+def test_warm_list_clear(own: Cache) -> None:
+    # Two shapes of one kernel, and the same again.
+    shapes = (*WARM, "--shape", "16,64,512")
+    where = f"1 kernels for sm_90a in {own.folder}"
+    assert own.output(*shapes) == f"{where}: 1 compiled, 0 there before\n"
+    assert own.output(*shapes) == f"{where}: 0 compiled, 1 there before\n"
+    other = own.output(*WARM, "--granularity", "channel,channel", "--bias", "bfloat16")
+    assert "1 compiled" in other
+
+    (newest, _) = json.loads(own.output("list", "--json"))["kernels"]
+    assert "Channel scales" in newest["description"]
+    assert "bias OutputType" in newest["description"]
+    assert newest["architecture"] == "sm_90a"
+    assert newest["bytes"] == Path(newest["file"]).stat().st_size
+    table = own.output("list")
+    assert newest["description"] in table
+    assert "2 files" in table
+
+    (own.folder / "notes.txt").touch()
+    assert own.output("clear") == f"2 kernels removed from {own.folder}\n"
+    assert [path.name for path in own.folder.iterdir()] == ["notes.txt"]
+
+
+@needs_nvrtc
+def test_a_damaged_file_is_named_and_replaced(own: Cache) -> None:
+    own.output(*WARM)
+    (file,) = own.folder.glob("*.kernel")
+    file.write_bytes(file.read_bytes()[:100])
+    assert f"{file.name}: unusable: " in own.output("list")
+    result = own.run(*WARM)
+    assert result.returncode == 0
+    assert "1 compiled" in result.stdout
+    assert f"warning: kernel cache entry '{file}' is not usable" in result.stderr
+    assert "unusable" not in own.output("list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: ACTION"),
+        (["warm", "--arch", "sm_90a"], "--suite --shape is required"),
+        (["warm", "--arch", "sm_80", "--suite", "square"], "'sm_80': there are some for sm_90a"),
+        ([*WARM, "--shape", "1,2"], "expected M,N,K"),
+        ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
+        ([*WARM, "--granularity", "1x128,tensor"], "'b.granularity'"),
+        ([*WARM, "--dtype", "e4m3,int8"], "int8"),
+        ([*WARM, "--bias", "e4m3"], "invalid choice: 'e4m3'"),
+        ([*WARM, "--out-dtype", "float32", "--c", "bfloat16"], "'c': expected dtype float32"),
+        ([*WARM, "--fast-accumulation"], "'fast_accumulation'"),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    try:
+        code = main(["cache", *arguments])
+    except SystemExit as exit_:  # argparse's
+        code = int(exit_.code or 0)
+    out, error = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert error.startswith("octofold")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+@needs_nvrtc
+def test_a_folder_that_cannot_be_written(own: Cache) -> None:
+    own.folder.write_text("not a folder")
+    assert f"kernels cannot be kept in '{own.folder}'" in own.error(*WARM)
+
+
+def test_without_a_folder_or_nvrtc(own: Cache) -> None:
+    nowhere = {"OCTOFOLD_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": ""}
+    for arguments in (("path",), ("list",), WARM):
+        assert "name one in OCTOFOLD_CACHE_DIR" in own.error(*arguments, **nowhere)
+    assert "/no/nvrtc.so" in own.error(*WARM, OCTOFOLD_NVRTC="/no/nvrtc.so")
+
+
+def arguments(arch: str | None = None, multiprocessors: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(arch=arch, multiprocessors=multiprocessors)
+
+
+def test_compiles_for_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = octofold.Component(True, "")
+    gpu = octofold.Gpu(0, "H100 PCIe", 9, 0, 114, 80 << 30, there)
+    info = octofold.Info("1", 1, there, there, there, (gpu,))
+    monkeypatch.setattr(octofold, "info", lambda: info)
+    assert cache.target(arguments()) == ("sm_90a", 114)
+    assert cache.target(arguments(multiprocessors=16)) == ("sm_90a", 16)
+    assert cache.target(arguments(arch="sm_90a")) == ("sm_90a", 132)
+
+
+def test_without_a_gpu_the_architecture_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = octofold.Component(False, "no NVIDIA driver")
+    info = octofold.Info("1", 1, missing, missing, missing, ())
+    monkeypatch.setattr(octofold, "info", lambda: info)
+    with pytest.raises(ToolError, match="name one with --arch: no NVIDIA driver"):
+        cache.target(arguments())
