@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <memory>
@@ -50,6 +51,15 @@ struct Search {
   std::string reason;
 };
 
+// The compiler loads its second half by name. The wheels have it beside the first half, and those
+// of CUDA 13.0 do not tell the dynamic linker so: it is found once it is open.
+void open_builtins_beside(const Nvrtc& nvrtc) {
+  const std::filesystem::path file(nvrtc.file);
+  if (!file.has_parent_path()) return;
+  const std::string name = fmt::format("libnvrtc-builtins.so.{}.{}", nvrtc.major, nvrtc.minor);
+  const core::SharedObject stays_open(file.parent_path() / name);
+}
+
 Search open_nvrtc(const std::string& file) {
   const core::SharedObject library(file);
   if (!library.is_open()) return {{}, library.error()};
@@ -59,12 +69,13 @@ Search open_nvrtc(const std::string& file) {
     return {{}, fmt::format("{} is not NVRTC: it lacks nvrtcVersion", file)};
   }
   if (nvrtc.major < kOldestMajor) {
-    return {{}, fmt::format("{} is NVRTC {}.{}, expected {}.0 or newer", file, nvrtc.major,
-                            nvrtc.minor, kOldestMajor)};
+    return {{},
+            fmt::format("{} is NVRTC {}.{}, expected {}.0 or newer", file, nvrtc.major, nvrtc.minor,
+                        kOldestMajor)};
   }
   const auto find = [&](auto& function, const char* symbol) {
-    function = library.find<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(
-        symbol);
+    function =
+        library.find<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(symbol);
     return function != nullptr;
   };
   const bool complete = find(nvrtc.create_program, "nvrtcCreateProgram") &&
@@ -78,6 +89,7 @@ Search open_nvrtc(const std::string& file) {
                         find(nvrtc.get_lowered_name, "nvrtcGetLoweredName") &&
                         find(nvrtc.get_error_string, "nvrtcGetErrorString");
   if (!complete) return {{}, fmt::format("{} lacks functions of NVRTC 12", file)};
+  open_builtins_beside(nvrtc);
   return {nvrtc, ""};
 }
 
@@ -138,13 +150,12 @@ class Compilation {
   Compilation& operator=(const Compilation&) = delete;
 
   Binary run() {
-    const std::string architecture =
-        fmt::format("--gpu-architecture={}", program_.architecture);
+    const std::string architecture = fmt::format("--gpu-architecture={}", program_.architecture);
     // Functions without an execution space are constexpr ones of kernels/config, which the device
     // calls too. Multiply-adds are fused where the code says so: casts are specified to the bit.
-    const std::vector<const char*> options = {
-        architecture.c_str(), "--std=c++20", "--device-as-default-execution-space", "--fmad=true",
-        "--ptxas-options=--verbose"};
+    const std::vector<const char*> options = {architecture.c_str(), "--std=c++20",
+                                              "--device-as-default-execution-space", "--fmad=true",
+                                              "--ptxas-options=--verbose"};
     const int result =
         nvrtc().compile_program(handle_, static_cast<int>(options.size()), options.data());
     const std::string log = read_log();

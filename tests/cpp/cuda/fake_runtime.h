@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
 
 #include "octofold/error.h"
 
+#include "core/shared_object.h"
 #include "cuda/fake_driver.h"
 #include "cuda/runtime.h"
 
@@ -20,8 +20,8 @@ class FakeGpuTest : public testing::Test {
  protected:
   FakeGpuTest() {
     using Accessor = fake::State*();
-    void* library = dlopen(OCTOFOLD_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
-    state_ = reinterpret_cast<Accessor*>(dlsym(library, "octofold_fake_driver_state"))();
+    const core::SharedObject library(OCTOFOLD_FAKE_DRIVER);
+    state_ = library.find<Accessor>("octofold_fake_driver_state")();
     std::destroy_at(state_);
     std::construct_at(state_);
   }
