@@ -23,7 +23,7 @@ MAX_LINES = 400
 DOORS = {
     "include": [],
     "kernels/config": [],
-    "kernels/ptx": [],
+    "kernels/ptx": ["kernels/config"],
     "kernels/numeric": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
     "kernels/quant": ["kernels/numeric", "kernels/ptx", "kernels/config"],
