@@ -90,8 +90,8 @@ std::string fault_of(const std::string& bytes, EntryHead& head) {
     return fmt::format("it has format version {}, expected {}", head.version, EntryHead::kVersion);
   }
   std::size_t rest = bytes.size() - sizeof(head);
-  for (const std::uint64_t size : {head.description_size, head.architecture_size, head.symbol_size,
-                                   head.cubin_size}) {
+  for (const std::uint64_t size :
+       {head.description_size, head.architecture_size, head.symbol_size, head.cubin_size}) {
     if (size > rest) return "it is cut short";
     rest -= size;
   }
