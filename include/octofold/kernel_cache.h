@@ -81,7 +81,7 @@ struct WarmReport {
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no
 /// kernels for the architecture, or sizes of 2^31 and more; kUnavailable: no NVRTC, or no folder to
 /// keep kernels in; kIo: kernels cannot be written there.
-/// Example: octofold::warm_kernel_cache({{{.m = 4096, .n = 7168, .k = 2048}}});
+/// Example: octofold::warm_kernel_cache(std::vector<GemmProblem>{{.m = 64, .n = 7168, .k = 2048}});
 OCTOFOLD_API WarmReport warm_kernel_cache(std::span<const GemmProblem> problems,
                                           const WarmOptions& options = {});
 

@@ -161,17 +161,19 @@ def run_warm(arguments: argparse.Namespace) -> None:
     a_granularity, b_granularity = arguments.granularity
     problems = [
         GemmProblem(
-            *shape,
-            a=a,
-            b=b,
-            out=arguments.out_dtype,
-            a_granularity=a_granularity,
-            b_granularity=b_granularity,
+            m,
+            n,
+            k,
+            a,
+            b,
+            arguments.out_dtype,
+            a_granularity,
+            b_granularity,
             c=arguments.c,
             bias=arguments.bias,
             fast_accumulation=arguments.fast_accumulation,
         )
-        for shape in arguments.shape or SUITES[arguments.suite]
+        for m, n, k in arguments.shape or SUITES[arguments.suite]
     ]
     with progress("compiling kernels") as advance:
         report = kernel_cache.warm(problems, architecture, multiprocessors, advance)
