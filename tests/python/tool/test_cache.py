@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written(own: Cache) -> None:
 
 def test_without_a_folder_or_nvrtc(own: Cache) -> None:
     nowhere = {"OCTOFOLD_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": ""}
-    for arguments in (("path",), ("list",), WARM):
+    for arguments in (("path",), WARM):
         assert "name one in OCTOFOLD_CACHE_DIR" in own.error(*arguments, **nowhere)
     assert "/no/nvrtc.so" in own.error(*WARM, OCTOFOLD_NVRTC="/no/nvrtc.so")
 
