@@ -227,6 +227,7 @@ def framework_of(kind: str, arrays: Sequence[Array | None], stream: int | None) 
     devices = [array.__dlpack_device__() for array in given]
     if all(device_type == _DLPACK_CPU for device_type, _ in devices):
         return DLPackFramework(namespace, on_cpu=True, stream=None)
-    if namespace is not None and namespace.__name__ == "cupy":
-        return CuPyFramework(namespace, devices[0][1], stream)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and any(isinstance(array, cupy.ndarray) for array in given):
+        return CuPyFramework(cupy, devices[0][1], stream)
     return DLPackFramework(namespace, on_cpu=False, stream=stream)
