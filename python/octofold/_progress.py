@@ -26,7 +26,7 @@ def reporting(progress: Progress | None) -> Iterator[Progress]:
 
     try:
         yield report
-    except Exception:
+    except BaseException:
         if raised:
             raise raised[0] from None
         raise

@@ -43,6 +43,9 @@ for _class in (
 ):
     tvm_ffi.register_error(f"octofold.{_class.__name__}", _class)
 
+# An interrupt (Ctrl-C) that Python notices as the library calls a log handler.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+
 
 def invalid_argument(
     operation: str, argument: str, expected: str, got: object

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,15 +27,17 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "octofold_tool", "cache", *arguments]
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        own = {"OCTOFOLD_CACHE_DIR": str(self.folder), "OCTOFOLD_LOG_LEVEL": "warning"}
+        return {**os.environ, **own, **changes}
+
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "octofold_tool", "cache", *arguments],
-            env={
-                **os.environ,
-                "OCTOFOLD_CACHE_DIR": str(self.folder),
-                "OCTOFOLD_LOG_LEVEL": "warning",
-                **environment,
-            },
+            self.command(*arguments),
+            env=self.environment(**environment),
             capture_output=True,
             text=True,
             check=False,
@@ -99,6 +102,26 @@ def test_a_damaged_file_is_named_and_replaced(own: Cache) -> None:
     assert "1 compiled" in result.stdout
     assert f"warning: kernel cache entry '{file}' is not usable" in result.stderr
     assert "unusable" not in own.output("list")
+
+
+@needs_nvrtc
+def test_ctrl_c_ends_it_quietly(own: Cache) -> None:
+    process = subprocess.Popen(
+        own.command("warm", "--arch", "sm_90a", "--suite", "deepseek-v3"),
+        env=own.environment(OCTOFOLD_LOG_LEVEL="info"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, as CI may be, hands on an interrupt that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    assert "compiled in" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    assert error.splitlines()[-1] == "octofold: interrupted"
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
