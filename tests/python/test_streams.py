@@ -1,6 +1,7 @@
 """Streams as arguments, and CuPy's arrays: what can be tested of them without a GPU."""
 
 import contextlib
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,9 +62,6 @@ class FakeCuPyArray:
         self.array = array
         self.streams = []
 
-    def __array_namespace__(self):
-        return FakeCuPy
-
     def __dlpack_device__(self):
         return (2, 3)
 
@@ -114,6 +112,7 @@ def cupy(monkeypatch):
 
     monkeypatch.setattr(FakeCuPy, "devices", devices)
     monkeypatch.setattr(FakeCuPy.cuda, "Device", device, raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy)
     return FakeCuPy
 
 
