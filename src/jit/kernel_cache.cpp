@@ -28,24 +28,33 @@ constexpr const char* kLockFile = "locks";
 class KeyLock {
  public:
   KeyLock(const fs::path& folder, const CacheKey& key)
-      : descriptor_(open((folder / kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+      : descriptor_(open((folder / kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)),
+        position_(static_cast<off_t>(key.low >> 2)) {  // positive, also with room behind it
     if (descriptor_ < 0) return;
-    struct flock lock{};
-    lock.l_type = F_WRLCK;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = static_cast<off_t>(key.low >> 2);  // positive, also with room behind it
-    lock.l_len = 1;
-    while (fcntl(descriptor_, F_OFD_SETLKW, &lock) != 0 && errno == EINTR) {
+    while (set(F_WRLCK) != 0 && errno == EINTR) {
     }
   }
   ~KeyLock() {
-    if (descriptor_ >= 0) close(descriptor_);
+    if (descriptor_ < 0) return;
+    // To close the file is not enough: a process that was forked meanwhile has it open, too.
+    set(F_UNLCK);
+    close(descriptor_);
   }
   KeyLock(const KeyLock&) = delete;
   KeyLock& operator=(const KeyLock&) = delete;
 
  private:
+  int set(short type) const {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = position_;
+    lock.l_len = 1;
+    return fcntl(descriptor_, F_OFD_SETLKW, &lock);
+  }
+
   int descriptor_;
+  off_t position_;
 };
 
 // Says it once a process: whatever keeps entries from being written will go on doing so.
@@ -165,7 +174,8 @@ KernelCache process_cache() { return KernelCache(core::options().cache_folder); 
 
 CacheKey process_key(const Program& program, std::span<const Header> headers) {
   static const CacheKey headers_digest = digest(headers);
-  return key_of(program, headers_digest, nvrtc_version());
+  static const std::string compiler = compiler_identity();
+  return key_of(program, headers_digest, compiler);
 }
 
 }  // namespace

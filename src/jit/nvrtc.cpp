@@ -9,17 +9,24 @@
 #include <mutex>
 #include <optional>
 #include <regex>
+#include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/shared_object.h"
+#include "jit/build_id.h"
 
 namespace octofold::jit {
 namespace {
 
-// C++20 and sm_90a.
-constexpr int kOldestMajor = 12;
+// Those before it reject some of the kernels or spill registers.
+constexpr std::pair kOldest{12, 8};
+
+// Functions without an execution space are constexpr ones of kernels/config, which the device calls
+// too. Multiply-adds are fused where the code says so: casts are specified to the bit.
+constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space",
+                                    "--fmad=true", "--ptxas-options=--verbose"};
 
 constexpr const char* kHowToGet =
     "`pip install nvidia-cuda-nvrtc`, or name the file in OCTOFOLD_NVRTC";
@@ -68,10 +75,10 @@ Search open_nvrtc(const std::string& file) {
   if (version == nullptr || version(&nvrtc.major, &nvrtc.minor) != 0) {
     return {{}, fmt::format("{} is not NVRTC: it lacks nvrtcVersion", file)};
   }
-  if (nvrtc.major < kOldestMajor) {
+  if (std::pair(nvrtc.major, nvrtc.minor) < kOldest) {
     return {{},
-            fmt::format("{} is NVRTC {}.{}, expected {}.0 or newer", file, nvrtc.major, nvrtc.minor,
-                        kOldestMajor)};
+            fmt::format("{} is NVRTC {}.{}, expected {}.{} or newer", file, nvrtc.major,
+                        nvrtc.minor, kOldest.first, kOldest.second)};
   }
   const auto find = [&](auto& function, const char* symbol) {
     function =
@@ -96,17 +103,18 @@ Search open_nvrtc(const std::string& file) {
 std::mutex candidates_mutex;
 std::vector<std::string> candidates;
 
+// In this order.
+std::vector<std::string> files_to_try() {
+  if (const std::string& chosen = core::options().nvrtc_library; !chosen.empty()) return {chosen};
+  const std::lock_guard lock(candidates_mutex);
+  std::vector<std::string> files = candidates;
+  files.insert(files.end(), {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"});
+  return files;
+}
+
 Search search_nvrtc() {
-  std::vector<std::string> files;
-  if (const std::string& chosen = core::options().nvrtc_library; !chosen.empty()) {
-    files = {chosen};
-  } else {
-    const std::lock_guard lock(candidates_mutex);
-    files = candidates;
-    files.insert(files.end(), {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"});
-  }
   std::vector<std::string> reasons;
-  for (const std::string& file : files) {
+  for (const std::string& file : files_to_try()) {
     Search search = open_nvrtc(file);
     if (search.found) return search;
     reasons.push_back(search.reason);
@@ -151,11 +159,8 @@ class Compilation {
 
   Binary run() {
     const std::string architecture = fmt::format("--gpu-architecture={}", program_.architecture);
-    // Functions without an execution space are constexpr ones of kernels/config, which the device
-    // calls too. Multiply-adds are fused where the code says so: casts are specified to the bit.
-    const std::vector<const char*> options = {architecture.c_str(), "--std=c++20",
-                                              "--device-as-default-execution-space", "--fmad=true",
-                                              "--ptxas-options=--verbose"};
+    std::vector<const char*> options = {architecture.c_str()};
+    options.insert(options.end(), std::begin(kOptions), std::end(kOptions));
     const int result =
         nvrtc().compile_program(handle_, static_cast<int>(options.size()), options.data());
     const std::string log = read_log();
@@ -232,7 +237,12 @@ Component probe_nvrtc() {
                                 search.found->file)};
 }
 
-std::string nvrtc_version() { return fmt::format("{}.{}", nvrtc().major, nvrtc().minor); }
+std::string compiler_identity() {
+  const std::string file = files_to_try().front();
+  std::string build = file.find('/') != file.npos ? build_id(file) : "";
+  if (build.empty()) build = fmt::format("{}.{}", nvrtc().major, nvrtc().minor);
+  return fmt::format("{} {}", build, fmt::join(kOptions, " "));
+}
 
 Binary compile(const Program& program, std::span<const Header> headers) {
   return Compilation(program, headers).run();

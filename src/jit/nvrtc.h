@@ -17,9 +17,11 @@ void set_nvrtc_candidates(std::vector<std::string> paths);
 /// "NVRTC 13.0 (libnvrtc.so.13)", or why there is none.
 Component probe_nvrtc();
 
-/// The version, as it enters cache keys: "13.0". Throws Error(kUnavailable) without NVRTC or with
-/// one that is too old, saying where was looked and how to get one.
-std::string nvrtc_version();
+/// Which compiler this is, for cache keys: NVRTC's build, else its version, and its options. Where
+/// the first file to try has a build ID, NVRTC is not opened, which takes longer than to read a
+/// kernel from disk. Throws Error(kUnavailable) if it has to be opened and there is none, or one
+/// that is too old, saying where was looked and how to get one.
+std::string compiler_identity();
 
 /// Compiles one kernel. Thread safe. Throws Error(kInternal) that names the kernel and has the
 /// first lines of the compiler's log; the whole log goes to the log handler.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sstream>
@@ -167,6 +168,27 @@ TEST_F(KernelCacheTest, AKilledCompilerLetsTheNextOneGoOn) {
   EXPECT_EQ(mine, binary_of('x'));
   EXPECT_EQ(compiled(), 1);
   EXPECT_EQ(get(), binary_of('x'));
+  EXPECT_EQ(compiled(), 1);
+}
+
+// A lock belongs to the open file, which a fork in the middle of a compilation passes on.
+TEST_F(KernelCacheTest, AChildForkedInMidCompileKeepsNobodyWaiting) {
+  pid_t child = -1;
+  std::future<Binary> waiting;
+  cache().get(kKey, kProgram, [&](const Program&) {
+    child = fork();
+    if (child == 0) {
+      pause();
+      _exit(1);
+    }
+    waiting = std::async(std::launch::async, [&] { return get(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return compile();
+  });
+  EXPECT_EQ(waiting.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(waiting.get(), binary_of('x'));
   EXPECT_EQ(compiled(), 1);
 }
 
