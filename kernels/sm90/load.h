@@ -39,10 +39,12 @@ __device__ void load_operands_by_tma(const GemmParams& params, const SharedMemor
   constexpr int kRowsB = kConfig.tile_n / kConfig.cluster_m;
   constexpr unsigned short kEveryBlock = (1 << kConfig.cluster_size()) - 1;
   const int rank = kConfig.cluster_size() > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+  const unsigned bytes =
+      params.a_box_rows * kConfig.cluster_n * kBlockK + SharedMemory<kConfig>::kLayout.b_bytes;
 
   for_each_stage(params, smem, [&](int stage, config::TileCoordinate origin, int k) {
     const unsigned full = smem.full(stage);
-    ptx::mbarrier_arrive_expect_bytes(full, smem.kLayout.a_bytes + smem.kLayout.b_bytes);
+    ptx::mbarrier_arrive_expect_bytes(full, bytes);
     if constexpr (kConfig.cluster_n > 1) {
       const int row = rank * kRowsA;
       ptx::tma_load_multicast(smem.a(stage) + row * kBlockK, &params.a_map, full, k, origin.m + row,

@@ -123,7 +123,9 @@ GemmParams params_of(const Device& device, const GemmArguments& arguments,
   const auto scale_b = core::scale_access(arguments.b);
   GemmParams params{};
   if (config.load == config::OperandLoad::kTma) {
-    params.a_map = map_of(device, a, config.tile_m / config.cluster_n, config::kBlockK);
+    params.a_box_rows =
+        config::a_box_rows(config.tile_m, config.cluster_n, static_cast<int>(out.shape[0]));
+    params.a_map = map_of(device, a, params.a_box_rows, config::kBlockK);
     params.b_map = map_of(device, b, config.tile_n / config.cluster_m, config::kBlockK);
   }
   if (config.store == config::OutputStore::kTma) {
