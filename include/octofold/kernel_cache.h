@@ -18,14 +18,14 @@ namespace octofold {
 
 /// A file of the cache.
 struct CachedKernel {
-  std::filesystem::path file;
+  std::filesystem::path file{};
   std::int64_t bytes = 0;
-  std::chrono::system_clock::time_point written;
+  std::chrono::system_clock::time_point written{};
   /// Why the file cannot be used: a damaged one, or another version's. It is replaced when its
   /// kernel is next needed. Empty for a usable one; what follows is unset otherwise.
-  std::string fault;
-  std::string description;   ///< "gemm E4M3 × E4M3 → BFloat16, Block scales, tile 128×128, …"
-  std::string architecture;  ///< "sm_90a"
+  std::string fault{};
+  std::string description{};   ///< "gemm E4M3 × E4M3 → BFloat16, Block scales, tile 128×128, …"
+  std::string architecture{};  ///< "sm_90a"
   std::int32_t registers = 0;
 };
 
