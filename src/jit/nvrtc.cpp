@@ -24,7 +24,8 @@ namespace {
 constexpr std::pair kOldest{12, 8};
 
 // Functions without an execution space are constexpr ones of kernels/config, which the device calls
-// too. Multiply-adds are fused where the code says so: casts are specified to the bit.
+// too. Multiply-adds may be fused; casts, which are specified to the bit, are written so that none
+// can be.
 constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space",
                                     "--fmad=true", "--ptxas-options=--verbose"};
 
