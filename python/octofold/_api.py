@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ._dtypes import DTypeLike, dtype_name
-from ._frameworks import TORCH, Array, common_kind, framework_of
+from ._frameworks import Array, common_kind, framework_of, is_torch
 from ._operations import CastOptions, Operations, Scaled
 from ._streams import StreamLike, stream_handle
 from .errors import invalid_argument
 
 if TYPE_CHECKING:
-    from ._torch import TorchOperations
+    from ._torch import RegisteredOperations
 
 _Result = TypeVar("_Result")
 
@@ -21,18 +21,23 @@ def _run(
     arguments: Sequence[str],
     arrays: Sequence[Array | None],
     stream: StreamLike | None,
-    call: "Callable[[Operations | TorchOperations], _Result]",
+    call: "Callable[[Operations | RegisteredOperations], _Result]",
 ) -> _Result:
     """`call` with the operations of the framework that the arrays (None: not given) come from."""
-    kind = common_kind(operation, arguments, arrays)
-    handle = None if stream is None else stream_handle(operation, stream)
-    if kind != TORCH:
-        return call(Operations(framework_of(kind, arrays, handle)))
-    from . import _torch  # the caller has imported torch
+    if is_torch(arrays[0]):
+        from . import _torch  # the caller has imported torch
 
-    if handle is None:
-        return call(_torch.OPERATIONS)
-    return _torch.on_stream(handle, arrays, lambda: call(_torch.OPERATIONS))
+        direct = _torch.direct_operations(arrays)
+        if direct is None:
+            common_kind(operation, arguments, arrays)
+        operations = direct or _torch.REGISTERED
+        if stream is None:
+            return call(operations)
+        handle = stream_handle(operation, stream)
+        return _torch.on_stream(handle, arrays, lambda: call(operations))
+    kind = common_kind(operation, arguments, arrays)
+    address = None if stream is None else stream_handle(operation, stream)
+    return call(Operations(framework_of(kind, arrays, address)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -53,6 +53,9 @@ class Framework(Protocol):
     def deliver(self, array: Array) -> Array:
         """The result as the caller gets it."""
 
+    def mark_written(self, array: Array) -> None:
+        """Says to the framework that the caller's array has changed."""
+
 
 def column_stride(rows: int) -> int:
     """Of 1x128 scales on a GPU: their rows lie next to each other, each column 16-byte aligned."""
@@ -82,6 +85,9 @@ class NumPyFramework:
 
     def deliver(self, array: Array) -> Array:
         return array
+
+    def mark_written(self, array: Array) -> None:
+        pass
 
 
 class DLPackFramework:
@@ -123,6 +129,9 @@ class DLPackFramework:
             return self._namespace.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return array
+
+    def mark_written(self, array: Array) -> None:
+        pass
 
 
 class CuPyFramework(DLPackFramework):

@@ -122,10 +122,22 @@ class Operations:
         m, _ = self._require_matrix("gemm", "a", a.data)
         n, _ = self._require_matrix("gemm", "b", b.data)
         out = self._framework.empty((m, n), out_dtype)
-        self.gemm_out(out, a, b, c, bias, fast_accumulation)
+        self._gemm(out, a, b, c, bias, fast_accumulation)
         return self._framework.deliver(out)
 
     def gemm_out(
+        self,
+        out: Array,
+        a: Scaled,
+        b: Scaled,
+        c: Array | None,
+        bias: Array | None,
+        fast_accumulation: bool,
+    ) -> None:
+        self._gemm(out, a, b, c, bias, fast_accumulation)
+        self._framework.mark_written(out)
+
+    def _gemm(
         self,
         out: Array,
         a: Scaled,

@@ -1,4 +1,4 @@
-"""torch: tensors in and out of the library, and the operations as registered torch ops.
+"""torch: which calls go to the library at once, and which through the registered torch ops.
 
 The public functions go through torch.ops.octofold wherever torch has to know of them, so that
 torch.compile sees one opaque op with known shapes; elsewhere they call the library at once, as
@@ -14,55 +14,56 @@ from torch import Tensor
 
 from . import _torch_ops
 from ._frameworks import Array
-from ._operations import CastOptions, Scaled
+from ._operations import CastOptions, Operations, Scaled
 from ._torch_framework import DTYPES, on_device_of
 
 _PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
 
-def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether nobody watches: no compiler, no tracing or other dispatch mode, no subclass of
-    Tensor, nothing to differentiate."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
+def direct_operations(arrays: Sequence[Array | None]) -> Operations | None:
+    """What to call when all arrays are plain tensors (None: not given) and torch need not know:
+    no compiler or tracer, no transform of torch.func, no dispatch mode, nothing to differentiate,
+    no negation that torch still owes to the memory."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_tracing()
+    ):
+        return None
     with_gradients = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in _PLAIN_TYPES or (with_gradients and tensor.requires_grad)
+    for array in arrays:
+        if array is not None and (
+            type(array) not in _PLAIN_TYPES
+            or (with_gradients and array.requires_grad)
+            or array.is_neg()
         ):
-            return False
-    return True
+            return None
+    first = arrays[0]
+    return None if first is None or first.is_meta else on_device_of(first)
 
 
-class TorchOperations:
-    """The operations with the signatures of Operations."""
+class RegisteredOperations:
+    """The registered ops with the signatures of Operations."""
 
     def quantize(
         self, x: Tensor, dtype: str, options: CastOptions, transpose: bool
     ) -> tuple[Tensor, Tensor]:
-        if _is_eager(x):
-            return on_device_of(x).quantize(x, dtype, options, transpose)
         data, scale = _torch_ops.quantize(x, DTYPES[dtype], *options, transpose)
         return data, scale
 
     def quantize_both(
         self, x: Tensor, dtype: str, options: CastOptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if _is_eager(x):
-            return on_device_of(x).quantize_both(x, dtype, options)
         data, scale, transposed_data, transposed_scale = _torch_ops.quantize_both(
             x, DTYPES[dtype], *options
         )
         return data, scale, transposed_data, transposed_scale
 
     def dequantize(self, x: Scaled, dtype: str) -> Array:
-        if _is_eager(x.data, x.scale):
-            return on_device_of(x.data).dequantize(x, dtype)
         return _torch_ops.dequantize(*x, DTYPES[dtype])
 
     def convert(self, x: Tensor, dtype: str, overflow: str) -> Array:
-        if _is_eager(x):
-            return on_device_of(x).convert(x, dtype, overflow)
         return _torch_ops.convert(x, DTYPES[dtype], overflow)
 
     def gemm(
@@ -74,8 +75,6 @@ class TorchOperations:
         out_dtype: str,
         fast_accumulation: bool,
     ) -> Array:
-        if _is_eager(a.data, a.scale, b.data, b.scale, c, bias):
-            return on_device_of(a.data).gemm(a, b, c, bias, out_dtype, fast_accumulation)
         return _torch_ops.gemm(*a, *b, c, bias, DTYPES[out_dtype], fast_accumulation)
 
     def gemm_out(
@@ -87,15 +86,11 @@ class TorchOperations:
         bias: Tensor | None,
         fast_accumulation: bool,
     ) -> None:
-        if _is_eager(out, a.data, a.scale, b.data, b.scale, c, bias):
-            on_device_of(a.data).gemm_out(out, a, b, c, bias, fast_accumulation)
-            torch.autograd.graph.increment_version(out)
-            return
         in_place = c is out
         _torch_ops.gemm_out(out, *a, *b, None if in_place else c, bias, in_place, fast_accumulation)
 
 
-OPERATIONS: Final = TorchOperations()
+REGISTERED: Final = RegisteredOperations()
 
 _Result = TypeVar("_Result")
 

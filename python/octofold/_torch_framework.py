@@ -71,6 +71,9 @@ class TorchFramework:
     def deliver(self, array: Tensor) -> Tensor:
         return array
 
+    def mark_written(self, array: Tensor) -> None:
+        torch.autograd.graph.increment_version(array)
+
 
 def scale_strides(granularity: str, shape: Sequence[int], device: torch.device) -> tuple[int, ...]:
     if len(shape) == 1:
