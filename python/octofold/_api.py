@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._dtypes import DTypeLike, dtype_name
 from ._frameworks import Array, common_kind, framework_of, is_torch
-from ._operations import CastOptions, Operations, Scaled
+from ._operations import CastOptions, Operations
 from ._streams import StreamLike, stream_handle
 from .errors import invalid_argument
 
@@ -80,7 +80,7 @@ class ScaledTensor:
             ("x", "x.scale"),
             (self.data, self.scale),
             stream,
-            lambda operations: operations.dequantize(_parts(self), name),
+            lambda operations: operations.dequantize(self, name),
         )
 
     def __repr__(self) -> str:
@@ -88,10 +88,6 @@ class ScaledTensor:
             f"ScaledTensor(data={self.dtype} {list(self.shape)}, "
             f"scale={self.scale.dtype} {list(self.scale.shape)}, granularity={self.granularity!r})"
         )
-
-
-def _parts(tensor: ScaledTensor) -> Scaled:
-    return Scaled(tensor.data, tensor.scale, tensor.granularity)
 
 
 def quantize(
@@ -213,8 +209,8 @@ def gemm(
         or an object that has one (torch's, CuPy's, or with __cuda_stream__). None: the current
         stream of torch or CuPy, for others the legacy default stream. The call does not wait for
         the GPU. With torch tensors it is as if torch.cuda.stream(stream) were around the call, and
-        the tensors' memory is kept from reuse until the stream is done with it. The CPU does not
-        look at it.
+        the tensors' memory is kept from reuse until the stream is done with it; with other arrays
+        that is the caller's care. The CPU does not look at it.
 
     Partial sums over at most 128 values of K are scaled and added in FP32; one rounding at the end.
     Returns `out`, or a new array in the framework of a (from CuPy arrays, dtypes that CuPy has not
@@ -233,9 +229,7 @@ def gemm(
             arguments,
             arrays,
             stream,
-            lambda operations: operations.gemm(
-                _parts(a), _parts(b), c, bias, name, fast_accumulation
-            ),
+            lambda operations: operations.gemm(a, b, c, bias, name, fast_accumulation),
         )
     if out_dtype is not None:
         expected = dtype_name("gemm", "out", out.dtype)
@@ -246,8 +240,6 @@ def gemm(
         arguments,
         arrays,
         stream,
-        lambda operations: operations.gemm_out(
-            out, _parts(a), _parts(b), c, bias, fast_accumulation
-        ),
+        lambda operations: operations.gemm_out(out, a, b, c, bias, fast_accumulation),
     )
     return out

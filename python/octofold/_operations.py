@@ -5,7 +5,7 @@ Values are checked by the library; here, only what is needed to know the results
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import tvm_ffi
 
@@ -50,8 +50,21 @@ def quick_scale_shape(granularity: str, rows: int, cols: int) -> tuple[int, ...]
     return (1,)
 
 
-class Scaled(NamedTuple):
-    """A scaled matrix in one argument."""
+class Scaled(Protocol):
+    """A scaled matrix: a ScaledTensor, or its parts."""
+
+    @property
+    def data(self) -> Array: ...
+
+    @property
+    def scale(self) -> Array: ...
+
+    @property
+    def granularity(self) -> str: ...
+
+
+class ScaledParts(NamedTuple):
+    """A Scaled in the making."""
 
     data: Array
     scale: Array
@@ -188,8 +201,9 @@ class Operations:
             raise
         except _EXPORT_ERRORS as error:
             expected = "a writable tensor" if writable else "a tensor"
+            reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds its stack
             raise invalid_argument(
-                operation, argument, f"{expected} that DLPack can export", f"this: {error}"
+                operation, argument, f"{expected} that DLPack can export", f"this: {reason}"
             ) from error
 
     def _shape(self, operation: str, argument: str, array: Array) -> tuple[int, ...]:

@@ -19,19 +19,26 @@ from ._torch_framework import DTYPES, on_device_of
 
 _PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
+# Bound once: looking these up takes as long as the answers.
+_is_compiling: Final = torch.compiler.is_compiling
+_is_tracing: Final = torch._C._is_tracing
+_is_grad_enabled: Final = torch.is_grad_enabled
+_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+_innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
+
 
 def direct_operations(arrays: Sequence[Array | None]) -> Operations | None:
     """What to call when all arrays are plain tensors (None: not given) and torch need not know:
     no compiler or tracer, no transform of torch.func, no dispatch mode, nothing to differentiate,
     no negation that torch still owes to the memory."""
     if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._is_tracing()
+        _is_compiling()
+        or _is_tracing()
+        or _dispatch_modes() > 0
+        or _innermost_transform() is not None
     ):
         return None
-    with_gradients = torch.is_grad_enabled()
+    with_gradients = _is_grad_enabled()
     for array in arrays:
         if array is not None and (
             type(array) not in _PLAIN_TYPES
@@ -61,7 +68,7 @@ class RegisteredOperations:
         return data, scale, transposed_data, transposed_scale
 
     def dequantize(self, x: Scaled, dtype: str) -> Array:
-        return _torch_ops.dequantize(*x, DTYPES[dtype])
+        return _torch_ops.dequantize(x.data, x.scale, x.granularity, DTYPES[dtype])
 
     def convert(self, x: Tensor, dtype: str, overflow: str) -> Array:
         return _torch_ops.convert(x, DTYPES[dtype], overflow)
@@ -75,7 +82,8 @@ class RegisteredOperations:
         out_dtype: str,
         fast_accumulation: bool,
     ) -> Array:
-        return _torch_ops.gemm(*a, *b, c, bias, DTYPES[out_dtype], fast_accumulation)
+        operands = (a.data, a.scale, a.granularity, b.data, b.scale, b.granularity)
+        return _torch_ops.gemm(*operands, c, bias, DTYPES[out_dtype], fast_accumulation)
 
     def gemm_out(
         self,
@@ -86,8 +94,10 @@ class RegisteredOperations:
         bias: Tensor | None,
         fast_accumulation: bool,
     ) -> None:
+        operands = (a.data, a.scale, a.granularity, b.data, b.scale, b.granularity)
         in_place = c is out
-        _torch_ops.gemm_out(out, *a, *b, None if in_place else c, bias, in_place, fast_accumulation)
+        addend = None if in_place else c
+        _torch_ops.gemm_out(out, *operands, addend, bias, in_place, fast_accumulation)
 
 
 REGISTERED: Final = RegisteredOperations()

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ._operations import CastOptions, Scaled, quick_scale_shape, require_matrix
+from ._operations import CastOptions, ScaledParts, quick_scale_shape, require_matrix
 from ._torch_framework import NAMES, on_device_of, scale_strides
 
 _SCALED: Final = "Tensor {0}, Tensor {0}_scale, str {0}_granularity"
@@ -96,7 +96,9 @@ def _fake_cast(
     schema=f"({_SCALED.format('x')}, ScalarType dtype) -> Tensor",
 )
 def dequantize(x: Tensor, x_scale: Tensor, x_granularity: str, dtype: torch.dtype) -> Tensor:
-    result: Tensor = on_device_of(x).dequantize(Scaled(x, x_scale, x_granularity), NAMES[dtype])
+    result: Tensor = on_device_of(x).dequantize(
+        ScaledParts(x, x_scale, x_granularity), NAMES[dtype]
+    )
     return result
 
 
@@ -138,8 +140,8 @@ def gemm(
     fast_accumulation: bool,
 ) -> Tensor:
     result: Tensor = on_device_of(a).gemm(
-        Scaled(a, a_scale, a_granularity),
-        Scaled(b, b_scale, b_granularity),
+        ScaledParts(a, a_scale, a_granularity),
+        ScaledParts(b, b_scale, b_granularity),
         c,
         bias,
         NAMES[out_dtype],
@@ -187,8 +189,8 @@ def gemm_out(
 ) -> None:
     on_device_of(a).gemm_out(
         out,
-        Scaled(a, a_scale, a_granularity),
-        Scaled(b, b_scale, b_granularity),
+        ScaledParts(a, a_scale, a_granularity),
+        ScaledParts(b, b_scale, b_granularity),
         out if accumulate else c,
         bias,
         fast_accumulation,

@@ -139,6 +139,50 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
         octofold.gemm(a, a, bias=random(3).requires_grad_())
 
 
+def test_negation_that_torch_puts_off():
+    """torch may negate when it reads; the memory still has the other sign."""
+    x = random(3, 300)
+    assert torch.equal(octofold.convert(torch._neg_view(x), "float16"), (-x).half())
+
+
+def test_transforms_of_functions():
+    x = random(2, 3, 300)
+    expected = torch.stack([octofold.quantize(matrix).dequantize() for matrix in x])
+    assert torch.equal(torch.func.vmap(lambda y: octofold.quantize(y).dequantize())(x), expected)
+    convert = torch.func.functionalize(lambda y: octofold.convert(y, "float16"))
+    assert torch.equal(convert(x[0]), x[0].half())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traces():
+    x, other = random(3, 300), random(3, 300)
+    traced = torch.jit.trace(lambda y: octofold.convert(y, "float16"), x)
+    assert torch.equal(traced(other), other.half())
+
+
+def test_shapes_without_data():
+    x = torch.empty(3, 300, device="meta")
+    cast = octofold.quantize(x, granularity="channel")
+    assert (cast.data.device.type, cast.scale.shape) == ("meta", (3,))
+    assert octofold.gemm(cast, cast).shape == (3, 3)
+
+
+def test_inference_mode():
+    x, out = random(3, 300), random(3, 3)
+    with torch.inference_mode():
+        a = octofold.quantize(x.clone())
+        expected = octofold.gemm(a, a, out_dtype=torch.float32)
+        assert torch.equal(octofold.gemm(a, a, out=out), expected)
+        assert torch.equal(octofold.gemm(a, a, out=torch.empty(3, 3)), expected)
+
+
+def test_two_devices():
+    a, nowhere = octofold.quantize(random(3, 300)), torch.empty(3, device="meta")
+    with pytest.raises(octofold.InvalidArgumentError, match="gemm: argument 'bias': ") as caught:
+        octofold.gemm(a, a, bias=nowhere)
+    assert len(str(caught.value).splitlines()) == 1  # without torch's stack
+
+
 def test_casts_both_ways():
     x = random(130, 300)
     for left, right in zip(
