@@ -84,8 +84,14 @@ struct GemmConfig {
   // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
   // they may have what the block starts with: 65 536 divided evenly, rounded down to a multiple of
   // 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that never begins.
-  constexpr int math_registers() const { return math_warpgroups == 3 ? 152 : 232; }
-  constexpr int load_registers() const { return math_warpgroups == 3 ? 56 : 40; }
+  // Threads that copy operands themselves need more.
+  constexpr int math_registers() const {
+    if (math_warpgroups == 3) return 152;
+    return load == OperandLoad::kTma ? 232 : 224;
+  }
+  constexpr int load_registers() const {
+    return math_warpgroups == 3 || load == OperandLoad::kThreads ? 56 : 40;
+  }
   constexpr int registers_at_start() const { return 65536 / threads() / 8 * 8; }
 
   // Registers of a math thread that the products fill: the sums, the partial sums of one wave, the
@@ -192,7 +198,11 @@ constexpr const char* GemmConfig::invalid_reason() const {
       (math_warpgroups + 1) * registers_at_start()) {
     return "more registers than the block starts with";
   }
-  if (product_registers() + 24 > math_registers()) return "the products leave no registers";
+  // Addresses, barriers, descriptors. What the copying threads are given, the others lack.
+  const int other_registers = load == OperandLoad::kTma ? 24 : 40;
+  if (product_registers() + other_registers > math_registers()) {
+    return "the products leave no registers";
+  }
   if (SmemLayout(*this).total > kSharedMemoryLimit) return "more shared memory than a block has";
   return nullptr;
 }
