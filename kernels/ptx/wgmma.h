@@ -17,11 +17,6 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to a register across this point.
-__device__ inline void wgmma_fence_register(float& value) {
-  asm volatile("" : "+f"(value)::"memory");
-}
-
 // Describes a K-major operand of 8-bit elements in shared memory: rows of 128 bytes under the
 // 128-byte swizzle, eight of them to an atom of 1024 bytes; `k` values of K in (a multiple of 32).
 // Fields ("Matrix Descriptor Format"): address and offsets in units of 16 bytes; bits 16-29 unused

@@ -40,7 +40,9 @@ class MathWarpgroup {
     if constexpr (kConfig.order == MathOrder::kTakeTurns) {
       if (warpgroup_ == kConfig.math_warpgroups - 1) pass_turn();  // the first one begins
     }
-    if constexpr (kConfig.early_wait) await_stage();
+    if constexpr (kConfig.early_wait) {
+      if (blocks_to_come > 0) await_stage();  // none comes where K is 0
+    }
   }
 
   // Sums a tile over all of K. `origin_n`: the tile's first column.

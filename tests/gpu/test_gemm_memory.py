@@ -146,13 +146,15 @@ def test_empty_products(shape, generator):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
-def test_nothing_to_sum(pair, generator):
-    """With K = 0 the product is 0, and C and the bias are all there is."""
-    a, b = operands(generator, 70, 90, 0, pair)
-    out = Surrounded(70, 90, torch.bfloat16)
+@pytest.mark.parametrize(("m", "n"), [(70, 90), (2000, 3000)])
+def test_nothing_to_sum(m, n, pair, generator):
+    """With K = 0 the product is 0, and C and the bias are all there is. The large one is given to
+    kernels that wait early for what comes."""
+    a, b = operands(generator, m, n, 0, pair)
+    out = Surrounded(m, n, torch.bfloat16)
     octofold.gemm(a, b, out=out.view)
     assert torch.all(out.view == 0)
-    c, bias = normal(generator, 70, 90), normal(generator, 90)
+    c, bias = normal(generator, m, n), normal(generator, n)
     assert torch.equal(octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32"), c + bias)
 
 
