@@ -1,6 +1,7 @@
 #include "jit/nvrtc.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <filesystem>
 #include <fmt/format.h>
@@ -203,6 +204,13 @@ class Compilation {
     return log.substr(0, end);
   }
 
+  static int number(const std::ssub_match& digits) {
+    const std::string text = digits.str();
+    int value = 0;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return value;
+  }
+
   // "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" and "Used 168 registers".
   static ResourceUse parse(const std::string& log) {
     static const std::regex memory(
@@ -211,11 +219,11 @@ class Compilation {
     ResourceUse use;
     std::smatch match;
     if (std::regex_search(log, match, memory)) {
-      use.stack_bytes = std::stoi(match[1]);
-      use.spill_store_bytes = std::stoi(match[2]);
-      use.spill_load_bytes = std::stoi(match[3]);
+      use.stack_bytes = number(match[1]);
+      use.spill_store_bytes = number(match[2]);
+      use.spill_load_bytes = number(match[3]);
     }
-    if (std::regex_search(log, match, registers)) use.registers = std::stoi(match[1]);
+    if (std::regex_search(log, match, registers)) use.registers = number(match[1]);
     return use;
   }
 

@@ -33,7 +33,7 @@ def write(root: Path, path: str, text: str) -> None:
         ("include/octofold/a.h", "#include <fmt/format.h>", "standard library only"),
         ("include/octofold/a.h", "#include <cuda_fp8.h>", "standard library only"),
         ("include/octofold/a.h", '#include "core/check.h"', "include may include octofold"),
-        ("kernels/config/a.h", "#include <cstdint>", "includes nothing at all"),
+        ("kernels/config/a.h", "#include <cstdint>", "includes nothing but itself"),
         ("kernels/gemm/a.h", "#include <cuda_fp8.h>", "self-contained"),
         ("kernels/numeric/a.h", '#include "octofold/types.h"', "kernels/numeric may include"),
         ("bindings/a.cpp", '#include "ops/gemm.h"', "bindings may include octofold"),
