@@ -109,9 +109,8 @@ Step load(Device& device, const char* header, std::string kernel, std::string de
 }
 
 Steps prepare(Device& device, const CastProblem& problem) {
-  const plan::CastPlan plan = plan::plan_cast(problem, device.gpu());
   Steps prepared;
-  for (const plan::CastLaunch& step : plan.steps()) {
+  for (const plan::CastLaunch& step : plan::plan_cast(problem, device.gpu())) {
     const std::string description = plan::describe(step.config);
     core::log(LogLevel::kDebug, "quantize {}×{} on cuda:{}: {}, {} blocks", problem.rows,
               problem.cols, device.index(), description, step.blocks);

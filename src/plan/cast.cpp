@@ -1,8 +1,10 @@
 #include "plan/cast.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
+#include <span>
 
 #include "core/check.h"
 #include "core/scale_layout.h"
@@ -171,16 +173,16 @@ std::string print(const config::CastRule& rule) {
 
 }  // namespace
 
-CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
+std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu) {
   require_support("quantize", gpu);
-  CastPlan plan;
+  std::vector<CastLaunch> launches;
   for (const CastStep step : steps_of(problem)) {
     const CastLaunch launch = launch_step(step, problem);
     if (launch.blocks == 0) continue;
     require_launchable("quantize", launch.blocks, problem.rows, problem.cols);
-    plan.launches[static_cast<std::size_t>(plan.count++)] = launch;
+    launches.push_back(launch);
   }
-  return plan;
+  return launches;
 }
 
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {

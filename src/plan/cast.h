@@ -1,10 +1,9 @@
 // From a cast to the kernels that carry it out. Pure: no CUDA, no memory, no state.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/config/cast_config.h"
 #include "plan/gpu.h"
@@ -35,16 +34,9 @@ struct CastLaunch {
   std::int64_t blocks = 0;  ///< of config.threads() threads
 };
 
-/// The kernels of a cast, to be launched one after another. None for a matrix without units.
-struct CastPlan {
-  std::array<CastLaunch, 4> launches;
-  int count = 0;
-
-  std::span<const CastLaunch> steps() const { return {launches.data(), std::size_t(count)}; }
-};
-
-/// Throws Error(kUnsupported) for a GPU without FP8 conversions and for 2^31 and more tiles.
-CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu);
+/// The kernels of a cast, at most four, to be launched one after another. None for a matrix without
+/// units. Throws Error(kUnsupported) for a GPU without FP8 conversions and for 2^31 and more tiles.
+std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu);
 
 /// An element-wise conversion, or a dequantization (`scaled`).
 struct ConvertProblem {

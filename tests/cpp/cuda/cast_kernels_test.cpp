@@ -34,7 +34,7 @@ class Compiler {
   }
 
   void expect_sound(const CastProblem& problem) {
-    for (const plan::CastLaunch& step : plan::plan_cast(problem, plan::kHopper).steps()) {
+    for (const plan::CastLaunch& step : plan::plan_cast(problem, plan::kHopper)) {
       expect_sound(plan::kCastHeader, plan::cast_kernel_name(step.config),
                    plan::describe(step.config));
     }

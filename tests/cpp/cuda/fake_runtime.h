@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "octofold/error.h"
 
@@ -26,14 +28,17 @@ class FakeGpuTest : public testing::Test {
     std::construct_at(state_);
   }
 
-  /// Devices are told apart by their address, for good: like the process's own, they are not freed.
+  /// Devices are told apart by their address, for good: like the process's own, a test's runtime
+  /// lives until the process ends.
   Runtime& runtime() {
     if (runtime_ == nullptr) {
-      runtime_ = new Runtime(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
-        ++compilations_;
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
-        return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
-      });
+      static std::deque<Runtime> runtimes;
+      runtime_ =
+          &runtimes.emplace_back(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
+            ++compilations_;
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
+            return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+          });
     }
     return *runtime_;
   }

@@ -53,7 +53,7 @@ class Problems {
 TEST(PlanCastTest, EveryConfigIsValid) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
-    for (const CastLaunch& step : plan_cast(problems.next(), kHopper).steps()) {
+    for (const CastLaunch& step : plan_cast(problems.next(), kHopper)) {
       EXPECT_EQ(step.config.invalid_reason(), nullptr) << describe(step.config);
       EXPECT_GT(step.blocks, 0);
     }
@@ -65,7 +65,7 @@ TEST(PlanCastTest, VectorsAreNeverMisaligned) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : plan_cast(problem, kHopper).steps()) {
+    for (const CastLaunch& step : plan_cast(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kClear || config.step == CastStep::kFinish) continue;
       if (config.vector_loads) {
@@ -88,7 +88,7 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : plan_cast(problem, kHopper).steps()) {
+    for (const CastLaunch& step : plan_cast(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kRows) {
         EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
@@ -109,13 +109,13 @@ TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
     for (const auto unit : {ScaleUnit::kBlock1x128, ScaleUnit::kBlock128x128}) {
       problem.direction = direction;
       problem.unit = unit;
-      EXPECT_EQ(plan_cast(problem, kHopper).count, 1);
+      EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
     }
   }
   problem.direction = CastDirection::kRows;
   problem.unit = ScaleUnit::kChannel;
-  EXPECT_EQ(plan_cast(problem, kHopper).count, 1);
-  EXPECT_EQ(plan_cast(problem, kHopper).steps()[0].config.step, CastStep::kRows);
+  EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
+  EXPECT_EQ(plan_cast(problem, kHopper)[0].config.step, CastStep::kRows);
 }
 
 // An empty matrix has no codes, but the scales that core::scale_grid says.
@@ -123,29 +123,29 @@ TEST(PlanCastTest, EmptyMatrices) {
   const auto count = [](ScaleUnit unit, CastDirection direction, std::int64_t rows,
                         std::int64_t cols) {
     const CastProblem problem{.rows = rows, .cols = cols, .unit = unit, .direction = direction};
-    return plan_cast(problem, kHopper).count;
+    return plan_cast(problem, kHopper).size();
   };
-  EXPECT_EQ(count(ScaleUnit::kBlock1x128, CastDirection::kRows, 0, 5), 0);
-  EXPECT_EQ(count(ScaleUnit::kBlock128x128, CastDirection::kBoth, 5, 0), 0);
-  EXPECT_EQ(count(ScaleUnit::kTensor, CastDirection::kRows, 0, 5), 2);  // clear, finish
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 5, 0), 1);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 0, 5), 0);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 0, 5), 2);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 5, 0), 0);
+  EXPECT_EQ(count(ScaleUnit::kBlock1x128, CastDirection::kRows, 0, 5), 0u);
+  EXPECT_EQ(count(ScaleUnit::kBlock128x128, CastDirection::kBoth, 5, 0), 0u);
+  EXPECT_EQ(count(ScaleUnit::kTensor, CastDirection::kRows, 0, 5), 2u);  // clear, finish
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 5, 0), 1u);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 0, 5), 0u);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 0, 5), 2u);
+  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 5, 0), 0u);
 }
 
 // Steps that do not depend on rule, types or overflow are the same kernel for all of them.
 TEST(PlanCastTest, StepsAreShared) {
   CastProblem problem{.rows = 64, .cols = 256, .unit = ScaleUnit::kTensor};
-  const CastPlan plan = plan_cast(problem, kHopper);
+  const std::vector<CastLaunch> plan = plan_cast(problem, kHopper);
   problem.rule = config::kVllmRule;
   problem.power_of_two = true;
   problem.saturate = false;
-  const CastPlan other = plan_cast(problem, kHopper);
-  ASSERT_EQ(plan.count, 4);
-  EXPECT_EQ(plan.launches[0].config, other.launches[0].config);
-  EXPECT_EQ(plan.launches[1].config, other.launches[1].config);
-  EXPECT_NE(plan.launches[2].config, other.launches[2].config);
+  const std::vector<CastLaunch> other = plan_cast(problem, kHopper);
+  ASSERT_EQ(plan.size(), 4u);
+  EXPECT_EQ(plan[0].config, other[0].config);
+  EXPECT_EQ(plan[1].config, other[1].config);
+  EXPECT_NE(plan[2].config, other[2].config);
 }
 
 // The JIT compiles one kernel per name.
@@ -154,7 +154,7 @@ TEST(PlanCastTest, NamesDifferWhereConfigsDo) {
   std::set<std::string> names;
   std::vector<config::CastConfig> configs;
   for (int i = 0; i < 2'000; ++i) {
-    for (const CastLaunch& step : plan_cast(problems.next(), kHopper).steps()) {
+    for (const CastLaunch& step : plan_cast(problems.next(), kHopper)) {
       if (std::ranges::find(configs, step.config) != configs.end()) continue;
       configs.push_back(step.config);
       EXPECT_TRUE(names.insert(cast_kernel_name(step.config)).second);
