@@ -2,6 +2,7 @@
 // the JIT prints into the kernel's name and the kernel reads.
 #pragma once
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/element.h"
 
 namespace octofold::config {
@@ -10,10 +11,11 @@ namespace octofold::config {
 // pipeline stage holds.
 inline constexpr int kBlockK = 128;
 
-// A pipeline stage's barrier, shared memory's alignment for the 128-byte swizzle, and what a block
-// of threads may have of shared memory on Hopper (CUDA programming guide, table of features and
-// technical specifications per compute capability: 227 KiB).
+// What the 128-byte swizzle counts from: operands begin at multiples of it.
 inline constexpr int kSwizzleAlignment = 1024;
+
+// What a block of threads may have of shared memory on Hopper. Source: CUDA programming guide,
+// "Technical Specifications per Compute Capability".
 inline constexpr int kSharedMemoryLimit = 227 * 1024;
 
 enum class GemmScaling {
@@ -77,6 +79,8 @@ struct GemmConfig {
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 
   constexpr int cluster_size() const { return cluster_m * cluster_n; }
+  constexpr int cluster_tile_m() const { return cluster_m * tile_m; }
+  constexpr int cluster_tile_n() const { return cluster_n * tile_n; }
   constexpr int waves() const { return tile_m / (64 * math_warpgroups); }
   constexpr int math_threads() const { return 128 * math_warpgroups; }
   // One warpgroup more loads, reads scales and stores.
@@ -105,7 +109,7 @@ struct GemmConfig {
   // of tile_n.
   constexpr int scale_columns() const {
     const int step = common_divisor(tile_n, kBlockK);
-    return (kBlockK - step + tile_n + kBlockK - 1) / kBlockK;
+    return ceil_divide(kBlockK - step + tile_n, kBlockK);
   }
   static constexpr int common_divisor(int left, int right) {
     while (right != 0) {
@@ -148,19 +152,15 @@ struct SmemLayout {
     if (config.store == OutputStore::kTma) {
       output_box_columns = 128 / size_of(config.out);
       while (config.tile_n % output_box_columns != 0) output_box_columns /= 2;
-      end = aligned(config.tile_m * config.tile_n * size_of(config.out), kSwizzleAlignment);
+      end = round_up(config.tile_m * config.tile_n * size_of(config.out), kSwizzleAlignment);
     }
     a = end;
     b = a + config.stages * a_bytes;
     scale_a = b + config.stages * b_bytes;
     scale_b = scale_a + config.stages * scale_a_bytes;
-    barriers = aligned(scale_b + config.stages * scale_b_bytes, 8);
+    barriers = round_up(scale_b + config.stages * scale_b_bytes, 8);
     // full and empty of each stage; full and empty of the tile of D
     total = barriers + (2 * config.stages + 2) * 8;
-  }
-
-  static constexpr int aligned(int value, int alignment) {
-    return (value + alignment - 1) / alignment * alignment;
   }
 };
 

@@ -1,6 +1,8 @@
 // What the host passes to a GEMM kernel: one struct, by value.
 #pragma once
 
+#include "kernels/config/arithmetic.h"
+
 namespace octofold::config {
 
 // A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
@@ -46,7 +48,7 @@ struct GemmParams {
 // 1 row and for 64 at N, K = 7168, 16384 on an H200). What a stage holds in the other rows is of no
 // account: their sums are not stored.
 constexpr int a_box_rows(int tile_m, int cluster_n, int m) {
-  const int needed = (m + 7) / 8 * 8;
+  const int needed = round_up(m, 8);
   return cluster_n == 1 && needed < tile_m ? needed : tile_m / cluster_n;
 }
 

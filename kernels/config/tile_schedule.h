@@ -1,6 +1,8 @@
-// Which output tile comes when. The one piece of scheduling, for the kernel and for the test that
-// proves that each tile comes exactly once.
+// Which output tile comes when. The one piece of scheduling, for the planner, the kernel and the
+// test that proves that each tile comes exactly once.
 #pragma once
+
+#include "kernels/config/arithmetic.h"
 
 namespace octofold::config {
 
@@ -27,5 +29,11 @@ struct TileSchedule {
     return {first + within % rows, within / rows};
   }
 };
+
+// Of D [m, n] in tiles of these sizes. (It takes numbers, not the GemmConfig: a kernel that passes
+// its template argument on by reference reads it from memory, and nothing of it folds.)
+constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int raster_rows) {
+  return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), raster_rows};
+}
 
 }  // namespace octofold::config

@@ -14,13 +14,13 @@ template <config::GemmConfig kConfig>
 class TileWalk {
  public:
   __device__ explicit TileWalk(const config::GemmParams& params)
-      : schedule_{ceil_divide(params.m, kConfig.tile_m * kConfig.cluster_m),
-                  ceil_divide(params.n, kConfig.tile_n * kConfig.cluster_n), kConfig.raster_rows},
+      : schedule_(config::tile_schedule(params.m, params.n, kConfig.cluster_tile_m(),
+                                        kConfig.cluster_tile_n(), kConfig.raster_rows)),
         index_(static_cast<int>(blockIdx.x) / kConfig.cluster_size()),
         count_(schedule_.count()) {}
 
   __device__ bool has_tile() const { return index_ < count_; }
-  __device__ void advance() { index_ += static_cast<int>(gridDim.x) / kConfig.cluster_size(); }
+  __device__ void advance() { index_ += step(); }
 
   // Row and column of the tile's first element. A cluster's last tile may lie outside of D.
   __device__ config::TileCoordinate origin() const {
@@ -33,16 +33,11 @@ class TileWalk {
   }
 
   // How many tiles are still to come, this one counted in.
-  __device__ int remaining() const {
-    const int step = static_cast<int>(gridDim.x) / kConfig.cluster_size();
-    return (count_ - index_ + step - 1) / step;
-  }
-
-  __device__ static int ceil_divide(int value, int divisor) {
-    return value / divisor + (value % divisor != 0);
-  }
+  __device__ int remaining() const { return config::ceil_divide(count_ - index_, step()); }
 
  private:
+  __device__ static int step() { return static_cast<int>(gridDim.x) / kConfig.cluster_size(); }
+
   config::TileSchedule schedule_;
   int index_;
   int count_;

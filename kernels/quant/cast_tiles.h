@@ -2,6 +2,7 @@
 // transpose or of both, from one read of x into registers.
 #pragma once
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/numeric/unit_cast.h"
@@ -35,7 +36,7 @@ class TileCast {
 
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
     const unsigned tiles_across =
-        static_cast<unsigned>((params.cols + kUnitLength - 1) / kUnitLength);
+        static_cast<unsigned>(config::ceil_divide<long long>(params.cols, kUnitLength));
     tile_row_ = blockIdx.x / tiles_across;
     tile_col_ = blockIdx.x - tile_row_ * tiles_across;
     lane_ = static_cast<int>(threadIdx.x % kConfig.lanes());

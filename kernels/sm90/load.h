@@ -1,6 +1,7 @@
 // The loading warpgroup's work: operands into the stages of the ring, and their scales.
 #pragma once
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/gemm_params.h"
 #include "kernels/gemm/pipeline.h"
 #include "kernels/gemm/tile_walk.h"
@@ -14,7 +15,7 @@ using config::GemmParams;
 using config::kBlockK;
 
 __device__ inline int k_blocks(const GemmParams& params) {
-  return params.k / kBlockK + (params.k % kBlockK != 0);
+  return config::ceil_divide(params.k, kBlockK);
 }
 
 // Calls load(stage, tile origin, k) for each stage that this block is to fill, when it is empty.
@@ -110,7 +111,7 @@ __device__ void load_scales_of_b(const GemmParams& params, const SharedMemory<kC
   constexpr int kRowsOfUnit = kSquare ? kBlockK : 1;
   load_scales<kSquare ? kConfig.scale_columns() : kConfig.tile_n>(
       params, smem, params.scale_b, params.scale_b_row_stride, params.scale_b_col_stride,
-      (params.n + kRowsOfUnit - 1) / kRowsOfUnit,
+      config::ceil_divide(params.n, kRowsOfUnit),
       [](config::TileCoordinate origin) { return origin.n / kRowsOfUnit; },
       [&](int stage) { return smem.scale_b(stage); });
 }

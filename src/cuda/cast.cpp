@@ -11,7 +11,6 @@
 #include "cuda/memo.h"
 #include "kernels/config/cast_params.h"
 #include "plan/cast.h"
-#include "plan/gemm.h"
 
 namespace octofold::cuda {
 namespace {
@@ -20,42 +19,6 @@ using config::CastDirection;
 using config::ScaleUnit;
 using plan::CastProblem;
 using plan::ConvertProblem;
-
-template <typename Problem>
-struct Key {
-  const Device* device;
-  Problem problem;
-
-  friend bool operator==(const Key&, const Key&) = default;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key<CastProblem>& key) const {
-    const CastProblem& problem = key.problem;
-    std::size_t hash = mix(0, reinterpret_cast<std::uintptr_t>(key.device));
-    for (const std::int64_t size : {problem.rows, problem.cols}) hash = mix(hash, size);
-    for (const auto element : {problem.in, problem.out}) hash = mix(hash, element);
-    hash = mix(mix(hash, problem.unit), problem.direction);
-    hash = mix(mix(hash, problem.rule.form), problem.rule.rounding);
-    for (const bool flag : {problem.power_of_two, problem.saturate, problem.x_is_aligned,
-                            problem.codes_are_aligned}) {
-      hash = mix(hash, flag);
-    }
-    return hash;
-  }
-
-  std::size_t operator()(const Key<ConvertProblem>& key) const {
-    const ConvertProblem& problem = key.problem;
-    std::size_t hash = mix(0, reinterpret_cast<std::uintptr_t>(key.device));
-    for (const std::int64_t size : {problem.rows, problem.cols}) hash = mix(hash, size);
-    for (const auto element : {problem.in, problem.out}) hash = mix(hash, element);
-    hash = mix(hash, problem.unit);
-    for (const bool flag : {problem.scaled, problem.saturate, problem.is_aligned}) {
-      hash = mix(hash, flag);
-    }
-    return hash;
-  }
-};
 
 // A kernel that is loaded, and how many blocks of threads it takes.
 struct Step {
@@ -135,8 +98,8 @@ Steps prepare(Device& device, const ConvertProblem& problem) {
 template <typename Problem>
 Steps prepared(Device& device, const Problem& problem) {
   // Never freed: threads may still be at work when the process ends.
-  static auto& memo = *new Memo<Key<Problem>, Steps, KeyHash>;
-  return memo.get({&device, problem}, [&] { return prepare(device, problem); });
+  static auto& memo = *new Memo<Problem, Steps>;
+  return memo.get(device, problem, [&] { return prepare(device, problem); });
 }
 
 config::CastOutput output_of(const MutableScaledTensorView* out) {

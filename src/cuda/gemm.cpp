@@ -16,29 +16,6 @@ using config::GemmConfig;
 using config::GemmParams;
 using plan::GemmProblem;
 
-struct Key {
-  const Device* device;
-  GemmProblem problem;
-
-  friend bool operator==(const Key&, const Key&) = default;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    const GemmProblem& problem = key.problem;
-    std::size_t hash = mix(0, reinterpret_cast<std::uintptr_t>(key.device));
-    for (const std::int64_t size : {problem.m, problem.n, problem.k}) hash = mix(hash, size);
-    for (const auto element : {problem.a, problem.b, problem.out}) hash = mix(hash, element);
-    for (const auto addend : {problem.c, problem.bias}) hash = mix(hash, addend);
-    hash = mix(hash, problem.scaling);
-    for (const bool flag :
-         {problem.fast_accumulation, problem.operands_fit_tma, problem.output_fits_tma}) {
-      hash = mix(hash, flag);
-    }
-    return hash;
-  }
-};
-
 // What a problem comes down to, once its kernel is loaded.
 struct Prepared {
   GemmConfig config;
@@ -185,10 +162,10 @@ jit::Program gemm_program(const GemmConfig& config, const plan::Gpu& gpu) {
 void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   if (arguments.out.element_count() == 0) return;
   // Never freed: threads may still be at work when the process ends.
-  static auto& memo = *new Memo<Key, Prepared, KeyHash>;
+  static auto& memo = *new Memo<GemmProblem, Prepared>;
   const GemmProblem problem = problem_of(arguments);
   const Prepared prepared =
-      memo.get({&device, problem}, [&] { return prepare(device, arguments, problem); });
+      memo.get(device, problem, [&] { return prepare(device, arguments, problem); });
   const GemmParams params = params_of(device, arguments, prepared.config);
   prepared.kernel->launch(stream, prepared.blocks, &params);
 }

@@ -17,7 +17,7 @@ struct Program {
   std::string header;        ///< the one that declares the kernel
   std::string kernel;        ///< name expression: "octofold::gemm_kernel<…{.tile_m = 256, …}>"
   std::string architecture;  ///< "sm_90a"
-  std::string description;   ///< for people: "gemm E4M3 × E4M3 → BFloat16, …"
+  std::string description;   ///< for people: "gemm e4m3 × e4m3 → bfloat16, …"
 };
 
 /// What the assembler said of the kernel. Spills and stack in bytes of a thread.

@@ -118,59 +118,6 @@ std::span<const CastStep> steps_of(const CastProblem& problem) {
   return {};
 }
 
-const char* name(bool value) { return value ? "true" : "false"; }
-
-const char* name(config::Element element) {
-  constexpr std::array kNames{"kFloat32", "kFloat16", "kBFloat16", "kE4M3", "kE5M2"};
-  return kNames[static_cast<std::size_t>(element)];
-}
-
-const char* dtype_name(config::Element element) {
-  constexpr std::array kNames{"float32", "float16", "bfloat16", "e4m3", "e5m2"};
-  return kNames[static_cast<std::size_t>(element)];
-}
-
-const char* name(ScaleUnit unit) {
-  constexpr std::array kNames{"kTensor", "kChannel", "kBlock1x128", "kBlock128x128"};
-  return kNames[static_cast<std::size_t>(unit)];
-}
-
-const char* granularity_name(ScaleUnit unit) {
-  constexpr std::array kNames{"tensor", "channel", "1x128", "128x128"};
-  return kNames[static_cast<std::size_t>(unit)];
-}
-
-const char* name(CastDirection direction) {
-  constexpr std::array kNames{"kRows", "kTransposed", "kBoth"};
-  return kNames[static_cast<std::size_t>(direction)];
-}
-
-const char* name(CastStep step) {
-  constexpr std::array kNames{"kTiles", "kRows", "kClear", "kAmax", "kEncode", "kFinish"};
-  return kNames[static_cast<std::size_t>(step)];
-}
-
-const char* name(config::CastForm form) {
-  constexpr std::array kNames{"kReciprocal", "kDivide", "kFactor"};
-  return kNames[static_cast<std::size_t>(form)];
-}
-
-const char* name(config::PowerOfTwoRounding rounding) {
-  constexpr std::array kNames{"kCeil", "kCeilLog2", "kTruncate", "kFloorLog2"};
-  return kNames[static_cast<std::size_t>(rounding)];
-}
-
-// Numbers in hexadecimal, which loses nothing.
-std::string print(const config::CastRule& rule) {
-  return fmt::format(
-      "{{.form = octofold::config::CastForm::{}, "
-      ".rounding = octofold::config::PowerOfTwoRounding::{}, .power_of_two_by_default = {}, "
-      ".amax_floor = {:a}, .scale_floor = {:a}f, .power_of_two_floor = {:a}f, "
-      ".repair_factor = {}}}",
-      name(rule.form), name(rule.rounding), name(rule.power_of_two_by_default), rule.amax_floor,
-      rule.scale_floor, rule.power_of_two_floor, name(rule.repair_factor));
-}
-
 }  // namespace
 
 std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu) {
@@ -200,49 +147,6 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
       ceil_divide(problem.rows, config.tile_rows()) * ceil_divide(problem.cols, config.tile_cols());
   require_launchable(operation, blocks, problem.rows, problem.cols);
   return {config, blocks};
-}
-
-std::string cast_kernel_name(const CastConfig& config) {
-  return fmt::format(
-      "octofold::cast_kernel<octofold::config::CastConfig{{"
-      ".step = octofold::config::CastStep::{}, .in = octofold::config::Element::{}, "
-      ".out = octofold::config::Element::{}, .unit = octofold::config::ScaleUnit::{}, "
-      ".direction = octofold::config::CastDirection::{}, .rule = {}, .power_of_two = {}, "
-      ".saturate = {}, .vector_loads = {}, .vector_stores = {}, .tile_rows = {}, "
-      ".rows_per_thread = {}, .threads_per_row = {}, .vectors_per_thread = {}, .reread = {}}}>",
-      name(config.step), name(config.in), name(config.out), name(config.unit),
-      name(config.direction), print(config.rule), name(config.power_of_two), name(config.saturate),
-      name(config.vector_loads), name(config.vector_stores), config.tile_rows,
-      config.rows_per_thread, config.threads_per_row, config.vectors_per_thread,
-      name(config.reread));
-}
-
-std::string convert_kernel_name(const ConvertConfig& config) {
-  return fmt::format(
-      "octofold::convert_kernel<octofold::config::ConvertConfig{{"
-      ".in = octofold::config::Element::{}, .out = octofold::config::Element::{}, .scaled = {}, "
-      ".unit = octofold::config::ScaleUnit::{}, .saturate = {}, .vectors = {}, .threads_x = {}, "
-      ".threads_y = {}, .rows_per_thread = {}}}>",
-      name(config.in), name(config.out), name(config.scaled), name(config.unit),
-      name(config.saturate), name(config.vectors), config.threads_x, config.threads_y,
-      config.rows_per_thread);
-}
-
-std::string describe(const CastConfig& config) {
-  constexpr std::array kDirections{"", ", transposed", ", both ways"};
-  constexpr std::array kSteps{
-      "", ", whole rows", ", clearing of scales", ", amax only", ", codes only", ", scales only"};
-  return fmt::format("cast {} → {}, {}{}{}{}", dtype_name(config.in), dtype_name(config.out),
-                     granularity_name(config.unit),
-                     kDirections[static_cast<std::size_t>(config.direction)],
-                     kSteps[static_cast<std::size_t>(config.step)],
-                     config.vector_loads && config.vector_stores ? "" : ", element by element");
-}
-
-std::string describe(const ConvertConfig& config) {
-  return fmt::format("{} {} → {}{}", config.scaled ? "dequantize" : "convert",
-                     dtype_name(config.in), dtype_name(config.out),
-                     config.vectors ? "" : ", element by element");
 }
 
 }  // namespace octofold::plan

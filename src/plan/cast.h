@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/config/cast_config.h"
@@ -27,6 +28,11 @@ struct CastProblem {
   bool codes_are_aligned = true;
 
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
+  /// For hashing; of the rule, what most of them differ in.
+  auto fields() const {
+    return std::tuple(rows, cols, in, out, unit, direction, rule.form, rule.rounding, power_of_two,
+                      saturate, x_is_aligned, codes_are_aligned);
+  }
 };
 
 struct CastLaunch {
@@ -51,6 +57,10 @@ struct ConvertProblem {
   bool is_aligned = true;
 
   friend bool operator==(const ConvertProblem&, const ConvertProblem&) = default;
+  /// For hashing.
+  auto fields() const {
+    return std::tuple(rows, cols, in, out, scaled, unit, saturate, is_aligned);
+  }
 };
 
 struct ConvertPlan {
@@ -67,7 +77,7 @@ inline constexpr const char* kConvertHeader = "kernels/quant/convert.h";
 std::string cast_kernel_name(const config::CastConfig& config);
 std::string convert_kernel_name(const config::ConvertConfig& config);
 
-/// One line for logs and errors: "cast bfloat16 → e4m3, 1x128, transposed, tiles".
+/// One line for logs and errors: "cast bfloat16 → e4m3, 1x128, transposed".
 std::string describe(const config::CastConfig& config);
 std::string describe(const config::ConvertConfig& config);
 

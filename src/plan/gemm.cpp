@@ -7,11 +7,11 @@
 
 #include "core/check.h"
 #include "core/scale_layout.h"
+#include "kernels/config/tile_schedule.h"
 
 namespace octofold::plan {
 namespace {
 
-using config::Addend;
 using config::Element;
 using config::GemmConfig;
 using config::GemmScaling;
@@ -83,15 +83,20 @@ GemmConfig configure(const GemmProblem& problem, const Tiling& tiling) {
   return config;
 }
 
-int blocks_at_once(const GemmConfig& config, const Gpu& gpu) {
-  return gpu.multiprocessors / config.cluster_size() * config.cluster_size();
+int clusters_at_once(const GemmConfig& config, const Gpu& gpu) {
+  return gpu.multiprocessors / config.cluster_size();
+}
+
+int clusters_of_tiles(const GemmProblem& problem, const GemmConfig& config) {
+  return config::tile_schedule(static_cast<int>(problem.m), static_cast<int>(problem.n),
+                               config.cluster_tile_m(), config.cluster_tile_n(), config.raster_rows)
+      .count();
 }
 
 std::int64_t predicted_clocks(const GemmProblem& problem, const GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu) {
-  const std::int64_t tiles =
-      schedule(config, problem.m, problem.n).count() * std::int64_t{config.cluster_size()};
-  const std::int64_t waves = core::ceil_divide(tiles, blocks_at_once(config, gpu));
+  const std::int64_t waves =
+      core::ceil_divide(clusters_of_tiles(problem, config), clusters_at_once(config, gpu));
   const std::int64_t stages = core::ceil_divide(problem.k, config::kBlockK);
   return waves * (stages * tiling.clocks_per_stage + tiling.clocks_per_tile);
 }
@@ -110,12 +115,6 @@ void require_sizes(const GemmProblem& problem) {
 
 }  // namespace
 
-config::TileSchedule schedule(const GemmConfig& config, std::int64_t m, std::int64_t n) {
-  return {static_cast<int>(core::ceil_divide(m, config.tile_m * config.cluster_m)),
-          static_cast<int>(core::ceil_divide(n, config.tile_n * config.cluster_n)),
-          config.raster_rows};
-}
-
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
   require_gemm_support(gpu);
   require_sizes(problem);
@@ -130,9 +129,9 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
       best.config = config;
     }
   }
-  const int tiles = schedule(best.config, problem.m, problem.n).count();
-  best.blocks = std::min(blocks_at_once(best.config, gpu) / best.config.cluster_size(), tiles) *
-                best.config.cluster_size();
+  best.blocks =
+      std::min(clusters_at_once(best.config, gpu), clusters_of_tiles(problem, best.config)) *
+      best.config.cluster_size();
   return best;
 }
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/config/gemm_config.h"
-#include "kernels/config/tile_schedule.h"
 #include "plan/gpu.h"
 
 namespace octofold::plan {
@@ -29,15 +29,17 @@ struct GemmProblem {
   bool output_fits_tma = true;
 
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
+  /// For hashing.
+  auto fields() const {
+    return std::tuple(m, n, k, a, b, out, scaling, c, bias, fast_accumulation, operands_fit_tma,
+                      output_fits_tma);
+  }
 };
 
 struct GemmPlan {
   config::GemmConfig config;
   int blocks = 0;  ///< of threads: a multiple of the cluster, as many as run at one time at most
 };
-
-/// The tile grid of a problem: in clusters, each `cluster_m` × `cluster_n` tiles.
-config::TileSchedule schedule(const config::GemmConfig& config, std::int64_t m, std::int64_t n);
 
 /// m, n > 0. Throws Error(kUnsupported) for sizes of 2^31 and more, and for a GPU without kernels.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
@@ -50,14 +52,12 @@ std::vector<config::GemmConfig> all_gemm_configs(const GemmProblem& problem);
 /// runs on it.
 void require_gemm_support(const Gpu& gpu);
 
-/// "sm_90a": what the kernels for this GPU are compiled for.
-std::string architecture(const Gpu& gpu);
-
 /// The header and the name expression of the kernel: "octofold::gemm_kernel<…{.a = …}>".
 inline constexpr const char* kGemmHeader = "kernels/sm90/gemm.h";
 std::string gemm_kernel_name(const config::GemmConfig& config);
 
-/// One line for logs and errors: "gemm e4m3 × e4m3 → bfloat16, block scales, tile 256×128 …".
+/// One line for logs and errors: "gemm e4m3 × e4m3 → bfloat16, 1x128 and 128x128 scales, tile
+/// 256×128, …".
 std::string describe(const config::GemmConfig& config);
 
 }  // namespace octofold::plan

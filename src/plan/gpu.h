@@ -1,6 +1,8 @@
 // What a plan needs to know of a GPU.
 #pragma once
 
+#include <string>
+
 namespace octofold::plan {
 
 struct Gpu {
@@ -11,5 +13,8 @@ struct Gpu {
 
 /// The H200 and H100 (SXM): for plans made without a GPU.
 inline constexpr Gpu kHopper{.compute_major = 9, .compute_minor = 0, .multiprocessors = 132};
+
+/// "sm_90a": what the kernels for this GPU are compiled for.
+std::string architecture(const Gpu& gpu);
 
 }  // namespace octofold::plan

@@ -9,7 +9,6 @@
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "plan/cast.h"
-#include "plan/gemm.h"
 #include "support/nvrtc.h"
 
 namespace octofold::cuda {

@@ -9,6 +9,8 @@
 
 #include "octofold/error.h"
 
+#include "kernels/config/tile_schedule.h"
+
 namespace octofold::plan {
 namespace {
 
@@ -47,6 +49,12 @@ GemmProblem random_problem(std::mt19937& random) {
       .output_fits_tma = random() % 4 != 0};
   problem.fast_accumulation = !config::has_block_scales(problem.scaling) && random() % 2 == 0;
   return problem;
+}
+
+config::TileSchedule tiles_of(const GemmConfig& config, const GemmProblem& problem) {
+  return config::tile_schedule(static_cast<int>(problem.m), static_cast<int>(problem.n),
+                               config.cluster_tile_m(), config.cluster_tile_n(),
+                               config.raster_rows);
 }
 
 TEST(GemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
@@ -96,7 +104,7 @@ TEST(GemmPlanTest, FillsTheMultiprocessors) {
   const auto tiles = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     const GemmProblem problem{.m = m, .n = n, .k = k};
     const GemmConfig config = plan_gemm(problem, kHopper).config;
-    return schedule(config, m, n).count() * config.cluster_size();
+    return tiles_of(config, problem).count() * config.cluster_size();
   };
   EXPECT_GE(tiles(1, 2112, 7168), 100);      // narrow tiles for few rows
   EXPECT_LE(tiles(1024, 2112, 7168), 132);   // one wave, where tiles of 128×128 would take two
@@ -156,7 +164,7 @@ TEST(TileScheduleTest, BlocksTogetherCoverEachElementOfDOnce) {
     problem.n = problem.n % 3000 + 1;
     const GemmPlan plan = plan_gemm(problem, kHopper);
     const GemmConfig& config = plan.config;
-    const config::TileSchedule tiles = schedule(config, problem.m, problem.n);
+    const config::TileSchedule tiles = tiles_of(config, problem);
     std::set<std::pair<int, int>> seen;
     // What kernels/gemm/tile_walk.h does, block by block.
     for (int block = 0; block < plan.blocks; ++block) {
