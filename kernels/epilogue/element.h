@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/config/element.h"
+#include "kernels/ptx/convert.h"
 
 namespace octofold {
 
@@ -12,27 +13,17 @@ __device__ inline float load_element(const void* data, long long index) {
   if constexpr (kElement == Element::kFloat32) {
     return static_cast<const float*>(data)[index];
   } else {
-    const unsigned short bits = static_cast<const unsigned short*>(data)[index];
-    float value;
-    if constexpr (kElement == Element::kBFloat16) {
-      value = __uint_as_float(static_cast<unsigned>(bits) << 16);
-    } else {
-      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    }
-    return value;
+    const unsigned bits = static_cast<const unsigned short*>(data)[index];
+    return kElement == Element::kBFloat16 ? __uint_as_float(bits << 16)
+                                          : ptx::float_of_float16(bits);
   }
 }
 
 // Two 16-bit elements, the first in the low half; rounded to nearest even.
 template <Element kElement>
 __device__ inline unsigned pack_pair(float first, float second) {
-  unsigned pair;
-  if constexpr (kElement == Element::kBFloat16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  }
-  return pair;
+  return kElement == Element::kBFloat16 ? ptx::bfloat16_pair(first, second)
+                                        : ptx::float16_pair(first, second);
 }
 
 // Stores up to two neighbours: as one word where its address allows.

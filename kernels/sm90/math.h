@@ -17,10 +17,6 @@ using config::MathOrder;
 // Named barriers of the warpgroups' turns; 0 is __syncthreads.
 inline constexpr unsigned kFirstTurnBarrier = 1;
 
-// The sums of one wave: 64 rows, in wgmma's layout.
-template <GemmConfig kConfig>
-using WaveSums = float[kConfig.tile_n / 2];
-
 template <GemmConfig kConfig>
 class MathWarpgroup {
  public:
