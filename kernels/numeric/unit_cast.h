@@ -89,7 +89,7 @@ struct Caster {
 // x / scale, with one reciprocal for many x, to the FP8 code of the correctly rounded quotient (one
 // below 2^-17 is a zero of the same sign). A Newton step on the quotient, from a remainder that FMA
 // gives exactly, may miss the correctly rounded one by a bit, but never across a point at which FP8
-// rounding decides: tried for every x and every scale near such a quotient (quotient_test.cpp), as
+// rounding decides: tried for every x and every scale near such a quotient (tests/cpp/kernels), as
 // long as nothing overflows. Quotients do not, |x| being at most about 2^16 scales, and scales far
 // from 1 are brought nearer first. Only with 2^127, which stands for an infinite scale, may x be
 // infinite.

@@ -1,0 +1,155 @@
+// The casts' arithmetic of the GPU, as its source has it, compiled for the host and held against
+// the CPU backend's: a unit's scale, and the code of a value divided by it.
+#include "kernels/numeric/unit_cast.h"
+
+#include <array>
+#include <cstdint>
+#include <gtest/gtest.h>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cpu/number_formats.h"
+#include "cpu/scale.h"
+
+namespace octofold::numeric {
+namespace {
+
+using config::CastForm;
+using config::CastRule;
+using config::Element;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+
+bool same(float left, float right) {
+  const auto bits = [](float value) { return std::bit_cast<std::uint32_t>(value); };
+  return (left != left && right != right) || bits(left) == bits(right);
+}
+
+// Infinity, NaN, 0, subnormal numbers and the ends of the range, and numbers of any exponent.
+std::vector<float> magnitudes(int count) {
+  std::vector<float> values;
+  for (const std::uint32_t bits : {0u, 1u, 2u, 0x7FFFFFu, 0x800000u, 0x800001u, 0x3F800000u,
+                                   0x7F7FFFFFu, 0x7F800000u, 0x7FC00000u}) {
+    values.push_back(float_of(bits));
+  }
+  for (std::uint32_t exponent = 1; exponent < 255; ++exponent) {
+    for (const std::uint32_t mantissa : {0u, 1u, 0x600000u, 0x7FFFFFu}) {
+      values.push_back(float_of(exponent << 23 | mantissa));
+    }
+  }
+  std::mt19937 random(20261121);
+  for (int i = 0; i < count; ++i) values.push_back(float_of(random() & 0x7FFFFFFFu));
+  return values;
+}
+
+template <CastRule kRule, Element kFp8, bool kPowerOfTwo>
+void expect_same_scales() {
+  const config::Fp8Format& format =
+      kFp8 == Element::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
+  for (const float amax : magnitudes(100'000)) {
+    const UnitCast device = unit_cast<kRule, kFp8, kPowerOfTwo>(amax);
+    const cpu::UnitCast host = cpu::unit_cast(kRule, format, kPowerOfTwo, amax);
+    ASSERT_TRUE(same(device.scale, host.scale)) << amax << ": " << device.scale;
+    ASSERT_TRUE(same(device.operand, host.operand)) << amax << ": " << device.operand;
+  }
+}
+
+template <CastRule kRule>
+void expect_same_scales() {
+  expect_same_scales<kRule, Element::kE4M3, false>();
+  expect_same_scales<kRule, Element::kE4M3, true>();
+  expect_same_scales<kRule, Element::kE5M2, false>();
+  expect_same_scales<kRule, Element::kE5M2, true>();
+}
+
+TEST(DeviceUnitCastTest, ScalesAreTheCpuBackends) {
+  expect_same_scales<config::kDeepGemmRule>();
+  expect_same_scales<config::kVllmRule>();
+  expect_same_scales<config::kTransformerEngineRule>();
+  expect_same_scales<config::kTorchAoRule>();
+  expect_same_scales<config::kDeepSeekRule>();
+  expect_same_scales<config::kCompressedTensorsRule>();
+}
+
+using Divider = Caster<CastForm::kDivide>;
+
+float divide(const Divider& divider, float x) {
+  float values[1] = {x};
+  divider.apply(values);
+  return values[0];
+}
+
+template <config::Fp8Format kFormat>
+bool same_codes(float left, float right) {
+  using Fp8 = cpu::Fp8<kFormat>;
+  return Fp8::encode(left, Overflow::kSaturate) == Fp8::encode(right, Overflow::kSaturate) &&
+         Fp8::encode(left, Overflow::kNan) == Fp8::encode(right, Overflow::kNan);
+}
+
+// Scales of every kind, and what their units may hold: nothing much larger than 2^16 scales. No
+// scale lies between the largest amax / 448 and 2^127, which the largest power of two stands for.
+TEST(DividerTest, CodesAreThoseOfTheQuotient) {
+  std::mt19937 random(7);
+  for (const float scale : magnitudes(100'000)) {
+    if (scale > std::numeric_limits<float>::max() / 448 && scale != 0x1p127f && scale < kInfinity) {
+      continue;
+    }
+    const Divider divider = Divider::make(scale);
+    std::vector<float> values{0.0f, scale, 448 * scale, 57344 * scale};
+    for (int i = 0; i < 50; ++i) {
+      const int exponent = static_cast<int>(random() % 40) - 22;
+      values.push_back(
+          std::ldexp(scale * (1 + static_cast<float>(random() % 4096) / 4096), exponent));
+    }
+    for (const float magnitude : values) {
+      // An infinite x has an infinite scale, or 2^127 in its place.
+      if (magnitude == kInfinity && scale < 0x1p127f) continue;
+      for (const float x : {magnitude, -magnitude}) {
+        const float quotient = divide(divider, x);
+        ASSERT_TRUE(same_codes<config::kE4M3Format>(quotient, x / scale)) << x << " / " << scale;
+        ASSERT_TRUE(same_codes<config::kE5M2Format>(quotient, x / scale)) << x << " / " << scale;
+      }
+    }
+  }
+}
+
+int side(float value, float point) { return value < point ? -1 : value > point; }
+
+// Exponents do not matter, so x goes through all numbers of [1, 2). The points at which rounding to
+// FP8 decides are odd numbers of at most 5 bits times powers of two; near one of them x / scale is
+// for the scales next to x / point only.
+std::int64_t count_wrong_sides(float point) {
+  constexpr int kNeighbours = 4;
+  std::int64_t wrong = 0;
+  for (std::uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+    const float x = float_of(0x3F800000u | mantissa);
+    const std::uint32_t nearest = std::bit_cast<std::uint32_t>(x / point);
+    for (int i = -kNeighbours; i <= kNeighbours; ++i) {
+      const float scale = float_of(nearest + static_cast<std::uint32_t>(i));
+      wrong += side(divide(Divider::make(scale), x), point) != side(x / scale, point);
+    }
+  }
+  return wrong;
+}
+
+TEST(DividerTest, EveryRoundingToFp8IsDecidedAsByTheQuotient) {
+  std::array<std::int64_t, 16> wrong{};
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t worker = 0; worker < 2; ++worker) {
+      threads.emplace_back([&, worker] {
+        for (std::size_t i = worker; i < wrong.size(); i += 2) {
+          wrong[i] = count_wrong_sides(static_cast<float>(2 * i + 1));
+        }
+      });
+    }
+  }
+  for (std::size_t i = 0; i < wrong.size(); ++i) EXPECT_EQ(wrong[i], 0) << "point " << 2 * i + 1;
+}
+
+}  // namespace
+}  // namespace octofold::numeric

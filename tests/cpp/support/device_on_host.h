@@ -1,0 +1,17 @@
+// What CUDA's compiler knows and the host's does not: with it, device code that has no PTX compiles
+// for the host too. Sums of products must not be contracted (-ffp-contract=off).
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#define __device__
+
+inline float __fmul_rn(float left, float right) { return left * right; }
+inline float __fdiv_rn(float left, float right) { return left / right; }
+inline float __frcp_rn(float value) { return 1.0f / value; }
+inline float __fmaf_rn(float left, float right, float addend) {
+  return std::fma(left, right, addend);
+}
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
