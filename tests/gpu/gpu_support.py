@@ -5,6 +5,7 @@ OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the test
 """
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -158,9 +159,20 @@ def assert_same_bits(left, right):
     assert torch.equal(bits(left), bits(right))
 
 
-def run_python(script, timeout=300):
-    """Run in an interpreter of its own, which has to end well."""
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout, check=False
+def run_python(script, seconds=200):
+    """Run in an interpreter of its own, which has to end well. If it hangs, it and its children say
+    where."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        output, _ = process.communicate()
+        pytest.fail(f"after {seconds} s:\n{output}")
+    assert process.returncode == 0, output
