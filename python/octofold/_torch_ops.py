@@ -198,17 +198,5 @@ def gemm_out(
 
 
 @gemm_out.register_fake
-def _(
-    out: Tensor,
-    a: Tensor,
-    a_scale: Tensor,
-    a_granularity: str,
-    b: Tensor,
-    b_scale: Tensor,
-    b_granularity: str,
-    c: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    fast_accumulation: bool,
-) -> None:
+def _(*_arguments: object) -> None:
     return None
