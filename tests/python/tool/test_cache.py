@@ -78,8 +78,8 @@ def test_warm_list_clear(own: Cache) -> None:
     assert "1 compiled" in other
 
     (newest, _) = json.loads(own.output("list", "--json"))["kernels"]
-    assert "Channel scales" in newest["description"]
-    assert "bias OutputType" in newest["description"]
+    assert "channel scales" in newest["description"]
+    assert "bias bfloat16" in newest["description"]
     assert newest["architecture"] == "sm_90a"
     assert newest["bytes"] == Path(newest["file"]).stat().st_size
     table = own.output("list")
