@@ -33,12 +33,11 @@ class FakeGpuTest : public testing::Test {
   Runtime& runtime() {
     if (runtime_ == nullptr) {
       static std::deque<Runtime> runtimes;
-      runtime_ =
-          &runtimes.emplace_back(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
-            ++compilations_;
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
-            return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
-          });
+      runtime_ = &runtimes.emplace_back(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
+        ++compilations_;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
+        return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+      });
     }
     return *runtime_;
   }
