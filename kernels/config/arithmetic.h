@@ -4,8 +4,8 @@
 namespace octofold::config {
 
 // value / divisor, rounded up; no intermediate result overflows. value ≥ 0, divisor > 0.
-template <typename T>
-constexpr T ceil_divide(T value, T divisor) {
+template <typename T, typename Divisor>
+constexpr T ceil_divide(T value, Divisor divisor) {
   return value / divisor + (value % divisor != 0);
 }
 

@@ -36,7 +36,7 @@ class TileCast {
 
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
     const unsigned tiles_across =
-        static_cast<unsigned>(config::ceil_divide<long long>(params.cols, kUnitLength));
+        static_cast<unsigned>(config::ceil_divide(params.cols, kUnitLength));
     tile_row_ = blockIdx.x / tiles_across;
     tile_col_ = blockIdx.x - tile_row_ * tiles_across;
     lane_ = static_cast<int>(threadIdx.x % kConfig.lanes());

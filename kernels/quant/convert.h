@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::wait_for_earlier_kernels();
 
   const auto tiles_across =
-      static_cast<unsigned>(config::ceil_divide<long long>(params.cols, kConfig.tile_cols()));
+      static_cast<unsigned>(config::ceil_divide(params.cols, kConfig.tile_cols()));
   const unsigned tile_row = blockIdx.x / tiles_across;
   const unsigned thread_row = threadIdx.x / kConfig.threads_x;
   const unsigned thread_col = threadIdx.x % kConfig.threads_x;

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/check.h"
-#include "core/scale_layout.h"
+#include "kernels/config/arithmetic.h"
 
 namespace octofold::plan {
 namespace {
@@ -15,9 +15,9 @@ namespace {
 using config::CastConfig;
 using config::CastDirection;
 using config::CastStep;
+using config::ceil_divide;
 using config::ConvertConfig;
 using config::ScaleUnit;
-using core::ceil_divide;
 
 void require_support(std::string_view operation, const Gpu& gpu) {
   if (gpu.compute_major >= 9) return;

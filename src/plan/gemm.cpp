@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/scale_layout.h"
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/tile_schedule.h"
 
 namespace octofold::plan {
@@ -96,8 +96,8 @@ int clusters_of_tiles(const GemmProblem& problem, const GemmConfig& config) {
 std::int64_t predicted_clocks(const GemmProblem& problem, const GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu) {
   const std::int64_t waves =
-      core::ceil_divide(clusters_of_tiles(problem, config), clusters_at_once(config, gpu));
-  const std::int64_t stages = core::ceil_divide(problem.k, config::kBlockK);
+      config::ceil_divide(clusters_of_tiles(problem, config), clusters_at_once(config, gpu));
+  const std::int64_t stages = config::ceil_divide(problem.k, config::kBlockK);
   return waves * (stages * tiling.clocks_per_stage + tiling.clocks_per_tile);
 }
 
