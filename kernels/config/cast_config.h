@@ -47,10 +47,12 @@ struct CastConfig {
   int tile_rows = 128;
   int rows_per_thread = 8;
 
-  // kRows: threads that share a row, vectors that each holds of it, and whether these are too few
-  // for the row, which then is read twice (the second time mostly from cache).
+  // kRows: threads of a block that share a row, vectors that each holds of it, blocks that share a
+  // row (a cluster), and whether all that is too little for the row, which then is read twice (the
+  // second time mostly from cache).
   int threads_per_row = 256;
   int vectors_per_thread = 4;
+  int blocks_per_row = 1;
   bool reread = false;
 
   friend constexpr bool operator==(const CastConfig&, const CastConfig&) = default;
@@ -80,7 +82,8 @@ struct CastConfig {
   constexpr int resident_blocks() const {
     const bool shares = direction == CastDirection::kBoth &&
                         (unit == ScaleUnit::kTensor || unit == ScaleUnit::kBlock128x128);
-    if (step == CastStep::kRows || !vector_loads || !vector_stores) return 1;
+    if (!vector_loads || !vector_stores) return 1;
+    if (step == CastStep::kRows) return (reread ? 768 : 1024) / threads();
     if (in == Element::kFloat32) return 1024 / threads();
     return (in == Element::kFloat16 && shares ? 512 : 768) / threads();
   }
@@ -98,6 +101,10 @@ struct CastConfig {
       if (threads_per_row < 32 || threads_per_row > 512 ||
           (threads_per_row & (threads_per_row - 1)) != 0) {
         return "threads_per_row has to be a power of two from 32 to 512: more have few registers";
+      }
+      if (blocks_per_row < 1 || blocks_per_row > 8 ||
+          (blocks_per_row > 1 && rows_per_block() > 1)) {
+        return "1 to 8 blocks per row, which then have one row each";
       }
       if (vectors_per_thread < 1 || vectors_per_thread > 8) return "1 to 8 vectors per thread";
       return nullptr;

@@ -20,6 +20,20 @@ __device__ inline float load_shared(unsigned address) {
   return value;
 }
 
+// From the same offset in the shared memory of block `rank` of the cluster.
+__device__ inline unsigned load_shared_at_rank(unsigned address, unsigned rank) {
+  unsigned value;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.u32 %0, [remote];\n"
+      "}"
+      : "=r"(value)
+      : "r"(address), "r"(rank));
+  return value;
+}
+
 __device__ inline float2 load_shared_pair(unsigned address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));

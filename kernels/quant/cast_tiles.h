@@ -5,7 +5,7 @@
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
-#include "kernels/numeric/unit_cast.h"
+#include "kernels/numeric/caster.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/quant/access.h"
 #include "kernels/quant/unit.h"
@@ -31,7 +31,7 @@ class TileCast {
     };
     unsigned row_magnitudes[kConfig.tile_rows];
     // Of columns, then of rows; see place_of.
-    numeric::Caster<kConfig.rule.form> casters[kConfig.units()];
+    numeric::Caster<kConfig.rule.form, kConfig.in> casters[kConfig.units()];
   };
 
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
@@ -48,14 +48,19 @@ class TileCast {
   __device__ void run() {
     load();
     Caster of_tile;
+    bool unusual;
     if constexpr (kPerRow) {
-      own_rows_and_columns();
+      unusual = own_rows_and_columns();
     } else {
       of_tile = own_tile();
+      unusual = of_tile.is_unusual();
     }
     if constexpr (kConfig.step != CastStep::kAmax) {
-      if constexpr (kConfig.has_rows()) store_rows(of_tile);
-      if constexpr (kConfig.has_transposed()) store_transposed(of_tile);
+      if (unusual) {
+        store<true>(of_tile);
+      } else {
+        store<false>(of_tile);
+      }
     }
   }
 
@@ -67,7 +72,7 @@ class TileCast {
   static constexpr bool kPerRow =
       kConfig.unit == ScaleUnit::kChannel || kConfig.unit == ScaleUnit::kBlock1x128;
   static constexpr bool kKnowsAmax = kConfig.step == CastStep::kEncode;
-  using Caster = numeric::Caster<kConfig.rule.form>;
+  using Caster = numeric::Caster<kConfig.rule.form, kConfig.in>;
   using Input = Storage<kConfig.in>;
 
   // Of the tile.
@@ -166,10 +171,12 @@ class TileCast {
     return numeric::largest<kConfig.in>(magnitudes);
   }
 
-  // A thread for each unit, which leaves the unit's caster in shared memory.
-  __device__ void own_rows_and_columns() {
+  // A thread for each unit, which leaves the unit's caster in shared memory. Returns whether any of
+  // them is unusual.
+  __device__ bool own_rows_and_columns() {
     if constexpr (!kKnowsAmax) share_magnitudes();
     const int unit = static_cast<int>(threadIdx.x);
+    bool unusual = false;
     if (unit < kConfig.units()) {
       float* scale;
       float amax = 0;
@@ -182,9 +189,13 @@ class TileCast {
         if constexpr (!kKnowsAmax) amax = numeric::largest<kConfig.in>(shared_.row_magnitudes[row]);
       }
       if (kKnowsAmax && scale != nullptr) amax = *scale;
-      shared_.casters[place_of(unit)] = Caster::make(own_unit<kConfig>(amax, scale));
+      const Caster caster = Caster::make(own_unit<kConfig>(amax, scale));
+      shared_.casters[place_of(unit)] = caster;
+      unusual = caster.is_unusual();
     }
+    if constexpr (Caster::kMayBeUnusual) return __syncthreads_or(unusual);
     __syncthreads();
+    return false;
   }
 
   // Where a unit's caster is. Neighbouring lanes ask for columns a vector apart: those lie next to
@@ -245,6 +256,13 @@ class TileCast {
     return shared_.casters[place_of(column)];
   }
 
+  template <bool kUnusual>
+  __device__ void store(const Caster& of_tile) {
+    if constexpr (kConfig.has_rows()) store_rows<kUnusual>(of_tile);
+    if constexpr (kConfig.has_transposed()) store_transposed<kUnusual>(of_tile);
+  }
+
+  template <bool kUnusual>
   __device__ void store_rows(const Caster& of_tile) const {
     const CastOutput& out = params_.row_cast;
     unsigned char* codes = out.codes + (first_row() + group_ * kRows) * out.codes_stride +
@@ -253,7 +271,7 @@ class TileCast {
     for (int i = 0; i < kRows; ++i) {
       float values[kVector];
       numeric::widen<kConfig.in>(x_[i], values);
-      caster_of_row(i, of_tile).apply(values);
+      caster_of_row(i, of_tile).template apply<kUnusual>(values);
       unsigned words[kVector / 4];
       numeric::narrow<kConfig.out, kConfig.saturate>(values, words);
       quant::store<unsigned char, kConfig.vector_stores, kVector>(
@@ -265,6 +283,7 @@ class TileCast {
   // shared memory, so that 16 threads store the 128 bytes of such a row. Where they lie in it is
   // permuted from column to column: neither the threads that write (neighbouring lanes, the same
   // group) nor those that read (the same column) meet in a bank.
+  template <bool kUnusual>
   __device__ void store_transposed(const Caster& of_tile) {
     constexpr int kPerWord = numeric::kPerWord<kConfig.in>;
     if constexpr (!kPerRow && !kKnowsAmax) __syncthreads();  // the magnitudes have been read
@@ -281,7 +300,7 @@ class TileCast {
         float column_values[8];
 #pragma unroll
         for (int row = 0; row < 8; ++row) column_values[row] = values[row][i];
-        caster_of_column(column, of_tile).apply(column_values);
+        caster_of_column(column, of_tile).template apply<kUnusual>(column_values);
         unsigned words[2];
         numeric::narrow<kConfig.out, kConfig.saturate>(column_values, words);
         shared_.transposed[column][group_ ^ (lane_ % 16)] =

@@ -61,38 +61,33 @@ bool codes_are_aligned(const MutableScaledTensorView* out) {
   return out == nullptr || is_aligned(out->data, 8);
 }
 
-Step load(Device& device, const char* header, std::string kernel, std::string description,
-          int threads, std::int64_t blocks) {
-  return {&device.kernel({.program = {.header = header,
-                                      .kernel = std::move(kernel),
-                                      .architecture = plan::architecture(device.gpu()),
-                                      .description = std::move(description)},
-                          .threads = static_cast<unsigned>(threads)}),
-          blocks};
-}
-
 Steps prepare(Device& device, const CastProblem& problem) {
   Steps prepared;
-  for (const plan::CastLaunch& step : plan::plan_cast(problem, device.gpu())) {
-    const std::string description = plan::describe(step.config);
+  for (const auto& [config, blocks] : plan::plan_cast(problem, device.gpu())) {
+    const KernelSource source{.program = {.header = plan::kCastHeader,
+                                          .kernel = plan::cast_kernel_name(config),
+                                          .architecture = plan::architecture(device.gpu()),
+                                          .description = plan::describe(config)},
+                              .threads = static_cast<unsigned>(config.threads()),
+                              .cluster_size = static_cast<unsigned>(config.blocks_per_row)};
     core::log(LogLevel::kDebug, "quantize {}×{} on cuda:{}: {}, {} blocks", problem.rows,
-              problem.cols, device.index(), description, step.blocks);
-    prepared.steps[static_cast<std::size_t>(prepared.count++)] =
-        load(device, plan::kCastHeader, plan::cast_kernel_name(step.config), description,
-             step.config.threads(), step.blocks);
+              problem.cols, device.index(), source.program.description, blocks);
+    prepared.steps[static_cast<std::size_t>(prepared.count++)] = {&device.kernel(source), blocks};
   }
   return prepared;
 }
 
 Steps prepare(Device& device, const ConvertProblem& problem) {
-  const plan::ConvertPlan plan = plan::plan_convert(problem, device.gpu());
-  if (plan.blocks == 0) return {};
-  const std::string description = plan::describe(plan.config);
+  const auto [config, blocks] = plan::plan_convert(problem, device.gpu());
+  if (blocks == 0) return {};
+  const KernelSource source{.program = {.header = plan::kConvertHeader,
+                                        .kernel = plan::convert_kernel_name(config),
+                                        .architecture = plan::architecture(device.gpu()),
+                                        .description = plan::describe(config)},
+                            .threads = static_cast<unsigned>(config.threads())};
   core::log(LogLevel::kDebug, "{}×{} on cuda:{}: {}, {} blocks", problem.rows, problem.cols,
-            device.index(), description, plan.blocks);
-  return {{load(device, plan::kConvertHeader, plan::convert_kernel_name(plan.config), description,
-                plan.config.threads(), plan.blocks)},
-          1};
+            device.index(), source.program.description, blocks);
+  return {{Step{&device.kernel(source), blocks}}, 1};
 }
 
 template <typename Problem>

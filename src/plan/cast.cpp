@@ -72,12 +72,16 @@ CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
 // As few threads as hold a row: they exchange less, and other rows fill the machine.
 CastLaunch launch_rows(CastConfig config, const CastProblem& problem) {
   const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
-  config.threads_per_row = vectors <= 4 * 32 ? 32 : vectors <= 8 * 256 ? 256 : 512;
+  const auto power_of_two_up_to_8 = [](std::int64_t value) {
+    return static_cast<int>(
+        std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(value, 1, 8))));
+  };
+  config.threads_per_row = vectors <= 4 * 32 ? 32 : 256;
   const std::int64_t needed = ceil_divide(vectors, config.threads_per_row);
-  config.reread = needed > 8;
-  config.vectors_per_thread = static_cast<int>(
-      std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(needed, 1, 8))));
-  return {config, ceil_divide(problem.rows, config.rows_per_block())};
+  config.vectors_per_thread = power_of_two_up_to_8(needed);
+  config.blocks_per_row = power_of_two_up_to_8(ceil_divide(needed, 8));
+  config.reread = needed > 8 * config.blocks_per_row;
+  return {config, ceil_divide(problem.rows, config.rows_per_block()) * config.blocks_per_row};
 }
 
 CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {

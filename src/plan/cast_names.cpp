@@ -36,6 +36,7 @@ std::string cast_kernel_name(const CastConfig& config) {
                                     .field("rows_per_thread", config.rows_per_thread)
                                     .field("threads_per_row", config.threads_per_row)
                                     .field("vectors_per_thread", config.vectors_per_thread)
+                                    .field("blocks_per_row", config.blocks_per_row)
                                     .field("reread", config.reread);
   return fmt::format("octofold::cast_kernel<{}>", literal.text());
 }

@@ -73,6 +73,17 @@ TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   EXPECT_EQ(compilations_, 4);
 }
 
+TEST_F(CastTest, AWideRowIsAClusters) {
+  x_ = matrix<const void>(address(0x1000), DType::kBFloat16, 3, 65536, 65536, kGpu);
+  const MutableScaledTensorView out{matrix(address(0x2000), DType::kE4M3, 3, 65536, 65536, kGpu),
+                                    vector(address(0x3000), DType::kFloat32, 3, kGpu),
+                                    Granularity::kChannel};
+  quantize(&out, nullptr);
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(state().launches[0].cluster, 4u);
+  EXPECT_EQ(state().launches[0].blocks, 12u);
+}
+
 TEST_F(CastTest, ACastIsPreparedOnce) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
   quantize(&out, nullptr);

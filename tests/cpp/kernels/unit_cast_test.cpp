@@ -12,6 +12,7 @@
 
 #include "cpu/number_formats.h"
 #include "cpu/scale.h"
+#include "kernels/numeric/caster.h"
 
 namespace octofold::numeric {
 namespace {
@@ -75,13 +76,30 @@ TEST(DeviceUnitCastTest, ScalesAreTheCpuBackends) {
   expect_same_scales<config::kCompressedTensorsRule>();
 }
 
-using Divider = Caster<CastForm::kDivide>;
+// Of numbers that were FP32, and of those that fill 11 bits at most.
+template <typename Divider>
+class DividerTest : public testing::Test {
+ protected:
+  static float divide(float x, float scale) {
+    const Divider divider = Divider::make(scale);
+    float values[1] = {x};
+    if (divider.is_unusual()) {
+      divider.template apply<true>(values);
+    } else {
+      divider.template apply<false>(values);
+    }
+    return values[0];
+  }
 
-float divide(const Divider& divider, float x) {
-  float values[1] = {x};
-  divider.apply(values);
-  return values[0];
-}
+  static constexpr std::uint32_t kLastBit = Divider::kWide ? 1 : 1 << 13;
+
+  static float shortened(float x) {
+    return float_of(std::bit_cast<std::uint32_t>(x) & ~(kLastBit - 1));
+  }
+};
+using Dividers = testing::Types<Caster<CastForm::kDivide, Element::kFloat32>,
+                                Caster<CastForm::kDivide, Element::kBFloat16>>;
+TYPED_TEST_SUITE(DividerTest, Dividers);
 
 template <config::Fp8Format kFormat>
 bool same_codes(float left, float right) {
@@ -92,24 +110,24 @@ bool same_codes(float left, float right) {
 
 // Scales of every kind, and what their units may hold: nothing much larger than 2^16 scales. No
 // scale lies between the largest amax / 448 and 2^127, which the largest power of two stands for.
-TEST(DividerTest, CodesAreThoseOfTheQuotient) {
+TYPED_TEST(DividerTest, CodesAreThoseOfTheQuotient) {
   std::mt19937 random(7);
   for (const float scale : magnitudes(100'000)) {
     if (scale > std::numeric_limits<float>::max() / 448 && scale != 0x1p127f && scale < kInfinity) {
       continue;
     }
-    const Divider divider = Divider::make(scale);
     std::vector<float> values{0.0f, scale, 448 * scale, 57344 * scale};
     for (int i = 0; i < 50; ++i) {
       const int exponent = static_cast<int>(random() % 40) - 22;
       values.push_back(
           std::ldexp(scale * (1 + static_cast<float>(random() % 4096) / 4096), exponent));
     }
-    for (const float magnitude : values) {
+    for (const float value : values) {
+      const float magnitude = this->shortened(value);
       // An infinite x has an infinite scale, or 2^127 in its place.
       if (magnitude == kInfinity && scale < 0x1p127f) continue;
       for (const float x : {magnitude, -magnitude}) {
-        const float quotient = divide(divider, x);
+        const float quotient = this->divide(x, scale);
         ASSERT_TRUE(same_codes<config::kE4M3Format>(quotient, x / scale)) << x << " / " << scale;
         ASSERT_TRUE(same_codes<config::kE5M2Format>(quotient, x / scale)) << x << " / " << scale;
       }
@@ -122,28 +140,31 @@ int side(float value, float point) { return value < point ? -1 : value > point; 
 // Exponents do not matter, so x goes through all numbers of [1, 2). The points at which rounding to
 // FP8 decides are odd numbers of at most 5 bits times powers of two; near one of them x / scale is
 // for the scales next to x / point only.
-std::int64_t count_wrong_sides(float point) {
+template <typename Divide>
+std::int64_t count_wrong_sides(float point, std::uint32_t last_bit, Divide&& divide) {
   constexpr int kNeighbours = 4;
   std::int64_t wrong = 0;
-  for (std::uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+  for (std::uint32_t mantissa = 0; mantissa < 1u << 23; mantissa += last_bit) {
     const float x = float_of(0x3F800000u | mantissa);
     const std::uint32_t nearest = std::bit_cast<std::uint32_t>(x / point);
     for (int i = -kNeighbours; i <= kNeighbours; ++i) {
       const float scale = float_of(nearest + static_cast<std::uint32_t>(i));
-      wrong += side(divide(Divider::make(scale), x), point) != side(x / scale, point);
+      wrong += side(divide(x, scale), point) != side(x / scale, point);
     }
   }
   return wrong;
 }
 
-TEST(DividerTest, EveryRoundingToFp8IsDecidedAsByTheQuotient) {
+TYPED_TEST(DividerTest, EveryRoundingToFp8IsDecidedAsByTheQuotient) {
   std::array<std::int64_t, 16> wrong{};
   {
     std::vector<std::jthread> threads;
     for (std::size_t worker = 0; worker < 2; ++worker) {
       threads.emplace_back([&, worker] {
         for (std::size_t i = worker; i < wrong.size(); i += 2) {
-          wrong[i] = count_wrong_sides(static_cast<float>(2 * i + 1));
+          wrong[i] =
+              count_wrong_sides(static_cast<float>(2 * i + 1), this->kLastBit,
+                                [](float x, float scale) { return TestFixture::divide(x, scale); });
         }
       });
     }

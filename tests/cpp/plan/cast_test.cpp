@@ -91,9 +91,10 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
     for (const CastLaunch& step : plan_cast(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kRows) {
-        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
-        const std::int64_t held =
-            std::int64_t{config.threads_per_row} * config.vectors_per_thread * config.vector();
+        EXPECT_EQ(step.blocks,
+                  core::ceil_divide(problem.rows, config.rows_per_block()) * config.blocks_per_row);
+        const std::int64_t held = std::int64_t{config.threads_per_row} * config.blocks_per_row *
+                                  config.vectors_per_thread * config.vector();
         EXPECT_EQ(config.reread, held < problem.cols);
       } else if (config.step != CastStep::kClear && config.step != CastStep::kFinish) {
         EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.tile_rows) *
@@ -116,6 +117,20 @@ TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
   problem.unit = ScaleUnit::kChannel;
   EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
   EXPECT_EQ(plan_cast(problem, kHopper)[0].config.step, CastStep::kRows);
+}
+
+TEST(PlanCastTest, WideRowsAreSharedByClusters) {
+  const auto config = [](std::int64_t cols) {
+    const CastProblem problem{.rows = 64, .cols = cols, .unit = ScaleUnit::kChannel};
+    return plan_cast(problem, kHopper)[0].config;
+  };
+  EXPECT_EQ(config(16384).blocks_per_row, 1);
+  EXPECT_EQ(config(16392).blocks_per_row, 2);
+  EXPECT_EQ(config(65536).blocks_per_row, 4);
+  EXPECT_EQ(config(131072).blocks_per_row, 8);
+  EXPECT_FALSE(config(131072).reread);
+  EXPECT_EQ(config(131080).blocks_per_row, 8);
+  EXPECT_TRUE(config(131080).reread);
 }
 
 // An empty matrix has no codes, but the scales that core::scale_grid says.

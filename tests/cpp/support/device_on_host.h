@@ -13,5 +13,9 @@ inline float __frcp_rn(float value) { return 1.0f / value; }
 inline float __fmaf_rn(float left, float right, float addend) {
   return std::fma(left, right, addend);
 }
+inline float __frcp_rz(float value) {
+  const float nearest = 1.0f / value;
+  return std::fma(nearest, value, -1.0f) > 0 ? std::nextafter(nearest, 0.0f) : nearest;
+}
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
