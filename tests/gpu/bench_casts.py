@@ -1,6 +1,8 @@
 """Bandwidth of the casts beside that of a copy of as many bytes, measured in the same run:
 
-    python tests/gpu/bench_casts.py [ROWS COLUMNS]        default: 8192 8192
+    python tests/gpu/bench_casts.py [ROWS COLUMNS [NAME]]
+
+Default: 8192 8192, all casts; else those with NAME in theirs.
 
 Bytes are those that have to move: each input read once (twice where a scale is known only when
 all of x has been read), each output written once. Times are of CUDA graphs that go round operands
@@ -64,12 +66,15 @@ def copy_calls(bytes_moved, count):
 
 def main():
     rows, cols = (int(text) for text in sys.argv[1:3]) if len(sys.argv) > 2 else (8192, 8192)
+    wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     print(f"{'cast':<40} {'µs':>8} {'GB/s':>6} {'copy':>6} {'share':>6}")
     for dtype in (torch.bfloat16, torch.float32):
         size = rows * cols * dtype.itemsize
         sets = max(2, -(-MIN_BYTES // size))
         inputs = [torch.randn(rows, cols, device="cuda").to(dtype) for _ in range(sets)]
         for name, reads, writes, cast in casts():
+            if wanted not in name:
+                continue
             moved = reads * size + writes * rows * cols
             results = {}
             calls = [

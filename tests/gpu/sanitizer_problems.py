@@ -50,14 +50,15 @@ def products():
 
 def casts():
     """Name, result and what the CPU backend gives: the same bits, so the same values."""
-    for granularity, shape, dtype, transpose in itertools.product(
+    for granularity, shape, dtype, profile, transpose in itertools.product(
         ("tensor", "channel", "1x128", "128x128"),
-        ((256, 384), (131, 200), (1, 1)),
+        ((256, 384), (131, 200), (1, 1), (2, 20_000)),  # the last: more than a block's threads hold
         (torch.float32, torch.bfloat16),
+        ("deepgemm", "vllm"),  # one multiplies, one divides
         (False, True),
     ):
         x = torch.randn(shape).to(dtype)
-        options = {"granularity": granularity, "transpose": transpose}
+        options = {"granularity": granularity, "profile": profile, "transpose": transpose}
         name = f"cast {options} {shape} {dtype}"
         cast = octofold.quantize(x.to(DEVICE), **options)
         yield name, cast.dequantize(), octofold.quantize(x, **options).dequantize()

@@ -124,6 +124,19 @@ def test_both_ways_are_two_casts(options, source, generator):
         assert_same_cast(transposed, octofold.quantize(x.cpu(), **options, transpose=True))
 
 
+# Around what 1, 2, 4 and 8 blocks of 256 threads hold, and more than that.
+@pytest.mark.parametrize("profile", ["deepgemm", "vllm"])
+@every_source
+def test_wide_rows(source, profile, generator):
+    for cols in (16_384, 16_392, 32_768, 40_007, 65_536, 65_544, 131_072, 131_080, 300_000):
+        x = spread_out(generator, 5, cols, source)
+        check(x, granularity="channel", profile=profile)
+        # The largest magnitude by turns in each part of the row.
+        x = normal(generator, 8, cols, dtype=source)
+        x[torch.arange(8), torch.arange(8) * cols // 8 + cols // 16] = 1000
+        check(x, granularity="channel", profile=profile)
+
+
 @every_granularity
 def test_large(granularity, generator):
     """Many more tiles than run at one time."""
