@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
-import tvm_ffi
 
 from ._dtypes import NUMPY_DTYPES
 from ._library import library
+from ._tvm_ffi import tvm_ffi
 from .errors import UnsupportedError, invalid_argument
 
 Array: TypeAlias = Any

@@ -5,9 +5,8 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-import tvm_ffi
-
 from . import errors as _errors  # noqa: F401  (registers the exceptions that calls may raise)
+from ._tvm_ffi import tvm_ffi
 
 _FILE_NAME: Final = "octofold_ffi.so"
 

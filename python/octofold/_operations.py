@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, Protocol
 
-import tvm_ffi
-
 from ._frameworks import Array, Framework
 from ._library import library
+from ._tvm_ffi import tvm_ffi
 from .errors import Error, invalid_argument
 
 # What frameworks raise for an array that they cannot export.

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
-import tvm_ffi
 from torch import Tensor
 
 from ._frameworks import column_stride, reinterpret
 from ._library import library
 from ._operations import Operations
+from ._tvm_ffi import tvm_ffi
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,

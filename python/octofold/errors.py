@@ -1,6 +1,6 @@
 """What Octofold raises. Each class is also the builtin that fits, so either can be caught."""
 
-import tvm_ffi
+from ._tvm_ffi import tvm_ffi
 
 
 class Error(Exception):

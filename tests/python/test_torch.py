@@ -1,5 +1,9 @@
 """torch tensors, and the registered torch ops."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import octofold
 import pytest
@@ -293,3 +297,22 @@ def test_opcheck_gemm_out(opcheck, accumulate):
     operands = (*scaled(5, 300, "channel"), *scaled(7, 300, "channel"))
     arguments = (random(5, 7), *operands, None, None, accumulate, False)
     opcheck(torch.ops.octofold.gemm_out, arguments)
+
+
+@pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
+def test_import_leaves_cuda_alone(users, seen):
+    """torch asks the management library, unless the user has it otherwise; else no child by fork
+    could use a GPU."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    script = f"""
+import os, torch
+asked = []
+torch.cuda.is_available = lambda: asked.append(os.environ.get({name!r})) or False
+import octofold
+assert set(asked) <= {{{seen!r}}}, asked
+assert os.environ.get({name!r}) == {users!r}
+"""
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    if users is not None:
+        environment[name] = users
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
