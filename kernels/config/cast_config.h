@@ -19,12 +19,13 @@ enum class CastDirection { kRows, kTransposed, kBoth };
 // Casts are kernels of one step, wherever what shares a scale fits into a block of threads, or four
 // of them, with the amax of each unit gathered in the scale tensor itself.
 enum class CastStep {
-  kTiles,   // all at once, a tile each: block scales
-  kRows,    // all at once, whole rows each: a scale per row
-  kClear,   // of four, the 1st: scale = 0
-  kAmax,    // 2nd: scale = bits of the largest magnitude
-  kEncode,  // 3rd: codes, from x and what scale holds
-  kFinish,  // 4th: the scale itself takes its place
+  kTiles,     // all at once, a tile each: block scales
+  kRows,      // all at once, whole rows each: a scale per row
+  kWideRows,  // the same of rows that no block can hold: by clusters
+  kClear,     // of four, the 1st: scale = 0
+  kAmax,      // 2nd: scale = bits of the largest magnitude
+  kEncode,    // 3rd: codes, from x and what scale holds
+  kFinish,    // 4th: the scale itself takes its place
 };
 
 struct CastConfig {
@@ -43,17 +44,20 @@ struct CastConfig {
   bool vector_stores = true;
 
   // Of a tile (it has 128 columns), and what a thread holds of it: one vector in each of so many
-  // consecutive rows.
+  // consecutive rows. Tiles come so many below each other before the next column of tiles.
   int tile_rows = 128;
   int rows_per_thread = 8;
+  int raster_rows = 1;
 
-  // kRows: threads of a block that share a row, vectors that each holds of it, blocks that share a
-  // row (a cluster), and whether all that is too little for the row, which then is read twice (the
-  // second time mostly from cache).
+  // kRows: threads that share a row, vectors that each holds of it, and whether these are too few
+  // for the row, which then is read twice (the second time mostly from cache).
   int threads_per_row = 256;
   int vectors_per_thread = 4;
-  int blocks_per_row = 1;
   bool reread = false;
+
+  // kWideRows: blocks that share a row (a cluster), and the shared memory for the part of each.
+  int blocks_per_row = 1;
+  int part_bytes = 0;
 
   friend constexpr bool operator==(const CastConfig&, const CastConfig&) = default;
 
@@ -72,9 +76,17 @@ struct CastConfig {
       case CastStep::kClear:
       case CastStep::kFinish: return 256;
       case CastStep::kRows: return rows_per_block() * threads_per_row;
+      case CastStep::kWideRows: return 256;
       default: return groups() * lanes();
     }
   }
+
+  // Whether blocks go on until all is done, so that no more of them are launched than run at one
+  // time.
+  constexpr bool is_persistent() const { return step == CastStep::kWideRows; }
+  // kWideRows: while a part is cast, the next one arrives.
+  static constexpr int kStages = 2;
+  constexpr int shared_bytes() const { return kStages * part_bytes; }
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
@@ -82,8 +94,8 @@ struct CastConfig {
   constexpr int resident_blocks() const {
     const bool shares = direction == CastDirection::kBoth &&
                         (unit == ScaleUnit::kTensor || unit == ScaleUnit::kBlock128x128);
-    if (!vector_loads || !vector_stores) return 1;
-    if (step == CastStep::kRows) return (reread ? 768 : 1024) / threads();
+    if (step == CastStep::kWideRows || !vector_loads || !vector_stores) return 1;
+    if (step == CastStep::kRows) return (reread ? 512 : 1024) / threads();
     if (in == Element::kFloat32) return 1024 / threads();
     return (in == Element::kFloat16 && shares ? 512 : 768) / threads();
   }
@@ -95,16 +107,21 @@ struct CastConfig {
     const bool blocks = unit == ScaleUnit::kBlock1x128 || unit == ScaleUnit::kBlock128x128;
     if (blocks != (step == CastStep::kTiles))
       return "one step is for block scales, and they for it";
-    if (step == CastStep::kRows) {
+    if (step == CastStep::kRows || step == CastStep::kWideRows) {
       if (unit != ScaleUnit::kChannel || has_transposed())
         return "whole rows share a scale per row";
+    }
+    if (step == CastStep::kWideRows) {
+      if (!vector_loads) return "wide rows are copied in units of 16 bytes";
+      if (blocks_per_row != 2 && blocks_per_row != 4 && blocks_per_row != 8)
+        return "clusters of 2, 4 or 8 blocks";
+      if (part_bytes <= 0 || part_bytes % 16 != 0) return "parts of whole units of 16 bytes";
+      return nullptr;
+    }
+    if (step == CastStep::kRows) {
       if (threads_per_row < 32 || threads_per_row > 512 ||
           (threads_per_row & (threads_per_row - 1)) != 0) {
         return "threads_per_row has to be a power of two from 32 to 512: more have few registers";
-      }
-      if (blocks_per_row < 1 || blocks_per_row > 8 ||
-          (blocks_per_row > 1 && rows_per_block() > 1)) {
-        return "1 to 8 blocks per row, which then have one row each";
       }
       if (vectors_per_thread < 1 || vectors_per_thread > 8) return "1 to 8 vectors per thread";
       return nullptr;
@@ -114,6 +131,7 @@ struct CastConfig {
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";
     }
+    if (raster_rows < 1) return "raster_rows has to be positive";
     if (threads() % 32 != 0 || threads() > 1024) return "whole warps, at most 1024 threads";
     const bool square = has_transposed() || unit == ScaleUnit::kBlock128x128;
     if (square && tile_rows != kUnitLength) return "units of 128 rows need a tile of 128 rows";

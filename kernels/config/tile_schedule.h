@@ -11,8 +11,8 @@ struct TileCoordinate {
   int n;
 };
 
-// A grid of tiles, walked `raster_rows` rows at a time, down the rows first: what runs at one time
-// is about square, and so reads little of A and B.
+// A grid of tiles, walked `raster_rows` rows at a time, down the rows first. In a GEMM, what runs
+// at one time is about square then, and so reads little of A and B.
 struct TileSchedule {
   int tiles_m;
   int tiles_n;
@@ -21,12 +21,14 @@ struct TileSchedule {
   constexpr int count() const { return tiles_m * tiles_n; }
 
   constexpr TileCoordinate at(int index) const {
+    if (raster_rows == 1) return {index / tiles_n, index % tiles_n};
     const int band_size = raster_rows * tiles_n;
     const int band = index / band_size;
     const int first = band * raster_rows;
     const int rows = tiles_m - first < raster_rows ? tiles_m - first : raster_rows;
     const int within = index - band * band_size;
-    return {first + within % rows, within / rows};
+    const int column = within / rows;  // the one division: what it leaves is cheaper multiplied
+    return {first + within - column * rows, column};
   }
 };
 

@@ -18,17 +18,11 @@ __device__ inline unsigned cluster_rank() {
   return rank;
 }
 
-__device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 __device__ inline void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
 }
 
 // Gives registers of this warpgroup back to the block, or takes freed ones.

@@ -20,18 +20,19 @@ __device__ inline float load_shared(unsigned address) {
   return value;
 }
 
-// From the same offset in the shared memory of block `rank` of the cluster.
-__device__ inline unsigned load_shared_at_rank(unsigned address, unsigned rank) {
-  unsigned value;
+// Starts a store to the same offset in the shared memory of block `rank` of the cluster, which
+// counts 4 bytes on the barrier with the same offset there.
+__device__ inline void store_async_at_rank(unsigned address, unsigned rank, unsigned value,
+                                           unsigned barrier) {
   asm volatile(
       "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.u32 %0, [remote];\n"
-      "}"
-      : "=r"(value)
-      : "r"(address), "r"(rank));
-  return value;
+      ".reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %3, %1;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %2, [remote_barrier];\n"
+      "}" ::"r"(address),
+      "r"(rank), "r"(value), "r"(barrier)
+      : "memory");
 }
 
 __device__ inline float2 load_shared_pair(unsigned address) {
@@ -52,6 +53,17 @@ __device__ inline void store_matrices(unsigned row_address, unsigned first, unsi
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
       "r"(first), "r"(second), "r"(third), "r"(fourth)
+      : "memory");
+}
+
+// Starts a copy of a multiple of 16 bytes, at multiples of 16 bytes, and has them counted on the
+// barrier.
+__device__ inline void copy_async(unsigned destination, const void* source, unsigned bytes,
+                                  unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
 

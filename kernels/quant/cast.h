@@ -6,6 +6,7 @@
 #include "kernels/ptx/control.h"
 #include "kernels/quant/cast_rows.h"
 #include "kernels/quant/cast_tiles.h"
+#include "kernels/quant/cast_wide_rows.h"
 #include "kernels/quant/unit.h"
 
 namespace octofold {
@@ -49,6 +50,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
   } else if constexpr (kConfig.step == config::CastStep::kRows) {
     __shared__ typename quant::RowCast<kConfig>::Shared shared;
     quant::RowCast<kConfig>(params, shared).run();
+  } else if constexpr (kConfig.step == config::CastStep::kWideRows) {
+    __shared__ typename quant::WideRowCast<kConfig>::Shared shared;
+    quant::WideRowCast<kConfig>(params, shared).run();
   } else {
     __shared__ typename quant::TileCast<kConfig>::Shared shared;
     quant::TileCast<kConfig>(params, shared).run();

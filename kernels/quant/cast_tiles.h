@@ -5,9 +5,11 @@
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/config/tile_schedule.h"
 #include "kernels/numeric/caster.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/quant/access.h"
+#include "kernels/quant/magnitudes.h"
 #include "kernels/quant/unit.h"
 
 namespace octofold::quant {
@@ -35,10 +37,11 @@ class TileCast {
   };
 
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
-    const unsigned tiles_across =
-        static_cast<unsigned>(config::ceil_divide(params.cols, kUnitLength));
-    tile_row_ = blockIdx.x / tiles_across;
-    tile_col_ = blockIdx.x - tile_row_ * tiles_across;
+    const config::TileSchedule schedule{
+        .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kConfig.tile_rows)),
+        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kUnitLength)),
+        .raster_rows = kConfig.raster_rows};
+    tile_ = schedule.at(static_cast<int>(blockIdx.x));
     lane_ = static_cast<int>(threadIdx.x % kConfig.lanes());
     group_ = static_cast<int>(threadIdx.x / kConfig.lanes());
     cols_ = at_most(params.cols - first_col() - lane_ * kVector, kVector);
@@ -77,9 +80,9 @@ class TileCast {
 
   // Of the tile.
   __device__ long long first_row() const {
-    return static_cast<long long>(tile_row_) * kConfig.tile_rows;
+    return static_cast<long long>(tile_.m) * kConfig.tile_rows;
   }
-  __device__ long long first_col() const { return static_cast<long long>(tile_col_) * kUnitLength; }
+  __device__ long long first_col() const { return static_cast<long long>(tile_.n) * kUnitLength; }
 
   // How many elements of row `row` of this thread exist.
   template <bool kVectors>
@@ -102,25 +105,6 @@ class TileCast {
     return numeric::larger<kConfig.in>(left, right);
   }
 
-  // Largest magnitudes among kWidth neighbouring threads, all of which get them.
-  template <int kWidth>
-  static __device__ unsigned largest_of_lanes(unsigned magnitudes) {
-#pragma unroll
-    for (int distance = kWidth / 2; distance > 0; distance /= 2) {
-      magnitudes = larger(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, distance));
-    }
-    return magnitudes;
-  }
-
-  __device__ unsigned row_magnitudes(int row) const {
-    unsigned magnitudes = numeric::magnitude<kConfig.in>(x_[row][0]);
-#pragma unroll
-    for (int i = 1; i < 4; ++i) {
-      magnitudes = larger(magnitudes, numeric::magnitude<kConfig.in>(x_[row][i]));
-    }
-    return magnitudes;
-  }
-
   // Leaves the largest magnitudes in each row and column in shared memory.
   __device__ void share_magnitudes() {
     if constexpr (kConfig.has_transposed()) {
@@ -137,7 +121,7 @@ class TileCast {
     if constexpr (kConfig.has_rows()) {
       unsigned magnitudes[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) magnitudes[i] = row_magnitudes(i);
+      for (int i = 0; i < kRows; ++i) magnitudes[i] = largest_of_vector<kConfig.in>(x_[i]);
       int distance = kLanes / 2;
       // Of two lanes, each hands on half of its rows and keeps the other half, until it is left
       // with one row: few exchanges for all rows together.
@@ -152,7 +136,7 @@ class TileCast {
         }
         distance /= 2;
       }
-      const unsigned of_row = largest_of_lanes<kLanes / kRows>(magnitudes[0]);
+      const unsigned of_row = largest_of_lanes<kConfig.in, kLanes / kRows>(magnitudes[0]);
       constexpr int kLanesPerRow = kLanes / kRows;
       if (lane_ % kLanesPerRow == 0) {
         shared_.row_magnitudes[group_ * kRows + lane_ / kLanesPerRow] = of_row;
@@ -218,16 +202,13 @@ class TileCast {
     if constexpr (kKnowsAmax) {
       amax = *(kConfig.has_rows() ? params_.row_cast : params_.transposed_cast).scale;
     } else {
-      unsigned magnitudes = row_magnitudes(0);
+      unsigned magnitudes = 0;
 #pragma unroll
-      for (int i = 1; i < kRows; ++i) magnitudes = larger(magnitudes, row_magnitudes(i));
-      magnitudes = largest_of_lanes<32>(magnitudes);
-      if (threadIdx.x % 32 == 0) shared_.warp_magnitudes[threadIdx.x / 32] = magnitudes;
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kConfig.threads() / 32; ++i) {
-        magnitudes = larger(magnitudes, shared_.warp_magnitudes[i]);
+      for (const auto& vector : x_) {
+        magnitudes = larger(magnitudes, largest_of_vector<kConfig.in>(vector));
       }
+      magnitudes =
+          largest_of_warps<kConfig.in, kConfig.threads() / 32>(magnitudes, shared_.warp_magnitudes);
       amax = numeric::largest<kConfig.in>(magnitudes);
     }
     const CastOutput &row = params_.row_cast, &transposed = params_.transposed_cast;
@@ -325,7 +306,7 @@ class TileCast {
 
   const CastParams& params_;
   Shared& shared_;
-  unsigned tile_row_, tile_col_;
+  config::TileCoordinate tile_;
   int lane_, group_;  // column and row of this thread among the threads of the tile
   int rows_, cols_;   // how much of what this thread holds exists: 0 or less, nothing
   unsigned x_[kRows][4];

@@ -1,5 +1,6 @@
 #include "cuda/cast.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -63,16 +64,19 @@ bool codes_are_aligned(const MutableScaledTensorView* out) {
 
 Steps prepare(Device& device, const CastProblem& problem) {
   Steps prepared;
-  for (const auto& [config, blocks] : plan::plan_cast(problem, device.gpu())) {
+  for (auto [config, blocks] : plan::plan_cast(problem, device.gpu())) {
     const KernelSource source{.program = {.header = plan::kCastHeader,
                                           .kernel = plan::cast_kernel_name(config),
                                           .architecture = plan::architecture(device.gpu()),
                                           .description = plan::describe(config)},
                               .threads = static_cast<unsigned>(config.threads()),
-                              .cluster_size = static_cast<unsigned>(config.blocks_per_row)};
+                              .cluster_size = static_cast<unsigned>(config.blocks_per_row),
+                              .shared_bytes = static_cast<unsigned>(config.shared_bytes())};
+    const Kernel& kernel = device.kernel(source);
+    if (config.is_persistent()) blocks = std::min(blocks, kernel.resident_blocks());
     core::log(LogLevel::kDebug, "quantize {}×{} on cuda:{}: {}, {} blocks", problem.rows,
               problem.cols, device.index(), source.program.description, blocks);
-    prepared.steps[static_cast<std::size_t>(prepared.count++)] = {&device.kernel(source), blocks};
+    prepared.steps[static_cast<std::size_t>(prepared.count++)] = {&kernel, blocks};
   }
   return prepared;
 }

@@ -82,6 +82,7 @@ Driver::Driver(const std::string& name) {
   find(module_load_data, "cuModuleLoadData");
   find(module_get_function, "cuModuleGetFunction");
   find(func_set_attribute, "cuFuncSetAttribute");
+  find(occupancy_max_active_clusters, "cuOccupancyMaxActiveClusters");
   find(launch_kernel_ex, "cuLaunchKernelEx");
   find(tensor_map_encode_tiled, "cuTensorMapEncodeTiled");
   if (version_ < kOldestVersion || find.missing() != nullptr) {

@@ -106,6 +106,8 @@ class Driver {
   Result (*module_get_function)(FunctionHandle* function, ModuleHandle module,
                                 const char* name) = nullptr;
   Result (*func_set_attribute)(FunctionHandle function, int attribute, int value) = nullptr;
+  Result (*occupancy_max_active_clusters)(int* clusters, FunctionHandle function,
+                                          const LaunchConfig* config) = nullptr;
   Result (*launch_kernel_ex)(const LaunchConfig* config, FunctionHandle function, void** parameters,
                              void** extra) = nullptr;
   Result (*tensor_map_encode_tiled)(void* tensor_map, int data_type, unsigned rank, void* address,

@@ -1,6 +1,6 @@
 #include "cuda/kernel.h"
 
-#include <array>
+#include <algorithm>
 
 #include "core/check.h"
 #include "cuda/context.h"
@@ -28,18 +28,36 @@ Kernel::Kernel(const Driver& driver, ContextHandle context, const KernelSource& 
       fmt::format("{} bytes of dynamic shared memory", shared_bytes_));
 }
 
-void Kernel::launch(Stream stream, std::int64_t blocks, const void* params) const {
-  std::array<LaunchAttribute, 2> attributes{};
+// What a launch says of its shape. `attributes` are the launch's, and have to outlive it.
+LaunchConfig Kernel::launch_config(std::int64_t blocks, Stream stream,
+                                   std::array<LaunchAttribute, 2>& attributes) const {
   attributes[0].id = LaunchAttribute::kProgrammaticStreamSerialization;
   attributes[0].programmatic_stream_serialization_allowed = 1;
   attributes[1].id = LaunchAttribute::kClusterDimension;
   attributes[1].cluster = {cluster_size_, 1, 1};
-  const LaunchConfig config{.grid_x = static_cast<unsigned>(blocks),
-                            .block_x = threads_,
-                            .shared_bytes = shared_bytes_,
-                            .stream = stream.handle,
-                            .attributes = attributes.data(),
-                            .attribute_count = cluster_size_ > 1 ? 2u : 1u};
+  return {.grid_x = static_cast<unsigned>(blocks),
+          .block_x = threads_,
+          .shared_bytes = shared_bytes_,
+          .stream = stream.handle,
+          .attributes = attributes.data(),
+          .attribute_count = cluster_size_ > 1 ? 2u : 1u};
+}
+
+std::int64_t Kernel::resident_blocks() const {
+  std::array<LaunchAttribute, 2> attributes{};
+  const LaunchConfig config = launch_config(cluster_size_, {}, attributes);
+  int clusters = 0;
+  const ContextGuard current(*driver_, context_);
+  const Result result = driver_->occupancy_max_active_clusters(&clusters, function_, &config);
+  if (result != kSuccess) {
+    driver_->fail(result, fmt::format("{}: cuOccupancyMaxActiveClusters", description_));
+  }
+  return std::int64_t{std::max(clusters, 1)} * cluster_size_;  // where none fits, launch() says so
+}
+
+void Kernel::launch(Stream stream, std::int64_t blocks, const void* params) const {
+  std::array<LaunchAttribute, 2> attributes{};
+  const LaunchConfig config = launch_config(blocks, stream, attributes);
   void* parameters[] = {const_cast<void*>(params)};  // the driver only reads them
   const ContextGuard current(*driver_, context_);
   const Result result = driver_->launch_kernel_ex(&config, function_, parameters, nullptr);

@@ -1,6 +1,7 @@
 // Kernels: what one is made from, and one that is loaded and can be launched.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -31,7 +32,12 @@ class Kernel {
   /// kernels wait themselves before they first access global memory (griddepcontrol.wait).
   void launch(Stream stream, std::int64_t blocks, const void* params) const;
 
+  /// Blocks that the device runs at one time, in whole clusters; of a kernel that has clusters.
+  std::int64_t resident_blocks() const;
+
  private:
+  LaunchConfig launch_config(std::int64_t blocks, Stream stream,
+                             std::array<LaunchAttribute, 2>& attributes) const;
   [[noreturn]] void fail_launch(Result result, std::int64_t blocks) const;
 
   const Driver* driver_;

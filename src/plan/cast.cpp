@@ -65,23 +65,46 @@ CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
     config.tile_rows = 32;
     config.rows_per_thread = 4;
   }
-  return {config, ceil_divide(problem.rows, config.tile_rows) *
-                      ceil_divide(problem.cols, config::kUnitLength)};
+  const std::int64_t down = ceil_divide(problem.rows, config.tile_rows);
+  // Tiles below each other write to the same rows of the transpose.
+  if (config.has_transposed() && down > 1) config.raster_rows = 2;
+  return {config, down * ceil_divide(problem.cols, config::kUnitLength)};
 }
 
-// As few threads as hold a row: they exchange less, and other rows fill the machine.
+// Whether the shared memory of a cluster holds a row of `bytes`; if so, config says how. Rather
+// three blocks to a multiprocessor than one, and rather few to a row.
+bool fits_cluster(std::int64_t bytes, CastConfig& config) {
+  constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
+  for (const int part_bytes : {kForThree, kForOne}) {
+    for (const int blocks : {2, 4, 8}) {
+      if (ceil_divide(bytes, 16 * blocks) * 16 > part_bytes) continue;
+      config.part_bytes = part_bytes;
+      config.blocks_per_row = blocks;
+      return true;
+    }
+  }
+  return false;
+}
+
+// As few threads as hold a row: they exchange less, and other rows fill the machine. Accesses
+// element by element leave no registers for many.
 CastLaunch launch_rows(CastConfig config, const CastProblem& problem) {
+  constexpr int kMostVectors = 8;
+  const int most_threads = config.vector_loads && config.vector_stores ? 512 : 256;
   const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
-  const auto power_of_two_up_to_8 = [](std::int64_t value) {
-    return static_cast<int>(
-        std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(value, 1, 8))));
-  };
-  config.threads_per_row = vectors <= 4 * 32 ? 32 : 256;
+  config.reread = vectors > kMostVectors * most_threads;
+  if (config.reread && config.vector_loads && fits_cluster(vectors * 16, config)) {
+    config.reread = false;
+    config.step = CastStep::kWideRows;
+    return {config, problem.rows * config.blocks_per_row};
+  }
+  config.threads_per_row = vectors <= 4 * 32               ? 32
+                           : vectors <= kMostVectors * 256 ? 256
+                                                           : most_threads;
   const std::int64_t needed = ceil_divide(vectors, config.threads_per_row);
-  config.vectors_per_thread = power_of_two_up_to_8(needed);
-  config.blocks_per_row = power_of_two_up_to_8(ceil_divide(needed, 8));
-  config.reread = needed > 8 * config.blocks_per_row;
-  return {config, ceil_divide(problem.rows, config.rows_per_block()) * config.blocks_per_row};
+  config.vectors_per_thread = static_cast<int>(
+      std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(needed, 1, kMostVectors))));
+  return {config, ceil_divide(problem.rows, config.rows_per_block())};
 }
 
 CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {
@@ -99,7 +122,8 @@ CastLaunch launch_step(CastStep step, const CastProblem& problem) {
     case CastStep::kTiles:
     case CastStep::kAmax:
     case CastStep::kEncode: return launch_tiles(config, problem);
-    case CastStep::kRows: return launch_rows(config, problem);
+    case CastStep::kRows:
+    case CastStep::kWideRows: return launch_rows(config, problem);
     case CastStep::kClear:
     case CastStep::kFinish: return launch_scales(config, problem);
   }

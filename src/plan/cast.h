@@ -37,7 +37,7 @@ struct CastProblem {
 
 struct CastLaunch {
   config::CastConfig config;
-  std::int64_t blocks = 0;  ///< of config.threads() threads
+  std::int64_t blocks = 0;  ///< of config.threads() threads; of a persistent kernel, at most
 };
 
 /// The kernels of a cast, at most four, to be launched one after another. None for a matrix without

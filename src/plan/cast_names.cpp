@@ -34,10 +34,12 @@ std::string cast_kernel_name(const CastConfig& config) {
                                     .field("vector_stores", config.vector_stores)
                                     .field("tile_rows", config.tile_rows)
                                     .field("rows_per_thread", config.rows_per_thread)
+                                    .field("raster_rows", config.raster_rows)
                                     .field("threads_per_row", config.threads_per_row)
                                     .field("vectors_per_thread", config.vectors_per_thread)
+                                    .field("reread", config.reread)
                                     .field("blocks_per_row", config.blocks_per_row)
-                                    .field("reread", config.reread);
+                                    .field("part_bytes", config.part_bytes);
   return fmt::format("octofold::cast_kernel<{}>", literal.text());
 }
 
@@ -57,8 +59,13 @@ std::string convert_kernel_name(const ConvertConfig& config) {
 
 std::string describe(const CastConfig& config) {
   constexpr std::array kDirections{"", ", transposed", ", both ways"};
-  constexpr std::array kSteps{
-      "", ", whole rows", ", clearing of scales", ", amax only", ", codes only", ", scales only"};
+  constexpr std::array kSteps{"",
+                              ", whole rows",
+                              ", wide rows",
+                              ", clearing of scales",
+                              ", amax only",
+                              ", codes only",
+                              ", scales only"};
   return fmt::format("cast {} → {}, {}{}{}{}", word(config.in), word(config.out), word(config.unit),
                      kDirections[static_cast<std::size_t>(config.direction)],
                      kSteps[static_cast<std::size_t>(config.step)],

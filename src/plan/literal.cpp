@@ -88,6 +88,7 @@ std::string_view literal(config::CastStep value) {
   switch (value) {
     case kTiles: return "CastStep::kTiles";
     case kRows: return "CastStep::kRows";
+    case kWideRows: return "CastStep::kWideRows";
     case kClear: return "CastStep::kClear";
     case kAmax: return "CastStep::kAmax";
     case kEncode: return "CastStep::kEncode";

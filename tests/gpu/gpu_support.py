@@ -4,10 +4,12 @@ A test module that imports this is skipped where there is no GPU that Octofold h
 OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the tests themselves.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import octofold
 import pytest
@@ -157,6 +159,38 @@ def bits(tensor):
 def assert_same_bits(left, right):
     assert left.dtype is right.dtype
     assert torch.equal(bits(left), bits(right))
+
+
+class Held:
+    """A CUDA stream that does not go on before the `with` block ends. The block fails if something
+    in it has waited for the stream."""
+
+    PATIENCE = 20  # seconds; then the stream goes on, so that nothing hangs
+
+    def __init__(self, stream):
+        self._stream = stream
+        self._flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._waited = False
+        self._timer = threading.Timer(self.PATIENCE, self._give_up)
+
+    def __enter__(self):
+        driver = ctypes.CDLL("libcuda.so.1")
+        stream, address = self._stream.cuda_stream, self._flag.data_ptr()
+        error = driver.cuStreamWaitValue32_v2(
+            ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(1), ctypes.c_uint(0)
+        )
+        assert error == 0
+        self._timer.start()
+
+    def __exit__(self, error, *_):
+        self._timer.cancel()
+        self._flag[0] = 1
+        if error is None:
+            assert not self._waited, "something waited for the stream"
+
+    def _give_up(self):
+        self._waited = True
+        self._flag[0] = 1
 
 
 def run_python(script, seconds=200):

@@ -16,6 +16,7 @@ import torch
 PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
 # Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load.
 SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 301))
+FLOATS = (torch.bfloat16, torch.float32)
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"
 
 
@@ -32,9 +33,7 @@ def to_device(x):
 
 def products():
     """Name, result and what the CPU backend gives."""
-    for pair, (m, n, k), out_dtype in itertools.product(
-        PAIRS, SHAPES, (torch.bfloat16, torch.float32)
-    ):
+    for pair, (m, n, k), out_dtype in itertools.product(PAIRS, SHAPES, FLOATS):
         a, b = operand(m, k, pair[0]), operand(n, k, pair[1])
         c, bias = torch.randn(m, n), torch.randn(n)
         name = f"gemm {pair[0]} x {pair[1]} {m},{n},{k} {out_dtype}"
@@ -50,13 +49,16 @@ def products():
 
 def casts():
     """Name, result and what the CPU backend gives: the same bits, so the same values."""
-    for granularity, shape, dtype, profile, transpose in itertools.product(
+    problems = itertools.product(
         ("tensor", "channel", "1x128", "128x128"),
-        ((256, 384), (131, 200), (1, 1), (2, 20_000)),  # the last: more than a block's threads hold
-        (torch.float32, torch.bfloat16),
+        ((256, 384), (131, 200), (1, 1)),
+        FLOATS,
         ("deepgemm", "vllm"),  # one multiplies, one divides
         (False, True),
-    ):
+    )
+    # Rows that clusters share; more of them than clusters run at one time.
+    wide = [("channel", (150, 40_000), dtype, "vllm", False) for dtype in FLOATS]
+    for granularity, shape, dtype, profile, transpose in itertools.chain(problems, wide):
         x = torch.randn(shape).to(dtype)
         options = {"granularity": granularity, "profile": profile, "transpose": transpose}
         name = f"cast {options} {shape} {dtype}"

@@ -124,17 +124,21 @@ def test_both_ways_are_two_casts(options, source, generator):
         assert_same_cast(transposed, octofold.quantize(x.cpu(), **options, transpose=True))
 
 
-# Around what 1, 2, 4 and 8 blocks of 256 threads hold, and more than that.
+# Rows around what 256 threads hold, 512, clusters of 2, 4 and 8 blocks, and more than that; one
+# that is not to be copied in whole vectors.
 @pytest.mark.parametrize("profile", ["deepgemm", "vllm"])
 @every_source
 def test_wide_rows(source, profile, generator):
-    for cols in (16_384, 16_392, 32_768, 40_007, 65_536, 65_544, 131_072, 131_080, 300_000):
+    for cols in (16_384, 16_392, 32_768, 32_776, 40_007, 53_248, 131_072, 300_000, 500_000):
         x = spread_out(generator, 5, cols, source)
         check(x, granularity="channel", profile=profile)
         # The largest magnitude by turns in each part of the row.
         x = normal(generator, 8, cols, dtype=source)
         x[torch.arange(8), torch.arange(8) * cols // 8 + cols // 16] = 1000
         check(x, granularity="channel", profile=profile)
+    # Many more rows than run at one time.
+    x = normal(generator, 400, 40_000) * torch.rand((400, 1), generator=generator, device=DEVICE)
+    check(x.to(DTYPES[source]), granularity="channel", profile=profile)
 
 
 @every_granularity

@@ -72,9 +72,9 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
         problem.power_of_two = !problem.power_of_two;
         problem.saturate = !problem.saturate;
         problem.out = problem.saturate ? Element::kE4M3 : Element::kE5M2;
-        // Row scales: rows that a warp, a block and no block holds.
+        // Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
         const bool rows = unit == ScaleUnit::kChannel && direction == CastDirection::kRows;
-        for (const std::int64_t cols : {512, 7168, 100'000}) {
+        for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
           problem.cols = cols;
           compiler.expect_sound(problem);
           if (!rows) break;

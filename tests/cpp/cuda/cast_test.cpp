@@ -73,15 +73,33 @@ TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   EXPECT_EQ(compilations_, 4);
 }
 
-TEST_F(CastTest, AWideRowIsAClusters) {
-  x_ = matrix<const void>(address(0x1000), DType::kBFloat16, 3, 65536, 65536, kGpu);
-  const MutableScaledTensorView out{matrix(address(0x2000), DType::kE4M3, 3, 65536, 65536, kGpu),
-                                    vector(address(0x3000), DType::kFloat32, 3, kGpu),
-                                    Granularity::kChannel};
-  quantize(&out, nullptr);
-  ASSERT_EQ(state().launches.size(), 1u);
-  EXPECT_EQ(state().launches[0].cluster, 4u);
-  EXPECT_EQ(state().launches[0].blocks, 12u);
+class WideCastTest : public CastTest {
+ protected:
+  void quantize_wide(std::int64_t rows) {
+    x_ = matrix<const void>(address(0x1000), DType::kBFloat16, rows, 65536, 65536, kGpu);
+    const MutableScaledTensorView out{
+        matrix(address(0x2000), DType::kE4M3, rows, 65536, 65536, kGpu),
+        vector(address(0x3000), DType::kFloat32, rows, kGpu), Granularity::kChannel};
+    quantize(&out, nullptr);
+  }
+};
+
+// As many clusters as there are rows, or as the GPU runs at one time.
+TEST_F(WideCastTest, AWideRowIsAClusters) {
+  for (const std::int64_t rows : {3, 1000}) quantize_wide(rows);
+  ASSERT_EQ(state().launches.size(), 2u);
+  for (const fake::Launch& launch : state().launches) {
+    EXPECT_EQ(launch.cluster, 4u);
+    EXPECT_EQ(launch.shared_bytes, 2u * 36 * 1024);
+  }
+  EXPECT_EQ(state().launches[0].blocks, 3 * 4u);
+  EXPECT_EQ(state().launches[1].blocks, 132u);
+}
+
+TEST_F(WideCastTest, SaysThatTheDriverDoesNotCountClusters) {
+  state().occupancy_error = 1;
+  EXPECT_THAT([&] { quantize_wide(3); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("cuOccupancyMaxActiveClusters")));
 }
 
 TEST_F(CastTest, ACastIsPreparedOnce) {

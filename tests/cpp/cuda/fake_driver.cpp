@@ -124,6 +124,19 @@ int cuFuncSetAttribute(int*, int attribute, int value) {
   return 0;
 }
 
+int cuOccupancyMaxActiveClusters(int* clusters, int*, const octofold::cuda::LaunchConfig* config) {
+  using octofold::cuda::LaunchAttribute;
+  if (state.occupancy_error != 0) return state.occupancy_error;
+  *clusters = state.multiprocessors;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    const LaunchAttribute& attribute = config->attributes[i];
+    if (attribute.id == LaunchAttribute::kClusterDimension) {
+      *clusters = state.multiprocessors / static_cast<int>(attribute.cluster.x);
+    }
+  }
+  return 0;
+}
+
 int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, void** parameters,
                      void**) {
   using octofold::cuda::LaunchAttribute;

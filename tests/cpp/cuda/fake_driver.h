@@ -46,7 +46,7 @@ struct State {
   int shared_memory_per_block = 227 * 1024;
 
   // Calls that fail, with these errors; 0: none does.
-  int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0;
+  int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0, occupancy_error = 0;
 
   // Of a kernel's parameters: the driver is not told.
   std::size_t params_bytes = sizeof(config::GemmParams);

@@ -91,11 +91,16 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
     for (const CastLaunch& step : plan_cast(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kRows) {
-        EXPECT_EQ(step.blocks,
-                  core::ceil_divide(problem.rows, config.rows_per_block()) * config.blocks_per_row);
-        const std::int64_t held = std::int64_t{config.threads_per_row} * config.blocks_per_row *
-                                  config.vectors_per_thread * config.vector();
+        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
+        const std::int64_t held =
+            std::int64_t{config.threads_per_row} * config.vectors_per_thread * config.vector();
         EXPECT_EQ(config.reread, held < problem.cols);
+      } else if (config.step == CastStep::kWideRows) {
+        EXPECT_EQ(step.blocks, problem.rows * config.blocks_per_row);
+        const std::int64_t vectors = core::ceil_divide(problem.cols, config.vector());
+        const std::int64_t of_part = core::ceil_divide(vectors, config.blocks_per_row);
+        EXPECT_LE(16 * of_part, config.part_bytes);
+        EXPECT_LT((config.blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
       } else if (config.step != CastStep::kClear && config.step != CastStep::kFinish) {
         EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.tile_rows) *
                                    core::ceil_divide(problem.cols, 128));
@@ -119,18 +124,26 @@ TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
   EXPECT_EQ(plan_cast(problem, kHopper)[0].config.step, CastStep::kRows);
 }
 
-TEST(PlanCastTest, WideRowsAreSharedByClusters) {
+TEST(PlanCastTest, WideRowsAreOfClusters) {
   const auto config = [](std::int64_t cols) {
     const CastProblem problem{.rows = 64, .cols = cols, .unit = ScaleUnit::kChannel};
     return plan_cast(problem, kHopper)[0].config;
   };
-  EXPECT_EQ(config(16384).blocks_per_row, 1);
-  EXPECT_EQ(config(16392).blocks_per_row, 2);
-  EXPECT_EQ(config(65536).blocks_per_row, 4);
+  EXPECT_EQ(config(16384).threads_per_row, 256);
+  EXPECT_EQ(config(16392).threads_per_row, 512);
+  EXPECT_EQ(config(32768).step, CastStep::kRows);
+  EXPECT_EQ(config(32776).step, CastStep::kWideRows);
+  EXPECT_EQ(config(36864).blocks_per_row, 2);
+  EXPECT_EQ(config(36872).blocks_per_row, 4);
   EXPECT_EQ(config(131072).blocks_per_row, 8);
-  EXPECT_FALSE(config(131072).reread);
-  EXPECT_EQ(config(131080).blocks_per_row, 8);
-  EXPECT_TRUE(config(131080).reread);
+  EXPECT_EQ(config(131072).part_bytes, 36 * 1024);
+  EXPECT_EQ(config(300'000).part_bytes, 111 * 1024);
+  EXPECT_EQ(config(454'656).step, CastStep::kWideRows);
+  // Too much for a cluster too, or not to be copied in vectors.
+  for (const std::int64_t cols : {454'664, 40'007}) {
+    EXPECT_EQ(config(cols).step, CastStep::kRows);
+    EXPECT_TRUE(config(cols).reread);
+  }
 }
 
 // An empty matrix has no codes, but the scales that core::scale_grid says.
