@@ -31,7 +31,7 @@ struct Caster {
 // at which rounding to FP8 decides, or on it. 16-bit x are multiplied with the reciprocal, kept as
 // a sum of two numbers; the first is rounded toward zero, so that neither is negative and -0 stays
 // -0. FP32 x fill their 24 bits and need a Newton step, from a remainder that FMA gives exactly.
-// Both were tried for every x and every scale near such a quotient (caster_test.cpp), and hold as
+// Both were tried for every x and every scale near such a quotient (tests/cpp/kernels), and hold as
 // long as nothing overflows. Quotients do not, |x| being at most about 2^16 scales; scales far from
 // 1 are unusual, and brought nearer first. So is 2^127, which stands for an infinite scale: only
 // there may x be infinite.

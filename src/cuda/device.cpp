@@ -18,7 +18,7 @@ Device::Device(const Driver& driver, int index, Compile compile)
   ask(kComputeCapabilityMajor, gpu_.compute_major);
   ask(kComputeCapabilityMinor, gpu_.compute_minor);
   ask(kMultiprocessorCount, gpu_.multiprocessors);
-  ask(kSharedMemoryPerBlock, shared_memory_per_block_);
+  ask(kSharedMemoryPerBlock, gpu_.shared_memory_per_block);
   driver.check(driver.device_primary_ctx_retain(&context_, handle),
                fmt::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
 }
@@ -40,12 +40,12 @@ const Kernel& Device::kernel(const KernelSource& source) {
 }
 
 void Device::require_resources(const KernelSource& source) const {
-  if (source.shared_bytes <= static_cast<unsigned>(shared_memory_per_block_)) return;
+  if (source.shared_bytes <= static_cast<unsigned>(gpu_.shared_memory_per_block)) return;
   core::fail(ErrorCode::kUnsupported,
              "{}: needs {} bytes of shared memory per block, and cuda:{} (compute capability "
              "{}.{}) has {}",
              source.program.description, source.shared_bytes, index_, gpu_.compute_major,
-             gpu_.compute_minor, shared_memory_per_block_);
+             gpu_.compute_minor, gpu_.shared_memory_per_block);
 }
 
 }  // namespace octofold::cuda

@@ -43,7 +43,6 @@ class Device {
   int index_;
   Compile compile_;
   plan::Gpu gpu_;
-  int shared_memory_per_block_ = 0;
   ContextHandle context_ = nullptr;
 
   std::mutex mutex_;  // of the map, not of its slots

@@ -14,7 +14,9 @@ namespace octofold {
 namespace {
 
 Component backend_of(const GpuInfo& info, const Component& nvrtc) {
-  const plan::Gpu gpu{info.compute_major, info.compute_minor, info.multiprocessors};
+  const plan::Gpu gpu{.compute_major = info.compute_major,
+                      .compute_minor = info.compute_minor,
+                      .multiprocessors = info.multiprocessors};
   try {
     plan::require_gemm_support(gpu);
   } catch (const Error& error) {

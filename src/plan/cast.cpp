@@ -73,9 +73,10 @@ CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
 
 // Whether the shared memory of a cluster holds a row of `bytes`; if so, config says how. Rather
 // three blocks to a multiprocessor than one, and rather few to a row.
-bool fits_cluster(std::int64_t bytes, CastConfig& config) {
+bool fits_cluster(std::int64_t bytes, const Gpu& gpu, CastConfig& config) {
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
+    if (CastConfig::kStages * part_bytes > gpu.shared_memory_per_block) continue;
     for (const int blocks : {2, 4, 8}) {
       if (ceil_divide(bytes, 16 * blocks) * 16 > part_bytes) continue;
       config.part_bytes = part_bytes;
@@ -88,12 +89,12 @@ bool fits_cluster(std::int64_t bytes, CastConfig& config) {
 
 // As few threads as hold a row: they exchange less, and other rows fill the machine. Accesses
 // element by element leave no registers for many.
-CastLaunch launch_rows(CastConfig config, const CastProblem& problem) {
+CastLaunch launch_rows(CastConfig config, const CastProblem& problem, const Gpu& gpu) {
   constexpr int kMostVectors = 8;
   const int most_threads = config.vector_loads && config.vector_stores ? 512 : 256;
   const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
   config.reread = vectors > kMostVectors * most_threads;
-  if (config.reread && config.vector_loads && fits_cluster(vectors * 16, config)) {
+  if (config.reread && config.vector_loads && fits_cluster(vectors * 16, gpu, config)) {
     config.reread = false;
     config.step = CastStep::kWideRows;
     return {config, problem.rows * config.blocks_per_row};
@@ -116,14 +117,14 @@ CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {
   return {config, ceil_divide(units, config.threads())};
 }
 
-CastLaunch launch_step(CastStep step, const CastProblem& problem) {
+CastLaunch launch_step(CastStep step, const CastProblem& problem, const Gpu& gpu) {
   const CastConfig config = config_of_step(step, problem);
   switch (step) {
     case CastStep::kTiles:
     case CastStep::kAmax:
     case CastStep::kEncode: return launch_tiles(config, problem);
     case CastStep::kRows:
-    case CastStep::kWideRows: return launch_rows(config, problem);
+    case CastStep::kWideRows: return launch_rows(config, problem, gpu);
     case CastStep::kClear:
     case CastStep::kFinish: return launch_scales(config, problem);
   }
@@ -152,7 +153,7 @@ std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu) {
   require_support("quantize", gpu);
   std::vector<CastLaunch> launches;
   for (const CastStep step : steps_of(problem)) {
-    const CastLaunch launch = launch_step(step, problem);
+    const CastLaunch launch = launch_step(step, problem, gpu);
     if (launch.blocks == 0) continue;
     require_launchable("quantize", launch.blocks, problem.rows, problem.cols);
     launches.push_back(launch);

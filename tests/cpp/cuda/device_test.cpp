@@ -40,6 +40,7 @@ TEST_F(DeviceTest, DescribesItselfToThePlanner) {
   EXPECT_EQ(gpu.compute_major, 9);
   EXPECT_EQ(gpu.compute_minor, 0);
   EXPECT_EQ(gpu.multiprocessors, 78);
+  EXPECT_EQ(gpu.shared_memory_per_block, 227 * 1024);
 }
 
 TEST_F(DeviceTest, ThereIsNoThirdOfTwo) {

@@ -146,6 +146,15 @@ TEST(PlanCastTest, WideRowsAreOfClusters) {
   }
 }
 
+TEST(PlanCastTest, ClustersHoldWhatTheGpuHas) {
+  Gpu gpu = kHopper;
+  gpu.shared_memory_per_block = 99 * 1024;
+  CastProblem problem{.rows = 64, .cols = 147'456, .unit = ScaleUnit::kChannel};
+  EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kWideRows);
+  problem.cols += 8;
+  EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kRows);
+}
+
 // An empty matrix has no codes, but the scales that core::scale_grid says.
 TEST(PlanCastTest, EmptyMatrices) {
   const auto count = [](ScaleUnit unit, CastDirection direction, std::int64_t rows,
