@@ -34,6 +34,10 @@ TensorView transposed(TensorView matrix) {
   return matrix;
 }
 
+// What convert() takes: all but integers.
+constexpr std::initializer_list<DType> kComputable = {DType::kFloat32, DType::kFloat16,
+                                                      DType::kBFloat16, DType::kE4M3, DType::kE5M2};
+
 // What an output and x have to fulfil; `source` is x or its transpose, whose cast it is.
 void require_output(const core::Arguments& check, const std::string& argument,
                     const MutableScaledTensorView& out, const TensorView& source,
@@ -139,6 +143,8 @@ void convert(const TensorView& x, const MutableTensorView& out, Overflow overflo
   const MutableTensorView target = as_matrix(out);
   check.require_matrix("x", source);
   check.require_matrix("out", target);
+  check.require_dtype("x", source, kComputable);
+  check.require_dtype("out", target, kComputable);
   check.require_shape("out", target, {source.shape[0], source.shape[1]});
   check.require_same_device("out", target, x.device);
   check.require_disjoint("out", target, "x", source);
