@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "core/check.h"
 #include "core/options.h"
