@@ -55,7 +55,7 @@ std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
 void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
             const MutableTensorView& codes, Overflow overflow) {
   for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) values[i] = cast.apply(values[i]);
+    cast.apply({values, static_cast<std::size_t>(count)});
     store(values, count, codes.data, codes.dtype, row * codes.strides[0] + col, overflow);
   });
 }
@@ -88,7 +88,7 @@ UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands, const config
     };
   });
   const std::uint32_t largest = amax.empty() ? 0 : *std::ranges::max_element(amax);
-  return unit_cast(rule, format, power_of_two, std::bit_cast<float>(largest));
+  return unit_cast(rule, x.dtype, format, power_of_two, std::bit_cast<float>(largest));
 }
 
 }  // namespace
@@ -117,8 +117,8 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out, const con
         Rectangle area = bands.rectangle(band);
         area.col = unit_col * unit.cols;
         area.cols = std::min(unit.cols, cols - area.col);
-        const UnitCast cast =
-            unit_cast(rule, format, power_of_two, std::bit_cast<float>(amax_bits(x, area)));
+        const UnitCast cast = unit_cast(rule, x.dtype, format, power_of_two,
+                                        std::bit_cast<float>(amax_bits(x, area)));
         scale(band, unit_col) = cast.scale;
         encode(x, area, cast, out.data, overflow);
       }
