@@ -8,7 +8,7 @@ and instructions.
 Needs no GPU: NVRTC (of the wheel nvidia-cuda-nvrtc, or the library that OCTOFOLD_NVRTC names)
 compiles for sm_90a with the product's options. The kernels are those of the planner's tilings; each
 revision's own headers say which of them can be built and how many stages fit, so a host compiler
-(CXX, or c++) is needed too. What was found is kept in build/compare_kernels, by the sources' hash.
+(CXX, or c++) is needed too. What was found is kept in build/kernel_bodies, by the sources' hash.
 
 The exit code is 1 if a kernel is there in one revision only, if its stages differ, or if it is over
 a bound: 4 registers or 2 % of the instructions, more or fewer; or more stack or spills.
@@ -17,28 +17,22 @@ a bound: 4 registers or 2 % of the instructions, more or fewer; or more stack or
 from __future__ import annotations
 
 import argparse
-import ctypes
-import hashlib
-import importlib.util
 import io
 import itertools
-import json
 import multiprocessing
 import os
-import re
-import statistics
-import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from kernel_body import Body, body_of
+
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / "build" / "compare_kernels"
-ARCHITECTURE = "sm_90a"
 KERNEL_HEADER = "kernels/sm90/gemm.h"
 REGISTERS_BOUND = 4
 INSTRUCTIONS_BOUND = 0.02
@@ -116,12 +110,11 @@ def kernels() -> list[Kernel]:
 
 def value(type_name: str, **fields: int | str) -> str:
     """A C++ value. Numbers are cast to their field's type, which enumerators need."""
-    name = f"octofold::config::{type_name}"
     parts = (
-        f".{field} = {x if isinstance(x, str) else f'decltype({name}::{field})({int(x)})'}"
+        f".{field} = {x if isinstance(x, str) else f'decltype({type_name}::{field})({int(x)})'}"
         for field, x in fields.items()
     )
-    return f"{name}{{{', '.join(parts)}}}"
+    return f"{type_name}{{{', '.join(parts)}}}"
 
 
 def value_by_pair(kernel: Kernel, stages: int) -> str:
@@ -129,7 +122,7 @@ def value_by_pair(kernel: Kernel, stages: int) -> str:
     rows, columns, warpgroups, cluster_rows, cluster_columns, ordered, early = kernel.tiling
     out, load_by_tma, store_by_tma, adds = kernel.moves
     return value(
-        "GemmConfig",
+        "octofold::config::GemmConfig",
         out=DTYPES.index(out),
         scaling=PAIRS.index(kernel.pair),
         c=adds and ADDEND,
@@ -149,21 +142,25 @@ def value_by_pair(kernel: Kernel, stages: int) -> str:
 
 
 def value_by_operand(kernel: Kernel, stages: int) -> str:
-    """The instruction's rows and columns, each with a granularity of its own."""
+    """What is computed as a form of its own, in which each operand has its granularity."""
     rows, columns, warpgroups, cluster_rows, cluster_columns, ordered, early = kernel.tiling
     out, load_by_tma, store_by_tma, adds = kernel.moves
-    row_operand, column_operand = (
-        value("Operand", type=DTYPES.index("e4m3"), scales=GRANULARITIES.index(granularity))
-        for granularity in kernel.pair
+    a, b = (
+        value("octofold::Operand", type=DTYPES.index("e4m3"), scales=GRANULARITIES.index(scales))
+        for scales in kernel.pair
     )
-    return value(
-        "Sm90GemmConfig",
-        rows=row_operand,
-        columns=column_operand,
+    form = value(
+        "octofold::GemmForm",
+        a=a,
+        b=b,
         out=DTYPES.index(out),
         c=adds and ADDEND,
         bias=adds and ADDEND,
-        promote=kernel.promote,
+        fast_accumulation=not kernel.promote,
+    )
+    return value(
+        "octofold::config::Sm90GemmConfig",
+        form=form,
         tile_rows=rows,
         tile_columns=columns,
         math_warpgroups=warpgroups,
@@ -177,11 +174,18 @@ def value_by_operand(kernel: Kernel, stages: int) -> str:
     )
 
 
-# By the header that a revision has.
-DIALECTS = {
-    "kernels/config/gemm_config.h": value_by_pair,
-    "kernels/config/sm90_gemm.h": value_by_operand,
-}
+@dataclass(frozen=True)
+class Dialect:
+    header: str  # which revisions speak it: those that have this one
+    value: Callable[[Kernel, int], str]
+    layout: str  # of shared memory
+    limit: str
+
+
+DIALECTS = (
+    Dialect("kernels/config/gemm_config.h", value_by_pair, "SmemLayout", "kSharedMemoryLimit"),
+    Dialect("kernels/config/sm90_gemm.h", value_by_operand, "Sm90SmemLayout", "kSm90SharedMemory"),
+)
 
 
 @dataclass(frozen=True)
@@ -190,34 +194,31 @@ class Revision:
     folder: Path
 
     @property
-    def config_header(self) -> str:
-        for header in DIALECTS:
-            if (self.folder / header).exists():
-                return header
-        sys.exit(f"{self.name}: none of {', '.join(DIALECTS)}: a dialect for it has to be written")
+    def dialect(self) -> Dialect:
+        for dialect in DIALECTS:
+            if (self.folder / dialect.header).exists():
+                return dialect
+        sys.exit(f"{self.name}: its configurations are written in no dialect that is known here")
 
     def headers(self) -> dict[str, str]:
         """By the names that they include each other by."""
-        files = {
-            path.relative_to(self.folder).as_posix(): path
-            for path in sorted(self.folder.glob("kernels/**/*.h"))
-        }
-        vocabulary = self.folder / "include" / "octofold" / "vocabulary.h"
-        if vocabulary.exists():
-            files["octofold/vocabulary.h"] = vocabulary
-        return {name: path.read_text() for name, path in files.items()}
+        kernels = self.folder.glob("kernels/**/*.h")
+        public = self.folder.glob("include/octofold/*.h")
+        files = {path.relative_to(self.folder).as_posix(): path for path in kernels}
+        files |= {path.relative_to(self.folder / "include").as_posix(): path for path in public}
+        return {name: files[name].read_text() for name in sorted(files)}
 
     def expressions(self, wanted: list[Kernel]) -> dict[Kernel, tuple[int, str]]:
         """Stages and name expression of each kernel that can be built, by the revision's own
         checks and layout of shared memory."""
-        dialect = DIALECTS[self.config_header]
-        calls = "".join(f"  fit({dialect(kernel, MOST_STAGES)});\n" for kernel in wanted)
-        source = f"""#include "{self.config_header}"
+        dialect = self.dialect
+        calls = "".join(f"  fit({dialect.value(kernel, MOST_STAGES)});\n" for kernel in wanted)
+        source = f"""#include "{dialect.header}"
 #include <cstdio>
 template <typename Config>
 void fit(Config config) {{
   using namespace octofold::config;
-  while (config.stages > 2 && SmemLayout(config).total > kSharedMemoryLimit) --config.stages;
+  while (config.stages > 2 && {dialect.layout}(config).total > {dialect.limit}) --config.stages;
   std::printf("%d\\n", config.invalid_reason() == nullptr ? config.stages : 0);
 }}
 int main() {{
@@ -233,7 +234,7 @@ int main() {{
                 [Path(folder) / "fit"], capture_output=True, text=True, check=True
             ).stdout
         return {
-            kernel: (int(stages), f"octofold::gemm_kernel<{dialect(kernel, int(stages))}>")
+            kernel: (int(stages), f"octofold::gemm_kernel<{dialect.value(kernel, int(stages))}>")
             for kernel, stages in zip(wanted, output.split(), strict=True)
             if int(stages) > 0
         }
@@ -248,116 +249,6 @@ def unpacked(revision: str, folder: Path) -> Revision:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     return Revision(revision, folder)
-
-
-# ---- What the compiler makes of a kernel --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Body:
-    registers: int
-    memory_bytes: int  # stack, and stores and loads of spilled registers
-    instructions: int
-
-
-@cache
-def product_options() -> list[str]:
-    text = (ROOT / "src" / "jit" / "nvrtc.cpp").read_text()
-    listed = re.search(r"kOptions\[\] = \{(.*?)\};", text, re.DOTALL)
-    assert listed is not None
-    return re.findall(r'"(.*?)"', listed[1])
-
-
-@cache
-def nvrtc_file() -> str:
-    if chosen := os.environ.get("OCTOFOLD_NVRTC"):
-        return chosen
-    nvidia = importlib.util.find_spec("nvidia")
-    for folder in (nvidia and nvidia.submodule_search_locations) or []:
-        for file in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")):
-            return str(file)
-    sys.exit("no NVRTC: `pip install nvidia-cuda-nvrtc`, or name the file in OCTOFOLD_NVRTC")
-
-
-def check(nvrtc: ctypes.CDLL, result: int) -> None:
-    if result != 0:
-        nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
-        raise RuntimeError(nvrtc.nvrtcGetErrorString(result).decode())
-
-
-def strings(texts: list[str]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
-
-
-def compiled(headers: dict[str, str], expression: str) -> tuple[bytes, str]:
-    """The cubin and the compiler's log."""
-    nvrtc = ctypes.CDLL(nvrtc_file())
-    program = ctypes.c_void_p()
-    source = f'#include "{KERNEL_HEADER}"\n'.encode()
-    texts, names = strings(list(headers.values())), strings(list(headers))
-    reference = ctypes.byref(program)
-    check(
-        nvrtc,
-        nvrtc.nvrtcCreateProgram(reference, source, b"kernel.cu", len(headers), texts, names),
-    )
-    check(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-    options = [f"--gpu-architecture={ARCHITECTURE}", *product_options()]
-    result = nvrtc.nvrtcCompileProgram(program, len(options), strings(options))
-    log = content(nvrtc, program, "ProgramLog").decode()
-    if result != 0:
-        raise RuntimeError(f"{expression}:\n{log}")
-    cubin = content(nvrtc, program, "CUBIN")
-    check(nvrtc, nvrtc.nvrtcDestroyProgram(reference))
-    return cubin, log
-
-
-def content(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
-    size = ctypes.c_size_t()
-    check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    buffer = ctypes.create_string_buffer(size.value)
-    check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
-    return buffer.raw
-
-
-def instructions(cubin: bytes) -> int:
-    """Of all functions, 16 bytes each, without the NOPs that fill up a section."""
-    nop = 0x118  # the low 9 bits of the first word, as tests/cpp/support/sass.h reads them
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    count, names_index = struct.unpack_from("<HH", cubin, 0x3C)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + 64 * i) for i in range(count)]
-    names = sections[names_index][4]
-    total = 0
-    for name, _, _, _, offset, size in sections:
-        if not cubin[names + name :].startswith(b".text."):
-            continue
-        words = struct.iter_unpack("<QQ", cubin[offset : offset + size])
-        operations = [word & 0x1FF for word, _ in words]
-        while operations and operations[-1] == nop:
-            operations.pop()
-        total += len(operations)
-    return total
-
-
-def body(task: tuple[dict[str, str], str]) -> Body:
-    """From the cache, or compiled."""
-    headers, expression = task
-    key = json.dumps([headers, expression, ARCHITECTURE, product_options(), nvrtc_file()])
-    entry = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    if entry.exists():
-        return Body(**json.loads(entry.read_text()))
-    cubin, log = compiled(headers, expression)
-    memory = re.search(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
-    )
-    registers = re.search(r"Used (\d+) registers", log)
-    if memory is None or registers is None:
-        raise RuntimeError(f"the compiler's log says nothing of registers and spills:\n{log}")
-    found = Body(int(registers[1]), sum(map(int, memory.groups())), instructions(cubin))
-    CACHE.mkdir(parents=True, exist_ok=True)
-    unfinished = entry.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(asdict(found)))
-    unfinished.rename(entry)
-    return found
 
 
 # ---- The comparison -----------------------------------------------------------------------------
@@ -375,46 +266,52 @@ def verdict(old: Body, new: Body) -> str:
     return ", ".join(over)
 
 
+Built = tuple[int, Body | str]  # stages, and what became of it or why it was not compiled
+
+
+def built(revision: Revision, wanted: list[Kernel], processes: int) -> dict[Kernel, Built]:
+    """Of each kernel that the revision's checks allow."""
+    expressions = revision.expressions(wanted)
+    compile_ = partial(body_of, revision.headers(), KERNEL_HEADER)
+    with multiprocessing.Pool(processes) as pool:
+        texts = [expression for _, expression in expressions.values()]
+        bodies = pool.map(compile_, texts, chunksize=1)
+    stages = [stages for stages, _ in expressions.values()]
+    return dict(zip(expressions, zip(stages, bodies, strict=True), strict=True))
+
+
+def line(old: Built | None, new: Built | None) -> tuple[str, str]:
+    """A kernel's figures, and what is wrong with them."""
+    if old is None or new is None:
+        return "", f"{'new' if old is None else 'old'} only"
+    (old_stages, left), (new_stages, right) = old, new
+    if isinstance(left, str) or isinstance(right, str):
+        return "", f"not compiled: {left if isinstance(left, str) else right}"
+    figures = (
+        f"{left.registers:>5} {right.registers:>5} {left.memory_bytes:>6} {right.memory_bytes:>6} "
+        f"{left.instructions:>7} {right.instructions:>7} "
+        f"{right.instructions / left.instructions:>6.3f}"
+    )
+    complaint = verdict(left, right)
+    if old_stages != new_stages:
+        complaint += f"{', ' if complaint else ''}{old_stages} and {new_stages} stages"
+    return figures, complaint
+
+
 def compare(old: Revision, new: Revision, wanted: list[Kernel], processes: int) -> bool:
     """Prints the table; whether all is within the bounds."""
-    expressions = [revision.expressions(wanted) for revision in (old, new)]
-    tasks = {
-        (side, kernel): (revision.headers(), expression)
-        for side, revision in enumerate((old, new))
-        for kernel, (_, expression) in expressions[side].items()
-    }
-    with multiprocessing.Pool(processes) as pool:
-        bodies = dict(zip(tasks, pool.map(body, tasks.values(), chunksize=1), strict=True))
+    old_bodies, new_bodies = (built(revision, wanted, processes) for revision in (old, new))
     print(f"{'registers':>11} {'stack+spills':>13} {'instructions':>15}  ratio  kernel")
-    ratios, bad = [], 0
+    compared = bad = 0
     for kernel in wanted:
-        stages = [side[kernel][0] if kernel in side else 0 for side in expressions]
-        if stages == [0, 0]:
+        if kernel not in old_bodies and kernel not in new_bodies:
             continue
-        if 0 in stages:
-            complaint = f"only in {(new if stages[0] == 0 else old).name}"
-            print(f"{'':>48}  {kernel}  <-- {complaint}")
-        else:
-            left, right = bodies[0, kernel], bodies[1, kernel]
-            ratio = right.instructions / left.instructions
-            ratios.append(ratio)
-            complaint = verdict(left, right)
-            if stages[0] != stages[1]:
-                complaint = ", ".join(filter(None, [complaint, f"stages {stages[0]} {stages[1]}"]))
-            print(
-                f"{left.registers:>5} {right.registers:>5} {left.memory_bytes:>6} "
-                f"{right.memory_bytes:>6} {left.instructions:>7} {right.instructions:>7} "
-                f"{ratio:>6.3f}  {kernel}{'  <-- ' + complaint if complaint else ''}"
-            )
+        compared += 1
+        figures, complaint = line(old_bodies.get(kernel), new_bodies.get(kernel))
+        print(f"{figures:>48}  {kernel}{'  <-- ' + complaint if complaint else ''}")
         bad += bool(complaint)
-    if not ratios:
-        sys.exit("no kernel is in both revisions")
-    print(
-        f"{len(ratios)} kernels, instructions of {new.name} over those of {old.name}: "
-        f"{min(ratios):.3f} to {max(ratios):.3f}, median {statistics.median(ratios):.3f}; "
-        f"{bad} over a bound"
-    )
-    return bad == 0
+    print(f"{compared} kernels, {bad} over a bound")
+    return compared > 0 and bad == 0
 
 
 def main() -> int:
