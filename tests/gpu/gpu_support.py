@@ -15,6 +15,7 @@ from typing import NamedTuple
 import judge
 import octofold
 import pytest
+from octofold._library import library
 
 torch = pytest.importorskip("torch")
 
@@ -50,6 +51,7 @@ PAIRS = (
     ("1x128", "1x128"),
 )
 PAIR_NAMES = ["x".join(pair) for pair in PAIRS]
+GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 NAN_CODE = 0x7F  # of both FP8 formats
 
 
@@ -159,6 +161,30 @@ def assert_fast_accumulation_close(out, expected):
     parts = out.double(), *expected
     judge.assert_elements_close(*parts, dtype, judge.FAST_ACCUMULATION)
     assert judge.norm(parts[0] - expected.value) <= 1e-2 * judge.norm(expected.value)
+
+
+def candidates(
+    a, b, out, *, c=None, bias=None, fast=False, operands_fit_tma=True, output_fits_tma=True
+):
+    """Names of the kernels' configurations for a product of such operands, each a dtype and a
+    granularity, into such an output. The CPU backend has one way, which has no name."""
+    if not ON_GPU:
+        return [None]
+    form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b[1], "out": out}
+    options = {"c": c, "bias": bias, "fast_accumulation": fast}
+    problem = {"m": 1, "n": 1, "k": 1, **form, **options}  # the sizes do not matter
+    names = library.gemm_candidates(problem, operands_fit_tma, output_fits_tma)
+    return [str(name) for name in names]
+
+
+def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False):
+    """octofold.gemm(out=) by the configuration of that name."""
+    if candidate is None:
+        octofold.gemm(a, b, out=out, c=c, bias=bias, fast_accumulation=fast)
+        return
+    tensors = (a.data, a.scale, b.data, b.scale, out, c, bias)
+    stream = torch.cuda.current_stream().cuda_stream
+    library.gemm(*tensors, a.granularity, b.granularity, fast, stream, candidate)
 
 
 def bits(tensor):
