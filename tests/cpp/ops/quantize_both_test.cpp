@@ -8,6 +8,8 @@
 
 #include "octofold/octofold.h"
 
+#include "support/random.h"
+
 namespace octofold {
 namespace {
 
@@ -49,7 +51,7 @@ class QuantizeBothTest : public testing::Test {
   static constexpr std::int64_t kRows = 130, kCols = 300;
 
   QuantizeBothTest() : data_(kRows * kCols) {
-    std::mt19937 random(std::random_device{}());
+    test::Random random;
     std::normal_distribution<float> normal;
     for (float& value : data_) value = normal(random);
   }
