@@ -23,9 +23,9 @@ inline unsigned seed() {
 class Random : public std::mt19937 {
  public:
   Random()
-      : std::mt19937(seed()),
+      : std::mt19937(test::seed()),
         trace_(__FILE__, __LINE__,
-               "OCTOFOLD_TEST_SEED=" + std::to_string(seed()) + " draws the same numbers again") {}
+               "OCTOFOLD_TEST_SEED=" + std::to_string(test::seed()) + " draws the same numbers again") {}
   Random(const Random&) = delete;
   Random& operator=(const Random&) = delete;
 
