@@ -1,8 +1,8 @@
-#include "octofold/quantize.h"
-
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
+
+#include "octofold/casts.h"
 
 #include "error.h"
 #include "stream.h"
@@ -27,12 +27,13 @@ void quantize(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::Tenso
               tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
               tvm::ffi::String overflow, tvm::ffi::String profile, bool transpose,
               OptionalStream stream) {
-  QuantizeOptions options = options_of(power_of_two, overflow, profile);
-  options.transpose = transpose;
-  octofold::quantize(view_of("quantize", "x", x),
-                     {view_of("quantize", "out", data), view_of("quantize", "out.scale", scale),
-                      parse_granularity(view_of(granularity))},
-                     options, stream_of(stream, x));
+  const MutableScaledTensorView out{view_of("quantize", "out", data),
+                                    view_of("quantize", "out.scale", scale),
+                                    parse_granularity(view_of(granularity))};
+  CastTargets targets;
+  (transpose ? targets.transposed : targets.rows) = out;
+  octofold::quantize(view_of("quantize", "x", x), targets,
+                     options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }
 
 void quantize_both(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::TensorView scale,
@@ -43,10 +44,12 @@ void quantize_both(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::
     return view_of("quantize_both", argument, tensor);
   };
   const Granularity unit = parse_granularity(view_of(granularity));
-  octofold::quantize_both(view("x", x), {view("out", data), view("out.scale", scale), unit},
-                          {view("out_transposed", transposed_data),
-                           view("out_transposed.scale", transposed_scale), unit},
-                          options_of(power_of_two, overflow, profile), stream_of(stream, x));
+  const CastTargets targets{
+      .rows = MutableScaledTensorView{view("out", data), view("out.scale", scale), unit},
+      .transposed = MutableScaledTensorView{view("out_transposed", transposed_data),
+                                            view("out_transposed.scale", transposed_scale), unit}};
+  octofold::quantize(view("x", x), targets, options_of(power_of_two, overflow, profile),
+                     stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,

@@ -8,6 +8,28 @@
 
 namespace octofold::config {
 
+// What a cast computes, whichever kernel does it.
+struct CastFormat {
+  DType in = DType::kBFloat16;
+  DType out = DType::kE4M3;
+  Granularity granularity = Granularity::kBlock1x128;
+  CastRule rule = kDeepGemmRule;
+  bool power_of_two = false;
+  bool saturate = true;
+
+  static constexpr const char* kTypeName = "octofold::config::CastFormat";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("out", out);
+    field("granularity", granularity);
+    field("rule", rule);
+    field("power_of_two", power_of_two);
+    field("saturate", saturate);
+  }
+  friend constexpr bool operator==(const CastFormat&, const CastFormat&) = default;
+};
+
 // The cast of x, that of its transpose, or both from one read of x.
 enum class CastDirection { kRows, kTransposed, kBoth };
 

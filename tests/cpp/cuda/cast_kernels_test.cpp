@@ -64,9 +64,11 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
     problem.x_is_aligned = problem.codes_are_aligned = aligned;
     for (const DType in : kInputs) {
       problem.in = in;
-      for (const config::CastRule& rule :
-           {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
-        if (!aligned && rule.form != config::CastForm::kDivide) continue;  // the largest will do
+      for (const config::CastRule& rule : {config::kVllmRule, config::kDeepGemmRule,
+                                           config::kTorchAoRule, config::kCompressedTensorsRule}) {
+        const bool large =
+            rule.form == config::CastForm::kDivide || rule.form == config::CastForm::kDivideInType;
+        if (!aligned && !large) continue;  // the largest will do
         problem.rule = rule;
         problem.power_of_two = !problem.power_of_two;
         problem.saturate = !problem.saturate;

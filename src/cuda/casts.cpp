@@ -1,10 +1,9 @@
-#include "cuda/cast.h"
+#include "cuda/casts.h"
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
-#include <string>
-#include <utility>
+#include <optional>
+
+#include "octofold/error.h"
 
 #include "core/scale_layout.h"
 #include "kernels/config/cast_params.h"
@@ -26,12 +25,12 @@ bool is_aligned(const View& matrix, std::int64_t bytes) {
          reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-bool codes_are_aligned(const MutableScaledTensorView* out) {
-  return out == nullptr || is_aligned(out->data, 8);
+bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
+  return !out || is_aligned(out->data, 8);
 }
 
-config::CastOutput output_of(const MutableScaledTensorView* out) {
-  if (out == nullptr) return {};
+config::CastOutput output_of(const std::optional<MutableScaledTensorView>& out) {
+  if (!out) return {};
   const core::ScaleAccess<float> scale = core::scale_access(*out);
   return {.codes = static_cast<unsigned char*>(out->data.data),
           .codes_stride = out->data.strides[0],
@@ -65,30 +64,31 @@ void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const flo
 
 }  // namespace
 
-void quantize(Device& device, const TensorView& x, const MutableScaledTensorView* out,
-              const MutableScaledTensorView* out_transposed, const config::CastRule& rule,
-              bool power_of_two, Overflow overflow, Stream stream) {
-  const MutableScaledTensorView& any = out != nullptr ? *out : *out_transposed;
+void quantize(Device& device, const TensorView& x, const CastTargets& out,
+              const config::CastFormat& format, ScaleSource scales, Stream stream) {
   const CastProblem problem{
       .rows = x.shape[0],
       .cols = x.shape[1],
-      .in = x.dtype,
-      .out = any.data.dtype,
-      .unit = any.granularity,
-      .direction = out == nullptr              ? CastDirection::kTransposed
-                   : out_transposed == nullptr ? CastDirection::kRows
-                                               : CastDirection::kBoth,
-      .rule = rule,
-      .power_of_two = power_of_two,
-      .saturate = overflow == Overflow::kSaturate,
+      .in = format.in,
+      .out = format.out,
+      .unit = format.granularity,
+      .direction = !out.rows         ? CastDirection::kTransposed
+                   : !out.transposed ? CastDirection::kRows
+                                     : CastDirection::kBoth,
+      .rule = format.rule,
+      .power_of_two = format.power_of_two,
+      .saturate = format.saturate,
       .x_is_aligned = is_aligned(x, 16),
-      .codes_are_aligned = codes_are_aligned(out) && codes_are_aligned(out_transposed)};
+      .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
+  if (scales == ScaleSource::kGiven) {
+    throw Error(ErrorCode::kUnsupported, "quantize: given scales on a GPU");
+  }
   const config::CastParams params{.x = x.data,
                                   .x_stride = x.strides[0],
                                   .rows = x.shape[0],
                                   .cols = x.shape[1],
-                                  .row_cast = output_of(out),
-                                  .transposed_cast = output_of(out_transposed)};
+                                  .row_cast = output_of(out.rows),
+                                  .transposed_cast = output_of(out.transposed)};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }
