@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <random>
 #include <set>
 #include <vector>
 
 #include "octofold/error.h"
 
 #include "support/gemm_problems.h"
+#include "support/random.h"
 
 namespace octofold::plan {
 namespace {
@@ -21,7 +21,7 @@ using config::Sm90GemmConfig;
 using test::random_problem;
 
 TEST(GemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   for (int i = 0; i < 20000; ++i) {
     const GemmProblem problem = random_problem(random);
     const GemmPlan plan = plan_gemm(problem, kHopper);
@@ -42,7 +42,7 @@ TEST(GemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
 }
 
 TEST(GemmPlanTest, APlanIsOneOfTheCandidates) {
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   for (int i = 0; i < 2000; ++i) {
     const GemmProblem problem = random_problem(random);
     const std::vector<GemmCandidate> candidates = gemm_candidates(problem, kHopper);
@@ -52,7 +52,7 @@ TEST(GemmPlanTest, APlanIsOneOfTheCandidates) {
 }
 
 TEST(GemmPlanTest, CandidatesHaveNamesOfTheirOwnAndCanBeAskedFor) {
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   for (int i = 0; i < 200; ++i) {
     const GemmProblem problem = random_problem(random);
     std::set<std::string> names;
