@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class Body:
     registers: int
     memory_bytes: int  # stack, and stores and loads of spilled registers
     instructions: int
+    products: int  # those of them that multiply matrices
 
 
 @cache
@@ -86,28 +87,31 @@ def content(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def instructions(cubin: bytes) -> int:
+# The low 9 bits of an instruction's first word, as tests/cpp/support/sass.h reads them.
+QGMMA, NOP = 0x1F3, 0x118
+
+
+def operations(cubin: bytes) -> list[int]:
     """Of all functions, 16 bytes each, without the NOPs that fill up a section."""
-    nop = 0x118  # the low 9 bits of the first word, as tests/cpp/support/sass.h reads them
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     count, names_index = struct.unpack_from("<HH", cubin, 0x3C)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + 64 * i) for i in range(count)]
     names = sections[names_index][4]
-    total = 0
+    found: list[int] = []
     for name, _, _, _, offset, size in sections:
         if not cubin[names + name :].startswith(b".text."):
             continue
         words = struct.iter_unpack("<QQ", cubin[offset : offset + size])
-        operations = [word & 0x1FF for word, _ in words]
-        while operations and operations[-1] == nop:
-            operations.pop()
-        total += len(operations)
-    return total
+        found += [word & 0x1FF for word, _ in words]
+        while found and found[-1] == NOP:
+            found.pop()
+    return found
 
 
 def body_of(headers: dict[str, str], header: str, expression: str) -> Body | str:
     """Of the kernel that `expression` names in `header`, or what keeps it from being compiled."""
-    key = json.dumps([headers, header, expression, ARCHITECTURE, product_options(), nvrtc_file()])
+    inputs = [headers, header, expression, ARCHITECTURE, product_options(), nvrtc_file()]
+    key = json.dumps([*inputs, [field.name for field in fields(Body)]])
     entry = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
     if entry.exists():
         return Body(**json.loads(entry.read_text()))
@@ -121,7 +125,13 @@ def body_of(headers: dict[str, str], header: str, expression: str) -> Body | str
     registers = re.search(r"Used (\d+) registers", log)
     if memory is None or registers is None:
         return f"the compiler's log says nothing of registers and spills: {log!r}"
-    found = Body(int(registers[1]), sum(map(int, memory.groups())), instructions(cubin))
+    listed = operations(cubin)
+    found = Body(
+        registers=int(registers[1]),
+        memory_bytes=sum(map(int, memory.groups())),
+        instructions=len(listed),
+        products=listed.count(QGMMA),
+    )
     CACHE.mkdir(parents=True, exist_ok=True)
     unfinished = entry.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(asdict(found)))

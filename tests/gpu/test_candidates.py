@@ -3,8 +3,10 @@ for the shapes of other tests. Each is a kernel to compile, 0.2 s or so: run the
 """
 
 import itertools
+from pathlib import Path
 from typing import NamedTuple
 
+import judge
 import octofold
 import pytest
 from gpu_support import (
@@ -108,8 +110,8 @@ class Problem:
         padding, offset = (8, 16) if self.kind.output_by_tma else (3, 1)
         out = Surrounded(m, n, DTYPES[self.kind.out], padding, offset)
         gemm_by(candidate, self.a, self.b, out.view, self.c, self.bias, self.kind.fast)
-        judge = assert_fast_accumulation_close if self.kind.fast else assert_close
-        judge(out.view, self.expected)
+        assert_right = assert_fast_accumulation_close if self.kind.fast else assert_close
+        assert_right(out.view, self.expected)
         out.assert_only_view_written()
 
 
@@ -139,10 +141,12 @@ def test_every_candidate(pair, kind, generator, record_property):
 @needs_gpu
 def test_each_name_is_a_kernel_of_its_own():
     """By the log, whose level is chosen before the library is loaded."""
-    script = """
-import os, sys
+    folders = [str(Path(__file__).parent), str(Path(judge.__file__).parent)]
+    script = (
+        f"import sys; sys.path[:0] = {folders}"
+        + """
+import os
 os.environ["OCTOFOLD_LOG_LEVEL"] = "debug"
-sys.path[:0] = ["tests/gpu", "tests/python"]
 import octofold, torch
 from gpu_support import candidates, gemm_by, operands
 lines = []
@@ -161,6 +165,7 @@ for name in names:
     kernels.add(line.rsplit(", ", 1)[0])
 assert len(kernels) == len(names) > 10, (len(kernels), names)
 """
+    )
     run_python(script)
 
 

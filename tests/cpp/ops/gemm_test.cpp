@@ -139,17 +139,18 @@ INSTANTIATE_TEST_SUITE_P(CaseTable, GemmTest,
 class JudgeTest : public testing::TestWithParam<DType> {
  protected:
   // 64 × 64 numbers, each a sum of terms of this magnitude; all but one as close as rounding gets.
-  static std::string verdict_with(double wrong) {
-    test::Random random;
+  std::string verdict_with(double wrong) {
     std::normal_distribution<double> normal;
     test::Judge judge(GetParam());
     for (int i = 0; i < 4096; ++i) {
       const double expected = i == 1234 ? 0.1 : 8 * normal(random);
-      const double rounded = expected + 0.7 * test::half_ulp(expected, GetParam());
+      const double rounded = expected + 0.45 * test::half_ulp(expected, GetParam());
       judge.see(i == 1234 ? wrong : rounded, expected, 40);
     }
     return judge.verdict();
   }
+
+  test::Random random;
 };
 
 TEST_P(JudgeTest, TakesWhatIsRoundedWell) { EXPECT_EQ(verdict_with(0.1), ""); }
