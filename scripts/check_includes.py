@@ -28,7 +28,7 @@ DOORS = {
     "kernels/gemm": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
     "kernels/sm90": ["kernels/gemm", "kernels/epilogue", "kernels/ptx", "kernels/config"],
-    "kernels/quant": ["kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],
