@@ -34,19 +34,22 @@ class LineScales {
   // Raises what is gathered in the scale tensors.
   __device__ void gather() {
     share_magnitudes();
-    const int unit = static_cast<int>(threadIdx.x);
-    if (unit < kConfig.units()) raise_amax(scale_of(unit), amax_of(unit));
+    const int number = static_cast<int>(threadIdx.x);
+    if (number < kConfig.units()) {
+      const Unit unit = unit_at(number);
+      raise_amax(unit.scale, unit.amax);
+    }
   }
 
   // Makes the casters, and writes their scales where they are worked out here. Returns whether any
   // caster is unusual.
   __device__ bool prepare() {
     if constexpr (kConfig.phase == CastPhase::kWhole) share_magnitudes();
-    const int unit = static_cast<int>(threadIdx.x);
+    const int number = static_cast<int>(threadIdx.x);
     bool unusual = false;
-    if (unit < kConfig.units()) {
-      const Caster caster = make_caster(unit);
-      kept_.casters[place_of(unit)] = caster;
+    if (number < kConfig.units()) {
+      const Caster caster = make_caster(unit_at(number));
+      kept_.casters[place_of(number)] = caster;
       unusual = caster.is_unusual();
     }
     if constexpr (Caster::kMayBeUnusual) return __syncthreads_or(unusual);
@@ -65,13 +68,19 @@ class LineScales {
   static constexpr int kLanes = Tile<kConfig>::kLanes;
   static constexpr int kRows = Tile<kConfig>::kRows;
   static constexpr DType kIn = kConfig.format.in;
+  static constexpr bool kFindsAmax =
+      kConfig.phase == CastPhase::kWhole || kConfig.phase == CastPhase::kAmax;
 
-  __device__ Caster make_caster(int unit) const {
-    float* scale = scale_of(unit);
+  struct Unit {
+    float* scale;  // null if there is no such line
+    float amax;    // where it is found here
+  };
+
+  static __device__ Caster make_caster(const Unit& unit) {
     if constexpr (kConfig.phase == CastPhase::kWhole) {
-      return Caster::make(write_scale<kConfig.format>(scale, amax_of(unit)));
+      return Caster::make(write_scale<kConfig.format>(unit.scale, unit.amax));
     } else {  // any usual number in place of one that does not exist
-      return held_caster<kConfig.format, kConfig.phase>(scale != nullptr ? *scale : 1.0f);
+      return held_caster<kConfig.format, kConfig.phase>(unit.scale != nullptr ? *unit.scale : 1.0f);
     }
   }
 
@@ -119,11 +128,6 @@ class LineScales {
     }
   }
 
-  __device__ float amax_of(int unit) const {
-    if (unit < kConfig.column_units()) return amax_of_column(unit);
-    return numeric::largest<kIn>(scratch_.rows[unit - kConfig.column_units()]);
-  }
-
   __device__ float amax_of_column(int column) const {
     unsigned magnitudes = 0;
 #pragma unroll
@@ -134,14 +138,17 @@ class LineScales {
     return numeric::largest<kIn>(magnitudes);
   }
 
-  // Where a unit's scale is; null if the unit does not exist.
-  __device__ float* scale_of(int unit) const {
-    if (unit < kConfig.column_units()) {
-      return scale_of(params_.transposed_target, tile_.first_col() + unit, params_.cols,
-                      tile_.first_row());
+  // Of columns first, then of rows.
+  __device__ Unit unit_at(int number) const {
+    if (number < kConfig.column_units()) {
+      float* scale = scale_of(params_.transposed_target, tile_.first_col() + number, params_.cols,
+                              tile_.first_row());
+      return {scale, kFindsAmax ? amax_of_column(number) : 0};
     }
-    return scale_of(params_.row_target, tile_.first_row() + unit - kConfig.column_units(),
-                    params_.rows, tile_.first_col());
+    const int row = number - kConfig.column_units();
+    float* scale =
+        scale_of(params_.row_target, tile_.first_row() + row, params_.rows, tile_.first_col());
+    return {scale, kFindsAmax ? numeric::largest<kIn>(scratch_.rows[row]) : 0};
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row, long long rows,
                                     long long col) {
@@ -152,8 +159,8 @@ class LineScales {
 
   // Where a unit's caster is. Neighbouring lanes ask for columns a vector apart: those lie next to
   // each other, so that lanes do not meet in a bank.
-  static __device__ int place_of(int unit) {
-    return unit < kConfig.column_units() ? unit % kVector * kLanes + unit / kVector : unit;
+  static __device__ int place_of(int number) {
+    return number < kConfig.column_units() ? number % kVector * kLanes + number / kVector : number;
   }
 
   const CastParams& params_;

@@ -71,10 +71,10 @@ class RowCast {
   }
 
   __device__ void load(long long col) {
-    const Source<kConfig.source, kIn, kConfig.vector_loads> source(params_);
+    const Source<kConfig.source, kIn, kConfig.vector_loads> source(params_, row_, 0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      source.load(row_, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
+      source.load(0, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
     }
   }
 

@@ -45,11 +45,10 @@ struct Tile {
 
   __device__ void load(const CastParams& params) {
     using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;
-    const Values source(params);
+    const Values source(params, first_row() + group * kRows, first_col() + lane * kVector);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      source.load(first_row() + group * kRows + i, first_col() + lane * kVector,
-                  exist<kConfig.vector_loads>(i), words[i]);
+      source.load(i, 0, exist<kConfig.vector_loads>(i), words[i]);
     }
   }
 

@@ -92,9 +92,9 @@ class TileScales {
   __device__ float* transposed_scale() const {
     return scale_of(params_.transposed_target, tile_.first_col(), tile_.first_row());
   }
-  // (A tensor's strides are 0.)
   static __device__ float* scale_of(const config::CastTarget& target, long long row,
                                     long long col) {
+    if constexpr (kConfig.format.granularity == Granularity::kTensor) return target.scale;
     return target.scale + row / kScaleBlock * target.scale_row_stride +
            col / kScaleBlock * target.scale_col_stride;
   }

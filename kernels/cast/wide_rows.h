@@ -155,7 +155,7 @@ class WideRowCast {
 }  // namespace cast
 
 template <config::WideRowCastConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), 1)
     wide_row_cast_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();

@@ -8,17 +8,20 @@ namespace octofold::cast {
 
 template <DType kIn, bool kVectors>
 class Source<config::CastSource::kPlain, kIn, kVectors> {
- public:
-  explicit __device__ Source(const config::CastParams& params) : params_(params) {}
+  using Input = Storage<kIn>;
 
-  __device__ void load(long long row, long long col, int exist, unsigned (&words)[4]) const {
-    using Input = Storage<kIn>;
-    const Input* x = static_cast<const Input*>(params_.x) + row * params_.x_stride + col;
-    cast::load<Input, kVectors, 16 / size_of(kIn)>(x, exist, words);
+ public:
+  __device__ Source(const config::CastParams& params, long long row, long long col)
+      : x_(static_cast<const Input*>(params.x) + row * params.x_stride + col),
+        stride_(params.x_stride) {}
+
+  __device__ void load(int rows, long long cols, int exist, unsigned (&words)[4]) const {
+    cast::load<Input, kVectors, 16 / size_of(kIn)>(x_ + rows * stride_ + cols, exist, words);
   }
 
  private:
-  const config::CastParams& params_;
+  const Input* x_;
+  long long stride_;
 };
 
 }  // namespace octofold::cast
