@@ -25,10 +25,11 @@ struct GivenCaster<config::CastForm::kDivide, kIn> : Caster<config::CastForm::kD
     const float size = fabsf(scale);
     if (!(size > 0 && size <= kLargest)) return {{__frcp_rn(scale), 0, 0}};
     const float shift = size < kTiny ? 0x1p96f : size > kLarge ? 0x1p-96f : 1.0f;
-    const float divisor = __fmul_rn(scale, shift);
-    if constexpr (Base::kWide) return {{__frcp_rn(divisor), divisor, shift}};
+    const float divisor = __fmul_rn(size, shift);
+    const float signed_shift = scale < 0 ? -shift : shift;  // of x: the divisor is positive
+    if constexpr (Base::kWide) return {{__frcp_rn(divisor), divisor, signed_shift}};
     const float reciprocal = __frcp_rz(divisor);
-    return {{reciprocal, __fdiv_rn(__fmaf_rn(-reciprocal, divisor, 1), divisor), shift}};
+    return {{reciprocal, __fdiv_rn(__fmaf_rn(-reciprocal, divisor, 1), divisor), signed_shift}};
   }
 
   template <bool kUnusual, int kCount>
