@@ -1,9 +1,14 @@
 #include "octofold/gemm.h"
 
+#include <string>
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include "octofold/tuning.h"
+
 #include "error.h"
+#include "problem.h"
 #include "stream.h"
 #include "tensor.h"
 #include "text.h"
@@ -11,12 +16,14 @@
 namespace octofold::bindings {
 
 using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
+using OptionalString = tvm::ffi::Optional<tvm::ffi::String>;
 
-// Tensors come first, then options, then the stream: in all of these functions.
+// Tensors come first, then options, then the stream: in all of these functions. `candidate`: for
+// tests and tuning.
 void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::TensorView b,
           tvm::ffi::TensorView b_scale, tvm::ffi::TensorView out, OptionalTensor c,
           OptionalTensor bias, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
-          bool fast_accumulation, OptionalStream stream) {
+          bool fast_accumulation, OptionalStream stream, OptionalString candidate) {
   GemmArguments arguments{.a = {view_of("gemm", "a", a), view_of("gemm", "a.scale", a_scale),
                                 parse_granularity(view_of(a_granularity))},
                           .b = {view_of("gemm", "b", b), view_of("gemm", "b.scale", b_scale),
@@ -25,9 +32,24 @@ void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::Tensor
                           .fast_accumulation = fast_accumulation};
   if (c) arguments.c = view_of("gemm", "c", *c);
   if (bias) arguments.bias = view_of("gemm", "bias", *bias);
-  octofold::gemm(arguments, stream_of(stream, out));
+  if (candidate) {
+    octofold::gemm(arguments, stream_of(stream, out), view_of(*candidate));
+  } else {
+    octofold::gemm(arguments, stream_of(stream, out));
+  }
+}
+
+tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_fit_tma,
+                                                  bool output_fits_tma) {
+  tvm::ffi::Array<tvm::ffi::String> names;
+  for (const std::string& name :
+       octofold::gemm_candidates(problem_of(problem), operands_fit_tma, output_fits_tma)) {
+    names.push_back(name);
+  }
+  return names;
 }
 
 OCTOFOLD_EXPORT(gemm)
+OCTOFOLD_EXPORT(gemm_candidates)
 
 }  // namespace octofold::bindings

@@ -15,8 +15,9 @@ namespace octofold {
 /// infinity (the rule of Python's ml_dtypes).
 enum class Overflow : std::uint8_t { kSaturate, kNan };
 
-/// Whose arithmetic a scaled cast follows, byte for byte. The rules themselves are values in
-/// kernels/config/cast_rule.h; docs/numerics.md tabulates them.
+/// Whose arithmetic a scaled cast follows. The rules themselves are values in
+/// kernels/config/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
+/// library they hold byte for byte.
 enum class CastProfile : std::uint8_t {
   kDeepGemm,
   kVllm,

@@ -128,12 +128,14 @@ struct TileCastConfig {
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
-  // instruction and register more, and element-wise accesses take what they take.
+  // instruction and register more, given scales of a tile are two, and element-wise accesses take
+  // what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     if (format.in == DType::kFloat32) return 1024 / threads();
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
-    return (format.in == DType::kFloat16 && shares_scale ? 512 : 768) / threads();
+    const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
+    return (takes_more && shares_scale ? 512 : 768) / threads();
   }
 
   // Null if a kernel can be built from it, else why not.

@@ -106,7 +106,7 @@ inline constexpr CastRule kCompressedTensorsRule{.form = CastForm::kDivideInType
                                                  .scale_in_type = true,
                                                  .epsilon_for_zero = true};
 
-// The same up to version 0.12. The floor is 2^-23 for all types.
+// The same in version 0.12. The floor is 2^-23 for all types.
 inline constexpr CastRule kCompressedTensors012Rule{.form = CastForm::kDivideInType,
                                                     .rounding = PowerOfTwoRounding::kCeil,
                                                     .scale_in_type = true,

@@ -52,6 +52,18 @@ class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, Targ
   }
 };
 
+// Scales of rows: rows that a warp, 256 threads, 512, a cluster and none of them holds.
+void expect_sound_at_every_width(Compiler& compiler, CastProblem problem) {
+  const bool rows = problem.format.granularity == Granularity::kChannel && !problem.to_transposed;
+  for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
+    problem.cols = cols;
+    compiler.expect_sound(problem);
+    if (!rows) break;
+  }
+  problem.scales_given = true;
+  compiler.expect_sound(problem);
+}
+
 // One rule of each form, the one whose logarithm needs FP64 among them. Types of codes and overflow
 // change a few instructions, so they take turns.
 TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
@@ -65,26 +77,19 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
     problem.x_is_aligned = problem.codes_are_aligned = aligned;
     for (const DType in : kInputs) {
       problem.format.in = in;
-      for (const config::CastRule& rule : {config::kVllmRule, config::kDeepGemmRule,
-                                           config::kTorchAoRule, config::kCompressedTensorsRule}) {
-        const bool large =
-            rule.form == config::CastForm::kDivide || rule.form == config::CastForm::kDivideInType;
-        if (!aligned && !large) continue;  // the largest will do
+      for (const config::CastRule& rule :
+           {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
+        // The largest will do.
+        if (!aligned && rule.form != config::CastForm::kDivide) continue;
         problem.format.rule = rule;
         problem.format.power_of_two = !problem.format.power_of_two;
         problem.format.saturate = !problem.format.saturate;
         problem.format.out = problem.format.saturate ? DType::kE4M3 : DType::kE5M2;
-        // Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
-        const bool rows = granularity == Granularity::kChannel && targets == Targets::kRows;
-        for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
-          problem.cols = cols;
-          compiler.expect_sound(problem);
-          if (!rows) break;
-        }
-        problem.scales_given = true;
-        compiler.expect_sound(problem);
-        problem.scales_given = false;
+        expect_sound_at_every_width(compiler, problem);
       }
+      // Its divisions are the longest code.
+      problem.format.rule = config::kCompressedTensorsRule;
+      expect_sound_at_every_width(compiler, problem);
     }
   }
 }
