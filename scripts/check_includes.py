@@ -27,7 +27,7 @@ DOORS = {
     "kernels/numeric": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
     "kernels/sm90": ["kernels/epilogue", "kernels/ptx", "kernels/config"],
-    "kernels/quant": ["kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],

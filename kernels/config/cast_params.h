@@ -3,10 +3,10 @@
 
 namespace octofold::config {
 
-// One FP8 matrix that is written, with the scale of unit (row, col) at
+// One FP8 matrix that is written, and its scales, written or read: that of unit (row, col) at
 // scale[row * scale_row_stride + col * scale_col_stride]. A unit of a tensor or channel has no
 // second coordinate, that of a tensor none at all: the strides are 0 then.
-struct CastOutput {
+struct CastTarget {
   unsigned char* codes;
   long long codes_stride;
   float* scale;
@@ -19,8 +19,8 @@ struct CastParams {
   long long x_stride;
   long long rows;
   long long cols;
-  CastOutput row_cast;         // [rows, cols]
-  CastOutput transposed_cast;  // [cols, rows]
+  CastTarget row_target;         // [rows, cols]
+  CastTarget transposed_target;  // [cols, rows]
 };
 
 struct ConvertParams {
@@ -30,7 +30,7 @@ struct ConvertParams {
   long long out_stride;
   long long rows;
   long long cols;
-  const float* scale;  // of ConvertConfig::scaled, found as in CastOutput
+  const float* scale;  // of ConvertConfig::scaled, found as in CastTarget
   long long scale_row_stride;
   long long scale_col_stride;
 };

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "octofold/error.h"
-
 #include "core/scale_layout.h"
 #include "kernels/config/cast_params.h"
 #include "plan/cast.h"
@@ -12,7 +10,6 @@
 namespace octofold::cuda {
 namespace {
 
-using config::CastDirection;
 using plan::CastProblem;
 using plan::ConvertProblem;
 
@@ -29,7 +26,7 @@ bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
   return !out || is_aligned(out->data, 8);
 }
 
-config::CastOutput output_of(const std::optional<MutableScaledTensorView>& out) {
+config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) {
   if (!out) return {};
   const core::ScaleAccess<float> scale = core::scale_access(*out);
   return {.codes = static_cast<unsigned char*>(out->data.data),
@@ -69,34 +66,26 @@ void quantize(Device& device, const TensorView& x, const CastTargets& out,
   const CastProblem problem{
       .rows = x.shape[0],
       .cols = x.shape[1],
-      .in = format.in,
-      .out = format.out,
-      .unit = format.granularity,
-      .direction = !out.rows         ? CastDirection::kTransposed
-                   : !out.transposed ? CastDirection::kRows
-                                     : CastDirection::kBoth,
-      .rule = format.rule,
-      .power_of_two = format.power_of_two,
-      .saturate = format.saturate,
+      .format = format,
+      .to_rows = out.rows.has_value(),
+      .to_transposed = out.transposed.has_value(),
+      .scales_given = scales == ScaleSource::kGiven,
       .x_is_aligned = is_aligned(x, 16),
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
-  if (scales == ScaleSource::kGiven) {
-    throw Error(ErrorCode::kUnsupported, "quantize: given scales on a GPU");
-  }
   const config::CastParams params{.x = x.data,
                                   .x_stride = x.strides[0],
                                   .rows = x.shape[0],
                                   .cols = x.shape[1],
-                                  .row_cast = output_of(out.rows),
-                                  .transposed_cast = output_of(out.transposed)};
+                                  .row_target = target_of(out.rows),
+                                  .transposed_target = target_of(out.transposed)};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }
 
 void dequantize(Device& device, const ScaledTensorView& x, const MutableTensorView& out,
                 Stream stream) {
-  convert(device, {.scaled = true, .unit = x.granularity}, core::scale_access(x), x.data, out,
-          stream);
+  convert(device, {.scaled = true, .granularity = x.granularity}, core::scale_access(x), x.data,
+          out, stream);
 }
 
 void convert(Device& device, const TensorView& x, const MutableTensorView& out, Overflow overflow,

@@ -9,8 +9,8 @@
 namespace octofold::cuda {
 
 /// On checked matrices that lie on `device`: the targets of x that there are, from one read of x.
-/// Queues one kernel, or four where a scale is not known before all of x is read; the first call of
-/// a problem also plans it and loads its kernels.
+/// Queues one kernel, or four where a scale is worked out that is not known before all of x is
+/// read; the first call of a problem also plans it and loads its kernels.
 void quantize(Device& device, const TensorView& x, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream);
 

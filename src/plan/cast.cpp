@@ -1,10 +1,9 @@
 #include "plan/cast.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <limits>
-#include <span>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -13,11 +12,15 @@
 namespace octofold::plan {
 namespace {
 
-using config::CastConfig;
-using config::CastDirection;
-using config::CastStep;
+using config::CastFormat;
+using config::CastPhase;
 using config::ceil_divide;
 using config::ConvertConfig;
+using config::RowCastConfig;
+using config::ScaleStep;
+using config::ScaleStepConfig;
+using config::TileCastConfig;
+using config::WideRowCastConfig;
 
 void require_support(std::string_view operation, const Gpu& gpu) {
   if (gpu.compute_major >= 9) return;
@@ -36,69 +39,95 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
              operation, rows, cols);
 }
 
-// Fields that a step does not read keep their defaults, so that casts share its kernel.
-CastConfig config_of_step(CastStep step, const CastProblem& problem) {
-  CastConfig config{.step = step, .unit = problem.unit, .direction = problem.direction};
-  const bool reads = step != CastStep::kClear && step != CastStep::kFinish;
-  const bool writes_codes = reads && step != CastStep::kAmax;
-  if (reads) {
-    config.in = problem.in;
-    config.vector_loads = problem.x_is_aligned && problem.cols % config.vector() == 0;
-  }
-  if (writes_codes) {
-    const bool rows_fit = !config.has_rows() || problem.cols % config.vector() == 0;
-    const bool transposed_rows_fit = !config.has_transposed() || problem.rows % 8 == 0;
-    config.vector_stores = problem.codes_are_aligned && rows_fit && transposed_rows_fit;
-    config.saturate = problem.saturate;
-  }
-  if (writes_codes || step == CastStep::kFinish) {
-    config.out = problem.out;
-    config.rule = problem.rule;
-    config.power_of_two = problem.power_of_two;
-    if (config.rule.reads_type()) config.in = problem.in;
-  }
-  return config;
+bool loads_fit(const CastProblem& problem) {
+  return problem.x_is_aligned && problem.cols % problem.format.vector() == 0;
 }
 
-CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
+bool stores_fit(const CastProblem& problem) {
+  const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
+  const bool transposed_fit = !problem.to_transposed || problem.rows % 8 == 0;
+  return problem.codes_are_aligned && rows_fit && transposed_fit;
+}
+
+// What a phase does not read of the format keeps its default, so that casts share its kernel.
+CastFormat format_of(const CastFormat& format, CastPhase phase) {
+  switch (phase) {
+    case CastPhase::kWhole:
+    case CastPhase::kEncode: return format;
+    case CastPhase::kAmax: return {.in = format.in, .granularity = format.granularity};
+    case CastPhase::kEncodeGiven: {  // the rule says how codes are made, no scale
+      const bool divides = config::divides(format.rule.form);
+      return {.in = format.in,
+              .out = format.out,
+              .granularity = format.granularity,
+              .rule = {.form = divides ? format.rule.form : config::CastForm::kReciprocal,
+                       .rounding = config::PowerOfTwoRounding::kCeil},
+              .saturate = format.saturate};
+    }
+  }
+  return format;
+}
+
+CastFormat format_of(const CastFormat& format, ScaleStep step) {
+  if (step == ScaleStep::kClear) return {.granularity = format.granularity};
+  CastFormat of_scales = format;
+  of_scales.saturate = CastFormat{}.saturate;
+  if (!format.rule.reads_type()) of_scales.in = CastFormat{}.in;
+  return of_scales;
+}
+
+CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
+  TileCastConfig config{.format = format_of(problem.format, phase),
+                        .source = problem.source,
+                        .phase = phase,
+                        .to_rows = problem.to_rows,
+                        .to_transposed = problem.to_transposed,
+                        .vector_loads = loads_fit(problem)};
+  if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
   // A small tile has its loads back early; transposes and square units need all 128 rows.
-  if (!config.has_transposed() && config.unit != Granularity::kBlock128x128) {
+  if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128) {
     config.tile_rows = 32;
     config.rows_per_thread = 4;
   }
   const std::int64_t down = ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
-  if (config.has_transposed() && down > 1) config.raster_rows = 2;
+  if (config.to_transposed && down > 1) config.raster_rows = 2;
   return {config, down * ceil_divide(problem.cols, kScaleBlock)};
 }
 
-// Whether the shared memory of a cluster holds a row of `bytes`; if so, config says how. Rather
-// three blocks to a multiprocessor than one, and rather few to a row.
-bool fits_cluster(std::int64_t bytes, const Gpu& gpu, CastConfig& config) {
+// Rows of so many vectors by clusters, if the shared memory of one holds a row. Rather three blocks
+// to a multiprocessor than one, and rather few to a row.
+std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int64_t vectors,
+                                           const Gpu& gpu) {
+  if (problem.source != config::CastSource::kPlain || !loads_fit(problem)) return std::nullopt;
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
-    if (CastConfig::kStages * part_bytes > gpu.shared_memory_per_block) continue;
+    if (WideRowCastConfig::kStages * part_bytes > gpu.shared_memory_per_block) continue;
     for (const int blocks : {2, 4, 8}) {
-      if (ceil_divide(bytes, 16 * blocks) * 16 > part_bytes) continue;
-      config.part_bytes = part_bytes;
-      config.blocks_per_row = blocks;
-      return true;
+      if (ceil_divide(vectors, blocks) * 16 > part_bytes) continue;
+      const WideRowCastConfig config{.format = problem.format,
+                                     .vector_stores = stores_fit(problem),
+                                     .blocks_per_row = blocks,
+                                     .part_bytes = part_bytes};
+      return CastLaunch{config, problem.rows * blocks};
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 // As few threads as hold a row: they exchange less, and other rows fill the machine. Accesses
 // element by element leave no registers for many.
-CastLaunch launch_rows(CastConfig config, const CastProblem& problem, const Gpu& gpu) {
+CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
   constexpr int kMostVectors = 8;
+  RowCastConfig config{.format = problem.format,
+                       .source = problem.source,
+                       .vector_loads = loads_fit(problem),
+                       .vector_stores = stores_fit(problem)};
   const int most_threads = config.vector_loads && config.vector_stores ? 512 : 256;
-  const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
-  config.reread = vectors > kMostVectors * most_threads;
-  if (config.reread && config.vector_loads && fits_cluster(vectors * 16, gpu, config)) {
-    config.reread = false;
-    config.step = CastStep::kWideRows;
-    return {config, problem.rows * config.blocks_per_row};
+  const std::int64_t vectors = ceil_divide(problem.cols, problem.format.vector());
+  if (vectors > kMostVectors * most_threads) {
+    if (const auto wide = launch_wide_rows(problem, vectors, gpu)) return *wide;
+    config.reread = true;
   }
   config.threads_per_row = vectors <= 4 * 32               ? 32
                            : vectors <= kMostVectors * 256 ? 256
@@ -109,67 +138,59 @@ CastLaunch launch_rows(CastConfig config, const CastProblem& problem, const Gpu&
   return {config, ceil_divide(problem.rows, config.rows_per_block())};
 }
 
-CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {
+CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
+  const ScaleStepConfig config{.format = format_of(problem.format, step),
+                               .step = step,
+                               .to_rows = problem.to_rows,
+                               .to_transposed = problem.to_transposed};
   std::int64_t units = 1;
-  if (config.unit == Granularity::kChannel) {
-    units =
-        std::max(config.has_rows() ? problem.rows : 0, config.has_transposed() ? problem.cols : 0);
+  if (problem.format.granularity != Granularity::kTensor) {
+    units = std::max(config.to_rows ? problem.rows : 0, config.to_transposed ? problem.cols : 0);
   }
   return {config, ceil_divide(units, config.threads())};
 }
 
-CastLaunch launch_step(CastStep step, const CastProblem& problem, const Gpu& gpu) {
-  const CastConfig config = config_of_step(step, problem);
-  switch (step) {
-    case CastStep::kTiles:
-    case CastStep::kAmax:
-    case CastStep::kEncode: return launch_tiles(config, problem);
-    case CastStep::kRows:
-    case CastStep::kWideRows: return launch_rows(config, problem, gpu);
-    case CastStep::kClear:
-    case CastStep::kFinish: return launch_scales(config, problem);
+// Scales that are known before x is read, that a tile finds, that a row finds, and others.
+std::vector<CastLaunch> all_launches(const CastProblem& problem, const Gpu& gpu) {
+  if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven)};
+  if (problem.format.scales_blocks()) return {launch_tiles(problem, CastPhase::kWhole)};
+  if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed) {
+    return {launch_rows(problem, gpu)};
   }
-  return {};
+  return {launch_scales(problem, ScaleStep::kClear), launch_tiles(problem, CastPhase::kAmax),
+          launch_tiles(problem, CastPhase::kEncode), launch_scales(problem, ScaleStep::kFinish)};
 }
 
-std::span<const CastStep> steps_of(const CastProblem& problem) {
-  static constexpr std::array kTiles{CastStep::kTiles};
-  static constexpr std::array kRows{CastStep::kRows};
-  static constexpr std::array kFour{CastStep::kClear, CastStep::kAmax, CastStep::kEncode,
-                                    CastStep::kFinish};
-  switch (problem.unit) {
-    case Granularity::kBlock1x128:
-    case Granularity::kBlock128x128: return kTiles;
-    case Granularity::kChannel:
-      if (problem.direction == CastDirection::kRows) return kRows;
-      return kFour;
-    case Granularity::kTensor: return kFour;
-  }
-  return {};
+template <typename Config>
+KernelPlan kernel_of(const Config& config, std::int64_t blocks) {
+  return kernel_plan("cast", Config::kHeader, Config::kKernel, config, blocks);
+}
+
+KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {
+  KernelPlan kernel = kernel_of<>(config, blocks);
+  kernel.cluster_size = config.blocks_per_row;
+  kernel.shared_bytes = config.shared_bytes();
+  kernel.as_many_as_run = true;
+  return kernel;
 }
 
 }  // namespace
 
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
   require_support("quantize", gpu);
-  std::vector<CastLaunch> launches;
-  for (const CastStep step : steps_of(problem)) {
-    const CastLaunch launch = launch_step(step, problem, gpu);
-    if (launch.blocks == 0) continue;
+  std::vector<CastLaunch> launches = all_launches(problem, gpu);
+  std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
+  for (const CastLaunch& launch : launches) {
     require_launchable("quantize", launch.blocks, problem.rows, problem.cols);
-    launches.push_back(launch);
   }
   return launches;
 }
 
 CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
   CastPlan plan;
-  for (const auto& [config, blocks] : cast_launches(problem, gpu)) {
-    KernelPlan kernel = kernel_plan("cast", kCastHeader, kCastKernel, config, blocks);
-    kernel.cluster_size = config.blocks_per_row;
-    kernel.shared_bytes = config.shared_bytes();
-    kernel.as_many_as_run = config.is_persistent();
-    plan.kernels.push_back(std::move(kernel));
+  for (const CastLaunch& launch : cast_launches(problem, gpu)) {
+    plan.kernels.push_back(std::visit(
+        [&](const auto& config) { return kernel_of(config, launch.blocks); }, launch.config));
   }
   return plan;
 }
@@ -178,7 +199,7 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const char* operation = problem.scaled ? "dequantize" : "convert";
   require_support(operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
-  if (problem.scaled) config.unit = problem.unit;
+  if (problem.scaled) config.granularity = problem.granularity;
   if (is_fp8(problem.out)) config.saturate = problem.saturate;
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   // Few threads along short rows, one row per thread where there are few rows.
@@ -190,7 +211,8 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   require_launchable(operation, blocks, problem.rows, problem.cols);
   ConvertPlan plan{.config = config};
   if (blocks > 0) {
-    plan.kernels.push_back(kernel_plan(operation, kConvertHeader, kConvertKernel, config, blocks));
+    plan.kernels.push_back(
+        kernel_plan(operation, ConvertConfig::kHeader, ConvertConfig::kKernel, config, blocks));
   }
   return plan;
 }

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/config/cast_config.h"
+#include "kernels/config/convert_config.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 
@@ -14,15 +15,13 @@ namespace octofold::plan {
 /// All that a plan depends on. Alignment enters as yes or no, so that casts that differ in
 /// addresses only share a plan.
 struct CastProblem {
-  std::int64_t rows = 0;  ///< of x
+  std::int64_t rows = 0;  ///< of what is cast
   std::int64_t cols = 0;
-  DType in = DType::kBFloat16;
-  DType out = DType::kE4M3;
-  Granularity unit = Granularity::kBlock1x128;
-  config::CastDirection direction = config::CastDirection::kRows;
-  config::CastRule rule = config::kDeepGemmRule;
-  bool power_of_two = false;
-  bool saturate = true;
+  config::CastFormat format{};
+  config::CastSource source = config::CastSource::kPlain;
+  bool to_rows = true;  ///< what is written: the cast, that of the transpose, or both
+  bool to_transposed = false;
+  bool scales_given = false;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -31,22 +30,23 @@ struct CastProblem {
   constexpr void visit(Visit&& field) const {
     field("rows", rows);
     field("cols", cols);
-    field("in", in);
-    field("out", out);
-    field("unit", unit);
-    field("direction", direction);
-    field("rule", rule);
-    field("power_of_two", power_of_two);
-    field("saturate", saturate);
+    field("format", format);
+    field("source", source);
+    field("to_rows", to_rows);
+    field("to_transposed", to_transposed);
+    field("scales_given", scales_given);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
 };
 
+using CastConfig = std::variant<config::TileCastConfig, config::RowCastConfig,
+                                config::WideRowCastConfig, config::ScaleStepConfig>;
+
 struct CastLaunch {
-  config::CastConfig config;
-  std::int64_t blocks = 0;  ///< of config.threads() threads; of a persistent kernel, at most
+  CastConfig config;
+  std::int64_t blocks = 0;  ///< of threads; of wide rows, at most
 };
 
 /// No parameter depends on a cast's configurations.
@@ -65,7 +65,7 @@ struct ConvertProblem {
   DType in = DType::kE4M3;
   DType out = DType::kBFloat16;
   bool scaled = false;
-  Granularity unit = Granularity::kTensor;
+  Granularity granularity = Granularity::kTensor;
   bool saturate = true;
   /// Whether addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
@@ -77,7 +77,7 @@ struct ConvertProblem {
     field("in", in);
     field("out", out);
     field("scaled", scaled);
-    field("unit", unit);
+    field("granularity", granularity);
     field("saturate", saturate);
     field("is_aligned", is_aligned);
   }
@@ -88,11 +88,5 @@ using ConvertPlan = Plan<config::ConvertConfig>;
 
 /// One kernel, or none where there is nothing to do. Throws as plan_cast does.
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu);
-
-/// The header and the name of each kernel.
-inline constexpr const char* kCastHeader = "kernels/quant/cast.h";
-inline constexpr const char* kCastKernel = "cast_kernel";
-inline constexpr const char* kConvertHeader = "kernels/quant/convert.h";
-inline constexpr const char* kConvertKernel = "convert_kernel";
 
 }  // namespace octofold::plan

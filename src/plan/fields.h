@@ -76,8 +76,14 @@ std::string words_of(const T& value) {
     return std::string(word(value));
   } else if constexpr (HasFields<T>) {
     std::string text;
-    value.visit([&](std::string_view, const auto& field) {
-      text += fmt::format("{}{}", text.empty() ? "" : " ", words_of(field));
+    value.visit([&]<typename Field>(std::string_view name, const Field& field) {
+      std::string words;
+      if constexpr (std::is_same_v<Field, bool>) {
+        if (field) words = name;
+      } else {
+        words = words_of(field);
+      }
+      if (!words.empty()) text += fmt::format("{}{}", text.empty() ? "" : " ", words);
     });
     return text;
   } else {

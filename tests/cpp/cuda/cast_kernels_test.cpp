@@ -5,7 +5,9 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <vector>
 
+#include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "plan/cast.h"
@@ -14,99 +16,99 @@
 namespace octofold::cuda {
 namespace {
 
-using config::CastDirection;
 using plan::CastProblem;
 
 constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
+enum class Targets { kRows, kTransposed, kBoth };
+
 // Compiles kernels, each one once.
 class Compiler {
  public:
-  void expect_sound(const char* header, const std::string& kernel, const std::string& description) {
-    if (!compiled_.insert(kernel).second) return;
-    const jit::Binary binary = jit::compile(
-        {header, kernel, plan::architecture(plan::kHopper), description}, kernel_headers());
-    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel;
-    EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel;
-  }
-
   void expect_sound(const CastProblem& problem) {
-    for (const plan::CastLaunch& step : plan::cast_launches(problem, plan::kHopper)) {
-      expect_sound(plan::kCastHeader, plan::kernel_name(plan::kCastKernel, step.config),
-                   plan::describe(step.config));
-    }
+    expect_sound(plan::plan_cast(problem, plan::kHopper).kernels);
   }
-
   void expect_sound(const plan::ConvertProblem& problem) {
-    const config::ConvertConfig config = plan::plan_convert(problem, plan::kHopper).config;
-    expect_sound(plan::kConvertHeader, plan::kernel_name(plan::kConvertKernel, config),
-                 plan::describe(config));
+    expect_sound(plan::plan_convert(problem, plan::kHopper).kernels);
   }
 
  private:
+  void expect_sound(const std::vector<plan::KernelPlan>& plans) {
+    for (const plan::KernelPlan& plan : plans) {
+      if (!compiled_.insert(plan.kernel).second) continue;
+      const jit::Binary binary = jit::compile(program_of(plan, plan::kHopper), kernel_headers());
+      EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
+      EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
+    }
+  }
+
   std::set<std::string> compiled_;
 };
 
-class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, CastDirection>> {
+class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, Targets>> {
  protected:
   void SetUp() override {
     if (test::nvrtc_is_missing()) GTEST_SKIP();
   }
 };
 
-// Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
+// Scales of rows: rows that a warp, 256 threads, 512, a cluster and none of them holds.
 void expect_sound_at_every_width(Compiler& compiler, CastProblem problem) {
-  const bool rows =
-      problem.unit == Granularity::kChannel && problem.direction == CastDirection::kRows;
+  const bool rows = problem.format.granularity == Granularity::kChannel && !problem.to_transposed;
   for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
     problem.cols = cols;
     compiler.expect_sound(problem);
     if (!rows) break;
   }
+  problem.scales_given = true;
+  compiler.expect_sound(problem);
 }
 
 // One rule of each form, the one whose logarithm needs FP64 among them. Types of codes and overflow
 // change a few instructions, so they take turns.
 TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
-  const auto [unit, direction] = GetParam();
+  const auto [granularity, targets] = GetParam();
   Compiler compiler;
-  CastProblem problem{.rows = 256, .unit = unit, .direction = direction};
+  CastProblem problem{.rows = 256,
+                      .format = {.granularity = granularity},
+                      .to_rows = targets != Targets::kTransposed,
+                      .to_transposed = targets != Targets::kRows};
   for (const bool aligned : {true, false}) {
     problem.x_is_aligned = problem.codes_are_aligned = aligned;
     for (const DType in : kInputs) {
-      problem.in = in;
+      problem.format.in = in;
       for (const config::CastRule& rule :
            {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
-        if (!aligned && rule.form != config::CastForm::kDivide) continue;  // the largest will do
-        problem.rule = rule;
-        problem.power_of_two = !problem.power_of_two;
-        problem.saturate = !problem.saturate;
-        problem.out = problem.saturate ? DType::kE4M3 : DType::kE5M2;
+        // The largest will do.
+        if (!aligned && rule.form != config::CastForm::kDivide) continue;
+        problem.format.rule = rule;
+        problem.format.power_of_two = !problem.format.power_of_two;
+        problem.format.saturate = !problem.format.saturate;
+        problem.format.out = problem.format.saturate ? DType::kE4M3 : DType::kE5M2;
         expect_sound_at_every_width(compiler, problem);
       }
       // Its divisions are the longest code.
-      problem.rule = config::kCompressedTensorsRule;
+      problem.format.rule = config::kCompressedTensorsRule;
       expect_sound_at_every_width(compiler, problem);
     }
   }
 }
 
-using Info = testing::TestParamInfo<std::tuple<Granularity, CastDirection>>;
+using Info = testing::TestParamInfo<std::tuple<Granularity, Targets>>;
 
 std::string name_of(const Info& info) {
-  constexpr std::array kUnits{"Tensor", "Channel", "Block1x128", "Block128x128"};
-  constexpr std::array kDirections{"Rows", "Transposed", "Both"};
-  const auto [unit, direction] = info.param;
-  return std::string(kUnits[static_cast<std::size_t>(unit)]) +
-         kDirections[static_cast<std::size_t>(direction)];
+  constexpr std::array kGranularities{"Tensor", "Channel", "Block1x128", "Block128x128"};
+  constexpr std::array kTargets{"Rows", "Transposed", "Both"};
+  const auto [granularity, targets] = info.param;
+  return std::string(kGranularities[static_cast<std::size_t>(granularity)]) +
+         kTargets[static_cast<std::size_t>(targets)];
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Casts, NvrtcCastTest,
     testing::Combine(testing::Values(Granularity::kTensor, Granularity::kChannel,
                                      Granularity::kBlock1x128, Granularity::kBlock128x128),
-                     testing::Values(CastDirection::kRows, CastDirection::kTransposed,
-                                     CastDirection::kBoth)),
+                     testing::Values(Targets::kRows, Targets::kTransposed, Targets::kBoth)),
     name_of);
 
 TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
@@ -127,8 +129,8 @@ TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
 TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;
-  for (const auto unit : {Granularity::kTensor, Granularity::kChannel, Granularity::kBlock1x128,
-                          Granularity::kBlock128x128}) {
+  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
+                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
     for (const DType out : kInputs) {
       for (const bool aligned : {true, false}) {
         compiler.expect_sound(plan::ConvertProblem{.rows = 64,
@@ -136,7 +138,7 @@ TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
                                                    .in = DType::kE4M3,
                                                    .out = out,
                                                    .scaled = true,
-                                                   .unit = unit,
+                                                   .granularity = granularity,
                                                    .is_aligned = aligned});
       }
     }

@@ -19,9 +19,11 @@ class CastTest : public FakeGpuTest {
  protected:
   CastTest() { state().params_bytes = sizeof(config::CastParams); }
 
-  void quantize(const MutableScaledTensorView* out, const MutableScaledTensorView* transposed) {
-    cuda::quantize(runtime().device(0), x_, out, transposed, config::kDeepGemmRule, false,
-                   Overflow::kSaturate, {&stream_});
+  void quantize(const CastTargets& out, ScaleSource scales = ScaleSource::kComputed) {
+    const MutableScaledTensorView& any = out.rows ? *out.rows : *out.transposed;
+    const config::CastFormat format{
+        .in = x_.dtype, .out = any.data.dtype, .granularity = any.granularity};
+    cuda::quantize(runtime().device(0), x_, out, format, scales, {&stream_});
   }
 
   TensorView x_ = matrix<const void>(address(0x1000), DType::kBFloat16, kRows, kCols, 648, kGpu);
@@ -39,7 +41,7 @@ MutableScaledTensorView output(std::int64_t rows, std::int64_t cols, Granularity
 
 TEST_F(CastTest, TheKernelGetsTheArguments) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  quantize(&out, nullptr);
+  quantize({.rows = out});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].stream, &stream_);
   EXPECT_TRUE(state().launches[0].may_overlap);
@@ -48,29 +50,43 @@ TEST_F(CastTest, TheKernelGetsTheArguments) {
   EXPECT_EQ(params.x_stride, 648);
   EXPECT_EQ(params.rows, kRows);
   EXPECT_EQ(params.cols, kCols);
-  EXPECT_EQ(params.row_cast.codes, address(0x2000));
-  EXPECT_EQ(params.row_cast.codes_stride, kCols + 16);
-  EXPECT_EQ(params.row_cast.scale, address(0x3000));
-  EXPECT_EQ(params.row_cast.scale_row_stride, 1);
-  EXPECT_EQ(params.row_cast.scale_col_stride, kRows);
-  EXPECT_EQ(params.transposed_cast.codes, nullptr);
+  EXPECT_EQ(params.row_target.codes, address(0x2000));
+  EXPECT_EQ(params.row_target.codes_stride, kCols + 16);
+  EXPECT_EQ(params.row_target.scale, address(0x3000));
+  EXPECT_EQ(params.row_target.scale_row_stride, 1);
+  EXPECT_EQ(params.row_target.scale_col_stride, kRows);
+  EXPECT_EQ(params.transposed_target.codes, nullptr);
 }
 
 TEST_F(CastTest, BothCastsAreOneKernel) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock128x128);
   const MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kBlock128x128);
-  quantize(&out, &transposed);
+  quantize({.rows = out, .transposed = transposed});
   ASSERT_EQ(state().launches.size(), 1u);
   const auto params = state().launches[0].params_as<config::CastParams>();
-  EXPECT_EQ(params.row_cast.codes_stride, kCols + 16);
-  EXPECT_EQ(params.transposed_cast.codes_stride, kRows + 16);
+  EXPECT_EQ(params.row_target.codes_stride, kCols + 16);
+  EXPECT_EQ(params.transposed_target.codes_stride, kRows + 16);
 }
 
 TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
-  for (int i = 0; i < 3; ++i) quantize(&out, nullptr);
+  for (int i = 0; i < 3; ++i) quantize({.rows = out});
   EXPECT_EQ(state().launches.size(), 12u);
   EXPECT_EQ(compilations_, 4);
+}
+
+// One kernel, which reads the scales; rows of x may coincide, or go backwards.
+TEST_F(CastTest, GivenScalesTakeOneStep) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
+  for (const std::int64_t stride : {std::int64_t{0}, -kCols}) {
+    x_.strides[0] = stride;
+    quantize({.rows = out}, ScaleSource::kGiven);
+    const auto params = state().launches.back().params_as<config::CastParams>();
+    EXPECT_EQ(params.x_stride, stride);
+    EXPECT_EQ(params.row_target.scale, address(0x3000));
+  }
+  EXPECT_EQ(state().launches.size(), 2u);
+  EXPECT_EQ(compilations_, 1);
 }
 
 class WideCastTest : public CastTest {
@@ -80,7 +96,7 @@ class WideCastTest : public CastTest {
     const MutableScaledTensorView out{
         matrix(address(0x2000), DType::kE4M3, rows, 65536, 65536, kGpu),
         vector(address(0x3000), DType::kFloat32, rows, kGpu), Granularity::kChannel};
-    quantize(&out, nullptr);
+    quantize({.rows = out});
   }
 };
 
@@ -104,13 +120,13 @@ TEST_F(WideCastTest, SaysThatTheDriverDoesNotCountClusters) {
 
 TEST_F(CastTest, ACastIsPreparedOnce) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  quantize(&out, nullptr);
+  quantize({.rows = out});
   x_.data = address(0x8000);
-  quantize(&out, nullptr);
+  quantize({.rows = out});
   EXPECT_EQ(compilations_, 1);
   EXPECT_EQ(state().launches[1].params_as<config::CastParams>().x, address(0x8000));
   x_.data = address(0x8002);  // not aligned any more
-  quantize(&out, nullptr);
+  quantize({.rows = out});
   EXPECT_EQ(compilations_, 2);
 }
 

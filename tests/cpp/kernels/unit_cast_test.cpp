@@ -13,6 +13,7 @@
 #include "cpu/number_formats.h"
 #include "cpu/scale.h"
 #include "kernels/numeric/caster.h"
+#include "kernels/numeric/given_caster.h"
 #include "kernels/numeric/round_to.h"
 
 namespace octofold::numeric {
@@ -197,6 +198,34 @@ TYPED_TEST(DividerTest, CodesAreThoseOfTheQuotient) {
         const float quotient = this->divide(x, scale);
         ASSERT_TRUE(same_codes<config::kE4M3Format>(quotient, x / scale)) << x << " / " << scale;
         ASSERT_TRUE(same_codes<config::kE5M2Format>(quotient, x / scale)) << x << " / " << scale;
+      }
+    }
+  }
+}
+
+// Given scales say nothing about x: any pair of numbers, infinity and NaN among them.
+TYPED_TEST(DividerTest, GivenScalesDivideAnyNumber) {
+  constexpr DType kIn = TypeParam::kWide ? DType::kFloat32 : DType::kBFloat16;
+  std::mt19937 random(11);
+  const std::vector<float> numbers = magnitudes(2'000);
+  for (const float size : magnitudes(2'000)) {
+    for (const float scale : {size, -size}) {
+      const auto caster = GivenCaster<CastForm::kDivide, kIn>::make(scale);
+      for (int i = 0; i < 100; ++i) {
+        const float any = this->shortened(numbers[random() % numbers.size()]);
+        const int exponent = static_cast<int>(random() % 60) - 30;
+        const float near = this->shortened(
+            std::ldexp(size * (1 + static_cast<float>(random() % 4096) / 4096), exponent));
+        for (const float x : {any, -any, near, -near}) {
+          float values[1] = {x};
+          if (caster.is_unusual()) {
+            caster.template apply<true>(values);
+          } else {
+            caster.template apply<false>(values);
+          }
+          ASSERT_TRUE(same_codes<config::kE4M3Format>(values[0], x / scale)) << x << " / " << scale;
+          ASSERT_TRUE(same_codes<config::kE5M2Format>(values[0], x / scale)) << x << " / " << scale;
+        }
       }
     }
   }

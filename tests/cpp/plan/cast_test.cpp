@@ -3,18 +3,23 @@
 #include <array>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <random>
 #include <set>
+#include <variant>
 
 #include "octofold/error.h"
 
 #include "core/scale_layout.h"
+#include "support/random.h"
 
 namespace octofold::plan {
 namespace {
 
-using config::CastDirection;
-using config::CastStep;
+using config::CastPhase;
+using config::RowCastConfig;
+using config::ScaleStep;
+using config::ScaleStepConfig;
+using config::TileCastConfig;
+using config::WideRowCastConfig;
 using testing::HasSubstr;
 
 constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
@@ -22,18 +27,27 @@ constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
                             config::kTorchAoTensorRule,     config::kDeepSeekRule,
                             config::kCompressedTensorsRule};
 
+template <typename Config>
+const Config* get(const CastLaunch& launch) {
+  return std::get_if<Config>(&launch.config);
+}
+
 class Problems {
  public:
   CastProblem next() {
+    const auto targets = below(3);
+    const bool given = below(4) == 0;
     return {.rows = size(),
             .cols = size(),
-            .in = static_cast<DType>(below(3)),
-            .out = static_cast<DType>(3 + below(2)),
-            .unit = static_cast<Granularity>(below(4)),
-            .direction = static_cast<CastDirection>(below(3)),
-            .rule = kRules[below(kRules.size())],
-            .power_of_two = below(2) == 1,
-            .saturate = below(2) == 1,
+            .format = {.in = static_cast<DType>(below(3)),
+                       .out = static_cast<DType>(3 + below(2)),
+                       .granularity = static_cast<Granularity>(below(4)),
+                       .rule = kRules[below(kRules.size())],
+                       .power_of_two = !given && below(2) == 1,
+                       .saturate = below(2) == 1},
+            .to_rows = targets != 1,
+            .to_transposed = targets != 0,
+            .scales_given = given,
             .x_is_aligned = below(4) != 0,
             .codes_are_aligned = below(4) != 0};
   }
@@ -46,167 +60,242 @@ class Problems {
     return below(2) == 1 ? size / 128 * 128 : size;
   }
 
-  std::mt19937_64 random_{20261121};
+  test::Random random_;
 };
+
+CastProblem problem_of(Granularity granularity, std::int64_t rows, std::int64_t cols,
+                       bool to_rows = true, bool to_transposed = false) {
+  return {.rows = rows,
+          .cols = cols,
+          .format = {.granularity = granularity},
+          .to_rows = to_rows,
+          .to_transposed = to_transposed};
+}
 
 TEST(PlanCastTest, EveryConfigIsValid) {
   Problems problems;
+  std::array<int, std::variant_size_v<CastConfig>> met{};
   for (int i = 0; i < 20'000; ++i) {
-    for (const CastLaunch& step : cast_launches(problems.next(), kHopper)) {
-      EXPECT_EQ(step.config.invalid_reason(), nullptr) << describe(step.config);
-      EXPECT_GT(step.blocks, 0);
+    for (const CastLaunch& launch : cast_launches(problems.next(), kHopper)) {
+      std::visit(
+          [](const auto& config) {
+            EXPECT_EQ(config.invalid_reason(), nullptr) << describe(config);
+            EXPECT_GT(config.threads(), 0);
+          },
+          launch.config);
+      EXPECT_GT(launch.blocks, 0);
+      ++met[launch.config.index()];
     }
   }
+  for (const int count : met) EXPECT_GT(count, 20);  // of each kernel
 }
 
 // What each kernel accesses in vectors has to lie on their boundaries.
 TEST(PlanCastTest, VectorsAreNeverMisaligned) {
   Problems problems;
+  int loads = 0, stores = 0;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : cast_launches(problem, kHopper)) {
-      const config::CastConfig& config = step.config;
-      if (config.step == CastStep::kClear || config.step == CastStep::kFinish) continue;
-      if (config.vector_loads) {
-        EXPECT_TRUE(problem.x_is_aligned);
-        EXPECT_EQ(problem.cols % config.vector(), 0);
-      }
-      if (config.step == CastStep::kAmax || !config.vector_stores) continue;
-      EXPECT_TRUE(problem.codes_are_aligned);
-      if (config.has_rows()) {
-        EXPECT_EQ(problem.cols % config.vector(), 0);
-      }
-      if (config.has_transposed()) {
-        EXPECT_EQ(problem.rows % 8, 0);
+    const bool cols_fit = problem.cols % problem.format.vector() == 0;
+    for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
+      const auto expect_fit = [&](bool vector_loads, bool vector_stores) {
+        if (vector_loads) {
+          EXPECT_TRUE(problem.x_is_aligned && cols_fit);
+          ++loads;
+        }
+        if (vector_stores) {
+          EXPECT_TRUE(problem.codes_are_aligned);
+          EXPECT_TRUE(cols_fit || !problem.to_rows);
+          EXPECT_TRUE(problem.rows % 8 == 0 || !problem.to_transposed);
+          ++stores;
+        }
+      };
+      if (const auto* tiles = get<TileCastConfig>(launch)) {
+        expect_fit(tiles->vector_loads, tiles->phase != CastPhase::kAmax && tiles->vector_stores);
+      } else if (const auto* rows = get<RowCastConfig>(launch)) {
+        expect_fit(rows->vector_loads, rows->vector_stores);
+      } else if (const auto* wide = get<WideRowCastConfig>(launch)) {
+        expect_fit(true, wide->vector_stores);
       }
     }
   }
+  EXPECT_GT(loads, 1000);
+  EXPECT_GT(stores, 1000);
 }
 
 TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : cast_launches(problem, kHopper)) {
-      const config::CastConfig& config = step.config;
-      if (config.step == CastStep::kRows) {
-        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
-        const std::int64_t held =
-            std::int64_t{config.threads_per_row} * config.vectors_per_thread * config.vector();
-        EXPECT_EQ(config.reread, held < problem.cols);
-      } else if (config.step == CastStep::kWideRows) {
-        EXPECT_EQ(step.blocks, problem.rows * config.blocks_per_row);
-        const std::int64_t vectors = core::ceil_divide(problem.cols, config.vector());
-        const std::int64_t of_part = core::ceil_divide(vectors, config.blocks_per_row);
-        EXPECT_LE(16 * of_part, config.part_bytes);
-        EXPECT_LT((config.blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
-      } else if (config.step != CastStep::kClear && config.step != CastStep::kFinish) {
-        EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.tile_rows) *
-                                   core::ceil_divide(problem.cols, 128));
+    for (const CastLaunch& launch : cast_launches(problem, kHopper)) {
+      if (const auto* rows = get<RowCastConfig>(launch)) {
+        EXPECT_EQ(launch.blocks, core::ceil_divide(problem.rows, rows->rows_per_block()));
+        const std::int64_t held = std::int64_t{rows->threads_per_row} * rows->vectors_per_thread *
+                                  problem.format.vector();
+        EXPECT_EQ(rows->reread, held < problem.cols);
+      } else if (const auto* wide = get<WideRowCastConfig>(launch)) {
+        EXPECT_EQ(launch.blocks, problem.rows * wide->blocks_per_row);
+        const std::int64_t vectors = core::ceil_divide(problem.cols, problem.format.vector());
+        const std::int64_t of_part = core::ceil_divide(vectors, wide->blocks_per_row);
+        EXPECT_LE(16 * of_part, wide->part_bytes);
+        EXPECT_LT((wide->blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
+      } else if (const auto* tiles = get<TileCastConfig>(launch)) {
+        EXPECT_EQ(launch.blocks, core::ceil_divide(problem.rows, tiles->tile_rows) *
+                                     core::ceil_divide(problem.cols, 128));
       }
     }
   }
 }
 
-TEST(PlanCastTest, TheLastStepKnowsTheTypeOfXWhereScalesDependOnIt) {
-  CastProblem problem{.rows = 64, .cols = 64, .in = DType::kFloat16, .unit = Granularity::kTensor};
-  problem.rule = config::kCompressedTensorsRule;
-  EXPECT_EQ(cast_launches(problem, kHopper).back().config.step, CastStep::kFinish);
-  EXPECT_EQ(cast_launches(problem, kHopper).back().config.in, DType::kFloat16);
-  // Others share one kernel among all types.
-  problem.rule = config::kDeepGemmRule;
-  EXPECT_EQ(cast_launches(problem, kHopper).back().config.in, config::CastConfig{}.in);
-}
-
 TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
-  CastProblem problem{.rows = 4096, .cols = 7168};
-  for (const auto direction : {CastDirection::kRows, CastDirection::kBoth}) {
-    for (const auto unit : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
-      problem.direction = direction;
-      problem.unit = unit;
-      EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
+  for (const auto granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    for (const bool both : {false, true}) {
+      const auto launches = cast_launches(problem_of(granularity, 4096, 7168, true, both), kHopper);
+      ASSERT_EQ(launches.size(), 1u);
+      ASSERT_NE(get<TileCastConfig>(launches[0]), nullptr);
+      EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kWhole);
     }
   }
-  problem.direction = CastDirection::kRows;
-  problem.unit = Granularity::kChannel;
-  EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
-  EXPECT_EQ(plan_cast(problem, kHopper)[0].config.step, CastStep::kRows);
+  const auto launches = cast_launches(problem_of(Granularity::kChannel, 4096, 7168), kHopper);
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_NE(get<RowCastConfig>(launches[0]), nullptr);
+}
+
+// Tiles alone, whatever the granularity, and the same kernel for all rules that apply scales alike.
+TEST(PlanCastTest, GivenScalesTakeOnePass) {
+  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
+                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    CastProblem problem = problem_of(granularity, 64, 100'000, true, true);
+    problem.scales_given = true;
+    const auto launches = cast_launches(problem, kHopper);
+    ASSERT_EQ(launches.size(), 1u);
+    ASSERT_NE(get<TileCastConfig>(launches[0]), nullptr);
+    EXPECT_EQ(get<TileCastConfig>(launches[0])->phase, CastPhase::kEncodeGiven);
+    problem.format.rule = config::kTorchAoRule;
+    EXPECT_EQ(cast_launches(problem, kHopper)[0].config, launches[0].config);
+    problem.format.rule = config::kVllmRule;
+    EXPECT_NE(cast_launches(problem, kHopper)[0].config, launches[0].config);
+  }
 }
 
 TEST(PlanCastTest, WideRowsAreOfClusters) {
-  const auto config = [](std::int64_t cols) {
-    const CastProblem problem{.rows = 64, .cols = cols, .unit = Granularity::kChannel};
-    return plan_cast(problem, kHopper)[0].config;
+  const auto launch = [](std::int64_t cols) {
+    return cast_launches(problem_of(Granularity::kChannel, 64, cols), kHopper)[0];
   };
-  EXPECT_EQ(config(16384).threads_per_row, 256);
-  EXPECT_EQ(config(16392).threads_per_row, 512);
-  EXPECT_EQ(config(32768).step, CastStep::kRows);
-  EXPECT_EQ(config(32776).step, CastStep::kWideRows);
-  EXPECT_EQ(config(36864).blocks_per_row, 2);
-  EXPECT_EQ(config(36872).blocks_per_row, 4);
-  EXPECT_EQ(config(131072).blocks_per_row, 8);
-  EXPECT_EQ(config(131072).part_bytes, 36 * 1024);
-  EXPECT_EQ(config(300'000).part_bytes, 111 * 1024);
-  EXPECT_EQ(config(454'656).step, CastStep::kWideRows);
+  EXPECT_EQ(get<RowCastConfig>(launch(16384))->threads_per_row, 256);
+  EXPECT_EQ(get<RowCastConfig>(launch(16392))->threads_per_row, 512);
+  EXPECT_NE(get<RowCastConfig>(launch(32768)), nullptr);
+  const auto wide = [&](std::int64_t cols) {
+    const CastLaunch launched = launch(cols);
+    const auto* config = get<WideRowCastConfig>(launched);
+    EXPECT_NE(config, nullptr) << cols;
+    return config != nullptr ? *config : WideRowCastConfig{};
+  };
+  EXPECT_EQ(wide(32776).blocks_per_row, 2);
+  EXPECT_EQ(wide(36864).blocks_per_row, 2);
+  EXPECT_EQ(wide(36872).blocks_per_row, 4);
+  EXPECT_EQ(wide(131072).blocks_per_row, 8);
+  EXPECT_EQ(wide(131072).part_bytes, 36 * 1024);
+  EXPECT_EQ(wide(300'000).part_bytes, 111 * 1024);
+  EXPECT_EQ(wide(454'656).blocks_per_row, 8);
   // Too much for a cluster too, or not to be copied in vectors.
   for (const std::int64_t cols : {454'664, 40'007}) {
-    EXPECT_EQ(config(cols).step, CastStep::kRows);
-    EXPECT_TRUE(config(cols).reread);
+    const CastLaunch launched = launch(cols);
+    ASSERT_NE(get<RowCastConfig>(launched), nullptr);
+    EXPECT_TRUE(get<RowCastConfig>(launched)->reread);
   }
+}
+
+TEST(PlanCastTest, WideRowsAreLaunchedAsClusters) {
+  const CastPlan plan = plan_cast(problem_of(Granularity::kChannel, 64, 131'072), kHopper);
+  ASSERT_EQ(plan.kernels.size(), 1u);
+  EXPECT_EQ(plan.kernels[0].cluster_size, 8);
+  EXPECT_EQ(plan.kernels[0].shared_bytes, 2 * 36 * 1024);
+  EXPECT_TRUE(plan.kernels[0].as_many_as_run);
+  const CastPlan tiles = plan_cast(problem_of(Granularity::kBlock1x128, 64, 131'072), kHopper);
+  EXPECT_EQ(tiles.kernels[0].cluster_size, 1);
+  EXPECT_FALSE(tiles.kernels[0].as_many_as_run);
 }
 
 TEST(PlanCastTest, ClustersHoldWhatTheGpuHas) {
   Gpu gpu = kHopper;
   gpu.shared_memory_per_block = 99 * 1024;
-  CastProblem problem{.rows = 64, .cols = 147'456, .unit = Granularity::kChannel};
-  EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kWideRows);
+  CastProblem problem = problem_of(Granularity::kChannel, 64, 147'456);
+  EXPECT_NE(get<WideRowCastConfig>(cast_launches(problem, gpu)[0]), nullptr);
   problem.cols += 8;
-  EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kRows);
+  EXPECT_NE(get<RowCastConfig>(cast_launches(problem, gpu)[0]), nullptr);
 }
 
 // An empty matrix has no codes, but the scales that core::scale_grid says.
 TEST(PlanCastTest, EmptyMatrices) {
-  const auto count = [](Granularity unit, CastDirection direction, std::int64_t rows,
-                        std::int64_t cols) {
-    const CastProblem problem{.rows = rows, .cols = cols, .unit = unit, .direction = direction};
-    return plan_cast(problem, kHopper).size();
+  const auto count = [](Granularity granularity, bool to_rows, bool to_transposed,
+                        std::int64_t rows, std::int64_t cols) {
+    return cast_launches(problem_of(granularity, rows, cols, to_rows, to_transposed), kHopper)
+        .size();
   };
-  EXPECT_EQ(count(Granularity::kBlock1x128, CastDirection::kRows, 0, 5), 0u);
-  EXPECT_EQ(count(Granularity::kBlock128x128, CastDirection::kBoth, 5, 0), 0u);
-  EXPECT_EQ(count(Granularity::kTensor, CastDirection::kRows, 0, 5), 2u);  // clear, finish
-  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kRows, 5, 0), 1u);
-  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kRows, 0, 5), 0u);
-  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kTransposed, 0, 5), 2u);
-  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kTransposed, 5, 0), 0u);
+  EXPECT_EQ(count(Granularity::kBlock1x128, true, false, 0, 5), 0u);
+  EXPECT_EQ(count(Granularity::kBlock128x128, true, true, 5, 0), 0u);
+  EXPECT_EQ(count(Granularity::kTensor, true, false, 0, 5), 2u);  // clear, finish
+  EXPECT_EQ(count(Granularity::kChannel, true, false, 5, 0), 1u);
+  EXPECT_EQ(count(Granularity::kChannel, true, false, 0, 5), 0u);
+  EXPECT_EQ(count(Granularity::kChannel, false, true, 0, 5), 2u);
+  EXPECT_EQ(count(Granularity::kChannel, false, true, 5, 0), 0u);
+  CastProblem given = problem_of(Granularity::kTensor, 0, 5);
+  given.scales_given = true;
+  EXPECT_EQ(cast_launches(given, kHopper).size(), 0u);
 }
 
 // Steps that do not depend on rule, types or overflow are the same kernel for all of them.
 TEST(PlanCastTest, StepsAreShared) {
-  CastProblem problem{.rows = 64, .cols = 256, .unit = Granularity::kTensor};
-  const std::vector<CastLaunch> plan = plan_cast(problem, kHopper);
-  problem.rule = config::kVllmRule;
-  problem.power_of_two = true;
-  problem.saturate = false;
-  const std::vector<CastLaunch> other = plan_cast(problem, kHopper);
+  CastProblem problem = problem_of(Granularity::kTensor, 64, 256);
+  const std::vector<CastLaunch> plan = cast_launches(problem, kHopper);
+  problem.format.rule = config::kVllmRule;
+  problem.format.power_of_two = true;
+  problem.format.saturate = false;
+  const std::vector<CastLaunch> other = cast_launches(problem, kHopper);
   ASSERT_EQ(plan.size(), 4u);
   EXPECT_EQ(plan[0].config, other[0].config);
   EXPECT_EQ(plan[1].config, other[1].config);
   EXPECT_NE(plan[2].config, other[2].config);
+  EXPECT_EQ(get<ScaleStepConfig>(plan[3])->step, ScaleStep::kFinish);
+  // Scales of float16 are finished as those of bfloat16 are, but for a rule that reads the type.
+  for (const bool reads : {false, true}) {
+    problem.format.rule = reads ? config::kTorchAoTensorRule : config::kVllmRule;
+    problem.format.in = DType::kBFloat16;
+    const CastConfig finish = cast_launches(problem, kHopper)[3].config;
+    problem.format.in = DType::kFloat16;
+    EXPECT_EQ(cast_launches(problem, kHopper)[3].config == finish, !reads);
+  }
 }
 
 // The JIT compiles one kernel per name.
 TEST(PlanCastTest, NamesDifferWhereConfigsDo) {
   Problems problems;
   std::set<std::string> names;
-  std::vector<config::CastConfig> configs;
+  std::vector<CastConfig> configs;
   for (int i = 0; i < 2'000; ++i) {
-    for (const CastLaunch& step : cast_launches(problems.next(), kHopper)) {
-      if (std::ranges::find(configs, step.config) != configs.end()) continue;
-      configs.push_back(step.config);
-      EXPECT_TRUE(names.insert(kernel_name(kCastKernel, step.config)).second);
+    const CastProblem problem = problems.next();
+    const std::vector<CastLaunch> launches = cast_launches(problem, kHopper);
+    const CastPlan plan = plan_cast(problem, kHopper);
+    ASSERT_EQ(plan.kernels.size(), launches.size());
+    for (std::size_t step = 0; step < launches.size(); ++step) {
+      if (std::ranges::find(configs, launches[step].config) != configs.end()) continue;
+      configs.push_back(launches[step].config);
+      EXPECT_TRUE(names.insert(plan.kernels[step].kernel).second);
     }
   }
   EXPECT_GT(names.size(), 500u);
+}
+
+TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
+  CastProblem problem = problem_of(Granularity::kBlock1x128, 256, 256, true, true);
+  problem.format.power_of_two = true;
+  EXPECT_EQ(plan_cast(problem, kHopper).kernels[0].description,
+            "cast: format bfloat16 e4m3 1x128 power_of_two saturate, to_rows, to_transposed, "
+            "vector_loads, vector_stores, tile_rows 128, rows_per_thread 8, raster_rows 2");
+  problem.scales_given = true;
+  EXPECT_THAT(plan_cast(problem, kHopper).kernels[0].description,
+              HasSubstr("phase codes, scales given"));
 }
 
 TEST(PlanCastTest, SaysWhatTheGpuLacks) {
@@ -226,7 +315,7 @@ TEST(PlanCastTest, RefusesWhatNoGridHolds) {
 }
 
 TEST(PlanConvertTest, EveryConfigIsValidAndCoversTheMatrix) {
-  std::mt19937_64 random(7);
+  test::Random random;
   const auto below = [&](std::size_t limit) { return static_cast<int>(random() % limit); };
   for (int i = 0; i < 20'000; ++i) {
     const bool scaled = below(2) == 1;
@@ -235,13 +324,17 @@ TEST(PlanConvertTest, EveryConfigIsValidAndCoversTheMatrix) {
                                  .in = static_cast<DType>(scaled ? 3 + below(2) : below(5)),
                                  .out = static_cast<DType>(scaled ? below(3) : below(5)),
                                  .scaled = scaled,
-                                 .unit = static_cast<Granularity>(below(4)),
+                                 .granularity = static_cast<Granularity>(below(4)),
                                  .saturate = below(2) == 1,
                                  .is_aligned = below(2) == 1};
     const ConvertPlan plan = plan_convert(problem, kHopper);
     EXPECT_EQ(plan.config.invalid_reason(), nullptr) << describe(plan.config);
-    EXPECT_EQ(plan.blocks, core::ceil_divide(problem.rows, plan.config.tile_rows()) *
-                               core::ceil_divide(problem.cols, plan.config.tile_cols()));
+    const std::int64_t blocks = core::ceil_divide(problem.rows, plan.config.tile_rows()) *
+                                core::ceil_divide(problem.cols, plan.config.tile_cols());
+    ASSERT_EQ(plan.kernels.size(), blocks > 0 ? 1u : 0u);
+    if (blocks > 0) {
+      EXPECT_EQ(plan.kernels[0].blocks, blocks);
+    }
     if (plan.config.vectors) {
       EXPECT_TRUE(problem.is_aligned);
       EXPECT_EQ(problem.cols % plan.config.vector(), 0);

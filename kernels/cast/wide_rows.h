@@ -4,23 +4,25 @@
 // While it does so, its part of the cluster's next row arrives.
 #pragma once
 
+#include "kernels/cast/access.h"
+#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/unit.h"
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
-#include "kernels/numeric/caster.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/quant/access.h"
-#include "kernels/quant/magnitudes.h"
-#include "kernels/quant/unit.h"
 
-namespace octofold::quant {
+namespace octofold {
+namespace cast {
 
 using config::CastParams;
 
-template <CastConfig kConfig>
+using config::WideRowCastConfig;
+
+template <WideRowCastConfig kConfig>
 class WideRowCast {
  public:
   struct Shared {
@@ -56,14 +58,15 @@ class WideRowCast {
       const int stage = static_cast<int>(turn % kStages);
       const unsigned parity = turn / kStages % 2;
       ptx::mbarrier_wait(full(stage), parity);
-      const float amax = numeric::largest<kConfig.in>(largest_of_row(stage, parity));
-      float* scale = params_.row_cast.scale + row * params_.row_cast.scale_row_stride;
+      const float amax = numeric::largest<kIn>(largest_of_row(stage, parity));
+      float* scale = params_.row_target.scale + row * params_.row_target.scale_row_stride;
       const bool owner = rank_ == 0 && threadIdx.x == 0;
-      const Caster cast = Caster::make(own_unit<kConfig>(amax, owner ? scale : nullptr));
-      if (cast.is_unusual()) {
-        store<true>(row, stage, cast);
+      const Caster caster =
+          Caster::make(write_scale<kConfig.format>(owner ? scale : nullptr, amax));
+      if (caster.is_unusual()) {
+        store<true>(row, stage, caster);
       } else {
-        store<false>(row, stage, cast);
+        store<false>(row, stage, caster);
       }
       __syncthreads();  // the part has been read
       if (threadIdx.x == 0) load(row + kStages * clusters, stage);
@@ -71,12 +74,13 @@ class WideRowCast {
   }
 
  private:
-  static constexpr int kVector = kConfig.vector();
+  static constexpr int kVector = kConfig.format.vector();
   static constexpr int kBlocks = kConfig.blocks_per_row;
   static constexpr int kStages = kConfig.kStages;
   static constexpr int kThreads = kConfig.threads();
-  using Caster = numeric::Caster<kConfig.rule.form, kConfig.in>;
-  using Input = Storage<kConfig.in>;
+  static constexpr DType kIn = kConfig.format.in;
+  using Caster = CasterOf<kConfig.format>;
+  using Input = Storage<kIn>;
 
   static __device__ uint4* part(int stage) {
     extern __shared__ uint4 parts[];
@@ -104,9 +108,9 @@ class WideRowCast {
     for (int i = static_cast<int>(threadIdx.x); i < vectors_; i += kThreads) {
       unsigned words[4];
       read(stage, i, words);
-      magnitudes = numeric::larger<kConfig.in>(magnitudes, largest_of_vector<kConfig.in>(words));
+      magnitudes = numeric::larger<kIn>(magnitudes, largest_of_vector<kIn>(words));
     }
-    magnitudes = largest_of_warps<kConfig.in, kThreads / 32>(magnitudes, shared_.warp_magnitudes);
+    magnitudes = largest_of_warps<kIn, kThreads / 32>(magnitudes, shared_.warp_magnitudes);
     // A block that is ahead of this one writes to the other stage's: it gets no further before this
     // one has sent it the next row's.
     if (threadIdx.x == 0) {
@@ -119,25 +123,25 @@ class WideRowCast {
     ptx::mbarrier_wait(told(stage), parity);
 #pragma unroll
     for (const unsigned of_part : shared_.part_magnitudes[stage]) {
-      magnitudes = numeric::larger<kConfig.in>(magnitudes, of_part);
+      magnitudes = numeric::larger<kIn>(magnitudes, of_part);
     }
     return magnitudes;
   }
 
   template <bool kUnusual>
-  __device__ void store(long long row, int stage, const Caster& cast) const {
+  __device__ void store(long long row, int stage, const Caster& caster) const {
     unsigned char* codes =
-        params_.row_cast.codes + row * params_.row_cast.codes_stride + first_col_;
+        params_.row_target.codes + row * params_.row_target.codes_stride + first_col_;
     for (int i = static_cast<int>(threadIdx.x); i < vectors_; i += kThreads) {
       unsigned words[4];
       read(stage, i, words);
       float values[kVector];
-      numeric::widen<kConfig.in>(words, values);
-      cast.template apply<kUnusual>(values);
+      numeric::widen<kIn>(words, values);
+      caster.template apply<kUnusual>(values);
       unsigned packed[kVector / 4];
-      numeric::narrow<kConfig.out, kConfig.saturate>(values, packed);
-      quant::store<unsigned char, kConfig.vector_stores, kVector>(codes + i * kVector, kVector,
-                                                                  packed);
+      numeric::narrow<kConfig.format.out, kConfig.format.saturate>(values, packed);
+      cast::store<unsigned char, kConfig.vector_stores, kVector>(codes + i * kVector, kVector,
+                                                                 packed);
     }
   }
 
@@ -148,4 +152,16 @@ class WideRowCast {
   long long first_col_;  // of the part
 };
 
-}  // namespace octofold::quant
+}  // namespace cast
+
+template <config::WideRowCastConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1)
+    wide_row_cast_kernel(const __grid_constant__ config::CastParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  __shared__ typename cast::WideRowCast<kConfig>::Shared shared;
+  cast::WideRowCast<kConfig>(params, shared).run();
+}
+
+}  // namespace octofold

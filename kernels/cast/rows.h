@@ -2,19 +2,23 @@
 // the search for its largest magnitude and the cast, or read again where it does not fit.
 #pragma once
 
+#include "kernels/cast/access.h"
+#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/sources/all.h"
+#include "kernels/cast/unit.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
-#include "kernels/numeric/caster.h"
 #include "kernels/numeric/vector.h"
-#include "kernels/quant/access.h"
-#include "kernels/quant/magnitudes.h"
-#include "kernels/quant/unit.h"
+#include "kernels/ptx/control.h"
 
-namespace octofold::quant {
+namespace octofold {
+namespace cast {
 
 using config::CastParams;
 
-template <CastConfig kConfig>
+using config::RowCastConfig;
+
+template <RowCastConfig kConfig>
 class RowCast {
  public:
   struct Shared {
@@ -35,31 +39,31 @@ class RowCast {
     if constexpr (kConfig.reread) {
       for (long long col = kChunk; col < cols_; col += kChunk) {
         load(col);
-        magnitudes = numeric::larger<kConfig.in>(magnitudes, held_magnitudes());
+        magnitudes = numeric::larger<kIn>(magnitudes, held_magnitudes());
       }
     }
-    magnitudes = largest_of_warps<kConfig.in, kThreads / 32>(magnitudes, shared_.warp_magnitudes);
-    const float amax = numeric::largest<kConfig.in>(magnitudes);
-    float* scale = params_.row_cast.scale + row_ * params_.row_cast.scale_row_stride;
+    magnitudes = largest_of_warps<kIn, kThreads / 32>(magnitudes, shared_.warp_magnitudes);
+    const float amax = numeric::largest<kIn>(magnitudes);
+    float* scale = params_.row_target.scale + row_ * params_.row_target.scale_row_stride;
     const bool owner = lane_ == 0 && row_ < params_.rows;
-    const Caster cast = Caster::make(own_unit<kConfig>(amax, owner ? scale : nullptr));
+    const Caster caster = Caster::make(write_scale<kConfig.format>(owner ? scale : nullptr, amax));
     if constexpr (!kConfig.reread) {
-      store(0, cast);
+      store(0, caster);
     } else {
       for (long long col = 0; col < cols_; col += kChunk) {
         load(col);
-        store(col, cast);
+        store(col, caster);
       }
     }
   }
 
  private:
-  static constexpr int kVector = kConfig.vector();
+  static constexpr int kVector = kConfig.format.vector();
   static constexpr int kVectors = kConfig.vectors_per_thread;
   static constexpr int kThreads = kConfig.threads_per_row;
   static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
-  using Caster = numeric::Caster<kConfig.rule.form, kConfig.in>;
-  using Input = Storage<kConfig.in>;
+  static constexpr DType kIn = kConfig.format.in;
+  using Caster = CasterOf<kConfig.format>;
 
   // First column of this thread's vector i in the chunk that begins at `col`.
   __device__ long long column(long long col, int i) const {
@@ -67,11 +71,10 @@ class RowCast {
   }
 
   __device__ void load(long long col) {
-    const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
+    const Source<kConfig.source, kIn, kConfig.vector_loads> source(params_, row_, 0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      quant::load<Input, kConfig.vector_loads, kVector>(
-          x + column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
+      source.load(0, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
     }
   }
 
@@ -79,30 +82,30 @@ class RowCast {
     unsigned magnitudes = 0;
 #pragma unroll
     for (const auto& vector : x_) {
-      magnitudes = numeric::larger<kConfig.in>(magnitudes, largest_of_vector<kConfig.in>(vector));
+      magnitudes = numeric::larger<kIn>(magnitudes, largest_of_vector<kIn>(vector));
     }
     return magnitudes;
   }
 
-  __device__ void store(long long col, const Caster& cast) const {
-    if (cast.is_unusual()) {
-      store<true>(col, cast);
+  __device__ void store(long long col, const Caster& caster) const {
+    if (caster.is_unusual()) {
+      store<true>(col, caster);
     } else {
-      store<false>(col, cast);
+      store<false>(col, caster);
     }
   }
 
   template <bool kUnusual>
-  __device__ void store(long long col, const Caster& cast) const {
-    unsigned char* codes = params_.row_cast.codes + row_ * params_.row_cast.codes_stride;
+  __device__ void store(long long col, const Caster& caster) const {
+    unsigned char* codes = params_.row_target.codes + row_ * params_.row_target.codes_stride;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       float values[kVector];
-      numeric::widen<kConfig.in>(x_[i], values);
-      cast.template apply<kUnusual>(values);
+      numeric::widen<kIn>(x_[i], values);
+      caster.template apply<kUnusual>(values);
       unsigned words[kVector / 4];
-      numeric::narrow<kConfig.out, kConfig.saturate>(values, words);
-      quant::store<unsigned char, kConfig.vector_stores, kVector>(
+      numeric::narrow<kConfig.format.out, kConfig.format.saturate>(values, words);
+      cast::store<unsigned char, kConfig.vector_stores, kVector>(
           codes + column(col, i), at_most(cols_ - column(col, i), kVector), words);
     }
   }
@@ -115,4 +118,16 @@ class RowCast {
   unsigned x_[kVectors][4];
 };
 
-}  // namespace octofold::quant
+}  // namespace cast
+
+template <config::RowCastConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
+    row_cast_kernel(const __grid_constant__ config::CastParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  __shared__ typename cast::RowCast<kConfig>::Shared shared;
+  cast::RowCast<kConfig>(params, shared).run();
+}
+
+}  // namespace octofold

@@ -1,24 +1,24 @@
-// DType-wise kernels: conversion between dtypes, and dequantization where there are scales.
+// Element-wise kernels: conversion between dtypes, and dequantization where there are scales.
 #pragma once
 
+#include "kernels/cast/access.h"
 #include "kernels/config/arithmetic.h"
-#include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/config/convert_config.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
-#include "kernels/quant/access.h"
 
 namespace octofold {
-namespace quant {
+namespace cast {
 
 // Where in the scale tensor the scale of element (row, col) is.
-template <Granularity kUnit>
+template <Granularity kGranularity>
 __device__ inline long long scale_offset(const config::ConvertParams& params, long long row,
                                          long long col) {
   using enum Granularity;
-  if constexpr (kUnit == kTensor) return 0;
-  if constexpr (kUnit == kChannel) return row * params.scale_row_stride;
-  if constexpr (kUnit == kBlock128x128) row /= kScaleBlock;
+  if constexpr (kGranularity == kTensor) return 0;
+  if constexpr (kGranularity == kChannel) return row * params.scale_row_stride;
+  if constexpr (kGranularity == kBlock128x128) row /= kScaleBlock;
   return row * params.scale_row_stride + col / kScaleBlock * params.scale_col_stride;
 }
 
@@ -27,17 +27,17 @@ template <config::ConvertConfig kConfig, int kCount>
 __device__ inline void multiply_by_scales(const config::ConvertParams& params, long long row,
                                           long long col, int exist, float (&values)[kCount]) {
   if (exist <= 0) return;
-  float scale = params.scale[scale_offset<kConfig.unit>(params, row, col)];
+  float scale = params.scale[scale_offset<kConfig.granularity>(params, row, col)];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!kConfig.vectors && i < exist) {
-      scale = params.scale[scale_offset<kConfig.unit>(params, row, col + i)];
+      scale = params.scale[scale_offset<kConfig.granularity>(params, row, col + i)];
     }
     values[i] = __fmul_rn(values[i], scale);
   }
 }
 
-}  // namespace quant
+}  // namespace cast
 
 template <config::ConvertConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads())
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kConfig.threads())
   constexpr int kVector = kConfig.vector();
   constexpr int kRows = kConfig.rows_per_thread;
   constexpr int kWords = kVector * size_of(kConfig.in) / 4;
-  using Input = quant::Storage<kConfig.in>;
-  using Output = quant::Storage<kConfig.out>;
+  using Input = cast::Storage<kConfig.in>;
+  using Output = cast::Storage<kConfig.out>;
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
 
@@ -60,31 +60,31 @@ __global__ void __launch_bounds__(kConfig.threads())
   const long long col =
       static_cast<long long>(blockIdx.x - tile_row * tiles_across) * kConfig.tile_cols() +
       thread_col * kVector;
-  const int rows = quant::at_most(params.rows - row, kRows);
-  const int cols = quant::at_most(params.cols - col, kVector);
+  const int rows = cast::at_most(params.rows - row, kRows);
+  const int cols = cast::at_most(params.cols - col, kVector);
 
   const Input* x = static_cast<const Input*>(params.x) + row * params.x_stride + col;
   unsigned words[kRows][kWords];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    quant::load<Input, kConfig.vectors, kVector>(x + i * params.x_stride, i < rows ? cols : 0,
-                                                 words[i]);
+    cast::load<Input, kConfig.vectors, kVector>(x + i * params.x_stride, i < rows ? cols : 0,
+                                                words[i]);
   }
   Output* out = static_cast<Output*>(params.out) + row * params.out_stride + col;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int exist = i < rows ? cols : 0;
     if constexpr (kConfig.in == kConfig.out) {  // the bits as they are, NaN payloads included
-      quant::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, words[i]);
+      cast::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, words[i]);
     } else {
       float values[kVector];
       numeric::widen<kConfig.in>(words[i], values);
       if constexpr (kConfig.scaled) {
-        quant::multiply_by_scales<kConfig>(params, row + i, col, exist, values);
+        cast::multiply_by_scales<kConfig>(params, row + i, col, exist, values);
       }
       unsigned converted[kVector * sizeof(Output) / 4];
       numeric::narrow<kConfig.out, kConfig.saturate>(values, converted);
-      quant::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, converted);
+      cast::store<Output, kConfig.vectors, kVector>(out + i * params.out_stride, exist, converted);
     }
   }
 }

@@ -3,7 +3,7 @@
 
 #include "kernels/numeric/vector.h"
 
-namespace octofold::quant {
+namespace octofold::cast {
 
 template <DType kType>
 __device__ inline unsigned largest_of_vector(const unsigned (&words)[4]) {
@@ -43,4 +43,4 @@ __device__ inline unsigned largest_of_warps(unsigned magnitudes, unsigned* of_wa
   return magnitudes;
 }
 
-}  // namespace octofold::quant
+}  // namespace octofold::cast

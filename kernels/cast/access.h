@@ -6,7 +6,7 @@
 
 #include "kernels/ptx/global_memory.h"
 
-namespace octofold::quant {
+namespace octofold::cast {
 
 template <int kBytes>
 struct StorageOf;
@@ -62,4 +62,4 @@ __device__ inline int at_most(long long value, int limit) {
   return value < limit ? static_cast<int>(value) : limit;
 }
 
-}  // namespace octofold::quant
+}  // namespace octofold::cast

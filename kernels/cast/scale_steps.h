@@ -1,0 +1,46 @@
+// What is done to scales before and after they hold the largest magnitudes of their units: the
+// first and the last step of a cast of four.
+#pragma once
+
+#include "kernels/cast/unit.h"
+#include "kernels/config/cast_config.h"
+#include "kernels/config/cast_params.h"
+#include "kernels/ptx/control.h"
+
+namespace octofold {
+namespace cast {
+
+using config::ScaleStepConfig;
+
+// Of unit `index`, of `count`, among those of a tensor or of rows.
+template <ScaleStepConfig kConfig>
+__device__ inline void update_scale(const config::CastTarget& target, long long index,
+                                    long long count) {
+  if (index >= count) return;
+  float* scale = target.scale + index * target.scale_row_stride;
+  if constexpr (kConfig.step == config::ScaleStep::kClear) {
+    *scale = 0;
+  } else {
+    write_scale<kConfig.format>(scale, *scale);
+  }
+}
+
+}  // namespace cast
+
+template <config::ScaleStepConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    scale_step_kernel(const __grid_constant__ config::CastParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
+  if constexpr (kConfig.to_rows) {
+    cast::update_scale<kConfig>(params.row_target, index, kTensor ? 1 : params.rows);
+  }
+  if constexpr (kConfig.to_transposed) {
+    cast::update_scale<kConfig>(params.transposed_target, index, kTensor ? 1 : params.cols);
+  }
+}
+
+}  // namespace octofold

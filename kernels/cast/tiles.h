@@ -1,0 +1,152 @@
+// The cast of a tile by a block of threads: amax, scales, codes, of the tile, of its transpose or
+// of both, from one read into registers. Or the part of that which the phase says.
+#pragma once
+
+#include "kernels/cast/access.h"
+#include "kernels/cast/line_scales.h"
+#include "kernels/cast/tile.h"
+#include "kernels/cast/tile_scales.h"
+#include "kernels/config/cast_config.h"
+#include "kernels/config/cast_params.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/control.h"
+
+namespace octofold {
+namespace cast {
+
+template <TileCastConfig kConfig, bool kScalesLines = kConfig.format.scales_lines()>
+struct ScalesOf {
+  using Type = TileScales<kConfig>;
+};
+template <TileCastConfig kConfig>
+struct ScalesOf<kConfig, true> {
+  using Type = LineScales<kConfig>;
+};
+
+template <TileCastConfig kConfig>
+class TileCast {
+  using Scales = typename ScalesOf<kConfig>::Type;
+
+ public:
+  struct Shared {
+    union {
+      typename Scales::Scratch scratch;
+      // The transposed codes, 8 rows of the tile at a time, permuted (see encode_columns).
+      unsigned long long transposed[kConfig.to_transposed ? kScaleBlock : 1][kConfig.tile_rows / 8];
+    };
+    typename Scales::Kept kept;
+  };
+
+  __device__ TileCast(const CastParams& params, Shared& shared)
+      : params_(params), shared_(shared), tile_(params) {}
+
+  __device__ void run() {
+    tile_.load(params_);
+    Scales scales(params_, tile_, shared_.scratch, shared_.kept);
+    if constexpr (kConfig.phase == CastPhase::kAmax) {
+      scales.gather();
+    } else if (scales.prepare()) {
+      store<true>(scales);
+    } else {
+      store<false>(scales);
+    }
+  }
+
+ private:
+  static constexpr int kVector = Tile<kConfig>::kVector;
+  static constexpr int kRows = Tile<kConfig>::kRows;
+  static constexpr DType kIn = kConfig.format.in;
+
+  template <bool kUnusual>
+  __device__ void store(const Scales& scales) {
+    if constexpr (kConfig.to_rows) store_rows<kUnusual>(scales);
+    if constexpr (kConfig.to_transposed) {
+      if constexpr (Scales::kScratchIsRead) __syncthreads();
+      encode_columns<kUnusual>(scales);
+      __syncthreads();
+      store_columns();
+    }
+  }
+
+  template <bool kUnusual>
+  __device__ void store_rows(const Scales& scales) const {
+    const config::CastTarget& target = params_.row_target;
+    unsigned char* codes = target.codes +
+                           (tile_.first_row() + tile_.group * kRows) * target.codes_stride +
+                           tile_.first_col() + tile_.lane * kVector;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float values[kVector];
+      numeric::widen<kIn>(tile_.words[i], values);
+      scales.of_row(i).template apply<kUnusual>(values);
+      unsigned words[kVector / 4];
+      numeric::narrow<kConfig.format.out, kConfig.format.saturate>(values, words);
+      cast::store<unsigned char, kConfig.vector_stores, kVector>(
+          codes + i * target.codes_stride, tile_.template exist<kConfig.vector_stores>(i), words);
+    }
+  }
+
+  // Codes of 8 rows in one column are 8 bytes of a row of the transpose. They are exchanged through
+  // shared memory, so that 16 threads store the 128 bytes of such a row. Where they lie in it is
+  // permuted from column to column: neither the threads that write (neighbouring lanes, the same
+  // group) nor those that read (the same column) meet in a bank.
+  template <bool kUnusual>
+  __device__ void encode_columns(const Scales& scales) {
+    constexpr int kPerWord = numeric::kPerWord<kIn>;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float values[kRows][kPerWord];
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        numeric::widen<kIn, true>(&tile_.words[row][word], values[row]);
+      }
+#pragma unroll
+      for (int i = 0; i < kPerWord; ++i) {
+        const int column = tile_.lane * kVector + word * kPerWord + i;
+        float column_values[8];
+#pragma unroll
+        for (int row = 0; row < 8; ++row) column_values[row] = values[row][i];
+        scales.of_column(column).template apply<kUnusual>(column_values);
+        unsigned words[2];
+        numeric::narrow<kConfig.format.out, kConfig.format.saturate>(column_values, words);
+        shared_.transposed[column][tile_.group ^ (tile_.lane % 16)] =
+            words[0] | static_cast<unsigned long long>(words[1]) << 32;
+      }
+    }
+  }
+
+  __device__ void store_columns() const {
+    const config::CastTarget& target = params_.transposed_target;
+    const int chunk = static_cast<int>(threadIdx.x % 16);
+    const int rows_exist = at_most(params_.rows - tile_.first_row() - chunk * 8, 8);
+#pragma unroll
+    for (int i = 0; i < kScaleBlock * 16 / kConfig.threads(); ++i) {
+      const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
+      const unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
+      const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};
+      const bool exists = tile_.first_col() + column < params_.cols;
+      cast::store<unsigned char, kConfig.vector_stores, 8>(
+          target.codes + (tile_.first_col() + column) * target.codes_stride + tile_.first_row() +
+              chunk * 8,
+          exists ? rows_exist : 0, words);
+    }
+  }
+
+  const CastParams& params_;
+  Shared& shared_;
+  Tile<kConfig> tile_;
+};
+
+}  // namespace cast
+
+template <config::TileCastConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
+    tile_cast_kernel(const __grid_constant__ config::CastParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  __shared__ typename cast::TileCast<kConfig>::Shared shared;
+  cast::TileCast<kConfig>(params, shared).run();
+}
+
+}  // namespace octofold

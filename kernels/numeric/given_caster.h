@@ -1,0 +1,50 @@
+// Casts with scales that were given: such a scale says nothing about the values of its unit.
+#pragma once
+
+#include "kernels/numeric/caster.h"
+
+namespace octofold::numeric {
+
+// As Caster, made from the scale and not from a unit's operand.
+template <config::CastForm kForm, DType kIn>
+struct GivenCaster : Caster<kForm, kIn> {
+  static __device__ GivenCaster make(float scale) {
+    return {Caster<kForm, kIn>::make(config::divides(kForm) ? scale : __frcp_rn(scale))};
+  }
+};
+
+// x / scale as Caster has it, where |x| may be any multiple of the scale, infinity too, and the
+// scale negative or of any size. Of what is beyond FP8, the sign is all that matters, which the
+// product with the reciprocal has; what Caster adds to it may be NaN there.
+template <DType kIn>
+struct GivenCaster<config::CastForm::kDivide, kIn> : Caster<config::CastForm::kDivide, kIn> {
+  using Base = Caster<config::CastForm::kDivide, kIn>;
+
+  static __device__ GivenCaster make(float scale) {
+    constexpr float kTiny = 0x1p-80f, kLarge = 0x1p80f, kLargest = 0x1.FFFFFEp127f;
+    const float size = fabsf(scale);
+    if (!(size > 0 && size <= kLargest)) return {{__frcp_rn(scale), 0, 0}};
+    const float shift = size < kTiny ? 0x1p96f : size > kLarge ? 0x1p-96f : 1.0f;
+    const float divisor = __fmul_rn(size, shift);
+    const float signed_shift = scale < 0 ? -shift : shift;  // of x: the divisor is positive
+    if constexpr (Base::kWide) return {{__frcp_rn(divisor), divisor, signed_shift}};
+    const float reciprocal = __frcp_rz(divisor);
+    return {{reciprocal, __fdiv_rn(__fmaf_rn(-reciprocal, divisor, 1), divisor), signed_shift}};
+  }
+
+  template <bool kUnusual, int kCount>
+  __device__ void apply(float (&values)[kCount]) const {
+#pragma unroll
+    for (float& value : values) {
+      if constexpr (kUnusual) {
+        if (this->shift != 0) value = __fmul_rn(value, this->shift);
+      }
+      const float product = __fmul_rn(value, this->reciprocal);
+      // Not for a NaN either, nor where there is nothing to be added (shift 0).
+      const bool refine = fabsf(product) < 0x1p17f && (!kUnusual || this->shift != 0);
+      value = refine ? this->quotient(value) : product;
+    }
+  }
+};
+
+}  // namespace octofold::numeric
