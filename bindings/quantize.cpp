@@ -23,30 +23,28 @@ QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
 
 }  // namespace
 
-void quantize(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::TensorView scale,
+// Of the casts of x and of its transpose either or both.
+void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
+              OptionalTensor transposed_data, OptionalTensor transposed_scale,
               tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-              tvm::ffi::String overflow, tvm::ffi::String profile, bool transpose,
+              tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
               OptionalStream stream) {
-  QuantizeOptions options = options_of(power_of_two, overflow, profile);
-  options.transpose = transpose;
-  octofold::quantize(view_of("quantize", "x", x),
-                     {view_of("quantize", "out", data), view_of("quantize", "out.scale", scale),
-                      parse_granularity(view_of(granularity))},
-                     options, stream_of(stream, x));
-}
-
-void quantize_both(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::TensorView scale,
-                   tvm::ffi::TensorView transposed_data, tvm::ffi::TensorView transposed_scale,
-                   tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-                   tvm::ffi::String overflow, tvm::ffi::String profile, OptionalStream stream) {
-  const auto view = [](std::string_view argument, const tvm::ffi::TensorView& tensor) {
-    return view_of("quantize_both", argument, tensor);
-  };
   const Granularity unit = parse_granularity(view_of(granularity));
-  octofold::quantize_both(view("x", x), {view("out", data), view("out.scale", scale), unit},
-                          {view("out_transposed", transposed_data),
-                           view("out_transposed.scale", transposed_scale), unit},
-                          options_of(power_of_two, overflow, profile), stream_of(stream, x));
+  QuantizeOptions options = options_of(power_of_two, overflow, profile);
+  const auto view = [&](const OptionalTensor& codes, const OptionalTensor& scales) {
+    return MutableScaledTensorView{view_of("quantize", "out", *codes),
+                                   view_of("quantize", "out.scale", *scales), unit};
+  };
+  const TensorView source = view_of("quantize", "x", x, "float32, float16 or bfloat16");
+  if (static_scales) throw Error(ErrorCode::kUnsupported, "quantize: static scales");
+  if (data && transposed_data) {
+    return octofold::quantize_both(source, view(data, scale),
+                                   view(transposed_data, transposed_scale), options,
+                                   stream_of(stream, x));
+  }
+  options.transpose = transposed_data.has_value();
+  octofold::quantize(source, data ? view(data, scale) : view(transposed_data, transposed_scale),
+                     options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,
@@ -68,7 +66,6 @@ tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t 
 }
 
 OCTOFOLD_EXPORT(quantize)
-OCTOFOLD_EXPORT(quantize_both)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
 OCTOFOLD_EXPORT(scale_shape)

@@ -10,12 +10,12 @@ Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results 
 from typing import Final
 
 from . import kernel_cache
-from ._api import ScaledTensor, convert, gemm, quantize, quantize_both
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
+from ._core.ops import scale_shape
 from ._info import Component, Gpu, Info, info
 from ._library import library as _library
 from ._log import set_log_handler
-from ._operations import scale_shape
+from .casts import convert, quantize, quantize_both
 from .errors import (
     BadFormatError,
     Error,
@@ -25,6 +25,8 @@ from .errors import (
     UnavailableError,
     UnsupportedError,
 )
+from .gemm import gemm
+from .scaled_tensor import ScaledTensor
 
 __version__: Final[str] = str(_library.version())
 
