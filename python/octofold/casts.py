@@ -169,19 +169,19 @@ _QUANTIZE: Final = Op(
     quantize.__annotations__,
     results=("out", "out.scale?"),
     allocate=_codes,
-    call=_quantize,
+    function=lambda: _quantize,
 )
 _QUANTIZE_BOTH: Final = Op(
     "quantize_both",
     quantize_both.__annotations__,
     results=("out", "out.scale", "out_transposed", "out_transposed.scale"),
     allocate=_both_codes,
-    call=_quantize_both,
+    function=lambda: _quantize_both,
 )
 _CONVERT: Final = Op(
     "convert",
     convert.__annotations__,
     results=("out",),
     allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
-    call=lambda *arguments: library.convert(*arguments),
+    function=lambda: library.convert,
 )

@@ -46,10 +46,10 @@ def gemm(
     something to differentiate; on a GPU UnavailableError without a usable driver or compiler and
     UnsupportedError without kernels for it.
     """
-    for argument, operand in (("a", a), ("b", b)):
-        if not isinstance(operand, ScaledTensor):
-            got = type(operand).__qualname__
-            raise invalid_argument("gemm", argument, "a ScaledTensor", got)
+    if not (isinstance(a, ScaledTensor) and isinstance(b, ScaledTensor)):
+        argument, operand = ("b", b) if isinstance(a, ScaledTensor) else ("a", a)
+        got = type(operand).__qualname__
+        raise invalid_argument("gemm", argument, "a ScaledTensor", got)
     inputs = (a.data, a.scale, b.data, b.scale, c, bias)
     options = (a.granularity, b.granularity, fast_accumulation)
     if out is None:
@@ -77,6 +77,6 @@ _GEMM: Final = Op(
     gemm.__annotations__,
     results=("out",),
     allocate=_product,
-    call=lambda *arguments: library.gemm(*arguments),
+    function=lambda: library.gemm,
     in_place="c",
 )

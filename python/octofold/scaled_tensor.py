@@ -165,5 +165,5 @@ _DEQUANTIZE: Final = Op(
     {"x": ScaledTensor},
     results=("out",),
     allocate=_values,
-    call=lambda *arguments: library.dequantize(*arguments),
+    function=lambda: library.dequantize,
 )

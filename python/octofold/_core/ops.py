@@ -7,6 +7,7 @@ parameter lists they take.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -59,7 +60,8 @@ class Op:
         dtype of results, the stream, `out`) are no business of the library.
     results: names of what is written. What ends in "?" may be left out.
     allocate: (framework, inputs, options, dtype) → new results.
-    call: the library's function: (*inputs, *results, *options, stream).
+    function: gives the library's function, as it is first needed: (*inputs, *results, *options,
+        stream).
     in_place: the input that may be the first result itself.
     """
 
@@ -69,10 +71,10 @@ class Op:
         parameters: Mapping[str, Any],
         results: Sequence[str],
         allocate: Callable[[Framework, Arrays, Options, str], Arrays],
-        call: Callable[..., None],
+        function: Callable[[], Callable[..., None]],
         in_place: str | None = None,
     ) -> None:
-        self.name, self.allocate, self.call = name, allocate, call
+        self.name, self.allocate, self._load = name, allocate, function
         self.inputs: list[str] = []
         self.options: dict[str, Option] = {}
         for parameter, kind in parameters.items():
@@ -90,6 +92,10 @@ class Op:
         self.results = list(results)
         self.in_place = None if in_place is None else self.inputs.index(in_place + "?")
         TABLE[name] = self
+
+    @cached_property
+    def _function(self) -> Callable[..., None]:
+        return self._load()
 
     def __call__(
         self,
@@ -122,12 +128,12 @@ class Op:
         try:
             if framework.library_takes_arrays:
                 results = out or self.allocate(framework, inputs, options, dtype)
-                self.call(*inputs, *results, *options, framework.stream)
+                self._function(*inputs, *results, *options, framework.stream)
             else:
                 exported = self._export(framework, inputs, self.inputs, False)
                 results = out or self.allocate(framework, exported, options, dtype)
                 written = self._export(framework, results, self.results, True)
-                self.call(*exported, *written, *options, framework.stream)
+                self._function(*exported, *written, *options, framework.stream)
         except Error:
             raise
         except _EXPORT_ERRORS as error:

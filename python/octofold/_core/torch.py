@@ -38,37 +38,18 @@ _is_tracing: Final = torch._C._is_tracing
 _is_grad_enabled: Final = torch.is_grad_enabled
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
-_empty: Final = torch.empty
-_empty_strided: Final = torch.empty_strided
 _increment_version: Final = torch.autograd.graph.increment_version
 
 
-def _library_takes_tensors() -> bool:
-    """Whether this torch gives tensors of all dtypes to tvm-ffi by DLPack's C interface, with its
-    current stream: 2.10 and later do."""
-    if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
-        return False
-    try:
-        for name, dtype in DTYPES.items():
-            reinterpret(torch.empty(1, dtype=dtype), name)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        return False
-    return True
-
-
 class TorchFramework:
-    """Tensors on the device of `like`, and of its kind."""
+    """Tensors on the device of `like`, and of its kind. The library takes them as they are, with
+    torch's current stream."""
 
-    library_takes_arrays = _library_takes_tensors()
+    library_takes_arrays = True
+    stream: int | None = None
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
-
-    @property
-    def stream(self) -> int | None:
-        if self.library_takes_arrays or self._like.device.type != "cuda":
-            return None
-        return int(torch.cuda.current_stream(self._like.device).cuda_stream)
 
     def export(self, array: Tensor, writable: bool) -> "tvm_ffi.Tensor":
         tensor = array.detach()
@@ -99,13 +80,41 @@ class TorchFramework:
         _increment_version(array)
 
 
+class OlderTorchFramework(TorchFramework):
+    """Of torch before 2.10: tensors are exported, and the stream is asked for."""
+
+    library_takes_arrays = False
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__(like)
+        if like.device.type == "cuda":
+            self.stream = int(torch.cuda.current_stream(like.device).cuda_stream)
+
+
+def _library_takes_tensors() -> bool:
+    """Whether this torch gives tensors of all dtypes to tvm-ffi by DLPack's C interface."""
+    if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        return False
+    try:
+        for name, dtype in DTYPES.items():
+            reinterpret(torch.empty(1, dtype=dtype), name)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+_LIBRARY_TAKES_TENSORS: Final = _library_takes_tensors()
 _FRAMEWORKS: Final[dict[torch.device, TorchFramework]] = {}
 
 
-def _framework_of(device: torch.device) -> TorchFramework:
-    framework = _FRAMEWORKS.get(device)
+def _framework_of(tensor: Tensor) -> TorchFramework:
+    """For tensors on the device of this one."""
+    framework = _FRAMEWORKS.get(tensor.device)
     if framework is None:
-        framework = _FRAMEWORKS[device] = TorchFramework(torch.empty(0, device=device))
+        like = torch.empty(0, device=tensor.device)
+        if not _LIBRARY_TAKES_TENSORS:
+            return OlderTorchFramework(like)  # as the stream is now
+        framework = _FRAMEWORKS[tensor.device] = TorchFramework(like)
     return framework
 
 
@@ -139,7 +148,7 @@ def call(
         else:
             first = inputs[0]
             if not first.is_meta:
-                return op.launch(_framework_of(first.device), inputs, options, dtype, out)
+                return op.launch(_framework_of(first), inputs, options, dtype, out)
     arrays = inputs + (out or ())
     if not all(array is None or isinstance(array, Tensor) for array in arrays):
         common_kind(op.name, op.names(), arrays)  # raises for the one that is another's
@@ -280,7 +289,7 @@ def _register(op: Op) -> Any:
             options = options[:-1]
             if in_place:
                 inputs = _with(inputs, op.in_place, results[0])
-        op.launch(_framework_of(inputs[0].device), inputs, options, "", results)
+        op.launch(_framework_of(inputs[0]), inputs, options, "", results)
 
     _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"octofold::{op.name}", lambda *arguments: None, lib=_LIBRARY)
