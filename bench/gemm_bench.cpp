@@ -24,8 +24,8 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   const TensorView source = matrix(x.data(), DType::kFloat32, size, size);
   HostScaledMatrix a(size, size, granularity_a);
   HostScaledMatrix b(size, size, granularity_b);
-  quantize(source, a.view());
-  quantize(source, b.view());
+  quantize(source, {.rows = a.view()});
+  quantize(source, {.rows = b.view()});
   std::vector<float> d(x.size());
   for (auto _ : state) {
     gemm({.a = a.view(), .b = b.view(), .out = matrix(d.data(), DType::kFloat32, size, size)});

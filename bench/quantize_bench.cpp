@@ -1,8 +1,8 @@
 // Casts to FP8, by bytes of input.
 #include <benchmark/benchmark.h>
 
+#include "octofold/casts.h"
 #include "octofold/host_scaled_matrix.h"
-#include "octofold/quantize.h"
 
 #include "matrices.h"
 
@@ -13,8 +13,10 @@ void quantize_float32(benchmark::State& state, Granularity granularity, bool tra
   constexpr std::int64_t kSize = 2048;
   std::vector<float> x = random_matrix(kSize, kSize);
   HostScaledMatrix out(kSize, kSize, granularity);
+  CastTargets targets;
+  (transpose ? targets.transposed : targets.rows) = out.view();
   for (auto _ : state) {
-    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), out.view(), {.transpose = transpose});
+    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), targets);
   }
   state.SetBytesProcessed(state.iterations() * kSize * kSize * size_of(DType::kFloat32));
 }

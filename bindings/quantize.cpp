@@ -1,9 +1,11 @@
-#include "octofold/quantize.h"
-
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include "octofold/casts.h"
+
+#include <optional>
+#include <string>
 #include "error.h"
 #include "stream.h"
 #include "tensor.h"
@@ -13,37 +15,32 @@ namespace octofold::bindings {
 
 namespace {
 
-QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
-                           const tvm::ffi::String& overflow, const tvm::ffi::String& profile) {
-  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
-                          .overflow = parse_overflow(view_of(overflow))};
-  if (power_of_two) options.power_of_two = *power_of_two;
-  return options;
+std::optional<MutableScaledTensorView> target(std::string_view argument, const OptionalTensor& data,
+                                              const OptionalTensor& scale, Granularity unit) {
+  if (!data) return std::nullopt;
+  const std::string scale_argument = std::string(argument) + ".scale";
+  return MutableScaledTensorView{
+      view_of("quantize", argument, *data, "e4m3 or e5m2"),
+      scale ? view_of("quantize", scale_argument, *scale, "float32") : MutableTensorView{}, unit};
 }
 
 }  // namespace
 
-// Of the casts of x and of its transpose either or both.
+// The casts of x, of its transpose, or both. With static_scales the scales are inputs.
 void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
               OptionalTensor transposed_data, OptionalTensor transposed_scale,
               tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
               tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
               OptionalStream stream) {
   const Granularity unit = parse_granularity(view_of(granularity));
-  QuantizeOptions options = options_of(power_of_two, overflow, profile);
-  const auto view = [&](const OptionalTensor& codes, const OptionalTensor& scales) {
-    return MutableScaledTensorView{view_of("quantize", "out", *codes),
-                                   view_of("quantize", "out.scale", *scales), unit};
-  };
-  const TensorView source = view_of("quantize", "x", x, "float32, float16 or bfloat16");
-  if (static_scales) throw Error(ErrorCode::kUnsupported, "quantize: static scales");
-  if (data && transposed_data) {
-    return octofold::quantize_both(source, view(data, scale),
-                                   view(transposed_data, transposed_scale), options,
-                                   stream_of(stream, x));
-  }
-  options.transpose = transposed_data.has_value();
-  octofold::quantize(source, data ? view(data, scale) : view(transposed_data, transposed_scale),
+  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
+                          .overflow = parse_overflow(view_of(overflow)),
+                          .scales = static_scales ? ScaleSource::kGiven : ScaleSource::kComputed};
+  if (power_of_two) options.power_of_two = *power_of_two;
+  octofold::quantize(view_of("quantize", "x", x, "float32, float16 or bfloat16"),
+                     {.rows = target("out.rows", data, scale, unit),
+                      .transposed = target("out.transposed", transposed_data, transposed_scale,
+                                           unit)},
                      options, stream_of(stream, x));
 }
 

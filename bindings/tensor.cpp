@@ -19,7 +19,7 @@ struct DTypePair {
 constexpr DTypePair kDTypes[] = {
     {{kDLFloat, 32, 1}, DType::kFloat32},   {{kDLFloat, 16, 1}, DType::kFloat16},
     {{kDLBfloat, 16, 1}, DType::kBFloat16}, {{kDLFloat8_e4m3fn, 8, 1}, DType::kE4M3},
-    {{kDLFloat8_e5m2, 8, 1}, DType::kE5M2},
+    {{kDLFloat8_e5m2, 8, 1}, DType::kE5M2}, {{kDLInt, 32, 1}, DType::kInt32},
 };
 
 constexpr bool is_same(DLDataType left, DLDataType right) {

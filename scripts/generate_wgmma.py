@@ -24,7 +24,7 @@ HEAD = """\
 // 8 j + 2 (l % 4) and the one after.
 #pragma once
 
-#include "kernels/config/element.h"
+#include "octofold/vocabulary.h"
 
 namespace octofold::ptx {
 
@@ -36,8 +36,8 @@ struct WgmmaFp8;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \\
   "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define OCTOFOLD_ISSUE_BY_TYPE \\
-  constexpr bool kAIsE4M3 = kA == config::Element::kE4M3; \\
-  constexpr bool kBIsE4M3 = kB == config::Element::kE4M3; \\
+  constexpr bool kAIsE4M3 = kA == DType::kE4M3; \\
+  constexpr bool kBIsE4M3 = kB == DType::kE4M3; \\
   if constexpr (kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e4m3"); \\
   if constexpr (kAIsE4M3 && !kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e5m2"); \\
   if constexpr (!kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e5m2.e4m3"); \\
@@ -54,7 +54,7 @@ PRODUCT = """
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<{width}> {{
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[{count}], unsigned long long a, unsigned long long b,
                                bool accumulate) {{
     OCTOFOLD_ISSUE_BY_TYPE;

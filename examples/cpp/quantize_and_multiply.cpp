@@ -19,8 +19,8 @@ int main() {
 
   HostScaledMatrix a(tokens, inputs, Granularity::kBlock1x128);
   HostScaledMatrix b(outputs, inputs, Granularity::kBlock128x128);
-  octofold::quantize(matrix(x.data(), DType::kFloat32, tokens, inputs), a.view());
-  octofold::quantize(matrix(w.data(), DType::kFloat32, outputs, inputs), b.view());
+  octofold::quantize(matrix(x.data(), DType::kFloat32, tokens, inputs), {.rows = a.view()});
+  octofold::quantize(matrix(w.data(), DType::kFloat32, outputs, inputs), {.rows = b.view()});
   octofold::gemm(
       {.a = a.view(), .b = b.view(), .out = matrix(y.data(), DType::kFloat32, tokens, outputs)});
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 #include "octofold/tensor.h"
 
 namespace octofold {

@@ -1,6 +1,7 @@
 // All of Octofold's public API.
 #pragma once
 
+#include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
@@ -8,7 +9,6 @@
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"
 #include "octofold/log.h"
-#include "octofold/quantize.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"

@@ -17,7 +17,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-inline constexpr std::int32_t kMaxRank = 4;
+inline constexpr std::int32_t kMaxRank = 8;
 
 /// A strided view. Shape and strides count elements, outermost dimension first; entries from
 /// `rank` on are unused. `data` points at element (0, …, 0) and may be null when a dimension is 0.
@@ -65,8 +65,8 @@ constexpr detail::ViewOf<T> vector(T* data, DType dtype, std::int64_t size, Devi
   return {data, dtype, 1, {size}, {1}, device};
 }
 
-/// An FP8 matrix with the FP32 scales that take its codes back to values: x ≈ code × scale.
-/// `data` is [rows, cols], e4m3 or e5m2; the shape of `scale` follows from the granularity.
+/// An FP8 tensor with the FP32 scales that take its codes back to values: x ≈ code × scale.
+/// `data` is [..., K], e4m3 or e5m2; the shape of `scale` follows from the granularity (casts.h).
 template <typename Pointer>
 struct BasicScaledTensorView {
   BasicTensorView<Pointer> data;

@@ -2,19 +2,45 @@
 // the JIT prints into a kernel's name and the kernel reads.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/cast_rule.h"
-#include "kernels/config/element.h"
 
 namespace octofold::config {
 
-// Elements that share a scale along a blocked dimension, and the columns of a cast's tile.
-inline constexpr int kUnitLength = 128;
+// What a cast computes, whichever kernel does it.
+struct CastFormat {
+  DType in = DType::kBFloat16;
+  DType out = DType::kE4M3;
+  Granularity granularity = Granularity::kBlock1x128;
+  CastRule rule = kDeepGemmRule;
+  bool power_of_two = false;
+  bool saturate = true;
 
-// What shares a scale: octofold::Granularity, as kernels know it.
-enum class ScaleUnit { kTensor, kChannel, kBlock1x128, kBlock128x128 };
+  static constexpr const char* kTypeName = "octofold::config::CastFormat";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("out", out);
+    field("granularity", granularity);
+    field("rule", rule);
+    field("power_of_two", power_of_two);
+    field("saturate", saturate);
+  }
+  friend constexpr bool operator==(const CastFormat&, const CastFormat&) = default;
+};
 
 // The cast of x, that of its transpose, or both from one read of x.
 enum class CastDirection { kRows, kTransposed, kBoth };
+
+constexpr const char* word(CastDirection direction) {
+  switch (direction) {
+    case CastDirection::kRows: return "";
+    case CastDirection::kTransposed: return "transposed";
+    case CastDirection::kBoth: return "both ways";
+  }
+  return "?";
+}
 
 // Casts are kernels of one step, wherever what shares a scale fits into a block of threads, or four
 // of them, with the amax of each unit gathered in the scale tensor itself.
@@ -28,11 +54,24 @@ enum class CastStep {
   kFinish,    // 4th: the scale itself takes its place
 };
 
+constexpr const char* word(CastStep step) {
+  switch (step) {
+    case CastStep::kTiles: return "tiles";
+    case CastStep::kRows: return "whole rows";
+    case CastStep::kWideRows: return "wide rows";
+    case CastStep::kClear: return "clearing of scales";
+    case CastStep::kAmax: return "amax only";
+    case CastStep::kEncode: return "codes only";
+    case CastStep::kFinish: return "scales only";
+  }
+  return "?";
+}
+
 struct CastConfig {
   CastStep step = CastStep::kTiles;
-  Element in = Element::kBFloat16;
-  Element out = Element::kE4M3;
-  ScaleUnit unit = ScaleUnit::kBlock1x128;
+  DType in = DType::kBFloat16;
+  DType out = DType::kE4M3;
+  Granularity unit = Granularity::kBlock1x128;
   CastDirection direction = CastDirection::kRows;
   CastRule rule = kDeepGemmRule;
   bool power_of_two = false;
@@ -59,16 +98,38 @@ struct CastConfig {
   int blocks_per_row = 1;
   int part_bytes = 0;
 
+  static constexpr const char* kTypeName = "octofold::config::CastConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("step", step);
+    field("in", in);
+    field("out", out);
+    field("unit", unit);
+    field("direction", direction);
+    field("rule", rule);
+    field("power_of_two", power_of_two);
+    field("saturate", saturate);
+    field("vector_loads", vector_loads);
+    field("vector_stores", vector_stores);
+    field("tile_rows", tile_rows);
+    field("rows_per_thread", rows_per_thread);
+    field("raster_rows", raster_rows);
+    field("threads_per_row", threads_per_row);
+    field("vectors_per_thread", vectors_per_thread);
+    field("reread", reread);
+    field("blocks_per_row", blocks_per_row);
+    field("part_bytes", part_bytes);
+  }
   friend constexpr bool operator==(const CastConfig&, const CastConfig&) = default;
 
   constexpr bool has_rows() const { return direction != CastDirection::kTransposed; }
   constexpr bool has_transposed() const { return direction != CastDirection::kRows; }
   // Elements of a 16-byte load; as many codes are one store.
   constexpr int vector() const { return 16 / size_of(in); }
-  constexpr int lanes() const { return kUnitLength / vector(); }
+  constexpr int lanes() const { return kScaleBlock / vector(); }
   constexpr int groups() const { return tile_rows / rows_per_thread; }
   // Of a tile whose rows, or columns, have scales of their own.
-  constexpr int column_units() const { return has_transposed() ? kUnitLength : 0; }
+  constexpr int column_units() const { return has_transposed() ? kScaleBlock : 0; }
   constexpr int units() const { return column_units() + (has_rows() ? tile_rows : 0); }
   constexpr int rows_per_block() const { return threads_per_row < 256 ? 256 / threads_per_row : 1; }
   constexpr int threads() const {
@@ -93,22 +154,22 @@ struct CastConfig {
   // instruction and register more, and element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     const bool shares = direction == CastDirection::kBoth &&
-                        (unit == ScaleUnit::kTensor || unit == ScaleUnit::kBlock128x128);
+                        (unit == Granularity::kTensor || unit == Granularity::kBlock128x128);
     if (step == CastStep::kWideRows || !vector_loads || !vector_stores) return 1;
     if (step == CastStep::kRows) return (reread ? 512 : 1024) / threads();
-    if (in == Element::kFloat32) return 1024 / threads();
-    return (in == Element::kFloat16 && shares ? 512 : 768) / threads();
+    if (in == DType::kFloat32) return 1024 / threads();
+    return (in == DType::kFloat16 && shares ? 512 : 768) / threads();
   }
 
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const {
     if (is_fp8(in)) return "x has to be float32, float16 or bfloat16";
     if (!is_fp8(out)) return "codes have to be FP8";
-    const bool blocks = unit == ScaleUnit::kBlock1x128 || unit == ScaleUnit::kBlock128x128;
+    const bool blocks = unit == Granularity::kBlock1x128 || unit == Granularity::kBlock128x128;
     if (blocks != (step == CastStep::kTiles))
       return "one step is for block scales, and they for it";
     if (step == CastStep::kRows || step == CastStep::kWideRows) {
-      if (unit != ScaleUnit::kChannel || has_transposed())
+      if (unit != Granularity::kChannel || has_transposed())
         return "whole rows share a scale per row";
     }
     if (step == CastStep::kWideRows) {
@@ -133,20 +194,20 @@ struct CastConfig {
     }
     if (raster_rows < 1) return "raster_rows has to be positive";
     if (threads() % 32 != 0 || threads() > 1024) return "whole warps, at most 1024 threads";
-    const bool square = has_transposed() || unit == ScaleUnit::kBlock128x128;
-    if (square && tile_rows != kUnitLength) return "units of 128 rows need a tile of 128 rows";
+    const bool square = has_transposed() || unit == Granularity::kBlock128x128;
+    if (square && tile_rows != kScaleBlock) return "units of 128 rows need a tile of 128 rows";
     if (has_transposed() && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
     if (threads() < units()) return "a thread for each scale";
     return nullptr;
   }
 };
 
-// Element-wise: conversion between dtypes, and dequantization where there are scales.
+// DType-wise: conversion between dtypes, and dequantization where there are scales.
 struct ConvertConfig {
-  Element in = Element::kE4M3;
-  Element out = Element::kBFloat16;
+  DType in = DType::kE4M3;
+  DType out = DType::kBFloat16;
   bool scaled = false;
-  ScaleUnit unit = ScaleUnit::kTensor;  // where scaled
+  Granularity unit = Granularity::kTensor;  // where scaled
   bool saturate = true;
   bool vectors = true;  // whether rows can be accessed in whole vectors, as above
 
@@ -155,6 +216,19 @@ struct ConvertConfig {
   int threads_y = 1;
   int rows_per_thread = 4;
 
+  static constexpr const char* kTypeName = "octofold::config::ConvertConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("in", in);
+    field("out", out);
+    field("scaled", scaled);
+    field("unit", unit);
+    field("saturate", saturate);
+    field("vectors", vectors);
+    field("threads_x", threads_x);
+    field("threads_y", threads_y);
+    field("rows_per_thread", rows_per_thread);
+  }
   friend constexpr bool operator==(const ConvertConfig&, const ConvertConfig&) = default;
 
   // Elements of a thread in a row: 16 bytes of the wider type.

@@ -28,8 +28,22 @@ struct CastRule {
   float power_of_two_floor = 0.0f;  // and to this before it is rounded to a power of two
   bool repair_factor = false;       // factor 1 when amax is 0, Inf or NaN; finite if it overflows
 
+  static constexpr const char* kTypeName = "octofold::config::CastRule";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("rounding", rounding);
+    field("power_of_two_by_default", power_of_two_by_default);
+    field("amax_floor", amax_floor);
+    field("scale_floor", scale_floor);
+    field("power_of_two_floor", power_of_two_floor);
+    field("repair_factor", repair_factor);
+  }
   friend constexpr bool operator==(const CastRule&, const CastRule&) = default;
 };
+
+// In a description the rule goes without saying.
+constexpr const char* word(const CastRule&) { return ""; }
 
 // DeepGEMM, deep_gemm/utils/math.py: per_token_cast_to_fp8 and its siblings.
 inline constexpr CastRule kDeepGemmRule{

@@ -2,14 +2,11 @@
 // the JIT prints into the kernel's name and the kernel reads.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/arithmetic.h"
-#include "kernels/config/element.h"
 
 namespace octofold::config {
-
-// Values of K that share a block scale, that the tensor core sums before promotion, and that one
-// pipeline stage holds.
-inline constexpr int kBlockK = 128;
 
 // What the 128-byte swizzle counts from: operands begin at multiples of it.
 inline constexpr int kSwizzleAlignment = 1024;
@@ -25,6 +22,16 @@ enum class GemmScaling {
   kBlockByBlock,  // A 1×128, B 1×128: likewise
 };
 
+constexpr const char* word(GemmScaling scaling) {
+  switch (scaling) {
+    case GemmScaling::kTensor: return "tensor";
+    case GemmScaling::kChannel: return "channel";
+    case GemmScaling::kBlock: return "1x128 and 128x128";
+    case GemmScaling::kBlockByBlock: return "1x128";
+  }
+  return "?";
+}
+
 constexpr bool has_block_scales(GemmScaling scaling) {
   return scaling == GemmScaling::kBlock || scaling == GemmScaling::kBlockByBlock;
 }
@@ -32,13 +39,30 @@ constexpr bool has_block_scales(GemmScaling scaling) {
 // Type of C or of the bias.
 enum class Addend { kNone, kOutputType, kFloat32 };
 
+constexpr const char* word(Addend addend) {
+  switch (addend) {
+    case Addend::kNone: return "";
+    case Addend::kOutputType: return "of out's type";
+    case Addend::kFloat32: return "float32";
+  }
+  return "?";
+}
+
 // How A and B reach shared memory. Threads copy what TMA cannot address: rows whose bytes or
 // address are not multiples of 16.
 enum class OperandLoad { kTma, kThreads };
 
+constexpr const char* word(OperandLoad load) {
+  return load == OperandLoad::kTma ? "by TMA" : "by threads (slower)";
+}
+
 // How D reaches global memory: through shared memory and TMA, or straight from registers, which
 // any row stride and FP32 allow.
 enum class OutputStore { kTma, kDirect };
+
+constexpr const char* word(OutputStore store) {
+  return store == OutputStore::kTma ? "by TMA" : "direct";
+}
 
 // What the math warpgroups do about each other.
 enum class MathOrder {
@@ -46,10 +70,14 @@ enum class MathOrder {
   kTakeTurns,  // round robin: one promotes while another's MMAs run
 };
 
+constexpr const char* word(MathOrder order) {
+  return order == MathOrder::kFree ? "free" : "ordered";
+}
+
 struct GemmConfig {
-  Element a = Element::kE4M3;
-  Element b = Element::kE4M3;
-  Element out = Element::kBFloat16;
+  DType a = DType::kE4M3;
+  DType b = DType::kE4M3;
+  DType out = DType::kBFloat16;
   GemmScaling scaling = GemmScaling::kBlock;
   Addend c = Addend::kNone;
   Addend bias = Addend::kNone;
@@ -76,6 +104,28 @@ struct GemmConfig {
   // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
 
+  static constexpr const char* kTypeName = "octofold::config::GemmConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("a", a);
+    field("b", b);
+    field("out", out);
+    field("scaling", scaling);
+    field("c", c);
+    field("bias", bias);
+    field("promote", promote);
+    field("tile_m", tile_m);
+    field("tile_n", tile_n);
+    field("math_warpgroups", math_warpgroups);
+    field("stages", stages);
+    field("cluster_m", cluster_m);
+    field("cluster_n", cluster_n);
+    field("load", load);
+    field("store", store);
+    field("order", order);
+    field("early_wait", early_wait);
+    field("raster_rows", raster_rows);
+  }
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 
   constexpr int cluster_size() const { return cluster_m * cluster_n; }
@@ -108,8 +158,8 @@ struct GemmConfig {
   // 128×128 scales of B: how many 128-blocks of N a tile can touch, as tiles begin at multiples
   // of tile_n.
   constexpr int scale_columns() const {
-    const int step = common_divisor(tile_n, kBlockK);
-    return ceil_divide(kBlockK - step + tile_n, kBlockK);
+    const int step = common_divisor(tile_n, kScaleBlock);
+    return ceil_divide(kScaleBlock - step + tile_n, kScaleBlock);
   }
   static constexpr int common_divisor(int left, int right) {
     while (right != 0) {
@@ -141,8 +191,8 @@ struct SmemLayout {
 
   constexpr explicit SmemLayout(const GemmConfig& config) {
     const bool block = has_block_scales(config.scaling);
-    a_bytes = config.tile_m * kBlockK;
-    b_bytes = config.tile_n * kBlockK;
+    a_bytes = config.tile_m * kScaleBlock;
+    b_bytes = config.tile_n * kScaleBlock;
     if (block) {
       scale_a_bytes = config.tile_m * 4;
       // Two at a time are read as one word, whether a tile touches one block of N or two.
@@ -187,7 +237,7 @@ constexpr const char* GemmConfig::invalid_reason() const {
   if (load == OperandLoad::kThreads && (cluster_size() != 1 || store != OutputStore::kDirect)) {
     return "threads that load neither multicast nor leave a warp to store";
   }
-  if (store == OutputStore::kTma && out == Element::kFloat32) {
+  if (store == OutputStore::kTma && out == DType::kFloat32) {
     return "a tile of FP32 leaves too little shared memory for the pipeline";
   }
   if (early_wait && !promote) return "without promotion nobody waits early";

@@ -1,35 +1,33 @@
 // Elements of the output types, to and from FP32 registers.
 #pragma once
 
-#include "kernels/config/element.h"
+#include "octofold/vocabulary.h"
+
 #include "kernels/ptx/convert.h"
 
 namespace octofold {
 
-using config::Element;
-
-template <Element kElement>
+template <DType kType>
 __device__ inline float load_element(const void* data, long long index) {
-  if constexpr (kElement == Element::kFloat32) {
+  if constexpr (kType == DType::kFloat32) {
     return static_cast<const float*>(data)[index];
   } else {
     const unsigned bits = static_cast<const unsigned short*>(data)[index];
-    return kElement == Element::kBFloat16 ? __uint_as_float(bits << 16)
-                                          : ptx::float_of_float16(bits);
+    return kType == DType::kBFloat16 ? __uint_as_float(bits << 16) : ptx::float_of_float16(bits);
   }
 }
 
 // Two 16-bit elements, the first in the low half; rounded to nearest even.
-template <Element kElement>
+template <DType kType>
 __device__ inline unsigned pack_pair(float first, float second) {
-  return kElement == Element::kBFloat16 ? ptx::bfloat16_pair(first, second)
-                                        : ptx::float16_pair(first, second);
+  return kType == DType::kBFloat16 ? ptx::bfloat16_pair(first, second)
+                                   : ptx::float16_pair(first, second);
 }
 
 // Stores up to two neighbours: as one word where its address allows.
-template <Element kElement>
+template <DType kType>
 __device__ inline void store_pair(void* data, long long index, float2 values, bool both) {
-  if constexpr (kElement == Element::kFloat32) {
+  if constexpr (kType == DType::kFloat32) {
     float* target = static_cast<float*>(data) + index;
     if (both && reinterpret_cast<unsigned long long>(target) % sizeof(float2) == 0) {
       *reinterpret_cast<float2*>(target) = values;
@@ -39,7 +37,7 @@ __device__ inline void store_pair(void* data, long long index, float2 values, bo
     if (both) target[1] = values.y;
   } else {
     unsigned short* target = static_cast<unsigned short*>(data) + index;
-    const unsigned pair = pack_pair<kElement>(values.x, values.y);
+    const unsigned pair = pack_pair<kType>(values.x, values.y);
     if (both && reinterpret_cast<unsigned long long>(target) % sizeof(pair) == 0) {
       *reinterpret_cast<unsigned*>(target) = pair;
       return;

@@ -14,7 +14,7 @@ using config::GemmScaling;
 
 template <GemmConfig kConfig, Addend kAddend>
 __device__ inline float load_addend(const void* data, long long index) {
-  return load_element<kAddend == Addend::kFloat32 ? Element::kFloat32 : kConfig.out>(data, index);
+  return load_element<kAddend == Addend::kFloat32 ? DType::kFloat32 : kConfig.out>(data, index);
 }
 
 // Whether D's values are just the sums, so that nobody needs to know where they belong.

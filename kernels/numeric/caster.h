@@ -1,14 +1,15 @@
 // From the values of a unit to those that FP8 rounds, with what is worked out once for the unit.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/cast_rule.h"
-#include "kernels/config/element.h"
 
 namespace octofold::numeric {
 
 // Made from a unit's operand (unit_cast.h), for values that were read as kIn. A plain value, which
 // may lie in shared memory. Where it is unusual, values take apply<true>, else apply<false> does.
-template <config::CastForm kForm, config::Element kIn>
+template <config::CastForm kForm, DType kIn>
 struct Caster {
   static constexpr bool kMayBeUnusual = false;
   float factor;
@@ -35,10 +36,10 @@ struct Caster {
 // long as nothing overflows. Quotients do not, |x| being at most about 2^16 scales; scales far from
 // 1 are unusual, and brought nearer first. So is 2^127, which stands for an infinite scale: only
 // there may x be infinite.
-template <config::Element kIn>
+template <DType kIn>
 struct alignas(16) Caster<config::CastForm::kDivide, kIn> {
   static constexpr bool kMayBeUnusual = true;
-  static constexpr bool kWide = kIn == config::Element::kFloat32;
+  static constexpr bool kWide = kIn == DType::kFloat32;
 
   float reciprocal;
   float companion;  // kWide: the divisor. Else: what the reciprocal lacks

@@ -2,8 +2,9 @@
 // Every operation here is rounded on its own: fusing a product and a sum would change results.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/cast_rule.h"
-#include "kernels/config/element.h"
 #include "kernels/config/fp8_format.h"
 
 namespace octofold::numeric {
@@ -44,10 +45,10 @@ __device__ inline float round_to_power_of_two(float value) {
 }
 
 // `amax` is the largest magnitude of the unit, NaN if any element is.
-template <config::CastRule kRule, config::Element kFp8, bool kPowerOfTwo>
+template <config::CastRule kRule, DType kFp8, bool kPowerOfTwo>
 __device__ inline UnitCast unit_cast(float amax) {
-  constexpr float kMax = kFp8 == config::Element::kE4M3 ? config::kE4M3Format.largest_finite
-                                                        : config::kE5M2Format.largest_finite;
+  constexpr float kMax = kFp8 == DType::kE4M3 ? config::kE4M3Format.largest_finite
+                                              : config::kE5M2Format.largest_finite;
   // One library raises amax in FP64. What it is raised to is known here, and so is the quotient;
   // without raising, FP64 and FP32 quotients of two FP32 numbers round to the same.
   const bool raised = kRule.amax_floor > 0 && static_cast<double>(amax) < kRule.amax_floor;

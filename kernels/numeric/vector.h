@@ -2,42 +2,41 @@
 // FP32, and the largest magnitude among them. The CPU backend's number_formats.h does the same.
 #pragma once
 
-#include "kernels/config/element.h"
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/fp8_format.h"
 #include "kernels/ptx/convert.h"
 
 namespace octofold::numeric {
 
-using config::Element;
-
 inline constexpr unsigned kNanBits = 0x7FFFFFFF;
 
-// Numbers of `kElement` in a word.
-template <Element kElement>
-inline constexpr int kPerWord = 4 / config::size_of(kElement);
+// Numbers of `kType` in a word.
+template <DType kType>
+inline constexpr int kPerWord = 4 / size_of(kType);
 
 // The FP32 values of kCount numbers. Told kAgain, it widens 16-bit numbers by other instructions to
 // the same effect: the assembler, where it sees that values are computed twice, keeps them in
 // between and runs out of registers.
-template <Element kElement, bool kAgain = false, int kCount>
+template <DType kType, bool kAgain = false, int kCount>
 __device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const unsigned word = words[i / kPerWord<kElement>];
+    const unsigned word = words[i / kPerWord<kType>];
     const bool low = i % 2 == 0;
-    if constexpr (kElement == Element::kFloat32) {
+    if constexpr (kType == DType::kFloat32) {
       values[i] = __uint_as_float(word);
-    } else if constexpr (kElement == Element::kBFloat16 && kAgain) {
+    } else if constexpr (kType == DType::kBFloat16 && kAgain) {
       values[i] = __uint_as_float(__byte_perm(word, 0, low ? 0x1044 : 0x3244));
-    } else if constexpr (kElement == Element::kBFloat16) {
+    } else if constexpr (kType == DType::kBFloat16) {
       values[i] = __uint_as_float(low ? word << 16 : word & 0xFFFF0000u);
-    } else if constexpr (kElement == Element::kFloat16) {
+    } else if constexpr (kType == DType::kFloat16) {
       const unsigned halves = kAgain ? __byte_perm(word, 0, 0x1032) : word;
       values[i] = ptx::float_of_float16(low != kAgain ? halves : halves >> 16);
     } else {
       const unsigned pair = i % 4 < 2 ? word : word >> 16;
-      const unsigned halves = kElement == Element::kE4M3 ? ptx::float16_pair_of_e4m3(pair)
-                                                         : ptx::float16_pair_of_e5m2(pair);
+      const unsigned halves =
+          kType == DType::kE4M3 ? ptx::float16_pair_of_e4m3(pair) : ptx::float16_pair_of_e5m2(pair);
       values[i] = ptx::float_of_float16(low ? halves : halves >> 16);
     }
   }
@@ -45,9 +44,9 @@ __device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
 
 // Two FP8 codes, the first in the low byte. Without kSaturate, what rounds beyond the largest
 // finite number becomes infinity, or NaN where the format has no infinity.
-template <Element kFp8, bool kSaturate>
+template <DType kFp8, bool kSaturate>
 __device__ inline unsigned encode_pair(float first, float second) {
-  if constexpr (kFp8 == Element::kE4M3) {
+  if constexpr (kFp8 == DType::kE4M3) {
     if constexpr (!kSaturate) {
       constexpr float kTie = 464;  // between 448 and 512, the next power of two; it rounds down
       if (fabsf(first) > kTie) first = __uint_as_float(kNanBits);
@@ -67,23 +66,23 @@ __device__ inline unsigned encode_pair(float first, float second) {
 }
 
 // kCount FP32 values, rounded and packed; the last word of fewer numbers is filled up with zeros.
-template <Element kElement, bool kSaturate, int kCount>
+template <DType kType, bool kSaturate, int kCount>
 __device__ inline void narrow(const float (&values)[kCount], unsigned* words) {
-  if constexpr (kElement == Element::kFloat32) {
+  if constexpr (kType == DType::kFloat32) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) words[i] = __float_as_uint(values[i]);
   } else {
-    static_assert(kCount % kPerWord<kElement> == 0);
+    static_assert(kCount % kPerWord<kType> == 0);
 #pragma unroll
-    for (int i = 0; i < kCount; i += kPerWord<kElement>) {
-      unsigned& word = words[i / kPerWord<kElement>];
-      if constexpr (kElement == Element::kBFloat16) {
+    for (int i = 0; i < kCount; i += kPerWord<kType>) {
+      unsigned& word = words[i / kPerWord<kType>];
+      if constexpr (kType == DType::kBFloat16) {
         word = ptx::bfloat16_pair(values[i], values[i + 1]);
-      } else if constexpr (kElement == Element::kFloat16) {
+      } else if constexpr (kType == DType::kFloat16) {
         word = ptx::float16_pair(values[i], values[i + 1]);
       } else {
-        const unsigned low = encode_pair<kElement, kSaturate>(values[i], values[i + 1]);
-        const unsigned high = encode_pair<kElement, kSaturate>(values[i + 2], values[i + 3]);
+        const unsigned low = encode_pair<kType, kSaturate>(values[i], values[i + 1]);
+        const unsigned high = encode_pair<kType, kSaturate>(values[i + 2], values[i + 3]);
         word = low | high << 16;
       }
     }
@@ -92,14 +91,14 @@ __device__ inline void narrow(const float (&values)[kCount], unsigned* words) {
 
 // The largest magnitudes of numbers at the same place in their words. Magnitudes of any type, taken
 // as integers, have the order of their values, with NaN above infinity, so NaN is handed on.
-template <Element kElement>
+template <DType kType>
 __device__ inline unsigned magnitude(unsigned word) {
-  return word & (kElement == Element::kFloat32 ? 0x7FFFFFFFu : 0x7FFF7FFFu);
+  return word & (kType == DType::kFloat32 ? 0x7FFFFFFFu : 0x7FFF7FFFu);
 }
 
-template <Element kElement>
+template <DType kType>
 __device__ inline unsigned larger(unsigned left, unsigned right) {
-  if constexpr (kElement == Element::kFloat32) {
+  if constexpr (kType == DType::kFloat32) {
     return left > right ? left : right;
   } else {
     return ptx::max_u16_pair(left, right);
@@ -107,15 +106,14 @@ __device__ inline unsigned larger(unsigned left, unsigned right) {
 }
 
 // The FP32 value of the largest magnitude in a word.
-template <Element kElement>
+template <DType kType>
 __device__ inline float largest(unsigned magnitudes) {
-  if constexpr (kElement == Element::kFloat32) {
+  if constexpr (kType == DType::kFloat32) {
     return __uint_as_float(magnitudes);
   } else {
     const unsigned low = magnitudes & 0xFFFFu, high = magnitudes >> 16;
     const unsigned bits = low > high ? low : high;
-    return kElement == Element::kFloat16 ? ptx::float_of_float16(bits)
-                                         : __uint_as_float(bits << 16);
+    return kType == DType::kFloat16 ? ptx::float_of_float16(bits) : __uint_as_float(bits << 16);
   }
 }
 

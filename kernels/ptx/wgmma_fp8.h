@@ -6,7 +6,7 @@
 // 8 j + 2 (l % 4) and the one after.
 #pragma once
 
-#include "kernels/config/element.h"
+#include "octofold/vocabulary.h"
 
 namespace octofold::ptx {
 
@@ -18,8 +18,8 @@ struct WgmmaFp8;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
   "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define OCTOFOLD_ISSUE_BY_TYPE \
-  constexpr bool kAIsE4M3 = kA == config::Element::kE4M3; \
-  constexpr bool kBIsE4M3 = kB == config::Element::kE4M3; \
+  constexpr bool kAIsE4M3 = kA == DType::kE4M3; \
+  constexpr bool kBIsE4M3 = kB == DType::kE4M3; \
   if constexpr (kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e4m3"); \
   if constexpr (kAIsE4M3 && !kBIsE4M3) OCTOFOLD_ISSUE("e4m3.e5m2"); \
   if constexpr (!kAIsE4M3 && kBIsE4M3) OCTOFOLD_ISSUE("e5m2.e4m3"); \
@@ -34,7 +34,7 @@ struct WgmmaFp8;
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<16> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[8], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -51,7 +51,7 @@ struct WgmmaFp8<16> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<32> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[16], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -69,7 +69,7 @@ struct WgmmaFp8<32> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<48> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[24], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -87,7 +87,7 @@ struct WgmmaFp8<48> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<64> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[32], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -106,7 +106,7 @@ struct WgmmaFp8<64> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<80> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[40], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -126,7 +126,7 @@ struct WgmmaFp8<80> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<96> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[48], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -147,7 +147,7 @@ struct WgmmaFp8<96> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<112> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[56], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -168,7 +168,7 @@ struct WgmmaFp8<112> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<128> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[64], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -190,7 +190,7 @@ struct WgmmaFp8<128> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<144> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[72], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -212,7 +212,7 @@ struct WgmmaFp8<144> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<160> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[80], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -236,7 +236,7 @@ struct WgmmaFp8<160> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<176> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[88], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -260,7 +260,7 @@ struct WgmmaFp8<176> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<192> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[96], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -285,7 +285,7 @@ struct WgmmaFp8<192> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<208> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[104], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -310,7 +310,7 @@ struct WgmmaFp8<208> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<224> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[112], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -336,7 +336,7 @@ struct WgmmaFp8<224> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<240> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[120], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
@@ -363,7 +363,7 @@ struct WgmmaFp8<240> {
     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <>
 struct WgmmaFp8<256> {
-  template <config::Element kA, config::Element kB>
+  template <DType kA, DType kB>
   __device__ static void issue(float (&d)[128], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;

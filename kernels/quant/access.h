@@ -2,12 +2,11 @@
 // by element.
 #pragma once
 
-#include "kernels/config/element.h"
+#include "octofold/vocabulary.h"
+
 #include "kernels/ptx/global_memory.h"
 
 namespace octofold::quant {
-
-using config::Element;
 
 template <int kBytes>
 struct StorageOf;
@@ -25,8 +24,8 @@ struct StorageOf<4> {
 };
 
 // Unsigned integers as wide as elements of the type.
-template <Element kElement>
-using Storage = typename StorageOf<config::size_of(kElement)>::Type;
+template <DType kType>
+using Storage = typename StorageOf<size_of(kType)>::Type;
 
 // kCount elements at `data`, of which the first `exist` exist (a whole vector, or none of it, does
 // where kVectors); zeros in place of the others.

@@ -26,7 +26,7 @@ __device__ void update_scale(const config::CastOutput& out, long long index, lon
 
 template <CastConfig kConfig>
 __device__ void update_scales(const CastParams& params) {
-  constexpr bool kTensor = kConfig.unit == config::ScaleUnit::kTensor;
+  constexpr bool kTensor = kConfig.unit == Granularity::kTensor;
   const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
   if constexpr (kConfig.has_rows()) {
     update_scale<kConfig>(params.row_cast, index, kTensor ? 1 : params.rows);

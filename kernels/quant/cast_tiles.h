@@ -16,8 +16,6 @@ namespace octofold::quant {
 
 using config::CastOutput;
 using config::CastParams;
-using config::kUnitLength;
-using config::ScaleUnit;
 
 template <CastConfig kConfig>
 class TileCast {
@@ -28,7 +26,7 @@ class TileCast {
       alignas(16) unsigned column_magnitudes[kConfig.groups()][kConfig.lanes()][4];
       unsigned warp_magnitudes[kConfig.threads() / 32];
       // The transposed codes, 8 rows of x at a time, permuted (see store_transposed).
-      unsigned long long transposed[kConfig.has_transposed() ? kUnitLength : 1]
+      unsigned long long transposed[kConfig.has_transposed() ? kScaleBlock : 1]
                                    [kConfig.tile_rows / 8];
     };
     unsigned row_magnitudes[kConfig.tile_rows];
@@ -39,7 +37,7 @@ class TileCast {
   __device__ TileCast(const CastParams& params, Shared& shared) : params_(params), shared_(shared) {
     const config::TileSchedule schedule{
         .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kConfig.tile_rows)),
-        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kUnitLength)),
+        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kScaleBlock)),
         .raster_rows = kConfig.raster_rows};
     tile_ = schedule.at(static_cast<int>(blockIdx.x));
     lane_ = static_cast<int>(threadIdx.x % kConfig.lanes());
@@ -73,7 +71,7 @@ class TileCast {
   static constexpr int kRows = kConfig.rows_per_thread;
   // Whether rows of the matrices written have scales of their own.
   static constexpr bool kPerRow =
-      kConfig.unit == ScaleUnit::kChannel || kConfig.unit == ScaleUnit::kBlock1x128;
+      kConfig.unit == Granularity::kChannel || kConfig.unit == Granularity::kBlock1x128;
   static constexpr bool kKnowsAmax = kConfig.step == CastStep::kEncode;
   using Caster = numeric::Caster<kConfig.rule.form, kConfig.in>;
   using Input = Storage<kConfig.in>;
@@ -82,7 +80,7 @@ class TileCast {
   __device__ long long first_row() const {
     return static_cast<long long>(tile_.m) * kConfig.tile_rows;
   }
-  __device__ long long first_col() const { return static_cast<long long>(tile_.n) * kUnitLength; }
+  __device__ long long first_col() const { return static_cast<long long>(tile_.n) * kScaleBlock; }
 
   // How many elements of row `row` of this thread exist.
   template <bool kVectors>
@@ -193,7 +191,7 @@ class TileCast {
   static __device__ float* scale_of(const CastOutput& out, long long row, long long rows,
                                     long long col) {
     if (row >= rows) return nullptr;
-    return out.scale + row * out.scale_row_stride + col / kUnitLength * out.scale_col_stride;
+    return out.scale + row * out.scale_row_stride + col / kScaleBlock * out.scale_col_stride;
   }
 
   // All threads compute the cast of the tile (kTensor: of all), thread 0 owns it.
@@ -215,13 +213,13 @@ class TileCast {
     const bool owner = threadIdx.x == 0;
     float operand = 0;
     if constexpr (kConfig.has_rows()) {
-      float* scale = row.scale + first_row() / kUnitLength * row.scale_row_stride +
-                     first_col() / kUnitLength * row.scale_col_stride;
+      float* scale = row.scale + first_row() / kScaleBlock * row.scale_row_stride +
+                     first_col() / kScaleBlock * row.scale_col_stride;
       operand = own_unit<kConfig>(amax, owner ? scale : nullptr);
     }
     if constexpr (kConfig.has_transposed()) {
-      float* scale = transposed.scale + first_col() / kUnitLength * transposed.scale_row_stride +
-                     first_row() / kUnitLength * transposed.scale_col_stride;
+      float* scale = transposed.scale + first_col() / kScaleBlock * transposed.scale_row_stride +
+                     first_row() / kScaleBlock * transposed.scale_col_stride;
       operand = own_unit<kConfig>(amax, owner ? scale : nullptr);
     }
     return Caster::make(operand);
@@ -293,7 +291,7 @@ class TileCast {
     const int chunk = static_cast<int>(threadIdx.x % 16);
     const int rows_exist = at_most(params_.rows - first_row() - chunk * 8, 8);
 #pragma unroll
-    for (int i = 0; i < kUnitLength * 16 / kConfig.threads(); ++i) {
+    for (int i = 0; i < kScaleBlock * 16 / kConfig.threads(); ++i) {
       const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
       const unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
       const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};

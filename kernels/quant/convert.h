@@ -1,4 +1,4 @@
-// Element-wise kernels: conversion between dtypes, and dequantization where there are scales.
+// DType-wise kernels: conversion between dtypes, and dequantization where there are scales.
 #pragma once
 
 #include "kernels/config/arithmetic.h"
@@ -12,14 +12,14 @@ namespace octofold {
 namespace quant {
 
 // Where in the scale tensor the scale of element (row, col) is.
-template <config::ScaleUnit kUnit>
+template <Granularity kUnit>
 __device__ inline long long scale_offset(const config::ConvertParams& params, long long row,
                                          long long col) {
-  using enum config::ScaleUnit;
+  using enum Granularity;
   if constexpr (kUnit == kTensor) return 0;
   if constexpr (kUnit == kChannel) return row * params.scale_row_stride;
-  if constexpr (kUnit == kBlock128x128) row /= config::kUnitLength;
-  return row * params.scale_row_stride + col / config::kUnitLength * params.scale_col_stride;
+  if constexpr (kUnit == kBlock128x128) row /= kScaleBlock;
+  return row * params.scale_row_stride + col / kScaleBlock * params.scale_col_stride;
 }
 
 // Without vectors, neighbours that a thread holds may belong to two units.
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kConfig.threads())
   static_assert(kConfig.invalid_reason() == nullptr);
   constexpr int kVector = kConfig.vector();
   constexpr int kRows = kConfig.rows_per_thread;
-  constexpr int kWords = kVector * config::size_of(kConfig.in) / 4;
+  constexpr int kWords = kVector * size_of(kConfig.in) / 4;
   using Input = quant::Storage<kConfig.in>;
   using Output = quant::Storage<kConfig.out>;
   ptx::let_next_kernel_start();

@@ -12,10 +12,9 @@ namespace octofold::sm90 {
 
 using config::GemmConfig;
 using config::GemmParams;
-using config::kBlockK;
 
 __device__ inline int k_blocks(const GemmParams& params) {
-  return config::ceil_divide(params.k, kBlockK);
+  return config::ceil_divide(params.k, kScaleBlock);
 }
 
 // Calls load(stage, tile origin, k) for each stage that this block is to fill, when it is empty.
@@ -25,7 +24,7 @@ __device__ void for_each_stage(const GemmParams& params, const SharedMemory<kCon
   RingPosition<kConfig.stages> position;
   for (TileWalk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
     const config::TileCoordinate origin = walk.origin();
-    for (int k = 0; k < params.k; k += kBlockK) {
+    for (int k = 0; k < params.k; k += kScaleBlock) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
       load(position.stage, origin, k);
       position.advance();
@@ -41,22 +40,22 @@ __device__ void load_operands_by_tma(const GemmParams& params, const SharedMemor
   constexpr unsigned short kEveryBlock = (1 << kConfig.cluster_size()) - 1;
   const int rank = kConfig.cluster_size() > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
   const unsigned bytes =
-      params.a_box_rows * kConfig.cluster_n * kBlockK + SharedMemory<kConfig>::kLayout.b_bytes;
+      params.a_box_rows * kConfig.cluster_n * kScaleBlock + SharedMemory<kConfig>::kLayout.b_bytes;
 
   for_each_stage(params, smem, [&](int stage, config::TileCoordinate origin, int k) {
     const unsigned full = smem.full(stage);
     ptx::mbarrier_arrive_expect_bytes(full, bytes);
     if constexpr (kConfig.cluster_n > 1) {
       const int row = rank * kRowsA;
-      ptx::tma_load_multicast(smem.a(stage) + row * kBlockK, &params.a_map, full, k, origin.m + row,
-                              kEveryBlock);
+      ptx::tma_load_multicast(smem.a(stage) + row * kScaleBlock, &params.a_map, full, k,
+                              origin.m + row, kEveryBlock);
     } else {
       ptx::tma_load(smem.a(stage), &params.a_map, full, k, origin.m);
     }
     if constexpr (kConfig.cluster_m > 1) {
       const int row = rank * kRowsB;
-      ptx::tma_load_multicast(smem.b(stage) + row * kBlockK, &params.b_map, full, k, origin.n + row,
-                              kEveryBlock);
+      ptx::tma_load_multicast(smem.b(stage) + row * kScaleBlock, &params.b_map, full, k,
+                              origin.n + row, kEveryBlock);
     } else {
       ptx::tma_load(smem.b(stage), &params.b_map, full, k, origin.n);
     }
@@ -81,7 +80,7 @@ __device__ void load_scales(const GemmParams& params, const SharedMemory<kConfig
     for (int i = 0; i < kUnitsOfLane; ++i) {
       sources[i] = scale + min(first + 32 * i, units - 1) * unit_stride;
     }
-    for (int k = 0; k < params.k; k += kBlockK) {
+    for (int k = 0; k < params.k; k += kScaleBlock) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
       const unsigned destination = target(position.stage) + 4 * lane;
 #pragma unroll
@@ -108,7 +107,7 @@ __device__ void load_scales_of_a(const GemmParams& params, const SharedMemory<kC
 template <GemmConfig kConfig>
 __device__ void load_scales_of_b(const GemmParams& params, const SharedMemory<kConfig>& smem) {
   constexpr bool kSquare = kConfig.scaling == config::GemmScaling::kBlock;
-  constexpr int kRowsOfUnit = kSquare ? kBlockK : 1;
+  constexpr int kRowsOfUnit = kSquare ? kScaleBlock : 1;
   load_scales<kSquare ? kConfig.scale_columns() : kConfig.tile_n>(
       params, smem, params.scale_b, params.scale_b_row_stride, params.scale_b_col_stride,
       config::ceil_divide(params.n, kRowsOfUnit),
@@ -138,7 +137,7 @@ __device__ inline uint4 gather_16_bytes(const unsigned char* source, int existin
 template <GemmConfig kConfig>
 __device__ void load_operands_by_threads(const GemmParams& params,
                                          const SharedMemory<kConfig>& smem, int thread) {
-  constexpr int kChunksOfRow = kBlockK / 16;
+  constexpr int kChunksOfRow = kScaleBlock / 16;
   const auto copy_tile = [&](unsigned target, const unsigned char* operand, long long stride,
                              int first, int rows_of_tile, int rows, int k) {
 #pragma unroll 1  // this warpgroup has few registers
@@ -148,7 +147,7 @@ __device__ void load_operands_by_threads(const GemmParams& params,
       const int column = k + 16 * chunk;
       const int existing = first + row < rows ? params.k - column : 0;
       const unsigned char* source = operand + (existing > 0 ? (first + row) * stride + column : 0);
-      ptx::store_shared(target + row * kBlockK + 16 * (chunk ^ (row % 8)),
+      ptx::store_shared(target + row * kScaleBlock + 16 * (chunk ^ (row % 8)),
                         gather_16_bytes(source, existing));
     }
   };

@@ -49,7 +49,7 @@ class MathWarpgroup {
       for (int i = 0; i < kSums; ++i) sums[wave][i] = 0.0f;
     }
     if constexpr (kConfig.promote) {
-      const int split = config::kBlockK - origin_n % config::kBlockK;
+      const int split = kScaleBlock - origin_n % kScaleBlock;
       for (int block = 0; block < k_blocks; ++block) add_promoted_block(split, sums);
     } else {
       for (int block = 0; block < k_blocks; ++block) add_block(sums);
@@ -130,10 +130,10 @@ class MathWarpgroup {
 
   // Products of one wave's 64 rows and all columns of the tile, over one stage of K.
   __device__ void issue(int stage, int wave, float (&sums)[kSums], bool accumulate) {
-    const unsigned a = smem_.a(stage) + (first_row_ + 64 * wave) * config::kBlockK;
+    const unsigned a = smem_.a(stage) + (first_row_ + 64 * wave) * kScaleBlock;
     const unsigned b = smem_.b(stage);
 #pragma unroll
-    for (int k = 0; k < config::kBlockK; k += 32) {
+    for (int k = 0; k < kScaleBlock; k += 32) {
       ptx::WgmmaFp8<kConfig.tile_n>::template issue<kConfig.a, kConfig.b>(
           sums, ptx::k_major_descriptor(a, k), ptx::k_major_descriptor(b, k), accumulate || k > 0);
     }
@@ -154,7 +154,7 @@ class MathWarpgroup {
       for (int i = 0; i < kSums; ++i) sums[i] += partial[i];
     } else if constexpr (kConfig.scaling == GemmScaling::kBlock) {
       // A strip of columns lies in one 128-block of N, whichever the tile's origin.
-      constexpr int kStrip = GemmConfig::common_divisor(kConfig.tile_n, config::kBlockK);
+      constexpr int kStrip = GemmConfig::common_divisor(kConfig.tile_n, kScaleBlock);
       float scale[kConfig.tile_n / kStrip][2];
 #pragma unroll
       for (int strip = 0; strip < kConfig.tile_n / kStrip; ++strip) {

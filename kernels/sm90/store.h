@@ -88,7 +88,7 @@ __device__ void stage_output(const GemmParams& params, const SharedMemory<kConfi
 template <GemmConfig kConfig>
 __device__ void store_staged_tiles(const GemmParams& params, const SharedMemory<kConfig>& smem) {
   constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
-  constexpr int kBoxBytes = kConfig.tile_m * kBoxColumns * config::size_of(kConfig.out);
+  constexpr int kBoxBytes = kConfig.tile_m * kBoxColumns * size_of(kConfig.out);
   unsigned parity = 0;
   for (TileWalk<kConfig> walk(params); walk.has_tile(); walk.advance(), parity ^= 1) {
     const config::TileCoordinate origin = walk.origin();

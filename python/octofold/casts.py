@@ -8,7 +8,7 @@ from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix, row_count
 from ._core.streams import StreamLike
 from ._library import library
-from .errors import invalid_argument
+from .errors import InvalidArgumentError, invalid_argument
 from .scaled_tensor import ScaledTensor
 
 
@@ -151,17 +151,27 @@ def _quantize(
     given: Array | None,
     data: Array,
     computed: Array | None,
-    *options: str | bool | None,
+    granularity: str,
+    power_of_two: bool | None,
+    overflow: str,
+    profile: str,
+    transpose: bool,
+    stream: int | None,
 ) -> None:
-    *rule, transpose, stream = options
-    cast = (data, computed if given is None else given)
-    targets = (None, None, *cast) if transpose else (*cast, None, None)
-    library.quantize(x, *targets, *rule, given is not None, stream)
+    static = given is not None
+    scale = given if static else computed
+    rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))
+    options = (granularity, power_of_two, overflow, profile, static, stream)
+    try:
+        library.quantize(x, *rows, *transposed, *options)
+    except InvalidArgumentError as error:  # in the library's words for its two targets
+        text = str(error).replace("out.rows", "out").replace("out.transposed", "out")
+        text = text.replace("'out.scale'", "'scale'") if static else text
+        raise InvalidArgumentError(text) from None
 
 
-def _quantize_both(*arguments: Array) -> None:
-    *arrays_and_options, stream = arguments
-    library.quantize(*arrays_and_options, False, stream)
+def _quantize_both(*arrays_options_and_stream: Array) -> None:
+    library.quantize(*arrays_options_and_stream[:-1], False, arrays_options_and_stream[-1])
 
 
 _QUANTIZE: Final = Op(
@@ -174,7 +184,7 @@ _QUANTIZE: Final = Op(
 _QUANTIZE_BOTH: Final = Op(
     "quantize_both",
     quantize_both.__annotations__,
-    results=("out", "out.scale", "out_transposed", "out_transposed.scale"),
+    results=("out.rows", "out.rows.scale", "out.transposed", "out.transposed.scale"),
     allocate=_both_codes,
     function=lambda: _quantize_both,
 )

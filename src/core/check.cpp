@@ -27,6 +27,21 @@ Extent extent_of(const TensorView& tensor) {
   return extent;
 }
 
+bool is_row_strided(const TensorView& tensor) {
+  return tensor.rank == 2 && (tensor.shape[1] == 1 || tensor.strides[1] == 1);
+}
+
+// The same memory with a row stride of at least 0; rows that are all the same are one.
+TensorView in_order(TensorView matrix) {
+  if (matrix.strides[0] == 0) matrix.shape[0] = 1;
+  if (matrix.strides[0] < 0) {
+    matrix.data = static_cast<const char*>(matrix.data) +
+                  (matrix.shape[0] - 1) * matrix.strides[0] * size_of(matrix.dtype);
+    matrix.strides[0] = -matrix.strides[0];
+  }
+  return matrix;
+}
+
 // Columns of two row-strided matrices over the same rows: do their byte columns meet?
 bool columns_overlap(const TensorView& left, const TensorView& right, std::int64_t stride_bytes) {
   const auto address = [](const TensorView& t) { return reinterpret_cast<std::intptr_t>(t.data); };
@@ -75,19 +90,34 @@ std::string describe(const TensorView& tensor) {
                      std::span(tensor.shape.data(), rank), std::span(tensor.strides.data(), rank));
 }
 
-void Arguments::require_matrix(std::string_view argument, const TensorView& tensor) const {
-  if (tensor.rank != 2 || !sizes_are_sane(tensor)) {
-    fail(argument, "a matrix (2 dimensions)", describe(tensor));
+void Arguments::require_sizes(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.rank < 0 || tensor.rank > kMaxRank) {
+    fail(argument, fmt::format("0 to {} dimensions", kMaxRank), fmt::format("{}", tensor.rank));
   }
+  const std::span sizes(tensor.shape.data(), static_cast<std::size_t>(tensor.rank));
+  if (std::ranges::any_of(sizes, [](std::int64_t size) { return size < 0; })) {
+    fail(argument, "sizes of at least 0", describe(tensor));
+  }
+  if (!sizes_are_sane(tensor)) fail(argument, "sizes that memory can hold", describe(tensor));
+}
+
+void Arguments::require_input_matrix(std::string_view argument, const TensorView& tensor) const {
+  if (tensor.rank != 2) fail(argument, "a matrix (2 dimensions)", describe(tensor));
+  require_sizes(argument, tensor);
   if (tensor.element_count() == 0) return;
   if (tensor.shape[1] > 1 && tensor.strides[1] != 1) {
     fail(argument, "contiguous columns (stride 1 in the last dimension)", describe(tensor));
   }
+  require_data(argument, tensor);
+}
+
+void Arguments::require_matrix(std::string_view argument, const TensorView& tensor) const {
+  require_input_matrix(argument, tensor);
+  if (tensor.element_count() == 0) return;
   if (tensor.shape[0] > 1 && tensor.strides[0] < tensor.shape[1]) {
     fail(argument, "rows that do not overlap (row stride of at least the number of columns)",
          describe(tensor));
   }
-  require_data(argument, tensor);
 }
 
 void Arguments::require_vector(std::string_view argument, const TensorView& tensor) const {
@@ -109,6 +139,12 @@ void Arguments::require_data(std::string_view argument, const TensorView& tensor
 
 void Arguments::require_shape(std::string_view argument, const TensorView& tensor,
                               std::initializer_list<std::int64_t> shape) const {
+  require_shape(argument, tensor, std::span(shape.begin(), shape.size()));
+}
+
+void Arguments::require_shape(std::string_view argument, const TensorView& tensor,
+                              std::span<const std::int64_t> shape) const {
+  require_sizes(argument, tensor);
   const std::span actual(tensor.shape.data(), static_cast<std::size_t>(tensor.rank));
   if (!std::ranges::equal(actual, shape)) {
     fail(argument, fmt::format("shape {}", shape), fmt::format("{}", actual));
@@ -141,6 +177,17 @@ void Arguments::require_disjoint(std::string_view output_argument, const TensorV
 
 void Arguments::require_scaled(std::string_view argument, const ScaledTensorView& tensor) const {
   require_matrix(argument, tensor.data);
+  require_codes_and_scale(argument, tensor);
+}
+
+void Arguments::require_scaled_input(std::string_view argument,
+                                     const ScaledTensorView& tensor) const {
+  require_input_matrix(argument, tensor.data);
+  require_codes_and_scale(argument, tensor);
+}
+
+void Arguments::require_codes_and_scale(std::string_view argument,
+                                        const ScaledTensorView& tensor) const {
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
   const std::string scale_argument = std::string(argument) + ".scale";
   require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
@@ -157,27 +204,26 @@ void Arguments::require_scaled(std::string_view argument, const ScaledTensorView
   if (rows * cols > 0) require_data(scale_argument, tensor.scale);
 }
 
-bool memory_overlaps(const TensorView& left, const TensorView& right) {
-  if (left.device != right.device) return false;
-  if (left.element_count() == 0 || right.element_count() == 0) return false;
+bool memory_overlaps(const TensorView& left_view, const TensorView& right_view) {
+  if (left_view.device != right_view.device) return false;
+  if (left_view.element_count() == 0 || right_view.element_count() == 0) return false;
   const auto byte_range = [](const TensorView& tensor) {
     const auto base = reinterpret_cast<std::intptr_t>(tensor.data);
     const Extent extent = extent_of(tensor);
     return std::pair{base + extent.begin * size_of(tensor.dtype),
                      base + extent.end * size_of(tensor.dtype)};
   };
-  const auto [left_begin, left_end] = byte_range(left);
-  const auto [right_begin, right_end] = byte_range(right);
+  const auto [left_begin, left_end] = byte_range(left_view);
+  const auto [right_begin, right_end] = byte_range(right_view);
   if (left_end <= right_begin || right_end <= left_begin) return false;
+  if (!is_row_strided(left_view) || !is_row_strided(right_view)) return true;
 
-  const bool row_strided =
-      left.rank == 2 && right.rank == 2 && left.strides[1] == 1 && right.strides[1] == 1;
-  const std::int64_t left_stride = left.strides[0] * size_of(left.dtype);
-  const std::int64_t right_stride = right.strides[0] * size_of(right.dtype);
-  if (row_strided && left_stride == right_stride && left_stride > 0) {
-    return columns_overlap(left, right, left_stride);
-  }
-  return true;
+  const TensorView left = in_order(left_view), right = in_order(right_view);
+  const auto stride_of = [](const TensorView& t) { return t.strides[0] * size_of(t.dtype); };
+  const std::int64_t left_stride = left.shape[0] > 1 ? stride_of(left) : stride_of(right);
+  const std::int64_t right_stride = right.shape[0] > 1 ? stride_of(right) : left_stride;
+  if (left_stride != right_stride || left_stride <= 0) return true;
+  return columns_overlap(left, right, left_stride);
 }
 
 }  // namespace octofold::core

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,11 +35,16 @@ class Arguments {
     fail_argument(operation_, argument, expected, got);
   }
 
-  /// Rank 2, sizes ≥ 0, contiguous columns, rows that do not overlap, data where there are
-  /// elements.
+  /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
+  void require_sizes(std::string_view argument, const TensorView& tensor) const;
+  /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
+  void require_input_matrix(std::string_view argument, const TensorView& tensor) const;
+  /// The same with rows that do not overlap.
   void require_matrix(std::string_view argument, const TensorView& tensor) const;
   /// The same for a contiguous vector.
   void require_vector(std::string_view argument, const TensorView& tensor) const;
+  void require_shape(std::string_view argument, const TensorView& tensor,
+                     std::span<const std::int64_t> shape) const;
   void require_shape(std::string_view argument, const TensorView& tensor,
                      std::initializer_list<std::int64_t> shape) const;
   /// One of the dtypes.
@@ -51,8 +57,12 @@ class Arguments {
                         std::string_view input_argument, const TensorView& input) const;
   /// An FP8 matrix with a float32 scale of the shape that its granularity asks for.
   void require_scaled(std::string_view argument, const ScaledTensorView& tensor) const;
+  /// The same, whose rows may lie anywhere.
+  void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor) const;
 
  private:
+  /// Of an FP8 matrix: its dtype, and its scale.
+  void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor) const;
   /// Of a tensor that has elements: not null, aligned to them.
   void require_data(std::string_view argument, const TensorView& tensor) const;
 
@@ -60,7 +70,8 @@ class Arguments {
 };
 
 /// Whether any element of one view lies in memory of the other. Exact for matrices with equal row
-/// strides (side-by-side slices of one buffer do not overlap), by address range otherwise.
+/// strides, one of which may be negative (side-by-side slices of one buffer do not overlap), and
+/// for a matrix and a row; by address range otherwise.
 bool memory_overlaps(const TensorView& left, const TensorView& right);
 
 }  // namespace octofold::core

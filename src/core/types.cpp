@@ -28,7 +28,8 @@ struct Names {
   }
 };
 
-constexpr Names<DType, 5> kDTypes{"dtype", {"float32", "float16", "bfloat16", "e4m3", "e5m2"}};
+constexpr Names<DType, 6> kDTypes{"dtype",
+                                  {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int32"}};
 constexpr Names<Granularity, 4> kGranularities{"granularity",
                                                {"tensor", "channel", "1x128", "128x128"}};
 constexpr Names<Overflow, 2> kOverflows{"overflow", {"saturate", "nan"}};

@@ -18,7 +18,6 @@ namespace {
 // block in N, so that the tile grid keeps to the weights' scale grid.
 constexpr std::int64_t kTileM = 128;
 constexpr std::int64_t kTileN = 2 * kScaleBlock;
-constexpr std::int64_t kBlockK = kScaleBlock;
 
 struct Tile {
   std::int64_t m, rows;
@@ -27,15 +26,15 @@ struct Tile {
 
 // Scratch of one thread, allocated without touching it.
 struct Workspace {
-  std::unique_ptr<float[]> a = std::make_unique_for_overwrite<float[]>(kTileM * kBlockK);
-  std::unique_ptr<float[]> b = std::make_unique_for_overwrite<float[]>(kTileN * kBlockK);
+  std::unique_ptr<float[]> a = std::make_unique_for_overwrite<float[]>(kTileM * kScaleBlock);
+  std::unique_ptr<float[]> b = std::make_unique_for_overwrite<float[]>(kTileN * kScaleBlock);
   std::unique_ptr<float[]> partial = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
   std::unique_ptr<float[]> sum = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
   float scale_a[kTileM];
   float scale_b[kTileN];
 };
 
-// Codes of rows [row, row + rows) and columns [k, k + depth) as FP32, kBlockK to a row; and the
+// Codes of rows [row, row + rows) and columns [k, k + depth) as FP32, kScaleBlock to a row; and the
 // scale of each row there.
 void load_block(const ScaledTensorView& operand, std::int64_t row, std::int64_t rows,
                 std::int64_t k, std::int64_t depth, float* codes, float* scales) {
@@ -43,7 +42,7 @@ void load_block(const ScaledTensorView& operand, std::int64_t row, std::int64_t 
   const core::UnitSize unit = core::unit_size(operand.granularity, data.shape[0], data.shape[1]);
   const core::ScaleAccess<const float> scale = core::scale_access(operand);
   for (std::int64_t i = 0; i < rows; ++i) {
-    load(data.data, data.dtype, (row + i) * data.strides[0] + k, 1, depth, codes + i * kBlockK);
+    load(data.data, data.dtype, (row + i) * data.strides[0] + k, 1, depth, codes + i * kScaleBlock);
     scales[i] = scale((row + i) / unit.rows, k / unit.cols);
   }
 }
@@ -79,11 +78,11 @@ void store_tile(const GemmArguments& arguments, const Tile& tile, Workspace& wor
 void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& work) {
   std::fill_n(work.sum.get(), tile.rows * kTileN, 0.0f);
   const std::int64_t size_k = arguments.a.data.shape[1];
-  for (std::int64_t k = 0; k < size_k; k += kBlockK) {
-    const std::int64_t depth = std::min(kBlockK, size_k - k);
+  for (std::int64_t k = 0; k < size_k; k += kScaleBlock) {
+    const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
     load_block(arguments.a, tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
     load_block(arguments.b, tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
-    multiply(tile.rows, tile.cols, depth, work.a.get(), kBlockK, work.b.get(), kBlockK,
+    multiply(tile.rows, tile.cols, depth, work.a.get(), kScaleBlock, work.b.get(), kScaleBlock,
              work.partial.get(), kTileN);
     promote(tile, work);
   }

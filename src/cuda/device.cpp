@@ -1,8 +1,10 @@
 #include "cuda/device.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "cuda/context.h"
 
 namespace octofold::cuda {
@@ -23,29 +25,45 @@ Device::Device(const Driver& driver, int index, Compile compile)
                fmt::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
 }
 
-const Kernel& Device::kernel(const KernelSource& source) {
+Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {
+  const Kernel& loaded = kernel(plan);
+  std::int64_t blocks = plan.blocks;
+  if (plan.as_many_as_run) blocks = std::min(blocks, loaded.resident_blocks());
+  core::log(LogLevel::kDebug, "cuda:{}: {}: {}, {} blocks", index_, purpose, plan.description,
+            blocks);
+  return {&loaded, blocks};
+}
+
+const Kernel& Device::kernel(const plan::KernelPlan& plan) {
   Slot* slot = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    slot = &kernels_[source.program.kernel];
+    slot = &kernels_[plan.kernel];
   }
   const std::lock_guard lock(slot->mutex);
   if (!slot->kernel) {
-    require_resources(source);
-    const jit::Binary binary = compile_(source.program);
+    require_resources(plan);
+    const jit::Binary binary = compile_(program_of(plan, gpu_));
     const ContextGuard current(driver_, context_);
-    slot->kernel.emplace(driver_, context_, source, binary);
+    slot->kernel.emplace(driver_, context_, plan, binary);
   }
   return *slot->kernel;
 }
 
-void Device::require_resources(const KernelSource& source) const {
-  if (source.shared_bytes <= static_cast<unsigned>(gpu_.shared_memory_per_block)) return;
+void Device::require_resources(const plan::KernelPlan& plan) const {
+  if (plan.shared_bytes <= gpu_.shared_memory_per_block) return;
   core::fail(ErrorCode::kUnsupported,
              "{}: needs {} bytes of shared memory per block, and cuda:{} (compute capability "
              "{}.{}) has {}",
-             source.program.description, source.shared_bytes, index_, gpu_.compute_major,
-             gpu_.compute_minor, gpu_.shared_memory_per_block);
+             plan.description, plan.shared_bytes, index_, gpu_.compute_major, gpu_.compute_minor,
+             gpu_.shared_memory_per_block);
+}
+
+jit::Program program_of(const plan::KernelPlan& plan, const plan::Gpu& gpu) {
+  return {.header = plan.header,
+          .kernel = plan.kernel,
+          .architecture = plan::architecture(gpu),
+          .description = plan.description};
 }
 
 }  // namespace octofold::cuda

@@ -1,19 +1,55 @@
-// A GPU as the backend uses it: what the planner wants to know, and its kernels.
+// A GPU as the backend uses it: what the planner wants to know, its kernels, and what has been
+// prepared for the problems that it met.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
+#include "cuda/memo.h"
 #include "plan/gpu.h"
+#include "plan/kernel_plan.h"
 
 namespace octofold::cuda {
 
 using Compile = std::function<jit::Binary(const jit::Program&)>;
+
+/// A loaded kernel and how many blocks of it a problem takes.
+struct Launch {
+  const Kernel* kernel = nullptr;
+  std::int64_t blocks = 0;
+};
+
+/// A plan whose kernels are loaded.
+template <typename Config>
+class Prepared {
+ public:
+  static constexpr std::size_t kMostLaunches = 4;
+
+  explicit Prepared(const Config& config_) : config(config_) {}
+
+  Config config;
+
+  void add(const Launch& launch) { launches_.at(count_++) = launch; }
+
+  /// Queues the kernels, one after another. `params`: the struct that all of them take.
+  void launch(Stream stream, const void* params) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      launches_[i].kernel->launch(stream, launches_[i].blocks, params);
+    }
+  }
+
+ private:
+  std::array<Launch, kMostLaunches> launches_{};
+  std::size_t count_ = 0;
+};
 
 /// Safe to use from several threads.
 class Device {
@@ -26,10 +62,22 @@ class Device {
   const plan::Gpu& gpu() const { return gpu_; }
   const Driver& driver() const { return driver_; }
 
-  /// The kernel of this source, told from others by source.program.kernel: compiled and loaded at
-  /// the first call, by one of the threads that ask while the others wait. The reference stays
-  /// valid. Throws Error that names source.program.description.
-  const Kernel& kernel(const KernelSource& source);
+  /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
+  /// and remembered. make_plan() returns a plan::Plan.
+  template <plan::HasFields Problem, typename MakePlan>
+  auto prepared(const Problem& problem, MakePlan&& make_plan) {
+    using Config = decltype(make_plan().config);
+    return memo<Memo<Problem, Prepared<Config>>>().get(
+        problem, [&] { return load(make_plan(), plan::describe(problem)); });
+  }
+
+  /// Loads the kernels of a plan; `purpose`: for the log.
+  template <typename Config>
+  Prepared<Config> load(const plan::Plan<Config>& plan, const std::string& purpose) {
+    Prepared<Config> prepared(plan.config);
+    for (const plan::KernelPlan& kernel : plan.kernels) prepared.add(load(kernel, purpose));
+    return prepared;
+  }
 
  private:
   struct Slot {
@@ -37,7 +85,20 @@ class Device {
     std::optional<Kernel> kernel;
   };
 
-  void require_resources(const KernelSource& source) const;
+  static constexpr std::size_t kMostMemos = 32;
+
+  template <typename AMemo>
+  AMemo& memo() {
+    const std::size_t number = memo_number<AMemo>();
+    std::call_once(memo_once_.at(number), [&] { memos_[number] = std::make_unique<AMemo>(); });
+    return static_cast<AMemo&>(*memos_[number]);
+  }
+
+  Launch load(const plan::KernelPlan& plan, const std::string& purpose);
+  /// The plan's kernel, told from others by plan.kernel: compiled and loaded at the first call, by
+  /// one of the threads that ask while the others wait. Throws Error that names plan.description.
+  const Kernel& kernel(const plan::KernelPlan& plan);
+  void require_resources(const plan::KernelPlan& plan) const;
 
   const Driver& driver_;
   int index_;
@@ -47,6 +108,11 @@ class Device {
 
   std::mutex mutex_;  // of the map, not of its slots
   std::map<std::string, Slot, std::less<>> kernels_;
+  std::array<std::once_flag, kMostMemos> memo_once_;
+  std::array<std::unique_ptr<AnyMemo>, kMostMemos> memos_;
 };
+
+/// What the JIT is to compile for a plan.
+jit::Program program_of(const plan::KernelPlan& plan, const plan::Gpu& gpu);
 
 }  // namespace octofold::cuda

@@ -4,8 +4,6 @@
 
 #include "core/log.h"
 #include "core/scale_layout.h"
-#include "cuda/element.h"
-#include "cuda/memo.h"
 #include "cuda/tensor_map.h"
 #include "kernels/config/gemm_params.h"
 
@@ -16,22 +14,14 @@ using config::GemmConfig;
 using config::GemmParams;
 using plan::GemmProblem;
 
-// What a problem comes down to, once its kernel is loaded.
-struct Prepared {
-  GemmConfig config;
-  const Kernel* kernel;
-  int blocks;
-};
-
 template <typename View>
 const char* obstacle(const View& matrix) {
-  return tma_obstacle(matrix.data, element_of(matrix.dtype), matrix.shape[0], matrix.shape[1],
+  return tma_obstacle(matrix.data, matrix.dtype, matrix.shape[0], matrix.shape[1],
                       matrix.strides[0]);
 }
 
 const char* obstacle_to_storing(const MutableTensorView& out) {
-  return tma_store_obstacle(out.data, element_of(out.dtype), out.shape[0], out.shape[1],
-                            out.strides[0]);
+  return tma_store_obstacle(out.data, out.dtype, out.shape[0], out.shape[1], out.strides[0]);
 }
 
 config::GemmScaling scaling_of(const GemmArguments& arguments) {
@@ -66,24 +56,10 @@ void log_obstacles(const GemmArguments& arguments, const GemmProblem& problem) {
   }
 }
 
-Prepared prepare(Device& device, const GemmArguments& arguments, const GemmProblem& problem) {
-  const plan::GemmPlan plan = plan::plan_gemm(problem, device.gpu());
-  const GemmConfig& config = plan.config;
-  log_obstacles(arguments, problem);
-  core::log(LogLevel::kDebug, "gemm {}×{}×{} on cuda:{}: {}, {} blocks", problem.m, problem.n,
-            problem.k, device.index(), plan::describe(config), plan.blocks);
-  const Kernel& kernel =
-      device.kernel({.program = gemm_program(config, device.gpu()),
-                     .threads = static_cast<unsigned>(config.threads()),
-                     .cluster_size = static_cast<unsigned>(config.cluster_size()),
-                     .shared_bytes = static_cast<unsigned>(config::SmemLayout(config).total)});
-  return {config, &kernel, plan.blocks};
-}
-
 template <typename View>
 config::TensorMap map_of(const Device& device, const View& matrix, int box_rows, int box_cols) {
   return encode_tensor_map(device.driver(), {.data = matrix.data,
-                                             .element = element_of(matrix.dtype),
+                                             .dtype = matrix.dtype,
                                              .rows = matrix.shape[0],
                                              .cols = matrix.shape[1],
                                              .row_stride = matrix.strides[0],
@@ -102,8 +78,8 @@ GemmParams params_of(const Device& device, const GemmArguments& arguments,
   if (config.load == config::OperandLoad::kTma) {
     params.a_box_rows =
         config::a_box_rows(config.tile_m, config.cluster_n, static_cast<int>(out.shape[0]));
-    params.a_map = map_of(device, a, params.a_box_rows, config::kBlockK);
-    params.b_map = map_of(device, b, config.tile_n / config.cluster_m, config::kBlockK);
+    params.a_map = map_of(device, a, params.a_box_rows, kScaleBlock);
+    params.b_map = map_of(device, b, config.tile_n / config.cluster_m, kScaleBlock);
   }
   if (config.store == config::OutputStore::kTma) {
     params.out_map =
@@ -141,9 +117,9 @@ GemmProblem problem_of(const GemmArguments& arguments) {
   return {.m = out.shape[0],
           .n = out.shape[1],
           .k = a.shape[1],
-          .a = element_of(a.dtype),
-          .b = element_of(b.dtype),
-          .out = element_of(out.dtype),
+          .a = a.dtype,
+          .b = b.dtype,
+          .out = out.dtype,
           .scaling = scaling_of(arguments),
           .c = addend_of(arguments.c, out.dtype),
           .bias = addend_of(arguments.bias, out.dtype),
@@ -152,22 +128,15 @@ GemmProblem problem_of(const GemmArguments& arguments) {
           .output_fits_tma = obstacle_to_storing(out) == nullptr};
 }
 
-jit::Program gemm_program(const GemmConfig& config, const plan::Gpu& gpu) {
-  return {.header = plan::kGemmHeader,
-          .kernel = plan::gemm_kernel_name(config),
-          .architecture = plan::architecture(gpu),
-          .description = plan::describe(config)};
-}
-
 void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   if (arguments.out.element_count() == 0) return;
-  // Never freed: threads may still be at work when the process ends.
-  static auto& memo = *new Memo<GemmProblem, Prepared>;
   const GemmProblem problem = problem_of(arguments);
-  const Prepared prepared =
-      memo.get(device, problem, [&] { return prepare(device, arguments, problem); });
+  const auto prepared = device.prepared(problem, [&] {
+    log_obstacles(arguments, problem);
+    return plan::plan_gemm(problem, device.gpu());
+  });
   const GemmParams params = params_of(device, arguments, prepared.config);
-  prepared.kernel->launch(stream, prepared.blocks, &params);
+  prepared.launch(stream, &params);
 }
 
 }  // namespace octofold::cuda

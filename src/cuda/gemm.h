@@ -4,16 +4,12 @@
 #include "octofold/gemm.h"
 
 #include "cuda/device.h"
-#include "jit/program.h"
 #include "plan/gemm.h"
 
 namespace octofold::cuda {
 
 /// What of checked arguments decides which kernel computes them: all but addresses.
 plan::GemmProblem problem_of(const GemmArguments& arguments);
-
-/// The kernel of a configuration, for the JIT.
-jit::Program gemm_program(const config::GemmConfig& config, const plan::Gpu& gpu);
 
 /// octofold::gemm() on checked arguments that lie on `device`. Queues one kernel; the first call of
 /// a problem also plans it and loads its kernel. Throws Error where the GPU has no kernel for it.

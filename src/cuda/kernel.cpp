@@ -7,14 +7,14 @@
 
 namespace octofold::cuda {
 
-Kernel::Kernel(const Driver& driver, ContextHandle context, const KernelSource& source,
+Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::KernelPlan& plan,
                const jit::Binary& binary)
     : driver_(&driver),
       context_(context),
-      description_(source.program.description),
-      threads_(source.threads),
-      cluster_size_(source.cluster_size),
-      shared_bytes_(source.shared_bytes) {
+      description_(plan.description),
+      threads_(static_cast<unsigned>(plan.threads)),
+      cluster_size_(static_cast<unsigned>(plan.cluster_size)),
+      shared_bytes_(static_cast<unsigned>(plan.shared_bytes)) {
   const auto check = [&](Result result, std::string_view call) {
     if (result != kSuccess) driver.fail(result, fmt::format("{}: {}", description_, call));
   };

@@ -1,4 +1,4 @@
-// Kernels: what one is made from, and one that is loaded and can be launched.
+// A kernel that is loaded and can be launched.
 #pragma once
 
 #include <array>
@@ -9,22 +9,15 @@
 
 #include "cuda/driver.h"
 #include "jit/program.h"
+#include "plan/kernel_plan.h"
 
 namespace octofold::cuda {
-
-/// A kernel to be compiled and loaded, and the shape in which it is always launched.
-struct KernelSource {
-  jit::Program program;
-  unsigned threads = 0;       ///< of a block
-  unsigned cluster_size = 1;  ///< blocks, along x
-  unsigned shared_bytes = 0;  ///< of dynamic shared memory
-};
 
 /// A kernel in a device's context. Loaded kernels stay for the life of the process.
 class Kernel {
  public:
-  /// Loads `binary`, the compiled source.program, into the context, which is to be current.
-  Kernel(const Driver& driver, ContextHandle context, const KernelSource& source,
+  /// Loads `binary`, the compiled kernel of the plan, into the context, which is to be current.
+  Kernel(const Driver& driver, ContextHandle context, const plan::KernelPlan& plan,
          const jit::Binary& binary);
 
   /// Queues `blocks` blocks on a stream of the kernel's device. `params` is the struct that the

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "core/check.h"
 #include "core/log.h"
@@ -136,9 +136,11 @@ void CheckpointConverter::quantize_weight(const SafetensorsReader& input, const 
         input.read(tensor, offset, run);
       });
       quantize(matrix(std::as_const(input_).data(), dtype, tile.rows, tile.cols),
-               {matrix(codes_.data(), DType::kE4M3, tile.rows, tile.cols),
-                matrix(scales_.data(), DType::kFloat32, scale_tile.rows, scale_tile.cols),
-                Granularity::kBlock128x128},
+               {.rows =
+                    MutableScaledTensorView{
+                        matrix(codes_.data(), DType::kE4M3, tile.rows, tile.cols),
+                        matrix(scales_.data(), DType::kFloat32, scale_tile.rows, scale_tile.cols),
+                        Granularity::kBlock128x128}},
                cast);
       const auto write_to = [&](const std::string& name) {
         return [&output, name](std::int64_t offset, std::span<const std::byte> run) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fnmatch.h>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "core/check.h"
 #include "model/json_text.h"

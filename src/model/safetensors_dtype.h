@@ -1,4 +1,4 @@
-// Element types of the safetensors format.
+// DType types of the safetensors format.
 #pragma once
 
 #include <array>

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "core/check.h"
 #include "core/options.h"
@@ -83,7 +83,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
     const GemmArguments arguments = arguments_of(problem);
     ops::check(arguments);
     const plan::GemmPlan plan = plan::plan_gemm(cuda::problem_of(arguments), gpu);
-    jit::Program program = cuda::gemm_program(plan.config, gpu);
+    jit::Program program = cuda::program_of(plan.kernels.front(), gpu);
     if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
       programs.push_back(std::move(program));
     }

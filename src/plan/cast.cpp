@@ -5,6 +5,7 @@
 #include <bit>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "core/check.h"
 #include "kernels/config/arithmetic.h"
@@ -17,7 +18,6 @@ using config::CastDirection;
 using config::CastStep;
 using config::ceil_divide;
 using config::ConvertConfig;
-using config::ScaleUnit;
 
 void require_support(std::string_view operation, const Gpu& gpu) {
   if (gpu.compute_major >= 9) return;
@@ -61,14 +61,14 @@ CastConfig config_of_step(CastStep step, const CastProblem& problem) {
 
 CastLaunch launch_tiles(CastConfig config, const CastProblem& problem) {
   // A small tile has its loads back early; transposes and square units need all 128 rows.
-  if (!config.has_transposed() && config.unit != ScaleUnit::kBlock128x128) {
+  if (!config.has_transposed() && config.unit != Granularity::kBlock128x128) {
     config.tile_rows = 32;
     config.rows_per_thread = 4;
   }
   const std::int64_t down = ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.has_transposed() && down > 1) config.raster_rows = 2;
-  return {config, down * ceil_divide(problem.cols, config::kUnitLength)};
+  return {config, down * ceil_divide(problem.cols, kScaleBlock)};
 }
 
 // Whether the shared memory of a cluster holds a row of `bytes`; if so, config says how. Rather
@@ -110,7 +110,7 @@ CastLaunch launch_rows(CastConfig config, const CastProblem& problem, const Gpu&
 
 CastLaunch launch_scales(const CastConfig& config, const CastProblem& problem) {
   std::int64_t units = 1;
-  if (config.unit == ScaleUnit::kChannel) {
+  if (config.unit == Granularity::kChannel) {
     units =
         std::max(config.has_rows() ? problem.rows : 0, config.has_transposed() ? problem.cols : 0);
   }
@@ -137,19 +137,19 @@ std::span<const CastStep> steps_of(const CastProblem& problem) {
   static constexpr std::array kFour{CastStep::kClear, CastStep::kAmax, CastStep::kEncode,
                                     CastStep::kFinish};
   switch (problem.unit) {
-    case ScaleUnit::kBlock1x128:
-    case ScaleUnit::kBlock128x128: return kTiles;
-    case ScaleUnit::kChannel:
+    case Granularity::kBlock1x128:
+    case Granularity::kBlock128x128: return kTiles;
+    case Granularity::kChannel:
       if (problem.direction == CastDirection::kRows) return kRows;
       return kFour;
-    case ScaleUnit::kTensor: return kFour;
+    case Granularity::kTensor: return kFour;
   }
   return {};
 }
 
 }  // namespace
 
-std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu) {
+std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
   require_support("quantize", gpu);
   std::vector<CastLaunch> launches;
   for (const CastStep step : steps_of(problem)) {
@@ -161,12 +161,24 @@ std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu) {
   return launches;
 }
 
+CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
+  CastPlan plan;
+  for (const auto& [config, blocks] : cast_launches(problem, gpu)) {
+    KernelPlan kernel = kernel_plan("cast", kCastHeader, kCastKernel, config, blocks);
+    kernel.cluster_size = config.blocks_per_row;
+    kernel.shared_bytes = config.shared_bytes();
+    kernel.as_many_as_run = config.is_persistent();
+    plan.kernels.push_back(std::move(kernel));
+  }
+  return plan;
+}
+
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const char* operation = problem.scaled ? "dequantize" : "convert";
   require_support(operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.unit = problem.unit;
-  if (config::is_fp8(problem.out)) config.saturate = problem.saturate;
+  if (is_fp8(problem.out)) config.saturate = problem.saturate;
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   // Few threads along short rows, one row per thread where there are few rows.
   config.threads_x = problem.cols <= 64 * config.vector() ? 16 : 256;
@@ -175,7 +187,11 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const std::int64_t blocks =
       ceil_divide(problem.rows, config.tile_rows()) * ceil_divide(problem.cols, config.tile_cols());
   require_launchable(operation, blocks, problem.rows, problem.cols);
-  return {config, blocks};
+  ConvertPlan plan{.config = config};
+  if (blocks > 0) {
+    plan.kernels.push_back(kernel_plan(operation, kConvertHeader, kConvertKernel, config, blocks));
+  }
+  return plan;
 }
 
 }  // namespace octofold::plan

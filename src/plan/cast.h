@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "kernels/config/cast_config.h"
 #include "plan/gpu.h"
+#include "plan/kernel_plan.h"
 
 namespace octofold::plan {
 
@@ -16,9 +16,9 @@ namespace octofold::plan {
 struct CastProblem {
   std::int64_t rows = 0;  ///< of x
   std::int64_t cols = 0;
-  config::Element in = config::Element::kBFloat16;
-  config::Element out = config::Element::kE4M3;
-  config::ScaleUnit unit = config::ScaleUnit::kBlock1x128;
+  DType in = DType::kBFloat16;
+  DType out = DType::kE4M3;
+  Granularity unit = Granularity::kBlock1x128;
   config::CastDirection direction = config::CastDirection::kRows;
   config::CastRule rule = config::kDeepGemmRule;
   bool power_of_two = false;
@@ -27,12 +27,21 @@ struct CastProblem {
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
 
-  friend bool operator==(const CastProblem&, const CastProblem&) = default;
-  /// For hashing; of the rule, what most of them differ in.
-  auto fields() const {
-    return std::tuple(rows, cols, in, out, unit, direction, rule.form, rule.rounding, power_of_two,
-                      saturate, x_is_aligned, codes_are_aligned);
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("rows", rows);
+    field("cols", cols);
+    field("in", in);
+    field("out", out);
+    field("unit", unit);
+    field("direction", direction);
+    field("rule", rule);
+    field("power_of_two", power_of_two);
+    field("saturate", saturate);
+    field("x_is_aligned", x_is_aligned);
+    field("codes_are_aligned", codes_are_aligned);
   }
+  friend bool operator==(const CastProblem&, const CastProblem&) = default;
 };
 
 struct CastLaunch {
@@ -40,45 +49,50 @@ struct CastLaunch {
   std::int64_t blocks = 0;  ///< of config.threads() threads; of a persistent kernel, at most
 };
 
+/// No parameter depends on a cast's configurations.
+struct NoConfig {};
+using CastPlan = Plan<NoConfig>;
+
 /// The kernels of a cast, at most four, to be launched one after another. None for a matrix without
 /// units. Throws Error(kUnsupported) for a GPU without FP8 conversions and for 2^31 and more tiles.
-std::vector<CastLaunch> plan_cast(const CastProblem& problem, const Gpu& gpu);
+std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu);
+CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu);
 
 /// An element-wise conversion, or a dequantization (`scaled`).
 struct ConvertProblem {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  config::Element in = config::Element::kE4M3;
-  config::Element out = config::Element::kBFloat16;
+  DType in = DType::kE4M3;
+  DType out = DType::kBFloat16;
   bool scaled = false;
-  config::ScaleUnit unit = config::ScaleUnit::kTensor;
+  Granularity unit = Granularity::kTensor;
   bool saturate = true;
   /// Whether addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
 
-  friend bool operator==(const ConvertProblem&, const ConvertProblem&) = default;
-  /// For hashing.
-  auto fields() const {
-    return std::tuple(rows, cols, in, out, scaled, unit, saturate, is_aligned);
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("rows", rows);
+    field("cols", cols);
+    field("in", in);
+    field("out", out);
+    field("scaled", scaled);
+    field("unit", unit);
+    field("saturate", saturate);
+    field("is_aligned", is_aligned);
   }
+  friend bool operator==(const ConvertProblem&, const ConvertProblem&) = default;
 };
 
-struct ConvertPlan {
-  config::ConvertConfig config;
-  std::int64_t blocks = 0;  ///< 0: nothing to do
-};
+using ConvertPlan = Plan<config::ConvertConfig>;
 
-/// Throws as plan_cast does.
+/// One kernel, or none where there is nothing to do. Throws as plan_cast does.
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu);
 
-/// The header and the name expression of each kernel.
+/// The header and the name of each kernel.
 inline constexpr const char* kCastHeader = "kernels/quant/cast.h";
+inline constexpr const char* kCastKernel = "cast_kernel";
 inline constexpr const char* kConvertHeader = "kernels/quant/convert.h";
-std::string cast_kernel_name(const config::CastConfig& config);
-std::string convert_kernel_name(const config::ConvertConfig& config);
-
-/// One line for logs and errors: "cast bfloat16 → e4m3, 1x128, transposed".
-std::string describe(const config::CastConfig& config);
-std::string describe(const config::ConvertConfig& config);
+inline constexpr const char* kConvertKernel = "convert_kernel";
 
 }  // namespace octofold::plan

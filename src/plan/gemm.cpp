@@ -12,7 +12,6 @@
 namespace octofold::plan {
 namespace {
 
-using config::Element;
 using config::GemmConfig;
 using config::GemmScaling;
 using config::MathOrder;
@@ -57,7 +56,7 @@ bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.comput
 GemmConfig configure(const GemmProblem& problem, const Tiling& tiling) {
   const bool promote = config::has_block_scales(problem.scaling) || !problem.fast_accumulation;
   const bool store_by_tma =
-      problem.output_fits_tma && problem.operands_fit_tma && problem.out != Element::kFloat32;
+      problem.output_fits_tma && problem.operands_fit_tma && problem.out != DType::kFloat32;
   GemmConfig config{
       .a = problem.a,
       .b = problem.b,
@@ -97,12 +96,21 @@ std::int64_t predicted_clocks(const GemmProblem& problem, const GemmConfig& conf
                               const Tiling& tiling, const Gpu& gpu) {
   const std::int64_t waves =
       config::ceil_divide(clusters_of_tiles(problem, config), clusters_at_once(config, gpu));
-  const std::int64_t stages = config::ceil_divide(problem.k, config::kBlockK);
+  const std::int64_t stages = config::ceil_divide(problem.k, kScaleBlock);
   return waves * (stages * tiling.clocks_per_stage + tiling.clocks_per_tile);
 }
 
+GemmPlan plan_config(const GemmProblem& problem, const GemmConfig& config, const Gpu& gpu) {
+  const int clusters = std::min(clusters_at_once(config, gpu), clusters_of_tiles(problem, config));
+  KernelPlan kernel =
+      kernel_plan("gemm", kGemmHeader, kGemmKernel, config, clusters * config.cluster_size());
+  kernel.cluster_size = config.cluster_size();
+  kernel.shared_bytes = config::SmemLayout(config).total;
+  return {config, {std::move(kernel)}};
+}
+
 void require_sizes(const GemmProblem& problem) {
-  constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kBlockK;
+  constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - kScaleBlock;
   // The smallest tile's count has to fit into an int too.
   const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
   if (std::max({problem.m, problem.n, problem.k}) > kLargest ||
@@ -118,7 +126,7 @@ void require_sizes(const GemmProblem& problem) {
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
   require_gemm_support(gpu);
   require_sizes(problem);
-  GemmPlan best;
+  GemmConfig best;
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (const Tiling& tiling : kTilings) {
     const GemmConfig config = configure(problem, tiling);
@@ -126,13 +134,10 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
     const std::int64_t clocks = predicted_clocks(problem, config, tiling, gpu);
     if (clocks < least) {
       least = clocks;
-      best.config = config;
+      best = config;
     }
   }
-  best.blocks =
-      std::min(clusters_at_once(best.config, gpu), clusters_of_tiles(problem, best.config)) *
-      best.config.cluster_size();
-  return best;
+  return plan_config(problem, best, gpu);
 }
 
 void require_gemm_support(const Gpu& gpu) {

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "kernels/config/gemm_config.h"
 #include "plan/gpu.h"
+#include "plan/kernel_plan.h"
 
 namespace octofold::plan {
 
@@ -17,9 +17,9 @@ struct GemmProblem {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  config::Element a = config::Element::kE4M3;
-  config::Element b = config::Element::kE4M3;
-  config::Element out = config::Element::kBFloat16;
+  DType a = DType::kE4M3;
+  DType b = DType::kE4M3;
+  DType out = DType::kBFloat16;
   config::GemmScaling scaling = config::GemmScaling::kBlock;
   config::Addend c = config::Addend::kNone;
   config::Addend bias = config::Addend::kNone;
@@ -28,18 +28,26 @@ struct GemmProblem {
   bool operands_fit_tma = true;
   bool output_fits_tma = true;
 
-  friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
-  /// For hashing.
-  auto fields() const {
-    return std::tuple(m, n, k, a, b, out, scaling, c, bias, fast_accumulation, operands_fit_tma,
-                      output_fits_tma);
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("m", m);
+    field("n", n);
+    field("k", k);
+    field("a", a);
+    field("b", b);
+    field("out", out);
+    field("scaling", scaling);
+    field("c", c);
+    field("bias", bias);
+    field("fast_accumulation", fast_accumulation);
+    field("operands_fit_tma", operands_fit_tma);
+    field("output_fits_tma", output_fits_tma);
   }
+  friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };
 
-struct GemmPlan {
-  config::GemmConfig config;
-  int blocks = 0;  ///< of threads: a multiple of the cluster, as many as run at one time at most
-};
+/// One kernel.
+using GemmPlan = Plan<config::GemmConfig>;
 
 /// m, n > 0. Throws Error(kUnsupported) for sizes of 2^31 and more, and for a GPU without kernels.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
@@ -52,12 +60,8 @@ std::vector<config::GemmConfig> all_gemm_configs(const GemmProblem& problem);
 /// runs on it.
 void require_gemm_support(const Gpu& gpu);
 
-/// The header and the name expression of the kernel: "octofold::gemm_kernel<…{.a = …}>".
+/// The header and the name of the kernel.
 inline constexpr const char* kGemmHeader = "kernels/sm90/gemm.h";
-std::string gemm_kernel_name(const config::GemmConfig& config);
-
-/// One line for logs and errors: "gemm e4m3 × e4m3 → bfloat16, 1x128 and 128x128 scales, tile
-/// 256×128, …".
-std::string describe(const config::GemmConfig& config);
+inline constexpr const char* kGemmKernel = "gemm_kernel";
 
 }  // namespace octofold::plan

@@ -49,8 +49,8 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
   std::ranges::generate(b, [&] { return normal(random); });
   HostScaledMatrix a8(kSize, kSize, Granularity::kBlock1x128);
   HostScaledMatrix b8(kSize, kSize, Granularity::kBlock128x128);
-  quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), a8.view());
-  quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), b8.view());
+  quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), {.rows = a8.view()});
+  quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), {.rows = b8.view()});
 
   double fp8 = 1e9, fp32 = 1e9;  // the quickest of interleaved rounds: other load only adds
   for (int round = 0; round < 7; ++round) {

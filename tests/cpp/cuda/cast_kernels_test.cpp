@@ -15,11 +15,9 @@ namespace octofold::cuda {
 namespace {
 
 using config::CastDirection;
-using config::Element;
-using config::ScaleUnit;
 using plan::CastProblem;
 
-constexpr std::array kInputs{Element::kFloat32, Element::kFloat16, Element::kBFloat16};
+constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 // Compiles kernels, each one once.
 class Compiler {
@@ -33,22 +31,23 @@ class Compiler {
   }
 
   void expect_sound(const CastProblem& problem) {
-    for (const plan::CastLaunch& step : plan::plan_cast(problem, plan::kHopper)) {
-      expect_sound(plan::kCastHeader, plan::cast_kernel_name(step.config),
+    for (const plan::CastLaunch& step : plan::cast_launches(problem, plan::kHopper)) {
+      expect_sound(plan::kCastHeader, plan::kernel_name(plan::kCastKernel, step.config),
                    plan::describe(step.config));
     }
   }
 
   void expect_sound(const plan::ConvertProblem& problem) {
     const config::ConvertConfig config = plan::plan_convert(problem, plan::kHopper).config;
-    expect_sound(plan::kConvertHeader, plan::convert_kernel_name(config), plan::describe(config));
+    expect_sound(plan::kConvertHeader, plan::kernel_name(plan::kConvertKernel, config),
+                 plan::describe(config));
   }
 
  private:
   std::set<std::string> compiled_;
 };
 
-class NvrtcCastTest : public testing::TestWithParam<std::tuple<ScaleUnit, CastDirection>> {
+class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, CastDirection>> {
  protected:
   void SetUp() override {
     if (test::nvrtc_is_missing()) GTEST_SKIP();
@@ -63,7 +62,7 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
   CastProblem problem{.rows = 256, .unit = unit, .direction = direction};
   for (const bool aligned : {true, false}) {
     problem.x_is_aligned = problem.codes_are_aligned = aligned;
-    for (const Element in : kInputs) {
+    for (const DType in : kInputs) {
       problem.in = in;
       for (const config::CastRule& rule :
            {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
@@ -71,9 +70,9 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
         problem.rule = rule;
         problem.power_of_two = !problem.power_of_two;
         problem.saturate = !problem.saturate;
-        problem.out = problem.saturate ? Element::kE4M3 : Element::kE5M2;
+        problem.out = problem.saturate ? DType::kE4M3 : DType::kE5M2;
         // Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
-        const bool rows = unit == ScaleUnit::kChannel && direction == CastDirection::kRows;
+        const bool rows = unit == Granularity::kChannel && direction == CastDirection::kRows;
         for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
           problem.cols = cols;
           compiler.expect_sound(problem);
@@ -84,7 +83,7 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
   }
 }
 
-using Info = testing::TestParamInfo<std::tuple<ScaleUnit, CastDirection>>;
+using Info = testing::TestParamInfo<std::tuple<Granularity, CastDirection>>;
 
 std::string name_of(const Info& info) {
   constexpr std::array kUnits{"Tensor", "Channel", "Block1x128", "Block128x128"};
@@ -96,8 +95,8 @@ std::string name_of(const Info& info) {
 
 INSTANTIATE_TEST_SUITE_P(
     Casts, NvrtcCastTest,
-    testing::Combine(testing::Values(ScaleUnit::kTensor, ScaleUnit::kChannel,
-                                     ScaleUnit::kBlock1x128, ScaleUnit::kBlock128x128),
+    testing::Combine(testing::Values(Granularity::kTensor, Granularity::kChannel,
+                                     Granularity::kBlock1x128, Granularity::kBlock128x128),
                      testing::Values(CastDirection::kRows, CastDirection::kTransposed,
                                      CastDirection::kBoth)),
     name_of);
@@ -109,8 +108,8 @@ TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
     for (int out = 0; out < 5; ++out) {
       compiler.expect_sound(plan::ConvertProblem{.rows = 64,
                                                  .cols = 4096,
-                                                 .in = static_cast<Element>(in),
-                                                 .out = static_cast<Element>(out),
+                                                 .in = static_cast<DType>(in),
+                                                 .out = static_cast<DType>(out),
                                                  .saturate = in % 2 == 0,
                                                  .is_aligned = (in + out) % 2 == 0});
     }
@@ -120,13 +119,13 @@ TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
 TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;
-  for (const auto unit : {ScaleUnit::kTensor, ScaleUnit::kChannel, ScaleUnit::kBlock1x128,
-                          ScaleUnit::kBlock128x128}) {
-    for (const Element out : kInputs) {
+  for (const auto unit : {Granularity::kTensor, Granularity::kChannel, Granularity::kBlock1x128,
+                          Granularity::kBlock128x128}) {
+    for (const DType out : kInputs) {
       for (const bool aligned : {true, false}) {
         compiler.expect_sound(plan::ConvertProblem{.rows = 64,
                                                    .cols = 4096,
-                                                   .in = Element::kE4M3,
+                                                   .in = DType::kE4M3,
                                                    .out = out,
                                                    .scaled = true,
                                                    .unit = unit,

@@ -14,7 +14,6 @@ namespace octofold::cuda {
 namespace {
 
 using config::Addend;
-using config::Element;
 using config::GemmConfig;
 using config::GemmScaling;
 using plan::GemmProblem;
@@ -50,9 +49,9 @@ Problems problems() {
   Problems problems;
   for (auto [name, problem] : mainloops()) {
     problems[name + "_Plain"] = problem;
-    problem.a = Element::kE5M2;
+    problem.a = DType::kE5M2;
     problem.c = problem.bias = Addend::kFloat32;
-    if (!problem.output_fits_tma) problem.out = Element::kFloat32;
+    if (!problem.output_fits_tma) problem.out = DType::kFloat32;
     problems[name + "_WithCAndBias"] = problem;
   }
   return problems;
@@ -60,9 +59,10 @@ Problems problems() {
 
 void expect_sound(const GemmConfig& config) {
   const std::string description = plan::describe(config);
-  const jit::Binary binary = jit::compile({plan::kGemmHeader, plan::gemm_kernel_name(config),
-                                           plan::architecture(plan::kHopper), description},
-                                          kernel_headers());
+  const jit::Binary binary =
+      jit::compile({plan::kGemmHeader, plan::kernel_name(plan::kGemmKernel, config),
+                    plan::architecture(plan::kHopper), description},
+                   kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
   EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
   EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0) << description;
@@ -94,7 +94,7 @@ class NvrtcGemmEpilogueTest : public NvrtcGemmTest {};
 TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
   GemmProblem problem = GetParam().second;
   constexpr std::array kAddends{Addend::kNone, Addend::kOutputType, Addend::kFloat32};
-  for (const Element out : {Element::kBFloat16, Element::kFloat16, Element::kFloat32}) {
+  for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (const Addend c : kAddends) {
       for (const Addend bias : kAddends) {
         problem.out = out;
@@ -111,9 +111,9 @@ INSTANTIATE_TEST_SUITE_P(Mainloops, NvrtcGemmEpilogueTest, testing::ValuesIn(mai
 
 TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
-  for (const Element a : {Element::kE4M3, Element::kE5M2}) {
-    for (const Element b : {Element::kE4M3, Element::kE5M2}) {
-      for (const Element out : {Element::kBFloat16, Element::kFloat16, Element::kFloat32}) {
+  for (const DType a : {DType::kE4M3, DType::kE5M2}) {
+    for (const DType b : {DType::kE4M3, DType::kE5M2}) {
+      for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
         for (const Addend addend : {Addend::kOutputType, Addend::kFloat32}) {
           const GemmProblem problem{.m = 256,
                                     .n = 256,

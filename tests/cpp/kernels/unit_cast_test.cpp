@@ -19,7 +19,6 @@ namespace {
 
 using config::CastForm;
 using config::CastRule;
-using config::Element;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -47,10 +46,10 @@ std::vector<float> magnitudes(int count) {
   return values;
 }
 
-template <CastRule kRule, Element kFp8, bool kPowerOfTwo>
+template <CastRule kRule, DType kFp8, bool kPowerOfTwo>
 void expect_same_scales() {
   const config::Fp8Format& format =
-      kFp8 == Element::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
+      kFp8 == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
   for (const float amax : magnitudes(100'000)) {
     const UnitCast device = unit_cast<kRule, kFp8, kPowerOfTwo>(amax);
     const cpu::UnitCast host = cpu::unit_cast(kRule, format, kPowerOfTwo, amax);
@@ -61,10 +60,10 @@ void expect_same_scales() {
 
 template <CastRule kRule>
 void expect_same_scales() {
-  expect_same_scales<kRule, Element::kE4M3, false>();
-  expect_same_scales<kRule, Element::kE4M3, true>();
-  expect_same_scales<kRule, Element::kE5M2, false>();
-  expect_same_scales<kRule, Element::kE5M2, true>();
+  expect_same_scales<kRule, DType::kE4M3, false>();
+  expect_same_scales<kRule, DType::kE4M3, true>();
+  expect_same_scales<kRule, DType::kE5M2, false>();
+  expect_same_scales<kRule, DType::kE5M2, true>();
 }
 
 TEST(DeviceUnitCastTest, ScalesAreTheCpuBackends) {
@@ -97,8 +96,8 @@ class DividerTest : public testing::Test {
     return float_of(std::bit_cast<std::uint32_t>(x) & ~(kLastBit - 1));
   }
 };
-using Dividers = testing::Types<Caster<CastForm::kDivide, Element::kFloat32>,
-                                Caster<CastForm::kDivide, Element::kBFloat16>>;
+using Dividers = testing::Types<Caster<CastForm::kDivide, DType::kFloat32>,
+                                Caster<CastForm::kDivide, DType::kBFloat16>>;
 TYPED_TEST_SUITE(DividerTest, Dividers);
 
 template <config::Fp8Format kFormat>

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "model/safetensors_reader.h"
 #include "model/safetensors_writer.h"
@@ -60,10 +60,12 @@ inline std::pair<std::string, std::string> quantized(const NamedTensor& weight,
   const auto shape = scale_shape(Granularity::kBlock128x128, rows, cols);
   std::string codes(static_cast<std::size_t>(rows * cols), '\0');
   std::vector<float> scales(static_cast<std::size_t>(shape[0] * shape[1]));
-  quantize(matrix(weight.bytes.data(), *model::quantizable_dtype(weight.dtype), rows, cols),
-           {matrix(codes.data(), DType::kE4M3, rows, cols),
-            matrix(scales.data(), DType::kFloat32, shape[0], shape[1]), Granularity::kBlock128x128},
-           options);
+  quantize(
+      matrix(weight.bytes.data(), *model::quantizable_dtype(weight.dtype), rows, cols),
+      {.rows = MutableScaledTensorView{matrix(codes.data(), DType::kE4M3, rows, cols),
+                                       matrix(scales.data(), DType::kFloat32, shape[0], shape[1]),
+                                       Granularity::kBlock128x128}},
+      options);
   return {std::move(codes), bytes_of(scales)};
 }
 

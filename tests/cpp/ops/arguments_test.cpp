@@ -81,9 +81,9 @@ TEST(GemmArgumentsTest, WrongShapes) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.rank = 3; }),
               HasSubstr("argument 'a': expected a matrix"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = -1; }),
-              HasSubstr("argument 'a': expected a matrix"));
+              HasSubstr("argument 'a': expected sizes of at least 0"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = std::int64_t{1} << 62; }),
-              HasSubstr("argument 'a': expected a matrix"));
+              HasSubstr("argument 'a': expected sizes that memory can hold"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
       HasSubstr("argument 'b': expected K = 300 columns as in 'a', got 299"));
@@ -183,27 +183,65 @@ TEST(QuantizeArgumentsTest, EachIsNamed) {
   const MutableScaledTensorView output{matrix(codes.data(), DType::kE4M3, 6, 8),
                                        vector(scale.data(), DType::kFloat32, 6),
                                        Granularity::kChannel};
-  quantize(input, output);
+  quantize(input, {.rows = output});
 
   auto bad_output = output;
-  EXPECT_THAT(error_of([&] { quantize(input, output, {.transpose = true}); }),
-              HasSubstr("quantize: argument 'out': expected shape [8, 6], got [6, 8]"));
+  EXPECT_THAT(
+      error_of([&] { quantize(input, {}); }),
+      HasSubstr("quantize: argument 'out': expected rows, transposed or both, got neither"));
+  EXPECT_THAT(error_of([&] { quantize(input, {.transposed = output}); }),
+              HasSubstr("quantize: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
   bad_output.data.dtype = DType::kFloat32;
-  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }),
-              HasSubstr("argument 'out': expected dtype e4m3 or e5m2"));
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+              HasSubstr("argument 'out.rows': expected dtype e4m3 or e5m2"));
   bad_output = output;
   bad_output.scale.shape[0] = 5;
-  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }),
-              HasSubstr("argument 'out.scale': expected shape [6] for granularity channel"));
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+              HasSubstr("argument 'out.rows.scale': expected shape [6] for granularity channel"));
   bad_output = output;
   bad_output.data.data = x.data();
-  EXPECT_THAT(error_of([&] { quantize(input, bad_output); }), HasSubstr("apart from 'x'"));
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+              HasSubstr("apart from 'x'"));
+  bad_output = output;
+  bad_output.data.strides[0] = 0;  // rows of an input may coincide, those of an output not
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+              HasSubstr("argument 'out.rows': expected rows that do not overlap"));
   TensorView bad_input = input;
   bad_input.dtype = DType::kE5M2;
-  EXPECT_THAT(error_of([&] { quantize(bad_input, output); }),
+  EXPECT_THAT(error_of([&] { quantize(bad_input, {.rows = output}); }),
               HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
+  EXPECT_THAT(error_of([&] {
+                quantize(input, {.rows = output},
+                         {.power_of_two = true, .scales = ScaleSource::kGiven});
+              }),
+              HasSubstr("argument 'power_of_two': expected unset or false"));
   EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
               HasSubstr("expected sizes of at least 0, got -1×1"));
+}
+
+TEST(QuantizeArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
+  std::vector<float> x(4 * 6 * 8), scale(24);
+  std::vector<std::uint8_t> codes(4 * 6 * 8);
+  TensorView input{x.data(), DType::kFloat32, 3, {4, 6, 8}, {48, 8, 1}};
+  MutableScaledTensorView output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
+                                 vector(scale.data(), DType::kFloat32, 24),
+                                 Granularity::kChannel};
+  quantize(input, {.rows = output});
+  input.shape[1] = output.data.shape[1] = 5;  // some of the rows
+  output.data.strides[0] = 40;
+  output.scale.shape[0] = 20;
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+              HasSubstr("argument 'x': expected leading dimensions that are the rows of one matrix "
+                        "(reshape makes a copy), got float32 [4, 5, 8] with strides [48, 8, 1]: "
+                        "dimension 0 is not 5 steps of dimension 1"));
+  input.strides[0] = 40;
+  quantize(input, {.rows = output});
+  output.scale = {scale.data(), DType::kFloat32, 2, {4, 5}, {6, 1}};
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+              HasSubstr("argument 'out.rows.scale': expected leading dimensions"));
+  input.rank = 0;
+  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+              HasSubstr("argument 'x': expected at least 1 dimension"));
 }
 
 TEST(NamesTest, ParseWhatTheyPrint) {

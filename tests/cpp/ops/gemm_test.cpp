@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 
 #include "support/gemm_cases.h"
 #include "support/matrix.h"
@@ -35,7 +35,7 @@ struct Operand {
     }
     scales.assign(scale_count, std::nanf(""));
     const Matrix values = test::random_matrix(random, rows, cols, padding);
-    quantize(values.view(), mutable_view(), {.power_of_two = power_of_two});
+    quantize(values.view(), {.rows = mutable_view()}, {.power_of_two = power_of_two});
   }
 
   MutableScaledTensorView mutable_view() {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "octofold/casts.h"
 #include "octofold/gemm.h"
-#include "octofold/quantize.h"
 
 #include "cuda/fake_runtime.h"
 #include "cuda/gemm.h"

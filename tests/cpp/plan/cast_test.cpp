@@ -15,8 +15,6 @@ namespace {
 
 using config::CastDirection;
 using config::CastStep;
-using config::Element;
-using config::ScaleUnit;
 using testing::HasSubstr;
 
 constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
@@ -28,9 +26,9 @@ class Problems {
   CastProblem next() {
     return {.rows = size(),
             .cols = size(),
-            .in = static_cast<Element>(below(3)),
-            .out = static_cast<Element>(3 + below(2)),
-            .unit = static_cast<ScaleUnit>(below(4)),
+            .in = static_cast<DType>(below(3)),
+            .out = static_cast<DType>(3 + below(2)),
+            .unit = static_cast<Granularity>(below(4)),
             .direction = static_cast<CastDirection>(below(3)),
             .rule = kRules[below(kRules.size())],
             .power_of_two = below(2) == 1,
@@ -53,7 +51,7 @@ class Problems {
 TEST(PlanCastTest, EveryConfigIsValid) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
-    for (const CastLaunch& step : plan_cast(problems.next(), kHopper)) {
+    for (const CastLaunch& step : cast_launches(problems.next(), kHopper)) {
       EXPECT_EQ(step.config.invalid_reason(), nullptr) << describe(step.config);
       EXPECT_GT(step.blocks, 0);
     }
@@ -65,7 +63,7 @@ TEST(PlanCastTest, VectorsAreNeverMisaligned) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : plan_cast(problem, kHopper)) {
+    for (const CastLaunch& step : cast_launches(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kClear || config.step == CastStep::kFinish) continue;
       if (config.vector_loads) {
@@ -88,7 +86,7 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
   Problems problems;
   for (int i = 0; i < 20'000; ++i) {
     const CastProblem problem = problems.next();
-    for (const CastLaunch& step : plan_cast(problem, kHopper)) {
+    for (const CastLaunch& step : cast_launches(problem, kHopper)) {
       const config::CastConfig& config = step.config;
       if (config.step == CastStep::kRows) {
         EXPECT_EQ(step.blocks, core::ceil_divide(problem.rows, config.rows_per_block()));
@@ -112,21 +110,21 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
 TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
   CastProblem problem{.rows = 4096, .cols = 7168};
   for (const auto direction : {CastDirection::kRows, CastDirection::kBoth}) {
-    for (const auto unit : {ScaleUnit::kBlock1x128, ScaleUnit::kBlock128x128}) {
+    for (const auto unit : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
       problem.direction = direction;
       problem.unit = unit;
       EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
     }
   }
   problem.direction = CastDirection::kRows;
-  problem.unit = ScaleUnit::kChannel;
+  problem.unit = Granularity::kChannel;
   EXPECT_EQ(plan_cast(problem, kHopper).size(), 1u);
   EXPECT_EQ(plan_cast(problem, kHopper)[0].config.step, CastStep::kRows);
 }
 
 TEST(PlanCastTest, WideRowsAreOfClusters) {
   const auto config = [](std::int64_t cols) {
-    const CastProblem problem{.rows = 64, .cols = cols, .unit = ScaleUnit::kChannel};
+    const CastProblem problem{.rows = 64, .cols = cols, .unit = Granularity::kChannel};
     return plan_cast(problem, kHopper)[0].config;
   };
   EXPECT_EQ(config(16384).threads_per_row, 256);
@@ -149,7 +147,7 @@ TEST(PlanCastTest, WideRowsAreOfClusters) {
 TEST(PlanCastTest, ClustersHoldWhatTheGpuHas) {
   Gpu gpu = kHopper;
   gpu.shared_memory_per_block = 99 * 1024;
-  CastProblem problem{.rows = 64, .cols = 147'456, .unit = ScaleUnit::kChannel};
+  CastProblem problem{.rows = 64, .cols = 147'456, .unit = Granularity::kChannel};
   EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kWideRows);
   problem.cols += 8;
   EXPECT_EQ(plan_cast(problem, gpu)[0].config.step, CastStep::kRows);
@@ -157,23 +155,23 @@ TEST(PlanCastTest, ClustersHoldWhatTheGpuHas) {
 
 // An empty matrix has no codes, but the scales that core::scale_grid says.
 TEST(PlanCastTest, EmptyMatrices) {
-  const auto count = [](ScaleUnit unit, CastDirection direction, std::int64_t rows,
+  const auto count = [](Granularity unit, CastDirection direction, std::int64_t rows,
                         std::int64_t cols) {
     const CastProblem problem{.rows = rows, .cols = cols, .unit = unit, .direction = direction};
     return plan_cast(problem, kHopper).size();
   };
-  EXPECT_EQ(count(ScaleUnit::kBlock1x128, CastDirection::kRows, 0, 5), 0u);
-  EXPECT_EQ(count(ScaleUnit::kBlock128x128, CastDirection::kBoth, 5, 0), 0u);
-  EXPECT_EQ(count(ScaleUnit::kTensor, CastDirection::kRows, 0, 5), 2u);  // clear, finish
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 5, 0), 1u);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kRows, 0, 5), 0u);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 0, 5), 2u);
-  EXPECT_EQ(count(ScaleUnit::kChannel, CastDirection::kTransposed, 5, 0), 0u);
+  EXPECT_EQ(count(Granularity::kBlock1x128, CastDirection::kRows, 0, 5), 0u);
+  EXPECT_EQ(count(Granularity::kBlock128x128, CastDirection::kBoth, 5, 0), 0u);
+  EXPECT_EQ(count(Granularity::kTensor, CastDirection::kRows, 0, 5), 2u);  // clear, finish
+  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kRows, 5, 0), 1u);
+  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kRows, 0, 5), 0u);
+  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kTransposed, 0, 5), 2u);
+  EXPECT_EQ(count(Granularity::kChannel, CastDirection::kTransposed, 5, 0), 0u);
 }
 
 // Steps that do not depend on rule, types or overflow are the same kernel for all of them.
 TEST(PlanCastTest, StepsAreShared) {
-  CastProblem problem{.rows = 64, .cols = 256, .unit = ScaleUnit::kTensor};
+  CastProblem problem{.rows = 64, .cols = 256, .unit = Granularity::kTensor};
   const std::vector<CastLaunch> plan = plan_cast(problem, kHopper);
   problem.rule = config::kVllmRule;
   problem.power_of_two = true;
@@ -191,10 +189,10 @@ TEST(PlanCastTest, NamesDifferWhereConfigsDo) {
   std::set<std::string> names;
   std::vector<config::CastConfig> configs;
   for (int i = 0; i < 2'000; ++i) {
-    for (const CastLaunch& step : plan_cast(problems.next(), kHopper)) {
+    for (const CastLaunch& step : cast_launches(problems.next(), kHopper)) {
       if (std::ranges::find(configs, step.config) != configs.end()) continue;
       configs.push_back(step.config);
-      EXPECT_TRUE(names.insert(cast_kernel_name(step.config)).second);
+      EXPECT_TRUE(names.insert(kernel_name(kCastKernel, step.config)).second);
     }
   }
   EXPECT_GT(names.size(), 500u);
@@ -223,10 +221,10 @@ TEST(PlanConvertTest, EveryConfigIsValidAndCoversTheMatrix) {
     const bool scaled = below(2) == 1;
     const ConvertProblem problem{.rows = below(5000),
                                  .cols = below(5000),
-                                 .in = static_cast<Element>(scaled ? 3 + below(2) : below(5)),
-                                 .out = static_cast<Element>(scaled ? below(3) : below(5)),
+                                 .in = static_cast<DType>(scaled ? 3 + below(2) : below(5)),
+                                 .out = static_cast<DType>(scaled ? below(3) : below(5)),
                                  .scaled = scaled,
-                                 .unit = static_cast<ScaleUnit>(below(4)),
+                                 .unit = static_cast<Granularity>(below(4)),
                                  .saturate = below(2) == 1,
                                  .is_aligned = below(2) == 1};
     const ConvertPlan plan = plan_convert(problem, kHopper);

@@ -15,7 +15,6 @@ namespace octofold::plan {
 namespace {
 
 using config::Addend;
-using config::Element;
 using config::GemmConfig;
 using config::GemmScaling;
 using config::OperandLoad;
@@ -34,19 +33,18 @@ std::int64_t random_size(std::mt19937& random) {
 }
 
 GemmProblem random_problem(std::mt19937& random) {
-  GemmProblem problem{
-      .m = random_size(random),
-      .n = random_size(random),
-      .k = random() % 20 == 0 ? 0 : random_size(random),
-      .a = pick(random, {Element::kE4M3, Element::kE5M2}),
-      .b = pick(random, {Element::kE4M3, Element::kE5M2}),
-      .out = pick(random, {Element::kBFloat16, Element::kFloat16, Element::kFloat32}),
-      .scaling = pick(random, {GemmScaling::kTensor, GemmScaling::kChannel, GemmScaling::kBlock,
-                               GemmScaling::kBlockByBlock}),
-      .c = pick(random, {Addend::kNone, Addend::kOutputType, Addend::kFloat32}),
-      .bias = pick(random, {Addend::kNone, Addend::kOutputType, Addend::kFloat32}),
-      .operands_fit_tma = random() % 4 != 0,
-      .output_fits_tma = random() % 4 != 0};
+  GemmProblem problem{.m = random_size(random),
+                      .n = random_size(random),
+                      .k = random() % 20 == 0 ? 0 : random_size(random),
+                      .a = pick(random, {DType::kE4M3, DType::kE5M2}),
+                      .b = pick(random, {DType::kE4M3, DType::kE5M2}),
+                      .out = pick(random, {DType::kBFloat16, DType::kFloat16, DType::kFloat32}),
+                      .scaling = pick(random, {GemmScaling::kTensor, GemmScaling::kChannel,
+                                               GemmScaling::kBlock, GemmScaling::kBlockByBlock}),
+                      .c = pick(random, {Addend::kNone, Addend::kOutputType, Addend::kFloat32}),
+                      .bias = pick(random, {Addend::kNone, Addend::kOutputType, Addend::kFloat32}),
+                      .operands_fit_tma = random() % 4 != 0,
+                      .output_fits_tma = random() % 4 != 0};
   problem.fast_accumulation = !config::has_block_scales(problem.scaling) && random() % 2 == 0;
   return problem;
 }

@@ -1,4 +1,4 @@
-#include "cpu/quantize.h"
+#include "cpu/casts.h"
 
 #include <algorithm>
 #include <array>
@@ -78,9 +78,15 @@ Bands bands_of(std::int64_t rows, std::int64_t cols, std::int64_t unit_rows) {
   return {height, core::ceil_divide(rows, height), rows, cols};
 }
 
-// One scale for everything: the amax of all bands must be known before the first code is written.
-UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands, const config::CastRule& rule,
-                           const config::Fp8Format& format, bool power_of_two) {
+// The cast with a scale that was given: what the rule does with it, and nothing else.
+UnitCast given_cast(const config::CastRule& rule, float scale) {
+  const bool divide = rule.form == config::CastForm::kDivide;
+  return {rule.form, scale, divide ? scale : 1.0f / scale};
+}
+
+// One cast for everything.
+UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands,
+                           const config::CastFormat& format) {
   std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
   parallel_for(bands.count, bands.work(), [&] {
     return [&](std::int64_t band) {
@@ -88,23 +94,27 @@ UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands, const config
     };
   });
   const std::uint32_t largest = amax.empty() ? 0 : *std::ranges::max_element(amax);
-  return unit_cast(rule, format, power_of_two, std::bit_cast<float>(largest));
+  return unit_cast(format.rule, format_of(format.out), format.power_of_two,
+                   std::bit_cast<float>(largest));
 }
 
 }  // namespace
 
-void quantize(const TensorView& x, const MutableScaledTensorView& out, const config::CastRule& rule,
-              bool power_of_two, Overflow overflow) {
+void quantize(const TensorView& x, const MutableScaledTensorView& out,
+              const config::CastFormat& format, ScaleSource scales) {
   const std::int64_t rows = x.shape[0], cols = x.shape[1];
-  const config::Fp8Format& format = format_of(out.data.dtype);
-  const core::UnitSize unit = core::unit_size(out.granularity, rows, cols);
-  const core::ScaleGrid grid = core::scale_grid(out.granularity, rows, cols);
+  const core::UnitSize unit = core::unit_size(format.granularity, rows, cols);
+  const core::ScaleGrid grid = core::scale_grid(format.granularity, rows, cols);
   const core::ScaleAccess<float> scale = core::scale_access(out);
   const Bands bands = bands_of(rows, cols, unit.rows);
+  const bool given = scales == ScaleSource::kGiven;
+  const Overflow overflow = format.saturate ? Overflow::kSaturate : Overflow::kNan;
 
-  if (out.granularity == Granularity::kTensor) {
-    const UnitCast cast = whole_tensor_cast(x, bands, rule, format, power_of_two);
-    scale(0, 0) = cast.scale;
+  // The amax of all bands must be known before the first code is written.
+  if (format.granularity == Granularity::kTensor) {
+    const UnitCast cast =
+        given ? given_cast(format.rule, scale(0, 0)) : whole_tensor_cast(x, bands, format);
+    if (!given) scale(0, 0) = cast.scale;
     parallel_for(bands.count, bands.work(), [&] {
       return [&](std::int64_t band) { encode(x, bands.rectangle(band), cast, out.data, overflow); };
     });
@@ -118,8 +128,10 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out, const con
         area.col = unit_col * unit.cols;
         area.cols = std::min(unit.cols, cols - area.col);
         const UnitCast cast =
-            unit_cast(rule, format, power_of_two, std::bit_cast<float>(amax_bits(x, area)));
-        scale(band, unit_col) = cast.scale;
+            given ? given_cast(format.rule, scale(band, unit_col))
+                  : unit_cast(format.rule, format_of(format.out), format.power_of_two,
+                              std::bit_cast<float>(amax_bits(x, area)));
+        if (!given) scale(band, unit_col) = cast.scale;
         encode(x, area, cast, out.data, overflow);
       }
     };

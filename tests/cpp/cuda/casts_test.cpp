@@ -1,5 +1,5 @@
 // What of a cast reaches the GPU. What the kernels make of it is tested on a GPU.
-#include "cuda/cast.h"
+#include "cuda/casts.h"
 
 #include <gmock/gmock.h>
 

@@ -1,0 +1,80 @@
+// Casts to and from FP8.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "octofold/export.h"
+#include "octofold/stream.h"
+#include "octofold/tensor.h"
+#include "octofold/types.h"
+
+namespace octofold {
+
+// Tensors x [..., K] with leading dimensions count as matrices [rows, K], rows being the product of
+// the leading dimensions and a vector [K] one row. Strides have to compose for that, as those of
+// any contiguous tensor and of slices of rows or columns do.
+//
+// x ≈ code × scale, with a scale for each unit of the matrix (types.h has the granularities):
+//
+// | granularity | scale of codes [..., K]                           |
+// |-------------|---------------------------------------------------|
+// | tensor      | one element, of any shape                         |
+// | channel     | [...] or [rows], either with a last dimension 1    |
+// | 1x128       | [..., ceil(K / 128)] or [rows, ceil(K / 128)]      |
+// | 128x128     | [ceil(rows / 128), ceil(K / 128)]                 |
+
+/// The casts of x to be made, from one pass over x on a GPU: at least one. Dtype and granularity
+/// of both are the same.
+struct CastTargets {
+  /// Of x [..., K] itself. data: x's shape.
+  std::optional<MutableScaledTensorView> rows{};
+  /// Of x's transpose, written row-major. data: [K, rows].
+  std::optional<MutableScaledTensorView> transposed{};
+};
+
+enum class ScaleSource : std::uint8_t {
+  kComputed,  ///< each unit's from its largest magnitude, and written
+  kGiven,     ///< the targets' scales are read, never written: static scales
+};
+
+struct QuantizeOptions {
+  /// Whose scale rule and rounding to follow; docs/numerics.md lists them. Of given scales only
+  /// one thing: whether codes round x · (1 / scale) or x / scale.
+  CastProfile profile = CastProfile::kDeepGemm;
+  /// Round scales to powers of two (UE8M0 values kept as FP32). Unset: the profile's own default.
+  /// Given scales are taken as they are, and true is an error.
+  std::optional<bool> power_of_two{};
+  Overflow overflow = Overflow::kSaturate;
+  ScaleSource scales = ScaleSource::kComputed;
+};
+
+/// Shape of the scale tensor of a matrix [rows, cols]; types.h has the table.
+OCTOFOLD_API std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
+                                                   std::int64_t cols);
+
+/// Casts x to FP8 with one FP32 scale per unit of each target, and writes codes and scales.
+///
+/// x: [..., K] float32, float16 or bfloat16; columns contiguous, any row stride (0 and negative
+///   ones too).
+/// out: e4m3 or e5m2 data with contiguous columns and rows that do not overlap; float32 scales of
+///   any strides.
+/// NaN and Inf follow IEEE rules through the arithmetic of the profile.
+/// Throws Error(kInvalidArgument) for wrong dtypes, shapes, strides or overlapping memory.
+OCTOFOLD_API void quantize(const TensorView& x, const CastTargets& out,
+                           const QuantizeOptions& options = {}, Stream stream = {});
+
+/// out = code × scale, the product in FP32, rounded to nearest even in out's type.
+/// x.data: [..., K], any row stride; out: the same shape, float32, float16 or bfloat16, columns
+/// contiguous.
+OCTOFOLD_API void dequantize(const ScaledTensorView& x, const MutableTensorView& out,
+                             Stream stream = {});
+
+/// Element-wise conversion between any two dtypes, without scales, rounding to nearest even.
+/// `overflow` applies to FP8 results; float16 and bfloat16 overflow to infinity.
+/// x, out: the same shape [..., K], last dimension contiguous; x of any row stride.
+OCTOFOLD_API void convert(const TensorView& x, const MutableTensorView& out,
+                          Overflow overflow = Overflow::kSaturate, Stream stream = {});
+
+}  // namespace octofold

@@ -1,0 +1,49 @@
+// The words that host, device code and bindings share: element types, granularities of scales, and
+// the length of a scale block. A header without includes: the run-time compiler reads it too.
+#pragma once
+
+namespace octofold {
+
+/// Element types. FP8 formats as in "FP8 Formats for Deep Learning" (Micikevicius et al., 2022,
+/// arXiv:2209.05433): e4m3 is the `fn` variant (no infinity, largest finite 448), e5m2 is
+/// IEEE-like (largest finite 57344). int32 counts and places: no operation computes in it.
+enum class DType : unsigned char { kFloat32, kFloat16, kBFloat16, kE4M3, kE5M2, kInt32 };
+
+/// How many elements of a row-major matrix X[rows, cols] share one FP32 scale.
+///
+/// | granularity    | shape of the scale tensor           |
+/// |----------------|-------------------------------------|
+/// | kTensor        | [1] (or any shape with one element) |
+/// | kChannel       | [rows] (or [rows, 1])               |
+/// | kBlock1x128    | [rows, ceil(cols / 128)]            |
+/// | kBlock128x128  | [ceil(rows / 128), ceil(cols / 128)]|
+///
+/// A partial block at a ragged edge has a scale of its own, over the elements that exist.
+enum class Granularity : unsigned char { kTensor, kChannel, kBlock1x128, kBlock128x128 };
+
+/// Number of consecutive K values that share a scale in the block granularities, and the longest
+/// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
+inline constexpr int kScaleBlock = 128;
+
+/// Bytes of one element; 0 for a value that is no DType.
+constexpr int size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16: return 2;
+    case DType::kE4M3:
+    case DType::kE5M2: return 1;
+  }
+  return 0;
+}
+
+constexpr bool is_fp8(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kE5M2; }
+
+/// Whether scales differ from one block of K to the next: they act on partial sums, while others
+/// may wait until the sum is finished.
+constexpr bool varies_along_k(Granularity granularity) {
+  return granularity == Granularity::kBlock1x128 || granularity == Granularity::kBlock128x128;
+}
+
+}  // namespace octofold

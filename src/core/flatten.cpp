@@ -1,0 +1,127 @@
+#include "core/flatten.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fmt/ranges.h>
+#include <span>
+#include <string>
+
+namespace octofold::core {
+namespace {
+
+// Several dimensions as one.
+struct Merged {
+  std::int64_t size = 1;
+  std::int64_t stride = 0;
+};
+
+// The first `count` dimensions as one.
+template <typename View>
+Merged merge(const Arguments& check, std::string_view argument, const View& tensor,
+             std::int32_t count) {
+  Merged merged;
+  std::int32_t inner = -1;  // the dimension that the next one outside has to continue
+  for (std::int32_t i = count - 1; i >= 0; --i) {
+    const std::int64_t size = tensor.shape[i];
+    if (size != 1 && inner < 0) {
+      inner = i;
+      merged.stride = tensor.strides[i];
+    } else if (size > 1 && merged.size > 0 && tensor.strides[i] != merged.size * merged.stride) {
+      check.fail(argument,
+                 "leading dimensions that are the rows of one matrix (reshape makes a copy)",
+                 fmt::format("{}: dimension {} is not {} steps of dimension {}", describe(tensor),
+                             i, merged.size, inner));
+    }
+    merged.size *= size;
+  }
+  return merged;
+}
+
+template <typename View>
+View matrix_of(const Arguments& check, std::string_view argument, const View& tensor) {
+  check.require_sizes(argument, tensor);
+  if (tensor.rank < 1) check.fail(argument, "at least 1 dimension", describe(tensor));
+  if (tensor.rank == 2) return tensor;
+  const std::int32_t last = tensor.rank - 1;
+  Merged rows = merge(check, argument, tensor, last);
+  const std::int64_t cols = tensor.shape[last];
+  // One row, or none: any stride is as good, and this one is of a contiguous matrix.
+  if (rows.size <= 1) rows.stride = std::max<std::int64_t>(cols, 1);
+  View matrix = tensor;
+  matrix.rank = 2;
+  matrix.shape = {rows.size, cols};
+  matrix.strides = {rows.stride, tensor.strides[last]};
+  return matrix;
+}
+
+template <typename View>
+View vector_of(const View& tensor, const Merged& elements) {
+  View vector = tensor;
+  vector.rank = 1;
+  vector.shape = {elements.size};
+  vector.strides = {elements.stride};
+  return vector;
+}
+
+// Whether the shape is that of the data, up to the last dimension, which is `last`.
+template <typename View, typename ScaledView>
+bool has_leading_dimensions(const View& scale, const ScaledView& tensor, std::int32_t rank) {
+  const std::int32_t leading = tensor.data.rank - 1;
+  return rank == leading &&
+         std::equal(scale.shape.begin(), scale.shape.begin() + leading, tensor.data.shape.begin());
+}
+
+// Whatever has none of the shapes with leading dimensions stays as it is.
+template <typename ScaledView>
+auto flat_scale(const Arguments& check, const std::string& argument, const ScaledView& tensor) {
+  const auto& scale = tensor.scale;
+  check.require_sizes(argument, scale);
+  switch (tensor.granularity) {
+    case Granularity::kTensor:
+    case Granularity::kBlock128x128: break;
+    case Granularity::kChannel: {
+      const bool has_one_more = scale.rank == tensor.data.rank && scale.shape[scale.rank - 1] == 1;
+      const std::int32_t rank = has_one_more ? scale.rank - 1 : scale.rank;
+      if (has_leading_dimensions(scale, tensor, rank)) {
+        return vector_of(scale, merge(check, argument, scale, rank));
+      }
+      break;
+    }
+    case Granularity::kBlock1x128:
+      if (has_leading_dimensions(scale, tensor, scale.rank - 1)) {
+        return matrix_of(check, argument, scale);
+      }
+      break;
+  }
+  return scale;
+}
+
+template <typename ScaledView>
+ScaledView flat_scaled(const Arguments& check, std::string_view argument,
+                       const ScaledView& tensor) {
+  const auto data = matrix_of(check, argument, tensor.data);
+  return {data, flat_scale(check, std::string(argument) + ".scale", tensor), tensor.granularity};
+}
+
+}  // namespace
+
+TensorView flatten(const Arguments& check, std::string_view argument, const TensorView& tensor) {
+  return matrix_of(check, argument, tensor);
+}
+
+MutableTensorView flatten(const Arguments& check, std::string_view argument,
+                          const MutableTensorView& tensor) {
+  return matrix_of(check, argument, tensor);
+}
+
+ScaledTensorView flatten(const Arguments& check, std::string_view argument,
+                         const ScaledTensorView& tensor) {
+  return flat_scaled(check, argument, tensor);
+}
+
+MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
+                                const MutableScaledTensorView& tensor) {
+  return flat_scaled(check, argument, tensor);
+}
+
+}  // namespace octofold::core

@@ -1,0 +1,26 @@
+// Tensors with leading dimensions, [..., K], as the matrices [rows, K] that operations work on:
+// over the same memory, a vector being one row.
+#pragma once
+
+#include <string_view>
+
+#include "octofold/tensor.h"
+
+#include "core/check.h"
+
+namespace octofold::core {
+
+/// Fails, naming the argument, where there is no dimension or the leading ones' strides do not
+/// compose.
+TensorView flatten(const Arguments& check, std::string_view argument, const TensorView& tensor);
+MutableTensorView flatten(const Arguments& check, std::string_view argument,
+                          const MutableTensorView& tensor);
+
+/// The same of codes, and of their scales where these have leading dimensions too: what
+/// Arguments::require_scaled() takes, if the scale has one of the shapes that casts.h allows.
+ScaledTensorView flatten(const Arguments& check, std::string_view argument,
+                         const ScaledTensorView& tensor);
+MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
+                                const MutableScaledTensorView& tensor);
+
+}  // namespace octofold::core

@@ -1,0 +1,18 @@
+// Scaled casts on the CPU, on checked matrices.
+#pragma once
+
+#include "octofold/casts.h"
+
+#include "kernels/config/cast_config.h"
+
+namespace octofold::cpu {
+
+/// Casts x [rows, cols], of any strides, to out.data [rows, cols] with the scales that it finds in
+/// out.scale (kGiven), or works out and writes there.
+void quantize(const TensorView& x, const MutableScaledTensorView& out,
+              const config::CastFormat& format, ScaleSource scales);
+
+/// octofold::dequantize.
+void dequantize(const ScaledTensorView& x, const MutableTensorView& out);
+
+}  // namespace octofold::cpu

@@ -1,0 +1,107 @@
+#include "cuda/casts.h"
+
+#include <cstdint>
+#include <optional>
+
+#include "octofold/error.h"
+
+#include "core/scale_layout.h"
+#include "kernels/config/cast_params.h"
+#include "plan/cast.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::CastDirection;
+using plan::CastProblem;
+using plan::ConvertProblem;
+
+// Whether each row begins at a multiple of `bytes`.
+template <typename View>
+bool is_aligned(const View& matrix, std::int64_t bytes) {
+  const bool stride_fits =
+      matrix.shape[0] <= 1 || matrix.strides[0] * size_of(matrix.dtype) % bytes == 0;
+  return stride_fits &&
+         reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
+  return !out || is_aligned(out->data, 8);
+}
+
+config::CastOutput output_of(const std::optional<MutableScaledTensorView>& out) {
+  if (!out) return {};
+  const core::ScaleAccess<float> scale = core::scale_access(*out);
+  return {.codes = static_cast<unsigned char*>(out->data.data),
+          .codes_stride = out->data.strides[0],
+          .scale = scale.data,
+          .scale_row_stride = scale.row_stride,
+          .scale_col_stride = scale.col_stride};
+}
+
+// `scale` is read where the problem is scaled.
+void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const float> scale,
+             const TensorView& x, const MutableTensorView& out, Stream stream) {
+  problem.rows = x.shape[0];
+  problem.cols = x.shape[1];
+  problem.in = x.dtype;
+  problem.out = out.dtype;
+  const int vector = config::ConvertConfig{.in = problem.in, .out = problem.out}.vector();
+  problem.is_aligned =
+      is_aligned(x, vector * size_of(x.dtype)) && is_aligned(out, vector * size_of(out.dtype));
+  const config::ConvertParams params{.x = x.data,
+                                     .x_stride = x.strides[0],
+                                     .out = out.data,
+                                     .out_stride = out.strides[0],
+                                     .rows = x.shape[0],
+                                     .cols = x.shape[1],
+                                     .scale = scale.data,
+                                     .scale_row_stride = scale.row_stride,
+                                     .scale_col_stride = scale.col_stride};
+  device.prepared(problem, [&] { return plan::plan_convert(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+}  // namespace
+
+void quantize(Device& device, const TensorView& x, const CastTargets& out,
+              const config::CastFormat& format, ScaleSource scales, Stream stream) {
+  const CastProblem problem{
+      .rows = x.shape[0],
+      .cols = x.shape[1],
+      .in = format.in,
+      .out = format.out,
+      .unit = format.granularity,
+      .direction = !out.rows         ? CastDirection::kTransposed
+                   : !out.transposed ? CastDirection::kRows
+                                     : CastDirection::kBoth,
+      .rule = format.rule,
+      .power_of_two = format.power_of_two,
+      .saturate = format.saturate,
+      .x_is_aligned = is_aligned(x, 16),
+      .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
+  if (scales == ScaleSource::kGiven) {
+    throw Error(ErrorCode::kUnsupported, "quantize: given scales on a GPU");
+  }
+  const config::CastParams params{.x = x.data,
+                                  .x_stride = x.strides[0],
+                                  .rows = x.shape[0],
+                                  .cols = x.shape[1],
+                                  .row_cast = output_of(out.rows),
+                                  .transposed_cast = output_of(out.transposed)};
+  device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+void dequantize(Device& device, const ScaledTensorView& x, const MutableTensorView& out,
+                Stream stream) {
+  convert(device, {.scaled = true, .unit = x.granularity}, core::scale_access(x), x.data, out,
+          stream);
+}
+
+void convert(Device& device, const TensorView& x, const MutableTensorView& out, Overflow overflow,
+             Stream stream) {
+  convert(device, {.saturate = overflow == Overflow::kSaturate}, {}, x, out, stream);
+}
+
+}  // namespace octofold::cuda

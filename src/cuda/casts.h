@@ -1,0 +1,25 @@
+// Casts and conversions on a GPU.
+#pragma once
+
+#include "octofold/casts.h"
+
+#include "cuda/device.h"
+#include "kernels/config/cast_config.h"
+
+namespace octofold::cuda {
+
+/// On checked matrices that lie on `device`: the targets of x that there are, from one read of x.
+/// Queues one kernel, or four where a scale is not known before all of x is read; the first call of
+/// a problem also plans it and loads its kernels.
+void quantize(Device& device, const TensorView& x, const CastTargets& out,
+              const config::CastFormat& format, ScaleSource scales, Stream stream);
+
+/// octofold::dequantize() on checked arguments that lie on `device`.
+void dequantize(Device& device, const ScaledTensorView& x, const MutableTensorView& out,
+                Stream stream);
+
+/// octofold::convert() on checked arguments of rank 2 that lie on `device`.
+void convert(Device& device, const TensorView& x, const MutableTensorView& out, Overflow overflow,
+             Stream stream);
+
+}  // namespace octofold::cuda

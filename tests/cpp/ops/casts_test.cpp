@@ -1,0 +1,280 @@
+// What the CPU backend casts, whatever the shape and the strides of x, and from which scales. Its
+// bytes are compared with independent code in tests/python.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+namespace octofold {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::array kGranularities{Granularity::kTensor, Granularity::kChannel,
+                                    Granularity::kBlock1x128, Granularity::kBlock128x128};
+constexpr std::array kProfiles{CastProfile::kDeepGemm,          CastProfile::kVllm,
+                               CastProfile::kTransformerEngine, CastProfile::kTorchAo,
+                               CastProfile::kDeepSeek,          CastProfile::kCompressedTensors};
+
+class CastsTest : public testing::Test {
+ protected:
+  static constexpr std::int64_t kRows = 130, kCols = 300;
+
+  CastsTest() : data_(kRows * kCols) {
+    const unsigned seed = std::random_device{}();
+    RecordProperty("seed", std::to_string(seed));
+    trace_ =
+        std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, "seed " + std::to_string(seed));
+    random_.seed(seed);
+    std::normal_distribution<float> normal;
+    for (float& value : data_) value = normal(random_);
+  }
+
+  TensorView x() const { return matrix(data_.data(), DType::kFloat32, kRows, kCols); }
+
+  // Scales of each unit's magnitude, more or less: some codes saturate, some are subnormal.
+  void give_scales(HostScaledMatrix& out) {
+    std::uniform_real_distribution<float> exponent(-12, 0);
+    for (float& scale : out.scales()) scale = std::exp2(exponent(random_));
+  }
+
+  static std::string error_of(const TensorView& x, const CastTargets& out) {
+    try {
+      quantize(x, out);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "no error";
+  }
+
+  static void expect_same(const HostScaledMatrix& actual, const HostScaledMatrix& expected) {
+    EXPECT_EQ(actual.codes(), expected.codes());
+    EXPECT_EQ(actual.scales(), expected.scales());
+  }
+
+  std::vector<float> data_;
+  std::mt19937 random_;
+  std::unique_ptr<testing::ScopedTrace> trace_;
+};
+
+std::vector<float> transposed(const std::vector<float>& values, std::int64_t rows,
+                              std::int64_t cols) {
+  std::vector<float> result(values.size());
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    result[static_cast<std::size_t>(i % cols * rows + i / cols)] =
+        values[static_cast<std::size_t>(i)];
+  }
+  return result;
+}
+
+TEST_F(CastsTest, BothTargetsAreTwoCasts) {
+  const std::vector<float> data_transposed = transposed(data_, kRows, kCols);
+  const TensorView x_transposed = matrix(data_transposed.data(), DType::kFloat32, kCols, kRows);
+  for (const Granularity granularity : kGranularities) {
+    const QuantizeOptions options{.profile = CastProfile::kVllm, .power_of_two = true};
+    HostScaledMatrix rows(kRows, kCols, granularity), columns(kCols, kRows, granularity);
+    quantize(x(), {.rows = rows.view(), .transposed = columns.view()}, options);
+
+    HostScaledMatrix alone(kRows, kCols, granularity), columns_alone(kCols, kRows, granularity);
+    quantize(x(), {.rows = alone.view()}, options);
+    expect_same(rows, alone);
+    quantize(x(), {.transposed = columns_alone.view()}, options);
+    expect_same(columns, columns_alone);
+    quantize(x_transposed, {.rows = columns_alone.view()}, options);
+    expect_same(columns, columns_alone);
+  }
+}
+
+TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
+  const auto block = Granularity::kBlock1x128;
+  HostScaledMatrix out(kRows, kCols, block), columns(kCols, kRows, block);
+  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = out.view()}),
+              HasSubstr("'out.transposed': expected shape"));
+  HostScaledMatrix tensor(kCols, kRows, Granularity::kTensor);
+  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = tensor.view()}),
+              HasSubstr("'out.transposed': expected granularity 1x128, as 'out.rows'"));
+  HostScaledMatrix e5m2(kCols, kRows, block, DType::kE5M2);
+  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = e5m2.view()}),
+              HasSubstr("'out.transposed': expected dtype e4m3"));
+
+  MutableScaledTensorView overlapping = columns.view();
+  overlapping.data.data = out.codes().data();
+  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = overlapping}),
+              HasSubstr("'out.transposed': expected memory of its own, apart from 'out.rows'"));
+  overlapping = columns.view();
+  overlapping.scale.data = out.scales().data();
+  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = overlapping}),
+              HasSubstr("'out.transposed.scale': expected memory of its own"));
+}
+
+// The scales that a cast computes, given to it, make the same codes where codes are x / scale or
+// x · (1 / scale); of a factor that is rounded to a power of two, the reciprocal is exact.
+TEST_F(CastsTest, ScalesOfACastGiveItsCodesAgain) {
+  for (const Granularity granularity : kGranularities) {
+    for (const CastProfile profile : kProfiles) {
+      const bool power_of_two =
+          profile == CastProfile::kTransformerEngine || profile == CastProfile::kTorchAo;
+      HostScaledMatrix rows(kRows, kCols, granularity), columns(kCols, kRows, granularity);
+      const CastTargets out{.rows = rows.view(), .transposed = columns.view()};
+      quantize(x(), out, {.profile = profile, .power_of_two = power_of_two});
+      const HostScaledMatrix computed_rows = rows, computed_columns = columns;
+      std::ranges::fill(rows.codes(), std::uint8_t{0xAA});
+      std::ranges::fill(columns.codes(), std::uint8_t{0xAA});
+      quantize(x(), out, {.profile = profile, .scales = ScaleSource::kGiven});
+      expect_same(rows, computed_rows);
+      expect_same(columns, computed_columns);
+    }
+  }
+}
+
+// Where in the scale tensor of [rows, cols] the scale of an element is.
+std::size_t unit_of(Granularity granularity, std::int64_t row, std::int64_t col,
+                    std::int64_t cols) {
+  const std::int64_t across = (cols + 127) / 128;
+  switch (granularity) {
+    case Granularity::kTensor: return 0;
+    case Granularity::kChannel: return static_cast<std::size_t>(row);
+    case Granularity::kBlock1x128: return static_cast<std::size_t>(row * across + col / 128);
+    case Granularity::kBlock128x128:
+      return static_cast<std::size_t>(row / 128 * across + col / 128);
+  }
+  return 0;
+}
+
+// Element by element: convert() rounds what the scale leaves.
+TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
+  data_[5] = INFINITY, data_[7] = NAN, data_[11] = -0.0f, data_[13] = 1e38f;
+  for (const Granularity granularity : kGranularities) {
+    for (const CastProfile profile : kProfiles) {
+      const bool divides = profile == CastProfile::kVllm || profile == CastProfile::kDeepSeek ||
+                           profile == CastProfile::kCompressedTensors;
+      for (const Overflow overflow : {Overflow::kSaturate, Overflow::kNan}) {
+        HostScaledMatrix out(kRows, kCols, granularity);
+        give_scales(out);
+        const std::vector<float> given = out.scales();
+        quantize(x(), {.rows = out.view()},
+                 {.profile = profile, .overflow = overflow, .scales = ScaleSource::kGiven});
+        EXPECT_EQ(out.scales(), given);
+
+        std::vector<float> scaled = data_;
+        for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+          const float scale = given[unit_of(granularity, i / kCols, i % kCols, kCols)];
+          float& value = scaled[static_cast<std::size_t>(i)];
+          value = divides ? value / scale : value * (1.0f / scale);
+        }
+        std::vector<std::uint8_t> codes(scaled.size());
+        convert(matrix(scaled.data(), DType::kFloat32, kRows, kCols),
+                matrix(codes.data(), DType::kE4M3, kRows, kCols), overflow);
+        EXPECT_EQ(out.codes(), codes);
+      }
+    }
+  }
+}
+
+TEST_F(CastsTest, LeadingDimensionsAreRows) {
+  for (const Granularity granularity : kGranularities) {
+    HostScaledMatrix expected(kRows, kCols, granularity), columns(kCols, kRows, granularity);
+    quantize(x(), {.rows = expected.view()});
+    quantize(x(), {.transposed = columns.view()});
+
+    // [2, 65, 300], with scales that have the leading dimensions, one more, or none.
+    TensorView cube = x();
+    cube.rank = 3;
+    cube.shape = {2, 65, kCols};
+    cube.strides = {65 * kCols, kCols, 1};
+    for (const int scale_kind : {0, 1, 2}) {
+      HostScaledMatrix out(kRows, kCols, granularity), out_columns(kCols, kRows, granularity);
+      MutableScaledTensorView target = out.view();
+      target.data.rank = 3;
+      target.data.shape = cube.shape;
+      target.data.strides = cube.strides;
+      if (granularity == Granularity::kBlock1x128 && scale_kind != 2) {
+        target.scale.rank = 3;
+        target.scale.shape = {2, 65, 3};
+        target.scale.strides = {195, 3, 1};
+      } else if (granularity == Granularity::kChannel && scale_kind != 2) {
+        target.scale.rank = 2 + scale_kind;
+        target.scale.shape = {2, 65, 1};
+        target.scale.strides = {65, 1, 17};
+      }
+      quantize(cube, {.rows = target, .transposed = out_columns.view()});
+      expect_same(out, expected);
+      expect_same(out_columns, columns);
+
+      std::vector<float> values(data_.size()), expected_values(data_.size());
+      dequantize(target, {values.data(), DType::kFloat32, 3, cube.shape, cube.strides});
+      dequantize(expected.view(), matrix(expected_values.data(), DType::kFloat32, kRows, kCols));
+      EXPECT_EQ(values, expected_values);
+    }
+  }
+}
+
+TEST_F(CastsTest, AVectorIsARow) {
+  for (const Granularity granularity : kGranularities) {
+    HostScaledMatrix expected(1, kCols, granularity), out(1, kCols, granularity);
+    quantize(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = expected.view()});
+    const std::int64_t scales = std::ssize(out.scales());
+    const MutableScaledTensorView target{
+        vector(out.codes().data(), DType::kE4M3, kCols),
+        granularity == Granularity::kBlock128x128
+            ? matrix(out.scales().data(), DType::kFloat32, 1, scales)
+            : vector(out.scales().data(), DType::kFloat32, scales),
+        granularity};
+    quantize(vector(data_.data(), DType::kFloat32, kCols), {.rows = target});
+    expect_same(out, expected);
+  }
+}
+
+// Rows that are all the same, that go backwards, that overlap: inputs of every operation.
+TEST_F(CastsTest, RowsMayLieAnywhere) {
+  struct Rows {
+    std::int64_t first, stride;
+  };
+  constexpr std::int64_t kCount = 129, kWidth = 200;
+  for (const auto& [first, stride] : {Rows{0, 0}, Rows{(kRows - 1) * kCols, -kCols}, Rows{3, 17}}) {
+    const TensorView view{data_.data() + first, DType::kFloat32, 2, {kCount, kWidth}, {stride, 1}};
+    std::vector<float> copy(kCount * kWidth);
+    for (std::int64_t row = 0; row < kCount; ++row) {
+      std::memcpy(copy.data() + row * kWidth, data_.data() + first + row * stride,
+                  kWidth * sizeof(float));
+    }
+    const TensorView contiguous = matrix(copy.data(), DType::kFloat32, kCount, kWidth);
+    for (const Granularity granularity : kGranularities) {
+      HostScaledMatrix out(kCount, kWidth, granularity), expected(kCount, kWidth, granularity);
+      HostScaledMatrix columns(kWidth, kCount, granularity);
+      HostScaledMatrix expected_columns(kWidth, kCount, granularity);
+      quantize(view, {.rows = out.view(), .transposed = columns.view()});
+      quantize(contiguous, {.rows = expected.view(), .transposed = expected_columns.view()});
+      expect_same(out, expected);
+      expect_same(columns, expected_columns);
+    }
+    std::vector<float> converted(copy.size());
+    convert(view, matrix(converted.data(), DType::kFloat32, kCount, kWidth));
+    EXPECT_EQ(converted, copy);
+  }
+}
+
+// A row of scales and codes that is repeated is dequantized as often.
+TEST_F(CastsTest, DequantizesRowsThatAreRepeated) {
+  HostScaledMatrix row(1, kCols, Granularity::kBlock1x128);
+  quantize(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = row.view()});
+  std::vector<float> once(kCols), repeated(3 * kCols);
+  dequantize(row.view(), matrix(once.data(), DType::kFloat32, 1, kCols));
+  ScaledTensorView rows = row.view();
+  rows.data.shape[0] = rows.scale.shape[0] = 3;
+  rows.data.strides[0] = rows.scale.strides[0] = 0;
+  dequantize(rows, matrix(repeated.data(), DType::kFloat32, 3, kCols));
+  for (std::size_t i = 0; i < repeated.size(); ++i) EXPECT_EQ(repeated[i], once[i % kCols]);
+}
+
+}  // namespace
+}  // namespace octofold
