@@ -232,8 +232,13 @@ def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:
     Raises InvalidArgumentError.
     """
     require_matrix("scale_shape", "shape", shape)
-    rows, cols = row_count(shape), shape[-1]
-    library.scale_shape(granularity, rows, cols)
+    try:
+        library.scale_shape(granularity, row_count(shape), shape[-1])
+    except TypeError as error:
+        got = f"{granularity!r} and {shape}"
+        raise invalid_argument(
+            "scale_shape", "granularity, *shape", "text and whole numbers", got
+        ) from error
     return quick_scale_shape(granularity, shape)
 
 
