@@ -1,11 +1,11 @@
+#include <optional>
+#include <string>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
 #include "octofold/casts.h"
 
-#include <optional>
-#include <string>
 #include "error.h"
 #include "stream.h"
 #include "tensor.h"
@@ -37,11 +37,12 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
                           .overflow = parse_overflow(view_of(overflow)),
                           .scales = static_scales ? ScaleSource::kGiven : ScaleSource::kComputed};
   if (power_of_two) options.power_of_two = *power_of_two;
-  octofold::quantize(view_of("quantize", "x", x, "float32, float16 or bfloat16"),
-                     {.rows = target("out.rows", data, scale, unit),
-                      .transposed = target("out.transposed", transposed_data, transposed_scale,
-                                           unit)},
-                     options, stream_of(stream, x));
+  const TensorView source = view_of("quantize", "x", x, "float32, float16 or bfloat16");
+  octofold::quantize(
+      source,
+      {.rows = target("out.rows", data, scale, unit),
+       .transposed = target("out.transposed", transposed_data, transposed_scale, unit)},
+      options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,

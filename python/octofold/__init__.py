@@ -7,8 +7,6 @@
 Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
 """
 
-from typing import Final
-
 from . import kernel_cache
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
 from ._core.ops import scale_shape
@@ -28,7 +26,15 @@ from .errors import (
 from .gemm import gemm
 from .scaled_tensor import ScaledTensor
 
-__version__: Final[str] = str(_library.version())
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """The version, which the library has to be loaded for."""
+    if name == "__version__":
+        return str(_library.version())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "BadFormatError",

@@ -158,6 +158,8 @@ def _quantize(
     transpose: bool,
     stream: int | None,
 ) -> None:
+    if not isinstance(transpose, bool):
+        raise TypeError("the library never sees it")  # which leads to Op's message
     static = given is not None
     scale = given if static else computed
     rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))

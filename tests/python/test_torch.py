@@ -154,8 +154,16 @@ def test_transforms_of_functions():
     x = random(2, 3, 300)
     expected = torch.stack([octofold.quantize(matrix).dequantize() for matrix in x])
     assert torch.equal(torch.func.vmap(lambda y: octofold.quantize(y).dequantize())(x), expected)
-    convert = torch.func.functionalize(lambda y: octofold.convert(y, "float16"))
-    assert torch.equal(convert(x[0]), x[0].half())
+    w = octofold.quantize(random(5, 300))
+
+    def product(scale, c):
+        return octofold.gemm(w, octofold.ScaledTensor(w.data, scale, "1x128"), c=c)
+
+    scales, c = w.scale * torch.tensor([1.0, 2.0])[:, None, None], random(5, 5).bfloat16()
+    assert torch.equal(
+        torch.func.vmap(product, (0, None))(scales, c),
+        torch.stack([product(scale, c) for scale in scales]),
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
