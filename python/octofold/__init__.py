@@ -9,6 +9,7 @@ Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results 
 
 from . import kernel_cache
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
+from ._core import torch_import
 from ._core.ops import scale_shape
 from ._info import Component, Gpu, Info, info
 from ._library import library as _library
@@ -25,6 +26,8 @@ from .errors import (
 )
 from .gemm import gemm
 from .scaled_tensor import ScaledTensor
+
+torch_import.introduce()
 
 __version__: str
 

@@ -127,9 +127,10 @@ class ScaledTensor(Scaled):
         return ScaledTensor(self.data.T, scale, self.granularity)
 
     def register_buffers(self, module: "torch.nn.Module", name: str) -> None:
-        """Make this a part of a torch module: its buffers `name` and `name`_scale, which state_dict()
-        holds and module.to(device) moves, and the attribute `name`_granularity. from_buffers()
-        gives it back. (As all floating-point buffers, they do not survive module.to(dtype).)"""
+        """Make this a part of a torch module: its buffers `name` and `name`_scale, which
+        state_dict() holds and module.to(device) moves, and its attribute `name`_granularity.
+        from_buffers() gives it back. module.to(dtype) would convert both, as it does all buffers
+        of floating point."""
         module.register_buffer(name, self.data)
         module.register_buffer(f"{name}_scale", self.scale)
         setattr(module, f"{name}_granularity", self.granularity)

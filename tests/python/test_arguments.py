@@ -100,9 +100,15 @@ def test_quantize_refuses_option(options, message):
     ("call", "message"),
     [
         (lambda a: a.dequantize("e4m3"), "'dtype': expected one of float32, .*, got 'e4m3'"),
-        (lambda a: replaced(a, scale=None).dequantize(), "'x.scale': expected a NumPy .*, got None"),
+        (
+            lambda a: replaced(a, scale=None).dequantize(),
+            "'x.scale': expected a NumPy .*, got None",
+        ),
         (lambda a: replaced(a, granularity=7).dequantize(), "'x.granularity': expected text"),
-        (lambda a: octofold.convert(np.array(1, np.float32), "e4m3"), "'x': expected at least 1 dim"),
+        (
+            lambda a: octofold.convert(np.array(1, np.float32), "e4m3"),
+            "'x': expected at least 1 dim",
+        ),
         (
             lambda a: octofold.convert(np.array(1, reference.DTYPES["e4m3"]), "float32"),
             "'x': expected at least 1 dim",
@@ -165,8 +171,14 @@ GEMM = [
     ),
     (lambda a, b: octofold.gemm(a, b, out_dtype="e4m3"), "'out_dtype': expected one of float32"),
     (lambda a, b: octofold.gemm(replaced(a, scale=None), b), "'a.scale': expected .*, got None"),
-    (lambda a, b: octofold.gemm(a, replaced(b, granularity=None)), "'b.granularity': expected text"),
-    (lambda a, b: octofold.gemm(a, b, fast_accumulation="no"), "'fast_accumulation': expected True"),
+    (
+        lambda a, b: octofold.gemm(a, replaced(b, granularity=None)),
+        "'b.granularity': expected text",
+    ),
+    (
+        lambda a, b: octofold.gemm(a, b, fast_accumulation="no"),
+        "'fast_accumulation': expected True",
+    ),
     (lambda a, b: octofold.gemm(a, b, c=values(M, N + 1)), "'c': expected shape"),
     (lambda a, b: octofold.gemm(a, b, c=values(M, N).astype(np.float16)), "'c': expected dtype"),
     (lambda a, b: octofold.gemm(a, b, bias=values(M)), "'bias': expected shape \\[7\\]"),

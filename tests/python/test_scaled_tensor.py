@@ -97,7 +97,7 @@ def test_scales_of_rows_have_no_transpose(granularity, rng):
 def test_stays_on_the_cpu(rng):
     cast = octofold.quantize(matrix(rng))
     assert cast.to("cpu") is cast
-    with pytest.raises(octofold.InvalidArgumentError, match="'device': expected 'cpu', .*'cuda'"):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'device': expected 'cpu', .*'cuda'"):
         cast.to("cuda")
 
 

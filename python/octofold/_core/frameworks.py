@@ -170,7 +170,7 @@ class CuPyFramework(DLPackFramework):
 
 def reinterpret(tensor: "tvm_ffi.Tensor", dtype: str) -> "tvm_ffi.Tensor":
     """The same memory as another dtype of the same size: Octofold's, or an integer."""
-    view: "tvm_ffi.Tensor" = library.reinterpret(tensor, DLPACK_NAMES.get(dtype, dtype))
+    view: tvm_ffi.Tensor = library.reinterpret(tensor, DLPACK_NAMES.get(dtype, dtype))
     return view
 
 

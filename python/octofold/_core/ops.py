@@ -8,7 +8,7 @@ parameter lists they take.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from ..errors import Error, invalid_argument
 from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
 from .streams import StreamLike, stream_handle
 
-Arrays = tuple[Array | None, ...]
-Options = tuple[str | bool | None, ...]
+Arrays: TypeAlias = tuple[Any, ...]
+"""Arrays, None where one is left out."""
+
+Options: TypeAlias = tuple[Any, ...]
+"""Texts, truth values, None."""
 
 TABLE: Final[dict[str, "Op"]] = {}
 
@@ -197,17 +200,8 @@ class Op:
         plain = tuple(bool(value) if isinstance(value, np.bool_) else value for value in options)
         if any(new is not old for new, old in zip(plain, options, strict=True)):
             return self.launch(framework, inputs, plain, dtype, out)
-        self._fail(error, framework, inputs, options, out)
-
-    def _fail(
-        self,
-        error: Exception,
-        framework: Framework,
-        inputs: Arrays,
-        options: Options,
-        out: Arrays | None,
-    ) -> NoReturn:
-        for name, array in zip(self.inputs, inputs, strict=True):
+        names = self.inputs if out is None else self.inputs + self.results
+        for name, array in zip(names, inputs + (out or ()), strict=True):
             if array is None and not name.endswith("?"):
                 raise invalid_argument(self.name, name, ANY, "None") from error
         for (name, option), value in zip(self.options.items(), options, strict=True):

@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._library import library
 from .._tvm_ffi import tvm_ffi
 from ..errors import UnsupportedError
-from ..scaled_tensor import ScaledTensor
-from .dtypes import SPELLINGS
+from .dtypes import DLPACK_NAMES, SPELLINGS
 from .frameworks import column_stride, common_kind, reinterpret
 from .ops import CALLS, TABLE, Arrays, Op, Options, row_count
 from .streams import StreamLike, stream_handle
@@ -97,7 +97,7 @@ def _library_takes_tensors() -> bool:
         return False
     try:
         for name, dtype in DTYPES.items():
-            reinterpret(torch.empty(1, dtype=dtype), name)
+            library.reinterpret(torch.empty(1, dtype=dtype), DLPACK_NAMES.get(name, name))
     except (BufferError, RuntimeError, TypeError, ValueError):
         return False
     return True
@@ -133,10 +133,7 @@ def call(
         return _on_stream(op, inputs, options, dtype, out, stream_handle(op.name, stream))
     with_gradients = _is_grad_enabled()
     if not (
-        _is_compiling()
-        or _is_tracing()
-        or _dispatch_modes()
-        or _innermost_transform() is not None
+        _is_compiling() or _is_tracing() or _dispatch_modes() or _innermost_transform() is not None
     ):
         for array in inputs if out is None else inputs + out:
             if array is not None and (
@@ -163,7 +160,10 @@ def call(
             )
         return _write(op, inputs, options, out)
     if differentiated or (not _is_compiling() and _innermost_transform() is not None):
-        return _WithoutGradient.apply(op, options, dtype, *inputs)
+        results: Arrays = _WithoutGradient.apply(  # type: ignore[no-untyped-call]
+            op, options, dtype, *inputs
+        )
+        return results
     return _make(op, inputs, options, dtype)
 
 
@@ -277,7 +277,7 @@ def moved(
 
 def _register(op: Op) -> Any:
     """The torch op, as one kernel for every device and a fake, which has nothing to write."""
-    _LIBRARY.define(op.schema(), tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(op.schema(), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     first_result = len(op.inputs)
     first_option = first_result + len(op.results)
 
@@ -291,14 +291,11 @@ def _register(op: Op) -> Any:
                 inputs = _with(inputs, op.in_place, results[0])
         op.launch(_framework_of(inputs[0]), inputs, options, "", results)
 
-    _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")
+    _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"octofold::{op.name}", lambda *arguments: None, lib=_LIBRARY)
     return getattr(torch.ops.octofold, op.name).default
 
 
-_LIBRARY: Final = torch.library.Library("octofold", "DEF")
+_LIBRARY: Final = torch.library.Library("octofold", "DEF")  # type: ignore[no-untyped-call]
 _REGISTERED: Final = {name: _register(op) for name, op in TABLE.items()}
 CALLS.update(dict.fromkeys(_PLAIN_TYPES, call))
-
-# What torch.load() may build of a file without trusting it.
-torch.serialization.add_safe_globals([ScaledTensor])
