@@ -12,7 +12,6 @@ from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_check
 from ._core import torch_import
 from ._core.ops import scale_shape
 from ._info import Component, Gpu, Info, info
-from ._library import library as _library
 from ._log import set_log_handler
 from .casts import convert, quantize, quantize_both
 from .errors import (
@@ -33,10 +32,11 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """The version, which the library has to be loaded for."""
-    if name == "__version__":
-        return str(_library.version())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # takes longer than the rest of this file
+
+    return version("octofold")
 
 
 __all__ = [

@@ -102,6 +102,7 @@ class DLPackFramework:
     know the dtype."""
 
     library_takes_arrays = False
+    always_writable = False
 
     def __init__(self, namespace: ModuleType | None, on_cpu: bool, stream: int | None) -> None:
         self._namespace = namespace
@@ -111,10 +112,11 @@ class DLPackFramework:
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if isinstance(array, tvm_ffi.Tensor):
             return array
+        ask = writable and not self.always_writable
         if self._on_cpu:
-            return _import_dlpack(array, writable)
+            return _import_dlpack(array, ask)
         # The producer orders its work before ours, if it works on another stream.
-        return _import_dlpack(array, writable, stream=self.stream or _DLPACK_LEGACY_STREAM)
+        return _import_dlpack(array, ask, stream=self.stream or _DLPACK_LEGACY_STREAM)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         if not self._on_cpu:
@@ -142,6 +144,8 @@ class DLPackFramework:
 class CuPyFramework(DLPackFramework):
     """CuPy's arrays. It has no FP8 (nor, before version 14, bfloat16): such results are
     tvm_ffi.Tensor in CuPy's memory."""
+
+    always_writable = True
 
     def __init__(self, cupy: ModuleType, device: int, stream: int | None) -> None:
         if stream is None:
