@@ -1,20 +1,27 @@
 #include "octofold/gemm.h"
 
+#include <string>
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
+#include "octofold/tuning.h"
+
 #include "error.h"
+#include "problem.h"
 #include "stream.h"
 #include "tensor.h"
 #include "text.h"
 
 namespace octofold::bindings {
 
+using OptionalString = tvm::ffi::Optional<tvm::ffi::String>;
+
 // Inputs come first, then what is written, then options, then the stream: in all of these
-// functions.
+// functions. `candidate`: for tests and tuning.
 void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::TensorView b,
           tvm::ffi::TensorView b_scale, OptionalTensor c, OptionalTensor bias,
           tvm::ffi::TensorView out, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
-          bool fast_accumulation, OptionalStream stream) {
+          bool fast_accumulation, OptionalStream stream, OptionalString candidate) {
   GemmArguments arguments{
       .a = {view_of("gemm", "a", a, "e4m3 or e5m2"), view_of("gemm", "a.scale", a_scale, "float32"),
             parse_granularity(view_of(a_granularity))},
@@ -24,9 +31,24 @@ void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::Tensor
       .fast_accumulation = fast_accumulation};
   if (c) arguments.c = view_of("gemm", "c", *c, "that of 'out' or float32");
   if (bias) arguments.bias = view_of("gemm", "bias", *bias, "that of 'out' or float32");
-  octofold::gemm(arguments, stream_of(stream, out));
+  if (candidate) {
+    octofold::gemm(arguments, stream_of(stream, out), view_of(*candidate));
+  } else {
+    octofold::gemm(arguments, stream_of(stream, out));
+  }
+}
+
+tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_fit_tma,
+                                                  bool output_fits_tma) {
+  tvm::ffi::Array<tvm::ffi::String> names;
+  for (const std::string& name :
+       octofold::gemm_candidates(problem_of(problem), operands_fit_tma, output_fits_tma)) {
+    names.push_back(name);
+  }
+  return names;
 }
 
 OCTOFOLD_EXPORT(gemm)
+OCTOFOLD_EXPORT(gemm_candidates)
 
 }  // namespace octofold::bindings

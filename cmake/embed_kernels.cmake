@@ -6,7 +6,7 @@
 # Included:     octofold_embed_kernels(target) adds the generated file to a target's sources.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE headers RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/kernels/*.h)
-  list(APPEND headers include/octofold/vocabulary.h)
+  list(APPEND headers include/octofold/gemm_form.h include/octofold/vocabulary.h)
   list(SORT headers)
   set(entries "")
   foreach(header IN LISTS headers)
@@ -34,7 +34,8 @@ set(OCTOFOLD_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 
 function(octofold_embed_kernels target)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.h)
-  list(APPEND headers ${PROJECT_SOURCE_DIR}/include/octofold/vocabulary.h)
+  list(APPEND headers ${PROJECT_SOURCE_DIR}/include/octofold/gemm_form.h
+              ${PROJECT_SOURCE_DIR}/include/octofold/vocabulary.h)
   set(output ${PROJECT_BINARY_DIR}/kernel_headers.cpp)
   add_custom_command(
     OUTPUT ${output}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 OUTPUT = Path(__file__).resolve().parent.parent / "tests" / "cases" / "gemm.csv"
 
-PAIRS = [("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128")]
+PAIRS = list(itertools.product(["tensor", "channel", "1x128", "128x128"], repeat=2))
 
 # M, N, K: nothing, one element, both sides of the 128 scale block and of CPU and GPU tiles, ragged
 # in one dimension and in all, long and flat.
@@ -40,24 +40,20 @@ COLUMNS = [
     "c", "bias", "row_padding", "power_of_two",
 ]  # fmt: skip
 
-REPEATS = 3
-
 
 def rows():
     """Yields the rows of the table as dictionaries."""
     cycles = [
         itertools.cycle(values) for values in (C_KINDS, BIAS_KINDS, ROW_PADDINGS, POWERS_OF_TWO)
     ]
-    for index, (repeat, (m, n, k), pair) in enumerate(
-        itertools.product(range(REPEATS), SHAPES, PAIRS)
-    ):
+    for index, ((m, n, k), pair) in enumerate(itertools.product(SHAPES, PAIRS)):
         c, bias, row_padding, power_of_two = (next(cycle) for cycle in cycles)
-        # Pairs have period 4 in `index`: dtypes step with the shape too, to meet all of them.
+        # Pairs have period 16 in `index`: dtypes step with the shape too, to meet all of them.
         a_dtype, b_dtype = DTYPE_PAIRS[(index // len(PAIRS) + index) % len(DTYPE_PAIRS)]
         values = (
             f"{index:03d}_{m}x{n}x{k}_{'_'.join(pair)}",
             m, n, k, a_dtype, b_dtype, *pair,
-            D_DTYPES[(index + repeat) % len(D_DTYPES)],
+            D_DTYPES[index % len(D_DTYPES)],
             c, bias, row_padding, power_of_two,
         )  # fmt: skip
         yield dict(zip(COLUMNS, values, strict=True))

@@ -7,9 +7,10 @@
 
 Needs Python, PyTorch and pytest on the machine, and no network. Parts:
 
-    tests      tests/gpu
+    tests      tests/gpu, in parallel (other arguments for pytest behind --)
     sanitizer  tests/gpu/sanitizer_problems.py under compute-sanitizer, memcheck and racecheck
     bench      `octofold bench gemm` and `host`, and the C++ benchmark of host time
+    compare    tests/gpu/compare_wheels.py: the wheel in baseline/, if there is one, and ours
 
 Into the output folder go summary.md and summary.json, suite.log with all that was printed, and the
 benches' own JSON and charts. Each part runs even where one before it failed; the exit code is 1
@@ -31,7 +32,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
-PARTS = ("tests", "sanitizer", "bench")
+WHEELS, BASELINE = BUNDLE / "wheels", BUNDLE / "baseline"
+WORKERS = 8  # of the tests, which mostly compile kernels
+PARTS = ("tests", "sanitizer", "bench", "compare")
 SANITIZER_TOOLS = ("memcheck", "racecheck")
 INTERRUPT_GRACE = 20  # seconds that an interrupted step has to say what it has done
 
@@ -75,11 +78,10 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def install(site: Path) -> None:
-    """The bundle's wheels into a folder of their own: the machine's Python stays as it is."""
-    wheels = sorted((BUNDLE / "wheels").glob("*.whl"))
+def install(site: Path, wheels: list[Path]) -> None:
+    """Wheels into a folder of their own: the machine's Python stays as it is."""
     if not wheels:
-        sys.exit(f"gpu_suite: no wheels in {BUNDLE / 'wheels'}; make gpu-bundle packs them")
+        sys.exit(f"gpu_suite: no wheels in {WHEELS}; make gpu-bundle packs them")
     shutil.rmtree(site, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--no-compile", "--no-cache-dir", "--target", site, *wheels], check=True)
@@ -95,7 +97,7 @@ def tests(arguments: argparse.Namespace) -> list[Step]:
     # Warnings of the machine's own packages are not ours to turn into errors.
     options = ["-W", "default", "-p", "no:cacheprovider", "-q", "--durations=10", "--tb=short"]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}"]
-    command += [*arguments.pytest, "tests/gpu"]
+    command += [f"-n={min(WORKERS, os.cpu_count() or 1)}", *arguments.pytest, "tests/gpu"]
     return [Step("tests", command, python_environment(arguments.site), junit)]
 
 
@@ -128,6 +130,18 @@ def bench(arguments: argparse.Namespace) -> list[Step]:
     command = [str(BUNDLE / "bin" / "octofold_bench"), "--benchmark_filter=host_time"]
     steps.append(Step("bench host, C++", command, {"LD_LIBRARY_PATH": libraries}))
     return steps
+
+
+def compare(arguments: argparse.Namespace) -> list[Step]:
+    baseline = sorted(BASELINE.glob("octofold-*.whl"))
+    if not baseline:
+        return []
+    others = [wheel for wheel in WHEELS.glob("*.whl") if not wheel.name.startswith("octofold-")]
+    site = arguments.site.with_name(f"{arguments.site.name}-baseline")
+    install(site, [*baseline, *sorted(others)])
+    command = [sys.executable, "tests/gpu/compare_wheels.py", str(site), str(arguments.site)]
+    command.append(f"--json={arguments.output / 'compare.json'}")
+    return [Step("compare with the baseline", command, {"PYTHONUNBUFFERED": "1"})]
 
 
 def run(step: Step, seconds: float, log: Path) -> Result:
@@ -176,11 +190,15 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_counts(junit: Path | None) -> str:
-    """ "passed 812, failed 2, skipped 3", without what there is none of; "" without a report."""
+    """ "passed 812, failed 2, skipped 3", without what there is none of, and how many candidates
+    they ran; "" without a report."""
     if junit is None or not junit.exists():
         return ""
-    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    for case in ElementTree.parse(junit).iter("testcase"):
+    report = ElementTree.parse(junit)
+    counts = dict.fromkeys(("passed", "failed", "skipped", "candidates"), 0)
+    for entry in report.iterfind(".//testcase/properties/property[@name='candidates']"):
+        counts["candidates"] += int(entry.get("value", "0"))
+    for case in report.iter("testcase"):
         bad = case.find("failure") is not None or case.find("error") is not None
         skipped = case.find("skipped") is not None
         counts["failed" if bad else "skipped" if skipped else "passed"] += 1
@@ -243,9 +261,9 @@ def main() -> int:
     log = arguments.output / "suite.log"
     log.unlink(missing_ok=True)
 
-    install(arguments.site)
+    install(arguments.site, sorted(WHEELS.glob("*.whl")))
     described = machine(arguments.site)
-    make_steps = {"tests": tests, "sanitizer": sanitizer, "bench": bench}
+    make_steps = {"tests": tests, "sanitizer": sanitizer, "bench": bench, "compare": compare}
     steps = [
         step
         for part in PARTS

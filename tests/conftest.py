@@ -4,10 +4,6 @@ import secrets
 
 import numpy as np
 import pytest
-from hypothesis import settings
-
-settings.register_profile("octofold", deadline=None, max_examples=200)
-settings.load_profile("octofold")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

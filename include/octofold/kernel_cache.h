@@ -6,13 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "octofold/export.h"
-#include "octofold/types.h"
+#include "octofold/gemm.h"
 
 namespace octofold {
 
@@ -40,23 +39,6 @@ OCTOFOLD_API std::vector<CachedKernel> list_kernel_cache();
 /// Error(kIo) where a file cannot be removed.
 OCTOFOLD_API int clear_kernel_cache();
 
-/// A call of gemm() without its tensors: out[M, N] = A[M, K] · B[N, K]ᵀ, as GemmArguments has it.
-/// The tensors are taken to be contiguous, at addresses that are multiples of 16 bytes, as
-/// allocators give them.
-struct GemmProblem {
-  std::int64_t m = 0;  ///< at least 1, as n
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  DType a = DType::kE4M3;
-  DType b = DType::kE4M3;
-  DType out = DType::kBFloat16;
-  Granularity a_granularity = Granularity::kBlock1x128;
-  Granularity b_granularity = Granularity::kBlock128x128;
-  std::optional<DType> c{};     ///< unset: without C
-  std::optional<DType> bias{};  ///< unset: without bias
-  bool fast_accumulation = false;
-};
-
 struct WarmOptions {
   /// What to compile for: "sm_90a".
   std::string architecture = "sm_90a";
@@ -75,7 +57,8 @@ struct WarmReport {
 };
 
 /// Compiles the kernels of these products into the cache, as the first gemm() of each would: needs
-/// NVRTC, no GPU and no driver.
+/// NVRTC, no GPU and no driver. The tensors are taken to be contiguous, at addresses that are
+/// multiples of 16 bytes, as allocators give them; M and N are at least 1.
 ///
 /// All problems are checked before anything is compiled.
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no

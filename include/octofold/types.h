@@ -15,20 +15,25 @@ namespace octofold {
 /// infinity (the rule of Python's ml_dtypes).
 enum class Overflow : std::uint8_t { kSaturate, kNan };
 
-/// Whose arithmetic a scaled cast follows, byte for byte. The rules themselves are values in
-/// kernels/config/cast_rule.h; docs/numerics.md tabulates them.
+/// Whose arithmetic a scaled cast follows. The rules themselves are values in
+/// kernels/config/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
+/// library they hold byte for byte.
 enum class CastProfile : std::uint8_t {
   kDeepGemm,
   kVllm,
+  kVllmPerToken,
   kTransformerEngine,
   kTorchAo,
+  kTorchAoTensor,
   kDeepSeek,
   kCompressedTensors,
+  kCompressedTensors012,
 };
 
 /// Names as the Python API, the tool and error messages spell them: "float32", "float16",
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
-/// "nan" · "deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors".
+/// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
+/// "compressed-tensors", "compressed-tensors-0.12".
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);

@@ -3,13 +3,21 @@
 // All arithmetic is FP32 unless a comment says otherwise. docs/numerics.md tabulates the rules.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 namespace octofold::config {
 
 enum class CastForm {
-  kReciprocal,  // scale = amax / max;  code = x · (1 / scale)
-  kDivide,      // scale = amax / max;  code = x / scale
-  kFactor,      // factor = max / amax; code = x · factor;  scale = 1 / factor
+  kReciprocal,    // scale = amax / max;  code = x · (1 / scale)
+  kDivide,        // scale = amax / max;  code = x / scale
+  kDivideInType,  // likewise, with x / scale rounded to the type of x first, and 0 in place of -0
+  kFactor,        // factor = max / amax; code = x · factor;  scale = 1 / factor
 };
+
+// Whether values are divided by the scale, not multiplied with its reciprocal.
+constexpr bool divides(CastForm form) {
+  return form == CastForm::kDivide || form == CastForm::kDivideInType;
+}
 
 // Rounds the scale (kFactor: the factor) to a power of two.
 enum class PowerOfTwoRounding {
@@ -24,7 +32,9 @@ struct CastRule {
   PowerOfTwoRounding rounding;
   bool power_of_two_by_default = false;
   double amax_floor = 0.0;          // amax is raised to this (FP64: one library computes there)
-  float scale_floor = 0.0f;         // then the scale to this
+  bool scale_in_type = false;       // then amax / max is rounded to the type of x
+  bool epsilon_for_zero = false;    // a scale of 0 is replaced by the epsilon of that type
+  float scale_floor = 0.0f;         // then the scale is raised to this
   float power_of_two_floor = 0.0f;  // and to this before it is rounded to a power of two
   bool repair_factor = false;       // factor 1 when amax is 0, Inf or NaN; finite if it overflows
 
@@ -35,12 +45,22 @@ struct CastRule {
     field("rounding", rounding);
     field("power_of_two_by_default", power_of_two_by_default);
     field("amax_floor", amax_floor);
+    field("scale_in_type", scale_in_type);
+    field("epsilon_for_zero", epsilon_for_zero);
     field("scale_floor", scale_floor);
     field("power_of_two_floor", power_of_two_floor);
     field("repair_factor", repair_factor);
   }
   friend constexpr bool operator==(const CastRule&, const CastRule&) = default;
+
+  // Whether the scale depends on the type of x, and not on its amax alone.
+  constexpr bool reads_type() const { return scale_in_type || epsilon_for_zero; }
 };
+
+// The distance from 1 to the next number, of the types that are cast.
+constexpr float epsilon_of(DType dtype) {
+  return dtype == DType::kFloat16 ? 0x1p-10f : dtype == DType::kBFloat16 ? 0x1p-7f : 0x1p-23f;
+}
 
 // In a description the rule goes without saying.
 constexpr const char* word(const CastRule&) { return ""; }
@@ -49,11 +69,16 @@ constexpr const char* word(const CastRule&) { return ""; }
 inline constexpr CastRule kDeepGemmRule{
     .form = CastForm::kReciprocal, .rounding = PowerOfTwoRounding::kCeil, .amax_floor = 1e-4f};
 
-// vLLM, csrc/quantization/w8a8: per_token_group_quant_8bit.
+// vLLM, csrc/quantization/w8a8: per_token_group_quant_8bit, scales of groups.
 inline constexpr CastRule kVllmRule{.form = CastForm::kDivide,
                                     .rounding = PowerOfTwoRounding::kCeilLog2,
                                     .amax_floor = 1e-10f,
                                     .power_of_two_floor = 1e-10f};
+
+// vLLM, likewise: dynamic_per_token_scaled_fp8_quant, scales of rows. It has no powers of two.
+inline constexpr CastRule kVllmPerTokenRule{.form = CastForm::kDivide,
+                                            .rounding = PowerOfTwoRounding::kCeil,
+                                            .scale_floor = 1.0f / (448.0f * 512.0f)};
 
 // Transformer Engine, common/recipe/recipe_common.cuh: compute_scale_from_amax.
 inline constexpr CastRule kTransformerEngineRule{.form = CastForm::kFactor,
@@ -61,16 +86,30 @@ inline constexpr CastRule kTransformerEngineRule{.form = CastForm::kFactor,
                                                  .power_of_two_by_default = true,
                                                  .repair_factor = true};
 
-// torchao, float8/float8_utils.py: amax_to_scale.
+// torchao, float8/float8_utils.py: amax_to_scale, for training.
 inline constexpr CastRule kTorchAoRule{
     .form = CastForm::kFactor, .rounding = PowerOfTwoRounding::kFloorLog2, .amax_floor = 1e-12};
+
+// torchao, quantization/quant_primitives.py: _choose_scale_float8, for Float8Tensor.from_hp. It has
+// no powers of two.
+inline constexpr CastRule kTorchAoTensorRule{
+    .form = CastForm::kDivide, .rounding = PowerOfTwoRounding::kCeil, .scale_in_type = true};
 
 // DeepSeek-V3, inference/kernel.py: act_quant. An all-zero unit gives 0 / 0 = NaN there, and here.
 inline constexpr CastRule kDeepSeekRule{.form = CastForm::kDivide,
                                         .rounding = PowerOfTwoRounding::kCeil};
 
-// compressed-tensors, quantization/utils/helpers.py: calculate_qparams. The floor is 2^-23.
-inline constexpr CastRule kCompressedTensorsRule{
-    .form = CastForm::kDivide, .rounding = PowerOfTwoRounding::kCeil, .scale_floor = 0x1p-23f};
+// compressed-tensors, quantization/utils/helpers.py: calculate_qparams, from version 0.14 on.
+// Adding the zero point is what makes 0 of -0. It has no powers of two.
+inline constexpr CastRule kCompressedTensorsRule{.form = CastForm::kDivideInType,
+                                                 .rounding = PowerOfTwoRounding::kCeil,
+                                                 .scale_in_type = true,
+                                                 .epsilon_for_zero = true};
+
+// The same in version 0.12. The floor is 2^-23 for all types.
+inline constexpr CastRule kCompressedTensors012Rule{.form = CastForm::kDivideInType,
+                                                    .rounding = PowerOfTwoRounding::kCeil,
+                                                    .scale_in_type = true,
+                                                    .scale_floor = 0x1p-23f};
 
 }  // namespace octofold::config

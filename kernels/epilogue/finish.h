@@ -1,65 +1,72 @@
 // From the sums of the mainloop to the values of D: scales that are constant along K, C, bias.
 #pragma once
 
-#include "kernels/config/gemm_config.h"
-#include "kernels/config/gemm_params.h"
-#include "kernels/epilogue/element.h"
+#include "kernels/config/sm90_gemm.h"
+#include "kernels/epilogue/output.h"
 
 namespace octofold {
 
-using config::Addend;
-using config::GemmConfig;
-using config::GemmParams;
-using config::GemmScaling;
+using config::Sm90GemmConfig;
+using config::Sm90GemmParams;
+using config::Tile;
 
-template <GemmConfig kConfig, Addend kAddend>
+template <Sm90GemmConfig kConfig, Addend kAddend>
 __device__ inline float load_addend(const void* data, long long index) {
-  return load_element<kAddend == Addend::kFloat32 ? DType::kFloat32 : kConfig.out>(data, index);
+  return load_element<kAddend == Addend::kFloat32 ? DType::kFloat32 : kConfig.form.out>(data,
+                                                                                        index);
 }
 
 // Whether D's values are just the sums, so that nobody needs to know where they belong.
-template <GemmConfig kConfig>
-inline constexpr bool kSumsAreFinal = config::has_block_scales(kConfig.scaling) &&
-                                      kConfig.c == Addend::kNone && kConfig.bias == Addend::kNone;
+template <Sm90GemmConfig kConfig>
+inline constexpr bool kSumsAreFinal =
+    varies_along_k(kConfig.form.a.scales) && varies_along_k(kConfig.form.b.scales) &&
+    kConfig.form.c == Addend::kNone && kConfig.form.bias == Addend::kNone;
 
-// What two neighbouring columns of D contribute, the same for all rows: read once.
-template <GemmConfig kConfig>
+// What two neighbouring columns of D contribute, the same for all rows: read once. Columns count
+// from the tile's first.
+template <Sm90GemmConfig kConfig>
 struct ColumnTerms {
-  int column;
+  int column;    // of D
   int existing;  // how many of the two lie inside of D
   float scale[2] = {1.0f, 1.0f};
   float bias[2] = {};
 
-  __device__ ColumnTerms(const GemmParams& params, int column_)
-      : column(column_), existing(min(max(params.n - column_, 0), 2)) {
+  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile, int in_tile)
+      : column(tile.column + in_tile), existing(min(max(tile.columns - in_tile, 0), 2)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i >= existing) continue;
-      if constexpr (kConfig.scaling == GemmScaling::kChannel) {
-        scale[i] = params.scale_b[(column + i) * params.scale_b_row_stride];
+      if constexpr (kConfig.columns().scales == Granularity::kChannel) {
+        const config::ScaleParams& of_columns = params.columns.scale;
+        scale[i] = of_columns.data[(tile.operand_column + in_tile + i) * of_columns.row_stride];
       }
-      if constexpr (kConfig.bias != Addend::kNone) {
-        bias[i] = load_addend<kConfig, kConfig.bias>(params.bias, column + i);
+      if constexpr (kConfig.form.bias != Addend::kNone) {
+        bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, column + i);
       }
     }
   }
 };
 
-// The same of a row. Nothing outside of D is read.
-template <GemmConfig kConfig>
+// The same of a row, and the scales that all of D has. Nothing outside of D is read.
+template <Sm90GemmConfig kConfig>
 struct RowTerms {
+  static constexpr bool kHasScale =
+      !varies_along_k(kConfig.rows().scales) || kConfig.columns().scales == Granularity::kTensor;
+
   bool exists;
   float scale = 1.0f;
   const void* c;
   long long c_row;  // index of the row's first element of C
 
-  __device__ RowTerms(const GemmParams& params, int row)
-      : exists(row < params.m), c(params.c), c_row(row * params.c_stride) {
-    if constexpr (kConfig.scaling == GemmScaling::kTensor) {
-      scale = *params.scale_a * *params.scale_b;
+  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int in_tile)
+      : exists(in_tile < tile.rows), c(params.c), c_row((tile.row + in_tile) * params.c_stride) {
+    if constexpr (kConfig.rows().scales == Granularity::kTensor) scale = *params.rows.scale.data;
+    if constexpr (kConfig.rows().scales == Granularity::kChannel) {
+      const config::ScaleParams& of_rows = params.rows.scale;
+      if (exists) scale = of_rows.data[(tile.operand_row + in_tile) * of_rows.row_stride];
     }
-    if constexpr (kConfig.scaling == GemmScaling::kChannel) {
-      if (exists) scale = params.scale_a[row * params.scale_a_row_stride];
+    if constexpr (kConfig.columns().scales == Granularity::kTensor) {
+      scale *= *params.columns.scale.data;
     }
   }
 
@@ -68,14 +75,17 @@ struct RowTerms {
     float values[2] = {first, second};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if constexpr (kConfig.scaling == GemmScaling::kTensor) values[i] *= scale;
-      if constexpr (kConfig.scaling == GemmScaling::kChannel) values[i] *= scale * columns.scale[i];
-      if constexpr (kConfig.c != Addend::kNone) {
+      if constexpr (kConfig.columns().scales == Granularity::kChannel) {
+        values[i] *= kHasScale ? scale * columns.scale[i] : columns.scale[i];
+      } else if constexpr (kHasScale) {
+        values[i] *= scale;
+      }
+      if constexpr (kConfig.form.c != Addend::kNone) {
         if (exists && i < columns.existing) {
-          values[i] += load_addend<kConfig, kConfig.c>(c, c_row + columns.column + i);
+          values[i] += load_addend<kConfig, kConfig.form.c>(c, c_row + columns.column + i);
         }
       }
-      if constexpr (kConfig.bias != Addend::kNone) values[i] += columns.bias[i];
+      if constexpr (kConfig.form.bias != Addend::kNone) values[i] += columns.bias[i];
     }
     return {values[0], values[1]};
   }

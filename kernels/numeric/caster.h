@@ -4,6 +4,7 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/config/cast_rule.h"
+#include "kernels/numeric/round_to.h"
 
 namespace octofold::numeric {
 
@@ -77,6 +78,25 @@ struct alignas(16) Caster<config::CastForm::kDivide, kIn> {
       return __fmaf_rn(-remainder, reciprocal, first);
     } else {
       return __fmaf_rn(x, reciprocal, __fmul_rn(x, companion));
+    }
+  }
+};
+
+// The quotient itself is what is rounded here. A sum with 0 is 0 where it was -0.
+template <DType kIn>
+struct Caster<config::CastForm::kDivideInType, kIn> {
+  static constexpr bool kMayBeUnusual = false;
+  float scale;
+
+  static __device__ Caster make(float scale) { return {scale}; }
+
+  __device__ bool is_unusual() const { return false; }
+
+  template <bool kUnusual, int kCount>
+  __device__ void apply(float (&values)[kCount]) const {
+#pragma unroll
+    for (float& value : values) {
+      value = __fadd_rn(round_to<kIn>(__fdiv_rn(value, scale)), 0.0f);
     }
   }
 };

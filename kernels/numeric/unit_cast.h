@@ -6,6 +6,7 @@
 
 #include "kernels/config/cast_rule.h"
 #include "kernels/config/fp8_format.h"
+#include "kernels/numeric/round_to.h"
 
 namespace octofold::numeric {
 
@@ -13,7 +14,7 @@ inline constexpr float kLargestFloat = 0x1.FFFFFEp127f;
 
 struct UnitCast {
   float scale;    // takes codes back to values
-  float operand;  // what values are multiplied with (kDivide: divided by)
+  float operand;  // what values are multiplied with (kDivide, kDivideInType: divided by)
 };
 
 // max() that hands NaN on.
@@ -44,8 +45,8 @@ __device__ inline float round_to_power_of_two(float value) {
   }
 }
 
-// `amax` is the largest magnitude of the unit, NaN if any element is.
-template <config::CastRule kRule, DType kFp8, bool kPowerOfTwo>
+// `amax` is the largest magnitude of the unit, of kIn elements; NaN if any of them is.
+template <config::CastRule kRule, DType kIn, DType kFp8, bool kPowerOfTwo>
 __device__ inline UnitCast unit_cast(float amax) {
   constexpr float kMax = kFp8 == DType::kE4M3 ? config::kE4M3Format.largest_finite
                                               : config::kE5M2Format.largest_finite;
@@ -63,12 +64,14 @@ __device__ inline UnitCast unit_cast(float amax) {
     return {__frcp_rn(factor), factor};
   } else {
     float scale = raised ? static_cast<float>(kRule.amax_floor / kMax) : __fdiv_rn(amax, kMax);
+    if constexpr (kRule.scale_in_type) scale = round_to<kIn>(scale);
+    if constexpr (kRule.epsilon_for_zero) scale = scale == 0 ? config::epsilon_of(kIn) : scale;
     scale = raise_to(scale, kRule.scale_floor);
     if constexpr (kPowerOfTwo) {
       scale = round_to_power_of_two<kRule.rounding>(raise_to(scale, kRule.power_of_two_floor));
     }
-    if constexpr (kRule.form == config::CastForm::kDivide) return {scale, scale};
-    return {scale, __frcp_rn(scale)};
+    if constexpr (kRule.form == config::CastForm::kReciprocal) return {scale, __frcp_rn(scale)};
+    return {scale, scale};
   }
 }
 

@@ -22,7 +22,7 @@ __device__ inline float own_unit(float amax, float* scale) {
     return 0;
   } else {
     const numeric::UnitCast cast =
-        numeric::unit_cast<kConfig.rule, kConfig.out, kConfig.power_of_two>(amax);
+        numeric::unit_cast<kConfig.rule, kConfig.in, kConfig.out, kConfig.power_of_two>(amax);
     if (kConfig.step != CastStep::kEncode && scale != nullptr) *scale = cast.scale;
     return cast.operand;
   }

@@ -7,24 +7,23 @@
 // docs/kernels.md tells the whole story.
 #pragma once
 
-#include "kernels/config/gemm_config.h"
-#include "kernels/config/gemm_params.h"
+#include "kernels/config/sm90_gemm.h"
 #include "kernels/sm90/load.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/store.h"
+#include "kernels/sm90/walk.h"
 
 namespace octofold {
 namespace sm90 {
 
-template <GemmConfig kConfig>
-__device__ void load_and_store(const GemmParams& params, const SharedMemory<kConfig>& smem) {
+template <Sm90GemmConfig kConfig>
+__device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (warp >= 2) {
-    if constexpr (config::has_block_scales(kConfig.scaling)) {
-      if (warp == 2) load_scales_of_a(params, smem);
-      if (warp == 3) load_scales_of_b(params, smem);
-    }
+  if (warp == 2) {
+    load_row_scales(params, smem);
+  } else if (warp == 3) {
+    load_column_scales(params, smem);
   } else if constexpr (kConfig.load == config::OperandLoad::kThreads) {
     load_operands_by_threads(params, smem, 32 * warp + lane);
   } else if (lane == 0) {
@@ -35,44 +34,40 @@ __device__ void load_and_store(const GemmParams& params, const SharedMemory<kCon
   }
 }
 
-template <GemmConfig kConfig>
-__device__ void multiply(const GemmParams& params, const SharedMemory<kConfig>& smem) {
+template <Sm90GemmConfig kConfig>
+__device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   constexpr bool kStaged = kConfig.store == config::OutputStore::kTma;
-  constexpr bool kNeedsColumn =
-      kConfig.scaling == GemmScaling::kBlock && kConfig.scale_columns() > 1;
-  TileWalk<kConfig> walk(params);
+  auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
-  const int blocks = k_blocks(params);
-  MathWarpgroup<kConfig> math(smem, blocks * walk.remaining());
+  MathWarpgroup<kConfig> math(smem, walk.tile().k_begin < walk.tile().k_end);
   for (unsigned parity = 1; walk.has_tile(); walk.advance(), parity ^= 1) {
-    float sums[kConfig.waves()][kConfig.tile_n / 2];
-    math.sum_tile(blocks, kNeedsColumn ? walk.origin().n : 0, sums);
-
-    config::TileCoordinate origin{};
-    if constexpr (!kStaged || !kSumsAreFinal<kConfig>) origin = walk.origin();
+    const Tile tile = walk.tile();
+    Sums<kConfig> sums;
+    math.sum_tile(tile, walk.stages_follow(), sums);
     if constexpr (kStaged) {
       ptx::mbarrier_wait(smem.output_empty(), parity);
-      stage_output(params, smem, origin, sums);
+      stage_output(params, smem, tile, sums);
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
     } else {
-      store_directly<kConfig>(params, origin, sums);
+      store_directly<kConfig>(params, tile, sums);
     }
   }
 }
 
 }  // namespace sm90
 
-template <config::GemmConfig kConfig>
+template <config::Sm90GemmConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1)
-    gemm_kernel(const __grid_constant__ config::GemmParams params) {
+    gemm_kernel(const __grid_constant__ config::Sm90GemmParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
   extern __shared__ __align__(config::kSwizzleAlignment) unsigned char memory[];
   const sm90::SharedMemory<kConfig> smem{ptx::opaque(ptx::shared_address(memory))};
   if (threadIdx.x == 0) {
     if constexpr (kConfig.load == config::OperandLoad::kTma) {
-      ptx::prefetch_tensor_map(&params.a_map);
-      ptx::prefetch_tensor_map(&params.b_map);
+      ptx::prefetch_tensor_map(&params.rows_map);
+      ptx::prefetch_tensor_map(&params.columns_map);
     }
     if constexpr (kConfig.store == config::OutputStore::kTma) {
       ptx::prefetch_tensor_map(&params.out_map);

@@ -1,86 +1,94 @@
-// The loading warpgroup's work: operands into the stages of the ring, and their scales.
+// The producers: operands into the stages of the ring, and their scales.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/gemm_params.h"
-#include "kernels/gemm/pipeline.h"
-#include "kernels/gemm/tile_walk.h"
+#include "kernels/config/sm90_gemm.h"
+#include "kernels/ptx/control.h"
 #include "kernels/ptx/tma.h"
+#include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/shared_memory.h"
+#include "kernels/sm90/walk.h"
 
 namespace octofold::sm90 {
 
-using config::GemmConfig;
-using config::GemmParams;
+using config::kStageDepth;
+using config::Sm90GemmConfig;
+using config::Sm90GemmParams;
+using config::Tile;
 
-__device__ inline int k_blocks(const GemmParams& params) {
-  return config::ceil_divide(params.k, kScaleBlock);
-}
-
-// Calls load(stage, tile origin, k) for each stage that this block is to fill, when it is empty.
-template <GemmConfig kConfig, typename Load>
-__device__ void for_each_stage(const GemmParams& params, const SharedMemory<kConfig>& smem,
+// Calls load(stage, tile, k) for each stage that this block is to fill, when it is empty.
+template <Sm90GemmConfig kConfig, typename Load>
+__device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                                Load&& load) {
   RingPosition<kConfig.stages> position;
-  for (TileWalk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
-    const config::TileCoordinate origin = walk.origin();
-    for (int k = 0; k < params.k; k += kScaleBlock) {
+  for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
+    const Tile tile = walk.tile();
+#pragma unroll 1
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
-      load(position.stage, origin, k);
+      load(position.stage, tile, k);
       position.advance();
     }
   }
 }
 
 // One thread. In a cluster each block loads its share of what all of them need, and multicasts it.
-template <GemmConfig kConfig>
-__device__ void load_operands_by_tma(const GemmParams& params, const SharedMemory<kConfig>& smem) {
-  constexpr int kRowsA = kConfig.tile_m / kConfig.cluster_n;
-  constexpr int kRowsB = kConfig.tile_n / kConfig.cluster_m;
+template <Sm90GemmConfig kConfig>
+__device__ void load_operands_by_tma(const Sm90GemmParams& params,
+                                     const SharedMemory<kConfig>& smem) {
+  constexpr int kShareOfRows = kConfig.tile_rows / kConfig.cluster_columns;
+  constexpr int kShareOfColumns = kConfig.tile_columns / kConfig.cluster_rows;
   constexpr unsigned short kEveryBlock = (1 << kConfig.cluster_size()) - 1;
   const int rank = kConfig.cluster_size() > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-  const unsigned bytes =
-      params.a_box_rows * kConfig.cluster_n * kScaleBlock + SharedMemory<kConfig>::kLayout.b_bytes;
+  const unsigned bytes = params.rows_box * kConfig.cluster_columns * kStageDepth +
+                         SharedMemory<kConfig>::kLayout.columns_bytes;
 
-  for_each_stage(params, smem, [&](int stage, config::TileCoordinate origin, int k) {
+  for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
     const unsigned full = smem.full(stage);
     ptx::mbarrier_arrive_expect_bytes(full, bytes);
-    if constexpr (kConfig.cluster_n > 1) {
-      const int row = rank * kRowsA;
-      ptx::tma_load_multicast(smem.a(stage) + row * kScaleBlock, &params.a_map, full, k,
-                              origin.m + row, kEveryBlock);
+    if constexpr (kConfig.cluster_columns > 1) {
+      const int row = rank * kShareOfRows;
+      ptx::tma_load_multicast(smem.rows(stage) + row * kStageDepth, &params.rows_map, full, k,
+                              tile.operand_row + row, kEveryBlock);
     } else {
-      ptx::tma_load(smem.a(stage), &params.a_map, full, k, origin.m);
+      ptx::tma_load(smem.rows(stage), &params.rows_map, full, k, tile.operand_row);
     }
-    if constexpr (kConfig.cluster_m > 1) {
-      const int row = rank * kRowsB;
-      ptx::tma_load_multicast(smem.b(stage) + row * kScaleBlock, &params.b_map, full, k,
-                              origin.n + row, kEveryBlock);
+    if constexpr (kConfig.cluster_rows > 1) {
+      const int row = rank * kShareOfColumns;
+      ptx::tma_load_multicast(smem.columns(stage) + row * kStageDepth, &params.columns_map, full, k,
+                              tile.operand_column + row, kEveryBlock);
     } else {
-      ptx::tma_load(smem.b(stage), &params.b_map, full, k, origin.n);
+      ptx::tma_load(smem.columns(stage), &params.columns_map, full, k, tile.operand_column);
     }
   });
 }
 
-// The scales of one operand, word by word: any layout of the scale tensor will do, and one in which
-// neighbouring rows are neighbours in memory is read in full lines. One warp. It has about as long
-// for a stage as the tensor cores have, so that only the copies themselves are left in its loop.
-// Units beyond the last get the last one's scale: their products are not stored.
-template <int kUnits, GemmConfig kConfig, typename FirstUnit, typename Target>
-__device__ void load_scales(const GemmParams& params, const SharedMemory<kConfig>& smem,
-                            const float* scale, long long unit_stride, long long k_stride,
-                            int units, FirstUnit first_unit, Target target) {
+// The scales of one operand that vary along K, word by word: any layout of the scale tensor will
+// do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
+// It has about as long for a stage as the tensor cores have, so that only the copies themselves are
+// left in its loop. `extent`, `first_row`, `rows`: of the operand's rows those in a tile, the first
+// of the tile, and how many there are from that on. Units beyond the last get the last one's scale:
+// their products are not stored.
+template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename Rows, typename Target>
+__device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                            const config::ScaleParams& scale, Rows&& rows_of, Target&& target) {
+  constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
+  constexpr int kRowsOfUnit = kScales == Granularity::kBlock128x128 ? kScaleBlock : 1;
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingPosition<kConfig.stages> position;
-  for (TileWalk<kConfig> walk(params); walk.has_tile(); walk.advance()) {
-    const int first = first_unit(walk.origin()) + lane;
+  for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
+    const Tile tile = walk.tile();
+    const auto [first_row, rows] = rows_of(tile);
+    const int first = first_row / kRowsOfUnit + lane;
+    const int last = (first_row + rows - 1) / kRowsOfUnit;
     const float* sources[kUnitsOfLane];
 #pragma unroll
     for (int i = 0; i < kUnitsOfLane; ++i) {
-      sources[i] = scale + min(first + 32 * i, units - 1) * unit_stride;
+      sources[i] = scale.data + min(first + 32 * i, last) * scale.row_stride +
+                   tile.k_begin / kScaleBlock * scale.k_stride;
     }
-    for (int k = 0; k < params.k; k += kScaleBlock) {
+#pragma unroll 1
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
       const unsigned destination = target(position.stage) + 4 * lane;
 #pragma unroll
@@ -88,7 +96,7 @@ __device__ void load_scales(const GemmParams& params, const SharedMemory<kConfig
         if (kUnits % 32 == 0 || lane + 32 * i < kUnits) {
           ptx::copy_word_async(destination + 4 * 32 * i, sources[i]);
         }
-        sources[i] += k_stride;
+        sources[i] += scale.k_stride;
       }
       ptx::mbarrier_arrive_after_copies(smem.full(position.stage));
       position.advance();
@@ -96,23 +104,31 @@ __device__ void load_scales(const GemmParams& params, const SharedMemory<kConfig
   }
 }
 
-template <GemmConfig kConfig>
-__device__ void load_scales_of_a(const GemmParams& params, const SharedMemory<kConfig>& smem) {
-  load_scales<kConfig.tile_m>(
-      params, smem, params.scale_a, params.scale_a_row_stride, params.scale_a_col_stride, params.m,
-      [](config::TileCoordinate origin) { return origin.m; },
-      [&](int stage) { return smem.scale_a(stage); });
+// Of an operand's rows: the first of a tile, and how many there are from it on.
+struct RowRange {
+  int first;
+  int count;
+};
+
+template <Sm90GemmConfig kConfig>
+__device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
+  if constexpr (varies_along_k(kConfig.rows().scales)) {
+    load_scales<kConfig.rows().scales, kConfig.tile_rows>(
+        params, smem, params.rows.scale,
+        [](const Tile& tile) { return RowRange{tile.operand_row, tile.rows}; },
+        [&](int stage) { return smem.row_scales(stage); });
+  }
 }
 
-template <GemmConfig kConfig>
-__device__ void load_scales_of_b(const GemmParams& params, const SharedMemory<kConfig>& smem) {
-  constexpr bool kSquare = kConfig.scaling == config::GemmScaling::kBlock;
-  constexpr int kRowsOfUnit = kSquare ? kScaleBlock : 1;
-  load_scales<kSquare ? kConfig.scale_columns() : kConfig.tile_n>(
-      params, smem, params.scale_b, params.scale_b_row_stride, params.scale_b_col_stride,
-      config::ceil_divide(params.n, kRowsOfUnit),
-      [](config::TileCoordinate origin) { return origin.n / kRowsOfUnit; },
-      [&](int stage) { return smem.scale_b(stage); });
+template <Sm90GemmConfig kConfig>
+__device__ void load_column_scales(const Sm90GemmParams& params,
+                                   const SharedMemory<kConfig>& smem) {
+  if constexpr (varies_along_k(kConfig.columns().scales)) {
+    load_scales<kConfig.columns().scales, kConfig.tile_columns>(
+        params, smem, params.columns.scale,
+        [](const Tile& tile) { return RowRange{tile.operand_column, tile.columns}; },
+        [&](int stage) { return smem.column_scales(stage); });
+  }
 }
 
 // 16 bytes from an address without alignment. Words are read whole where another one follows in
@@ -134,26 +150,29 @@ __device__ inline uint4 gather_16_bytes(const unsigned char* source, int existin
 }
 
 // What TMA would do, for rows of any address and stride: two warps copy and swizzle.
-template <GemmConfig kConfig>
-__device__ void load_operands_by_threads(const GemmParams& params,
+template <Sm90GemmConfig kConfig>
+__device__ void load_operands_by_threads(const Sm90GemmParams& params,
                                          const SharedMemory<kConfig>& smem, int thread) {
-  constexpr int kChunksOfRow = kScaleBlock / 16;
-  const auto copy_tile = [&](unsigned target, const unsigned char* operand, long long stride,
-                             int first, int rows_of_tile, int rows, int k) {
+  constexpr int kChunksOfRow = kStageDepth / 16;
+  const auto copy_rows = [&](unsigned target, const config::OperandParams& operand, int extent,
+                             RowRange rows, int k, int k_end) {
 #pragma unroll 1  // this warpgroup has few registers
-    for (int i = thread; i < rows_of_tile * kChunksOfRow;
+    for (int i = thread; i < extent * kChunksOfRow;
          i += static_cast<int>(SharedMemory<kConfig>::kCopyThreads)) {
       const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
       const int column = k + 16 * chunk;
-      const int existing = first + row < rows ? params.k - column : 0;
-      const unsigned char* source = operand + (existing > 0 ? (first + row) * stride + column : 0);
-      ptx::store_shared(target + row * kScaleBlock + 16 * (chunk ^ (row % 8)),
+      const int existing = row < rows.count ? k_end - column : 0;
+      const unsigned char* source =
+          operand.data + (existing > 0 ? (rows.first + row) * operand.stride + column : 0);
+      ptx::store_shared(target + row * kStageDepth + 16 * (chunk ^ (row % 8)),
                         gather_16_bytes(source, existing));
     }
   };
-  for_each_stage(params, smem, [&](int stage, config::TileCoordinate origin, int k) {
-    copy_tile(smem.a(stage), params.a, params.a_stride, origin.m, kConfig.tile_m, params.m, k);
-    copy_tile(smem.b(stage), params.b, params.b_stride, origin.n, kConfig.tile_n, params.n, k);
+  for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
+    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, {tile.operand_row, tile.rows}, k,
+              tile.k_end);
+    copy_rows(smem.columns(stage), params.columns, kConfig.tile_columns,
+              {tile.operand_column, tile.columns}, k, tile.k_end);
     ptx::fence_proxy_async();
     ptx::mbarrier_arrive(smem.full(stage));
   });

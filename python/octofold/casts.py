@@ -35,8 +35,9 @@ def quantize(
     power_of_two: round scales to powers of two; None: as the profile does by default (only "te"
         does).
     overflow: "saturate" clamps to the largest finite value, "nan" overflows as ml_dtypes does.
-    profile: whose arithmetic to follow, byte for byte: "deepgemm", "vllm", "te", "torchao",
-        "deepseek" or "compressed-tensors".
+    profile: whose arithmetic to follow: "deepgemm", "vllm", "vllm-per-token", "te", "torchao",
+        "torchao-tensor", "deepseek", "compressed-tensors" or "compressed-tensors-0.12".
+        docs/numerics.md says which casts of each library these are, byte for byte.
     transpose: quantize the transpose of x [rows, cols], without a copy of it: the result is
         [cols, rows], where rows counts all leading dimensions.
     stream: as in gemm().

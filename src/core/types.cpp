@@ -33,8 +33,10 @@ constexpr Names<DType, 6> kDTypes{"dtype",
 constexpr Names<Granularity, 4> kGranularities{"granularity",
                                                {"tensor", "channel", "1x128", "128x128"}};
 constexpr Names<Overflow, 2> kOverflows{"overflow", {"saturate", "nan"}};
-constexpr Names<CastProfile, 6> kProfiles{
-    "profile", {"deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors"}};
+constexpr Names<CastProfile, 9> kProfiles{
+    "profile",
+    {"deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
+     "compressed-tensors", "compressed-tensors-0.12"}};
 
 }  // namespace
 

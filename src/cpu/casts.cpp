@@ -55,7 +55,7 @@ std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
 void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
             const MutableTensorView& codes, Overflow overflow) {
   for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) values[i] = cast.apply(values[i]);
+    cast.apply({values, static_cast<std::size_t>(count)});
     store(values, count, codes.data, codes.dtype, row * codes.strides[0] + col, overflow);
   });
 }
@@ -78,10 +78,9 @@ Bands bands_of(std::int64_t rows, std::int64_t cols, std::int64_t unit_rows) {
   return {height, core::ceil_divide(rows, height), rows, cols};
 }
 
-// The cast with a scale that was given: what the rule does with it, and nothing else.
-UnitCast given_cast(const config::CastRule& rule, float scale) {
-  const bool divide = rule.form == config::CastForm::kDivide;
-  return {rule.form, scale, divide ? scale : 1.0f / scale};
+UnitCast computed_cast(const config::CastFormat& format, std::uint32_t amax) {
+  return unit_cast(format.rule, format.in, format_of(format.out), format.power_of_two,
+                   std::bit_cast<float>(amax));
 }
 
 // One cast for everything.
@@ -94,8 +93,7 @@ UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands,
     };
   });
   const std::uint32_t largest = amax.empty() ? 0 : *std::ranges::max_element(amax);
-  return unit_cast(format.rule, format_of(format.out), format.power_of_two,
-                   std::bit_cast<float>(largest));
+  return computed_cast(format, largest);
 }
 
 }  // namespace
@@ -113,7 +111,7 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
   // The amax of all bands must be known before the first code is written.
   if (format.granularity == Granularity::kTensor) {
     const UnitCast cast =
-        given ? given_cast(format.rule, scale(0, 0)) : whole_tensor_cast(x, bands, format);
+        given ? given_cast(format.rule, format.in, scale(0, 0)) : whole_tensor_cast(x, bands, format);
     if (!given) scale(0, 0) = cast.scale;
     parallel_for(bands.count, bands.work(), [&] {
       return [&](std::int64_t band) { encode(x, bands.rectangle(band), cast, out.data, overflow); };
@@ -127,10 +125,9 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
         Rectangle area = bands.rectangle(band);
         area.col = unit_col * unit.cols;
         area.cols = std::min(unit.cols, cols - area.col);
-        const UnitCast cast =
-            given ? given_cast(format.rule, scale(band, unit_col))
-                  : unit_cast(format.rule, format_of(format.out), format.power_of_two,
-                              std::bit_cast<float>(amax_bits(x, area)));
+        const UnitCast cast = given
+                                  ? given_cast(format.rule, format.in, scale(band, unit_col))
+                                  : computed_cast(format, amax_bits(x, area));
         if (!given) scale(band, unit_col) = cast.scale;
         encode(x, area, cast, out.data, overflow);
       }

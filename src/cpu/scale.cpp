@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "cpu/number_formats.h"
+
 namespace octofold::cpu {
 namespace {
 
@@ -33,8 +35,23 @@ float round_to_power_of_two(config::PowerOfTwoRounding rounding, float value) {
   return value;
 }
 
+template <typename Format>
+float round_to(float value) {
+  return Format::decode(Format::encode(value, Overflow::kNan));
+}
+
+// amax / max, where it is not larger for the sake of a power of two.
+float scale_of(const config::CastRule& rule, DType in, double amax, double max) {
+  auto scale = static_cast<float>(amax / max);
+  if (rule.scale_in_type) {
+    with_format(in, [&]<typename Format>(Format) { scale = round_to<Format>(scale); });
+  }
+  if (rule.epsilon_for_zero && scale == 0) scale = config::epsilon_of(in);
+  return raise_to(scale, rule.scale_floor);
+}
+
 // Values are multiplied by the factor, the inverse of the scale.
-UnitCast factor_cast(const config::CastRule& rule, const config::Fp8Format& format,
+UnitCast factor_cast(const config::CastRule& rule, DType in, const config::Fp8Format& format,
                      bool power_of_two, double amax) {
   auto factor = static_cast<float>(static_cast<double>(format.largest_finite) / amax);
   if (rule.repair_factor) {
@@ -42,26 +59,45 @@ UnitCast factor_cast(const config::CastRule& rule, const config::Fp8Format& form
     factor = std::min(factor, std::numeric_limits<float>::max());
   }
   if (power_of_two) factor = round_to_power_of_two(rule.rounding, factor);
-  return {rule.form, 1.0f / factor, factor};
+  return {rule.form, in, 1.0f / factor, factor};
 }
 
 }  // namespace
 
-UnitCast unit_cast(const config::CastRule& rule, const config::Fp8Format& format, bool power_of_two,
-                   float amax) {
+void UnitCast::apply(std::span<float> values) const {
+  switch (form) {
+    case config::CastForm::kReciprocal:
+    case config::CastForm::kFactor:
+      for (float& value : values) value *= operand;
+      return;
+    case config::CastForm::kDivide:
+      for (float& value : values) value /= operand;
+      return;
+    case config::CastForm::kDivideInType:
+      with_format(in, [&]<typename Format>(Format) {
+        for (float& value : values) value = round_to<Format>(value / operand) + 0.0f;
+      });
+      return;
+  }
+}
+
+UnitCast unit_cast(const config::CastRule& rule, DType in, const config::Fp8Format& format,
+                   bool power_of_two, float amax) {
   // A quotient of two FP32 numbers that is formed in FP64 and rounded to FP32 equals the FP32
   // quotient (53 ≥ 2·24 + 2 bits), so one path serves rules of either precision.
   const double raised = raise_to(static_cast<double>(amax), rule.amax_floor);
   if (rule.form == config::CastForm::kFactor) {
-    return factor_cast(rule, format, power_of_two, raised);
+    return factor_cast(rule, in, format, power_of_two, raised);
   }
-  auto scale = static_cast<float>(raised / static_cast<double>(format.largest_finite));
-  scale = raise_to(scale, rule.scale_floor);
+  float scale = scale_of(rule, in, raised, format.largest_finite);
   if (power_of_two) {
     scale = round_to_power_of_two(rule.rounding, raise_to(scale, rule.power_of_two_floor));
   }
-  const bool divide = rule.form == config::CastForm::kDivide;
-  return {rule.form, scale, divide ? scale : 1.0f / scale};
+  return given_cast(rule, in, scale);
+}
+
+UnitCast given_cast(const config::CastRule& rule, DType in, float scale) {
+  return {rule.form, in, scale, config::divides(rule.form) ? scale : 1.0f / scale};
 }
 
 }  // namespace octofold::cpu

@@ -1,12 +1,12 @@
 #include "cuda/tensor_map.h"
 
 #include "core/check.h"
+#include "plan/tma.h"
 
 namespace octofold::cuda {
 namespace {
 
 // "CUDA Driver API", cuTensorMapEncodeTiled.
-constexpr std::int64_t kAlignment = 16;
 constexpr int kInterleaveNone = 0;
 constexpr int kL2Promotion256Bytes = 3;
 constexpr int kOutOfBoundsIsZero = 0;
@@ -14,11 +14,11 @@ constexpr int kOutOfBoundsIsZero = 0;
 int data_type(DType dtype) {
   switch (dtype) {
     case DType::kE4M3:
-    case DType::kE5M2: return 0;  // CU_TENSOR_MAP_DATA_TYPE_UINT8
+    case DType::kE5M2: return 0;  // CU_TENSOR_MAP_DATA_TYPE_UINT8: FP8 travels as bytes
+    case DType::kInt32: return 4;
     case DType::kFloat16: return 6;
     case DType::kFloat32: return 7;
     case DType::kBFloat16: return 9;
-    case DType::kInt32: break;  // no operation moves them by TMA
   }
   return 0;
 }
@@ -33,54 +33,24 @@ int swizzle(int bytes) {
              bytes);
 }
 
-// The stride of a single row leads nowhere, and callers put anything there.
-std::int64_t row_bytes(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t row_stride) {
-  const std::int64_t size = size_of(dtype);
-  if (rows > 1) return row_stride * size;
-  return (cols * size + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 }  // namespace
 
-const char* tma_obstacle(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
-                         std::int64_t row_stride) {
-  constexpr std::int64_t kLargestStride = std::int64_t{1} << 40;
-  if (rows == 0 || cols == 0) return "it has no elements";
-  if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
-    return "its address is not a multiple of 16 bytes";
-  }
-  const std::int64_t stride = row_bytes(dtype, rows, cols, row_stride);
-  if (stride % kAlignment != 0) return "its row stride is not a multiple of 16 bytes";
-  if (stride >= kLargestStride) return "its row stride is 2^40 bytes or more";
-  return nullptr;
-}
-
-const char* tma_store_obstacle(const void* data, DType dtype, std::int64_t rows, std::int64_t cols,
-                               std::int64_t row_stride) {
-  if (cols * size_of(dtype) % kAlignment != 0) {
-    return "its rows are not multiples of 16 bytes long";
-  }
-  return tma_obstacle(data, dtype, rows, cols, row_stride);
-}
-
-config::TensorMap encode_tensor_map(const Driver& driver, const TensorMapSource& source) {
-  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(source.cols),
-                                 static_cast<std::uint64_t>(source.rows)};
-  const std::uint64_t strides[] = {static_cast<std::uint64_t>(
-      row_bytes(source.dtype, source.rows, source.cols, source.row_stride))};
-  const unsigned box[] = {static_cast<unsigned>(source.box_cols),
-                          static_cast<unsigned>(source.box_rows)};
+config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matrix, int box_rows,
+                                    int box_columns) {
+  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(matrix.shape[1]),
+                                 static_cast<std::uint64_t>(matrix.shape[0])};
+  const std::uint64_t strides[] = {static_cast<std::uint64_t>(plan::tma_row_bytes(matrix))};
+  const unsigned box[] = {static_cast<unsigned>(box_columns), static_cast<unsigned>(box_rows)};
   constexpr unsigned kDense[] = {1, 1};
   config::TensorMap map;
   const Result result = driver.tensor_map_encode_tiled(
-      &map, data_type(source.dtype), 2, const_cast<void*>(source.data), sizes, strides, box, kDense,
-      kInterleaveNone, swizzle(source.box_cols * size_of(source.dtype)), kL2Promotion256Bytes,
+      &map, data_type(matrix.dtype), 2, const_cast<void*>(matrix.data), sizes, strides, box, kDense,
+      kInterleaveNone, swizzle(box_columns * size_of(matrix.dtype)), kL2Promotion256Bytes,
       kOutOfBoundsIsZero);
   if (result != kSuccess) [[unlikely]] {
     driver.fail(result, fmt::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
                                     "bytes, boxes {}×{}",
-                                    source.rows, source.cols, strides[0], source.box_rows,
-                                    source.box_cols));
+                                    sizes[1], sizes[0], strides[0], box_rows, box_columns));
   }
   return map;
 }

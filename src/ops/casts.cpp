@@ -21,10 +21,13 @@ const config::CastRule& rule_of(CastProfile profile) {
   switch (profile) {
     case CastProfile::kDeepGemm: return config::kDeepGemmRule;
     case CastProfile::kVllm: return config::kVllmRule;
+    case CastProfile::kVllmPerToken: return config::kVllmPerTokenRule;
     case CastProfile::kTransformerEngine: return config::kTransformerEngineRule;
     case CastProfile::kTorchAo: return config::kTorchAoRule;
+    case CastProfile::kTorchAoTensor: return config::kTorchAoTensorRule;
     case CastProfile::kDeepSeek: return config::kDeepSeekRule;
     case CastProfile::kCompressedTensors: return config::kCompressedTensorsRule;
+    case CastProfile::kCompressedTensors012: return config::kCompressedTensors012Rule;
   }
   core::fail(ErrorCode::kInvalidArgument, "quantize: profile {} does not exist",
              static_cast<int>(profile));

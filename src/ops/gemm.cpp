@@ -1,29 +1,33 @@
 #include "ops/gemm.h"
 
 #include <fmt/format.h>
+#include <initializer_list>
+#include <utility>
+
+#include "octofold/tuning.h"
 
 #include "core/check.h"
 #include "cpu/gemm.h"
 #include "cuda/gemm.h"
 #include "ops/backend.h"
+#include "plan/gemm.h"
 
 namespace octofold {
 namespace {
 
-bool is_supported_pair(Granularity a, Granularity b) {
-  switch (a) {
-    case Granularity::kTensor: return b == Granularity::kTensor;
-    case Granularity::kChannel: return b == Granularity::kChannel;
-    case Granularity::kBlock1x128:
-      return b == Granularity::kBlock128x128 || b == Granularity::kBlock1x128;
-    case Granularity::kBlock128x128: return false;
-  }
-  return false;
-}
+constexpr std::initializer_list<DType> kOutputTypes = {DType::kBFloat16, DType::kFloat16,
+                                                       DType::kFloat32};
 
 bool is_same_memory(const TensorView& left, const TensorView& right) {
   return left.data == right.data && left.dtype == right.dtype &&
          left.strides[0] == right.strides[0];
+}
+
+void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
+  if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
+  check.fail("fast_accumulation",
+             "false for scales that vary along K, which promote every 128 of K",
+             fmt::format("true for {} × {}", name(a), name(b)));
 }
 
 void check_operands(const core::Arguments& check, const GemmArguments& arguments) {
@@ -36,15 +40,7 @@ void check_operands(const core::Arguments& check, const GemmArguments& arguments
     check.fail("b", fmt::format("K = {} columns as in 'a'", a.data.shape[1]),
                fmt::format("{}", b.data.shape[1]));
   }
-  if (!is_supported_pair(a.granularity, b.granularity)) {
-    check.fail("b.granularity",
-               "one of the pairs tensor × tensor, channel × channel, 1x128 × 128x128, "
-               "1x128 × 1x128",
-               fmt::format("{} × {}", name(a.granularity), name(b.granularity)));
-  }
-  if (arguments.fast_accumulation && a.granularity == Granularity::kBlock1x128) {
-    check.fail("fast_accumulation", "false for block scales, which promote every 128 of K", "true");
-  }
+  require_accumulation(check, a.granularity, b.granularity, arguments.fast_accumulation);
 }
 
 void check_addends(const core::Arguments& check, const GemmArguments& arguments) {
@@ -70,7 +66,7 @@ void check_addends(const core::Arguments& check, const GemmArguments& arguments)
 void check_output(const core::Arguments& check, const GemmArguments& arguments) {
   const MutableTensorView& out = arguments.out;
   check.require_matrix("out", out);
-  check.require_dtype("out", out, {DType::kBFloat16, DType::kFloat16, DType::kFloat32});
+  check.require_dtype("out", out, kOutputTypes);
   check.require_shape("out", out, {arguments.a.data.shape[0], arguments.b.data.shape[0]});
   check.require_same_device("out", out, arguments.a.data.device);
   check.require_disjoint("out", out, "a", arguments.a.data);
@@ -79,20 +75,55 @@ void check_output(const core::Arguments& check, const GemmArguments& arguments) 
   check.require_disjoint("out", out, "b.scale", arguments.b.scale);
 }
 
-}  // namespace
-
-void ops::check(const GemmArguments& arguments) {
+void check(const GemmArguments& arguments) {
   const core::Arguments check("gemm");
   check_operands(check, arguments);
   check_output(check, arguments);
   check_addends(check, arguments);
 }
 
+}  // namespace
+
+void ops::require_form(std::string_view operation, const GemmForm& form) {
+  const core::Arguments check(operation);
+  const auto require = [&](std::string_view field, DType dtype,
+                           std::initializer_list<DType> dtypes) {
+    check.require_dtype(field, {.dtype = dtype}, dtypes);
+  };
+  require("a", form.a.type, {DType::kE4M3, DType::kE5M2});
+  require("b", form.b.type, {DType::kE4M3, DType::kE5M2});
+  require("out", form.out, kOutputTypes);
+  require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
+}
+
 void gemm(const GemmArguments& arguments, Stream stream) {
-  ops::check(arguments);
+  check(arguments);
   const Device device = arguments.out.device;
   if (ops::is_on_cpu(device)) return cpu::gemm(arguments);
   cuda::gemm(ops::gpu("gemm", device), arguments, stream);
+}
+
+void gemm(const GemmArguments& arguments, Stream stream, std::string_view candidate) {
+  check(arguments);
+  const Device device = arguments.out.device;
+  if (ops::is_on_cpu(device)) {
+    core::fail_argument("gemm", "candidate", "none for tensors on the CPU, which has one way",
+                        candidate);
+  }
+  cuda::gemm(ops::gpu("gemm", device), arguments, stream, candidate);
+}
+
+std::vector<std::string> gemm_candidates(const GemmProblem& problem, bool operands_fit_tma,
+                                         bool output_fits_tma) {
+  ops::require_form("gemm_candidates", problem.form);
+  std::vector<std::string> names;
+  for (plan::GemmCandidate& candidate : plan::gemm_candidates({.product = problem,
+                                                               .operands_fit_tma = operands_fit_tma,
+                                                               .output_fits_tma = output_fits_tma},
+                                                              plan::kHopper)) {
+    names.push_back(std::move(candidate.name));
+  }
+  return names;
 }
 
 }  // namespace octofold

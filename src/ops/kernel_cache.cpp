@@ -1,19 +1,17 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/format.h>
 #include <utility>
 
-#include "octofold/casts.h"
-
 #include "core/check.h"
 #include "core/options.h"
-#include "cuda/gemm.h"
+#include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
 #include "ops/gemm.h"
+#include "plan/gemm.h"
 
 namespace octofold {
 namespace {
@@ -39,50 +37,16 @@ plan::Gpu gpu_of(const WarmOptions& options) {
   return gpu;
 }
 
-// Tensors that have all but memory: each at an address that no other reaches, as aligned as an
-// allocator's. Nobody reads them.
-class AbsentTensors {
- public:
-  MutableTensorView tensor(DType dtype, std::vector<std::int64_t> shape) {
-    next_ += std::uintptr_t{1} << 58;
-    void* const data = reinterpret_cast<void*>(next_);
-    return shape.size() == 1 ? vector(data, dtype, shape[0])
-                             : matrix(data, dtype, shape[0], shape[1]);
-  }
-
-  ScaledTensorView scaled(DType dtype, Granularity granularity, std::int64_t rows,
-                          std::int64_t cols) {
-    return {tensor(dtype, {rows, cols}),
-            tensor(DType::kFloat32, scale_shape(granularity, rows, cols)), granularity};
-  }
-
- private:
-  std::uintptr_t next_ = 0;
-};
-
-GemmArguments arguments_of(const GemmProblem& problem) {
-  if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
-    core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
-                        fmt::format("{}×{}×{}", problem.m, problem.n, problem.k));
-  }
-  AbsentTensors absent;
-  GemmArguments arguments{
-      .a = absent.scaled(problem.a, problem.a_granularity, problem.m, problem.k),
-      .b = absent.scaled(problem.b, problem.b_granularity, problem.n, problem.k),
-      .out = absent.tensor(problem.out, {problem.m, problem.n}),
-      .fast_accumulation = problem.fast_accumulation};
-  if (problem.c) arguments.c = absent.tensor(*problem.c, {problem.m, problem.n});
-  if (problem.bias) arguments.bias = absent.tensor(*problem.bias, {problem.n});
-  return arguments;
-}
-
 // Each kernel once, in the order of the problems.
 std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, const plan::Gpu& gpu) {
   std::vector<jit::Program> programs;
   for (const GemmProblem& problem : problems) {
-    const GemmArguments arguments = arguments_of(problem);
-    ops::check(arguments);
-    const plan::GemmPlan plan = plan::plan_gemm(cuda::problem_of(arguments), gpu);
+    if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
+      core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
+                          fmt::format("{}×{}×{}", problem.m, problem.n, problem.k));
+    }
+    ops::require_form(kOperation, problem.form);
+    const plan::GemmPlan plan = plan::plan_gemm(plan::contiguous(problem), gpu);
     jit::Program program = cuda::program_of(plan.kernels.front(), gpu);
     if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
       programs.push_back(std::move(program));

@@ -55,6 +55,7 @@ CastConfig config_of_step(CastStep step, const CastProblem& problem) {
     config.out = problem.out;
     config.rule = problem.rule;
     config.power_of_two = problem.power_of_two;
+    if (config.rule.reads_type()) config.in = problem.in;
   }
   return config;
 }

@@ -9,7 +9,8 @@ import octofold
 import pytest
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
 
-PROFILES = ("deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors")
+# The two others differ from one of these in a floor.
+PROFILES = ("deepgemm", "vllm", "te", "torchao", "torchao-tensor", "deepseek", "compressed-tensors")
 GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 SOURCES = ("bfloat16", "float16", "float32")
 FORMATS = ("e4m3", "e5m2")

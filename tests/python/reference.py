@@ -15,7 +15,17 @@ DTYPES = {
 }
 LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
 GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
-PROFILES = ("deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors")
+PROFILES = (
+    "deepgemm",
+    "vllm",
+    "vllm-per-token",
+    "te",
+    "torchao",
+    "torchao-tensor",
+    "deepseek",
+    "compressed-tensors",
+    "compressed-tensors-0.12",
+)
 NAN_CODE = 0x7F
 
 
@@ -83,8 +93,8 @@ def log2_rounded(value):
     return np.float32(np.log2(np.float64(value)))
 
 
-def unit_cast(amax, largest, profile, power_of_two):
-    """(scale, how codes come from x) for one unit."""
+def unit_cast(amax, largest, profile, power_of_two, source):
+    """(scale, how codes come from x) for one unit of elements of type `source`."""
     one, amax = np.float32(1), np.float32(amax)
     if profile == "deepgemm":
         scale = np.maximum(amax, np.float32(1e-4)) / largest
@@ -108,16 +118,29 @@ def unit_cast(amax, largest, profile, power_of_two):
         if power_of_two:
             factor = np.exp2(np.floor(log2_rounded(factor)))
         return one / factor, lambda x: x * factor
+
+    def in_source(values):
+        return values.astype(source).astype(np.float32)
+
     scale = amax / largest
-    if profile == "compressed-tensors":
+    if profile == "vllm-per-token":
+        scale = np.maximum(scale, one / np.float32(448 * 512))
+    if profile in ("torchao-tensor", "compressed-tensors", "compressed-tensors-0.12"):
+        scale = in_source(scale)
+    if profile == "compressed-tensors" and scale == 0:
+        scale = np.float32(ml_dtypes.finfo(source).eps)
+    if profile == "compressed-tensors-0.12":
         scale = np.maximum(scale, np.finfo(np.float32).eps)
     if power_of_two:
         scale = ceil_power_of_two(scale)
+    if profile.startswith("compressed-tensors"):
+        return scale, lambda x: in_source(x / scale) + np.float32(0)  # -0 + 0 is 0
     return scale, lambda x: x / scale
 
 
 def quantize(x, dtype, granularity, power_of_two, overflow, profile, transpose):
     """(codes as uint8, scale) of a matrix of float32, float16 or bfloat16."""
+    source = np.asarray(x).dtype
     matrix = np.asarray(x).astype(np.float32)
     if transpose:
         matrix = np.ascontiguousarray(matrix.T)
@@ -131,7 +154,7 @@ def quantize(x, dtype, granularity, power_of_two, overflow, profile, transpose):
         values = np.empty_like(matrix)
         height, width = unit_sizes(granularity, rows, cols)
         for i, j in np.ndindex(amax.shape):
-            scale[i, j], apply = unit_cast(amax[i, j], largest, profile, power_of_two)
+            scale[i, j], apply = unit_cast(amax[i, j], largest, profile, power_of_two, source)
             unit = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
             values[unit] = apply(matrix[unit])
     return encode(values, dtype, overflow), shape_scale(scale, granularity)

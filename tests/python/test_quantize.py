@@ -65,10 +65,15 @@ def test_profiles_differ():
     """So that a profile that is another's by mistake is seen."""
     x = np.random.default_rng(0).normal(0, 1, (64, 256)).astype(np.float32)
     x[:4] *= np.array([[1e-6], [1e-11], [1e-14], [0]], np.float32)  # around each rule's floor
+    narrow = x.astype(np.float16)  # where some rules work in the input's type
     results = {}
     for profile, power_of_two in itertools.product(reference.PROFILES, (False, True)):
-        cast = octofold.quantize(x, profile=profile, power_of_two=power_of_two)
-        results[profile, power_of_two] = cast.data.tobytes() + cast.scale.tobytes()
+        casts = [
+            octofold.quantize(m, profile=profile, power_of_two=power_of_two) for m in (x, narrow)
+        ]
+        results[profile, power_of_two] = b"".join(
+            cast.data.tobytes() + cast.scale.tobytes() for cast in casts
+        )
     assert len(set(results.values())) == len(results)
 
 

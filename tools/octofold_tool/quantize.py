@@ -49,8 +49,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--profile",
         default="deepgemm",
-        help="whose cast rule to follow, byte for byte: deepgemm (default), vllm, te, torchao, "
-        "deepseek or compressed-tensors",
+        help="whose cast rule to follow: deepgemm (default), vllm, vllm-per-token, te, torchao, "
+        "torchao-tensor, deepseek, compressed-tensors or compressed-tensors-0.12",
     )
     parser.add_argument(
         "--power-of-two",

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
-#include <random>
 
 #include "support/matrix.h"
+#include "support/random.h"
 
 namespace octofold::cpu {
 namespace {
@@ -120,7 +120,7 @@ TEST(BFloat16Test, RoundTripsAllCodesAndRoundsToEven) {
 
 // Any FP32 bit pattern lands on the closest code: no other is nearer.
 TYPED_TEST(Fp8FormatTest, RandomBitPatternsLandOnTheNearestCode) {
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   for (int i = 0; i < 20000; ++i) {
     const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
     const unsigned code = TypeParam::encode(value, Overflow::kSaturate);

@@ -13,15 +13,21 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 UnitCast cast(const config::CastRule& rule, float amax, bool power_of_two = false) {
-  return unit_cast(rule, config::kE4M3Format, power_of_two, amax);
+  return unit_cast(rule, DType::kFloat32, config::kE4M3Format, power_of_two, amax);
+}
+
+float applied(const UnitCast& cast, float x) {
+  cast.apply({&x, 1});
+  return x;
 }
 
 TEST(UnitCastTest, LargestMagnitudeBecomesLargestCode) {
   for (const auto& rule :
-       {config::kDeepGemmRule, config::kVllmRule, config::kTransformerEngineRule,
-        config::kTorchAoRule, config::kDeepSeekRule, config::kCompressedTensorsRule}) {
-    for (const float amax : {1e-3f, 0.7f, 448.0f, 1e6f}) {
-      EXPECT_NEAR(cast(rule, amax).apply(amax), 448.0f, 1e-3f);
+       {config::kDeepGemmRule, config::kVllmRule, config::kVllmPerTokenRule,
+        config::kTransformerEngineRule, config::kTorchAoRule, config::kTorchAoTensorRule,
+        config::kDeepSeekRule, config::kCompressedTensorsRule, config::kCompressedTensors012Rule}) {
+    for (const float amax : {2e-3f, 0.7f, 448.0f, 1e6f}) {
+      EXPECT_NEAR(applied(cast(rule, amax), amax), 448.0f, 1e-3f);
       EXPECT_NEAR(cast(rule, amax).scale * 448.0f / amax, 1.0f, 1e-6f);
     }
   }
@@ -33,9 +39,38 @@ TEST(UnitCastTest, FloorsDifferByProfile) {
   EXPECT_EQ(cast(config::kTransformerEngineRule, 0.0f).scale, 1.0f);
   EXPECT_EQ(cast(config::kTorchAoRule, 0.0f).scale, 1.0f / static_cast<float>(448.0 / 1e-12));
   EXPECT_EQ(cast(config::kDeepSeekRule, 0.0f).scale, 0.0f);
-  EXPECT_TRUE(std::isnan(cast(config::kDeepSeekRule, 0.0f).apply(0.0f)));
-  EXPECT_EQ(cast(config::kCompressedTensorsRule, 0.0f).scale,
-            std::numeric_limits<float>::epsilon());
+  EXPECT_TRUE(std::isnan(applied(cast(config::kDeepSeekRule, 0.0f), 0.0f)));
+  EXPECT_EQ(cast(config::kVllmPerTokenRule, 0.0f).scale, 1.0f / (448.0f * 512.0f));
+  EXPECT_EQ(cast(config::kTorchAoTensorRule, 0.0f).scale, 0.0f);
+  EXPECT_EQ(cast(config::kCompressedTensorsRule, 0.0f).scale, 0x1p-23f);
+  EXPECT_EQ(cast(config::kCompressedTensorsRule, 448e-30f).scale, 1e-30f);
+  EXPECT_EQ(cast(config::kCompressedTensors012Rule, 0.0f).scale, 0x1p-23f);
+  EXPECT_EQ(cast(config::kCompressedTensors012Rule, 448e-30f).scale, 0x1p-23f);
+}
+
+TEST(UnitCastTest, SomeRulesWorkInTheTypeOfTheInput) {
+  const auto scale = [](const config::CastRule& rule, DType in, float amax) {
+    return unit_cast(rule, in, config::kE4M3Format, false, amax).scale;
+  };
+  for (const auto& rule : {config::kTorchAoTensorRule, config::kCompressedTensorsRule}) {
+    EXPECT_EQ(scale(rule, DType::kFloat32, 1.0f), 1.0f / 448.0f);
+    EXPECT_EQ(scale(rule, DType::kFloat16, 1.0f), 0x1.248p-9f);
+    EXPECT_EQ(scale(rule, DType::kBFloat16, 1.0f), 0x1.24p-9f);
+  }
+  EXPECT_EQ(scale(config::kCompressedTensorsRule, DType::kFloat16, 0.0f), 0x1p-10f);
+  EXPECT_EQ(scale(config::kCompressedTensorsRule, DType::kFloat16, 1e-5f), 0x1p-10f);
+  EXPECT_EQ(scale(config::kCompressedTensorsRule, DType::kBFloat16, 0.0f), 0x1p-7f);
+  EXPECT_EQ(scale(config::kDeepGemmRule, DType::kBFloat16, 1.0f), 1.0f / 448.0f);
+
+  // 1 / 3 in FP32, FP16 and BF16.
+  const auto third = [](DType in) {
+    return applied({config::CastForm::kDivideInType, in, 3.0f, 3.0f}, 1.0f);
+  };
+  EXPECT_EQ(third(DType::kFloat32), 0x1.555556p-2f);
+  EXPECT_EQ(third(DType::kFloat16), 0x1.554p-2f);
+  EXPECT_EQ(third(DType::kBFloat16), 0x1.56p-2f);
+  EXPECT_FALSE(std::signbit(applied(cast(config::kCompressedTensorsRule, 1.0f), -0.0f)));
+  EXPECT_TRUE(std::signbit(applied(cast(config::kTorchAoTensorRule, 1.0f), -0.0f)));
 }
 
 TEST(UnitCastTest, PowersOfTwoRoundTheSafeWay) {

@@ -54,6 +54,17 @@ class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, Cast
   }
 };
 
+// Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
+void expect_sound_at_every_width(Compiler& compiler, CastProblem problem) {
+  const bool rows =
+      problem.unit == Granularity::kChannel && problem.direction == CastDirection::kRows;
+  for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
+    problem.cols = cols;
+    compiler.expect_sound(problem);
+    if (!rows) break;
+  }
+}
+
 // One rule of each form, the one whose logarithm needs FP64 among them. Types of codes and overflow
 // change a few instructions, so they take turns.
 TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
@@ -71,14 +82,11 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
         problem.power_of_two = !problem.power_of_two;
         problem.saturate = !problem.saturate;
         problem.out = problem.saturate ? DType::kE4M3 : DType::kE5M2;
-        // Row scales: rows that a warp, 256 threads, 512, a cluster and none of them holds.
-        const bool rows = unit == Granularity::kChannel && direction == CastDirection::kRows;
-        for (const std::int64_t cols : {512, 7168, 28'672, 100'000, 500'000}) {
-          problem.cols = cols;
-          compiler.expect_sound(problem);
-          if (!rows) break;
-        }
+        expect_sound_at_every_width(compiler, problem);
       }
+      // Its divisions are the longest code.
+      problem.rule = config::kCompressedTensorsRule;
+      expect_sound_at_every_width(compiler, problem);
     }
   }
 }

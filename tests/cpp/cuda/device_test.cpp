@@ -18,20 +18,21 @@ using testing::HasSubstr;
 
 class DeviceTest : public FakeGpuTest {
  protected:
-  void launch(int device, const KernelSource& source, Stream stream = {}) {
-    const config::GemmParams params{};
-    runtime().device(device).kernel(source).launch(stream, 264, &params);
+  void launch(int device, const plan::KernelPlan& kernel, Stream stream = {}) {
+    const config::Sm90GemmParams params{};
+    const plan::Plan<int> plan{.config = 0, .kernels = {kernel}};
+    runtime().device(device).load(plan, "a test").launch(stream, &params);
   }
 };
 
-KernelSource source_of(std::string kernel) {
-  return {.program = {.header = "kernels/some.h",
-                      .kernel = std::move(kernel),
-                      .architecture = "sm_90a",
-                      .description = "gemm of a test"},
+plan::KernelPlan source_of(std::string kernel) {
+  return {.header = "kernels/some.h",
+          .kernel = std::move(kernel),
+          .description = "gemm of a test",
           .threads = 384,
           .cluster_size = 2,
-          .shared_bytes = 200'000};
+          .shared_bytes = 200'000,
+          .blocks = 264};
 }
 
 TEST_F(DeviceTest, DescribesItselfToThePlanner) {
@@ -145,6 +146,42 @@ TEST_F(DeviceTest, AStreamOfAnotherDeviceIsNamed) {
   state().launch_error = 400;
   EXPECT_THAT(error_of([&] { launch(0, source_of("f")); }, ErrorCode::kInvalidArgument),
               HasSubstr("expected a stream of the tensors' device"));
+}
+
+struct Problem {
+  int size = 0;
+  template <typename Visit>
+  void visit(Visit&& field) const {
+    field("size", size);
+  }
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+TEST_F(DeviceTest, AProblemIsPlannedOncePerDevice) {
+  int planned = 0;
+  const auto prepare = [&](int device, int size) {
+    return runtime().device(device).prepared(Problem{size}, [&] {
+      ++planned;
+      return plan::Plan<int>{.config = size, .kernels = {source_of("f")}};
+    });
+  };
+  EXPECT_EQ(prepare(0, 7).config, 7);
+  EXPECT_EQ(prepare(0, 7).config, 7);
+  EXPECT_EQ(planned, 1);
+  EXPECT_EQ(prepare(0, 8).config, 8);
+  EXPECT_EQ(prepare(1, 7).config, 7);
+  EXPECT_EQ(planned, 3);
+  EXPECT_EQ(compilations_, 2);  // the kernel is the same for all sizes
+}
+
+TEST_F(DeviceTest, KernelsOfAPlanAreLaunchedInTheirOrder) {
+  plan::Plan<int> plan{.config = 0, .kernels = {source_of("f"), source_of("g")}};
+  plan.kernels[1].blocks = 2;
+  const config::Sm90GemmParams params{};
+  runtime().device(0).load(plan, "a test").launch({}, &params);
+  ASSERT_EQ(state().launches.size(), 2u);
+  EXPECT_EQ(state().launches[0].blocks, 264u);
+  EXPECT_EQ(state().launches[1].blocks, 2u);
 }
 
 }  // namespace

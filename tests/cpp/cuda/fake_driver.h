@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/config/gemm_params.h"
+#include "kernels/config/sm90_gemm.h"
 
 namespace octofold::cuda::fake {
 
@@ -49,7 +49,7 @@ struct State {
   int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0, occupancy_error = 0;
 
   // Of a kernel's parameters: the driver is not told.
-  std::size_t params_bytes = sizeof(config::GemmParams);
+  std::size_t params_bytes = sizeof(config::Sm90GemmParams);
 
   // What happened.
   std::mutex mutex;  // of the vectors

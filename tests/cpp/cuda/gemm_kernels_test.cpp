@@ -1,5 +1,5 @@
-// Every way to cut D into tiles, with every scaling, load and store, compiled for its GPU: no
-// register leaves the register file, and FP8 tensor cores do the work.
+// Every way to cut D into tiles, with every pair of granularities, load and store, compiled for its
+// GPU: no register leaves the register file, and FP8 tensor cores do the work.
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
@@ -13,9 +13,7 @@
 namespace octofold::cuda {
 namespace {
 
-using config::Addend;
-using config::GemmConfig;
-using config::GemmScaling;
+using config::Sm90GemmConfig;
 using plan::GemmProblem;
 
 using Problems = std::map<std::string, GemmProblem>;
@@ -23,21 +21,24 @@ using Problems = std::map<std::string, GemmProblem>;
 // What decides the shape of the code but for the epilogue.
 Problems mainloops() {
   Problems problems;
-  const std::pair<const char*, GemmScaling> scalings[] = {
-      {"Tensor", GemmScaling::kTensor},
-      {"Channel", GemmScaling::kChannel},
-      {"Block", GemmScaling::kBlock},
-      {"BlockByBlock", GemmScaling::kBlockByBlock}};
-  for (const auto& [name, scaling] : scalings) {
-    for (const bool fast : {false, true}) {
-      if (fast && config::has_block_scales(scaling)) continue;
-      const std::string text = std::string(name) + (fast ? "_Fast" : "");
-      const GemmProblem problem{.scaling = scaling, .fast_accumulation = fast};
-      problems[text + "_Tma"] = problem;
-      problems[text + "_DirectStores"] = problem;
-      problems[text + "_DirectStores"].output_fits_tma = false;
-      problems[text + "_Threads"] = problem;
-      problems[text + "_Threads"].operands_fit_tma = false;
+  const std::pair<const char*, Granularity> granularities[] = {
+      {"Tensor", Granularity::kTensor},
+      {"Channel", Granularity::kChannel},
+      {"1x128", Granularity::kBlock1x128},
+      {"128x128", Granularity::kBlock128x128}};
+  for (const auto& [a_name, a] : granularities) {
+    for (const auto& [b_name, b] : granularities) {
+      for (const bool fast : {false, true}) {
+        if (fast && (varies_along_k(a) || varies_along_k(b))) continue;
+        const std::string text = std::string(a_name) + "_" + b_name + (fast ? "_Fast" : "");
+        GemmProblem problem;
+        problem.product.form = {.a = {.scales = a}, .b = {.scales = b}, .fast_accumulation = fast};
+        problems[text + "_Tma"] = problem;
+        problems[text + "_DirectStores"] = problem;
+        problems[text + "_DirectStores"].output_fits_tma = false;
+        problems[text + "_Threads"] = problem;
+        problems[text + "_Threads"].operands_fit_tma = false;
+      }
     }
   }
   return problems;
@@ -49,15 +50,15 @@ Problems problems() {
   Problems problems;
   for (auto [name, problem] : mainloops()) {
     problems[name + "_Plain"] = problem;
-    problem.a = DType::kE5M2;
-    problem.c = problem.bias = Addend::kFloat32;
-    if (!problem.output_fits_tma) problem.out = DType::kFloat32;
+    problem.product.form.a.type = DType::kE5M2;
+    problem.product.form.c = problem.product.form.bias = Addend::kFloat32;
+    if (!problem.output_fits_tma) problem.product.form.out = DType::kFloat32;
     problems[name + "_WithCAndBias"] = problem;
   }
   return problems;
 }
 
-void expect_sound(const GemmConfig& config) {
+void expect_sound(const Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const jit::Binary binary =
       jit::compile({plan::kGemmHeader, plan::kernel_name(plan::kGemmKernel, config),
@@ -67,10 +68,11 @@ void expect_sound(const GemmConfig& config) {
   EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
   EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0) << description;
   EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kStl), 0) << description;
-  // Four products of 32 values of K for each wave; the compiler unrolls the loop of small tiles.
+  // Four products of 32 values of K for each sub-tile; the compiler unrolls the loop of small
+  // tiles.
   const int products = test::count_operations(binary.cubin, test::SassOperation::kQgmma);
-  EXPECT_GE(products, 4 * config.waves()) << description;
-  EXPECT_EQ(products % (4 * config.waves()), 0) << description;
+  EXPECT_GE(products, 4 * config.sub_tiles()) << description;
+  EXPECT_EQ(products % (4 * config.sub_tiles()), 0) << description;
   EXPECT_LE(binary.resources.registers, config.registers_at_start()) << description;
 }
 
@@ -82,7 +84,9 @@ class NvrtcGemmTest : public testing::TestWithParam<Problems::value_type> {
 };
 
 TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
-  for (const GemmConfig& config : plan::all_gemm_configs(GetParam().second)) expect_sound(config);
+  for (const auto& [name, config] : plan::gemm_candidates(GetParam().second, plan::kHopper)) {
+    expect_sound(config);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, NvrtcGemmTest, testing::ValuesIn(problems()),
@@ -97,10 +101,12 @@ TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
   for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (const Addend c : kAddends) {
       for (const Addend bias : kAddends) {
-        problem.out = out;
-        problem.c = c;
-        problem.bias = bias;
-        for (const GemmConfig& config : plan::all_gemm_configs(problem)) expect_sound(config);
+        problem.product.form.out = out;
+        problem.product.form.c = c;
+        problem.product.form.bias = bias;
+        for (const auto& [name, config] : plan::gemm_candidates(problem, plan::kHopper)) {
+          expect_sound(config);
+        }
       }
     }
   }
@@ -115,14 +121,12 @@ TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
     for (const DType b : {DType::kE4M3, DType::kE5M2}) {
       for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
         for (const Addend addend : {Addend::kOutputType, Addend::kFloat32}) {
-          const GemmProblem problem{.m = 256,
-                                    .n = 256,
-                                    .k = 256,
-                                    .a = a,
-                                    .b = b,
-                                    .out = out,
-                                    .c = addend,
-                                    .bias = addend};
+          GemmProblem problem{.product = {.m = 256, .n = 256, .k = 256}};
+          problem.product.form = {.a = {.type = a},
+                                  .b = {b, Granularity::kBlock128x128},
+                                  .out = out,
+                                  .c = addend,
+                                  .bias = addend};
           expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
         }
       }

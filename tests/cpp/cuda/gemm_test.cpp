@@ -32,7 +32,7 @@ class GemmTest : public FakeGpuTest {
     cuda::gemm(runtime().device(0), arguments, stream);
   }
   const fake::Launch& last() { return state().launches.back(); }
-  config::GemmParams last_params() { return last().params_as<config::GemmParams>(); }
+  config::Sm90GemmParams last_params() { return last().params_as<config::Sm90GemmParams>(); }
 
   std::vector<std::string> log_;
 };
@@ -65,20 +65,20 @@ TEST_F(GemmTest, TheKernelGetsTheArguments) {
   gemm(arguments, {&stream});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(last().stream, &stream);
-  const config::GemmParams params = last_params();
-  EXPECT_EQ(params.m, 1000);
-  EXPECT_EQ(params.n, 512);
-  EXPECT_EQ(params.k, 640);
-  EXPECT_EQ(params.a, address(0x1000));
-  EXPECT_EQ(params.b, address(0x2000));
-  EXPECT_EQ(params.a_stride, 656);
-  EXPECT_EQ(params.b_stride, 640);
-  EXPECT_EQ(params.scale_a, address(0x3000));
-  EXPECT_EQ(params.scale_a_row_stride, 1);
-  EXPECT_EQ(params.scale_a_col_stride, 1000);
-  EXPECT_EQ(params.scale_b, address(0x4000));
-  EXPECT_EQ(params.scale_b_row_stride, 5);
-  EXPECT_EQ(params.scale_b_col_stride, 1);
+  const config::Sm90GemmParams params = last_params();
+  EXPECT_EQ(params.work.rows, 1000);
+  EXPECT_EQ(params.work.columns, 512);
+  EXPECT_EQ(params.work.depth, 640);
+  EXPECT_EQ(params.rows.data, address(0x1000));
+  EXPECT_EQ(params.columns.data, address(0x2000));
+  EXPECT_EQ(params.rows.stride, 656);
+  EXPECT_EQ(params.columns.stride, 640);
+  EXPECT_EQ(params.rows.scale.data, address(0x3000));
+  EXPECT_EQ(params.rows.scale.row_stride, 1);
+  EXPECT_EQ(params.rows.scale.k_stride, 1000);
+  EXPECT_EQ(params.columns.scale.data, address(0x4000));
+  EXPECT_EQ(params.columns.scale.row_stride, 5);
+  EXPECT_EQ(params.columns.scale.k_stride, 1);
   EXPECT_EQ(params.out, address(0x5000));
   EXPECT_EQ(params.out_stride, 512);
   EXPECT_EQ(params.c, address(0x6000));
@@ -126,6 +126,21 @@ TEST_F(GemmTest, AProblemIsPreparedOnce) {
   EXPECT_EQ(last().device, 1);
 }
 
+TEST_F(GemmTest, ACandidateIsRunByItsName) {
+  const auto run = [&](std::string_view candidate) {
+    cuda::gemm(runtime().device(0), product(1000, 512, 640), {}, candidate);
+    return last().threads;
+  };
+  EXPECT_EQ(run("64x16.w1.c1x1"), 256u);
+  EXPECT_EQ(run("256x128.w2.c1x2.ordered"), 384u);
+  EXPECT_EQ(last().cluster, 2u);
+  EXPECT_EQ(compilations_, 2);
+  run("64x16.w1.c1x1");
+  EXPECT_EQ(compilations_, 2);
+  EXPECT_THAT(error_of([&] { run("64x17"); }, ErrorCode::kInvalidArgument),
+              HasSubstr("'candidate': expected one of 256x128"));
+}
+
 TEST_F(GemmTest, NothingIsQueuedForAnEmptyResult) {
   gemm(product(0, 512, 640));
   gemm(product(1000, 0, 640));
@@ -136,7 +151,7 @@ TEST_F(GemmTest, WithoutKThereIsStillAResult) {
   GemmArguments arguments = product(100, 64, 0);
   arguments.a.data.data = arguments.b.data.data = nullptr;
   gemm(arguments);
-  EXPECT_EQ(last_params().k, 0);
+  EXPECT_EQ(last_params().work.depth, 0);
   EXPECT_TRUE(log_.empty());
 }
 
@@ -155,6 +170,18 @@ TEST_F(GemmTest, OperandsThatTmaCannotAddressAreNamedOnce) {
   EXPECT_THAT(log_[1], HasSubstr("gemm 1000×512×641: argument 'a': its row stride is not"));
   EXPECT_THAT(log_[2], HasSubstr("'b': its row stride is not"));
   EXPECT_THAT(log_[3], HasSubstr("'out': its rows are not"));
+}
+
+// TMA strides are positive and at least as long as a row.
+TEST_F(GemmTest, RowsThatRepeatOrRunBackwardsAreCopiedByThreads) {
+  for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{-640}}) {
+    GemmArguments arguments = product(1000, 512, 640);
+    arguments.a.data.strides[0] = stride;
+    gemm(arguments);
+    EXPECT_EQ(last_params().rows.stride, stride);
+    EXPECT_THAT(log_.back(), HasSubstr("'a': its rows overlap or run backwards"));
+  }
+  EXPECT_TRUE(state().tensor_maps.empty());
 }
 
 TEST_F(GemmTest, AlignedOperandsAreNotWorthAWord) {

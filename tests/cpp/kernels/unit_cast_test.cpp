@@ -13,6 +13,7 @@
 #include "cpu/number_formats.h"
 #include "cpu/scale.h"
 #include "kernels/numeric/caster.h"
+#include "kernels/numeric/round_to.h"
 
 namespace octofold::numeric {
 namespace {
@@ -46,33 +47,100 @@ std::vector<float> magnitudes(int count) {
   return values;
 }
 
-template <CastRule kRule, DType kFp8, bool kPowerOfTwo>
+template <CastRule kRule, DType kIn, DType kFp8, bool kPowerOfTwo>
 void expect_same_scales() {
   const config::Fp8Format& format =
       kFp8 == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
   for (const float amax : magnitudes(100'000)) {
-    const UnitCast device = unit_cast<kRule, kFp8, kPowerOfTwo>(amax);
-    const cpu::UnitCast host = cpu::unit_cast(kRule, format, kPowerOfTwo, amax);
+    const UnitCast device = unit_cast<kRule, kIn, kFp8, kPowerOfTwo>(amax);
+    const cpu::UnitCast host = cpu::unit_cast(kRule, kIn, format, kPowerOfTwo, amax);
     ASSERT_TRUE(same(device.scale, host.scale)) << amax << ": " << device.scale;
     ASSERT_TRUE(same(device.operand, host.operand)) << amax << ": " << device.operand;
   }
 }
 
+template <CastRule kRule, DType kIn>
+void expect_same_scales() {
+  expect_same_scales<kRule, kIn, DType::kE4M3, false>();
+  expect_same_scales<kRule, kIn, DType::kE4M3, true>();
+  expect_same_scales<kRule, kIn, DType::kE5M2, false>();
+  expect_same_scales<kRule, kIn, DType::kE5M2, true>();
+}
+
 template <CastRule kRule>
 void expect_same_scales() {
-  expect_same_scales<kRule, DType::kE4M3, false>();
-  expect_same_scales<kRule, DType::kE4M3, true>();
-  expect_same_scales<kRule, DType::kE5M2, false>();
-  expect_same_scales<kRule, DType::kE5M2, true>();
+  expect_same_scales<kRule, DType::kFloat32>();
+  if constexpr (kRule.reads_type()) {
+    expect_same_scales<kRule, DType::kFloat16>();
+    expect_same_scales<kRule, DType::kBFloat16>();
+  }
 }
 
 TEST(DeviceUnitCastTest, ScalesAreTheCpuBackends) {
   expect_same_scales<config::kDeepGemmRule>();
   expect_same_scales<config::kVllmRule>();
+  expect_same_scales<config::kVllmPerTokenRule>();
   expect_same_scales<config::kTransformerEngineRule>();
   expect_same_scales<config::kTorchAoRule>();
+  expect_same_scales<config::kTorchAoTensorRule>();
   expect_same_scales<config::kDeepSeekRule>();
   expect_same_scales<config::kCompressedTensorsRule>();
+  expect_same_scales<config::kCompressedTensors012Rule>();
+}
+
+template <DType kDType, typename Format>
+void expect_same_roundings() {
+  for (const float magnitude : magnitudes(1'000'000)) {
+    for (const float value : {magnitude, -magnitude}) {
+      const float host = Format::decode(Format::encode(value, Overflow::kNan));
+      ASSERT_TRUE(same(round_to<kDType>(value), host)) << value;
+    }
+  }
+  // All numbers of the format, what lies halfway to the next, and the neighbours of both.
+  for (unsigned code = 0; code < 0x8000; ++code) {
+    const auto next = static_cast<std::uint16_t>(code + 1);
+    const float number = Format::decode(static_cast<std::uint16_t>(code));
+    const float halfway = number + (Format::decode(next) - number) / 2;
+    for (const float middle : {number, halfway}) {
+      for (const float value :
+           {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, kInfinity)}) {
+        const float host = Format::decode(Format::encode(value, Overflow::kNan));
+        ASSERT_TRUE(same(round_to<kDType>(value), host)) << value;
+      }
+    }
+  }
+}
+
+TEST(RoundToTest, RoundsAsTheCpuBackendDoes) {
+  expect_same_roundings<DType::kFloat16, cpu::Float16>();
+  expect_same_roundings<DType::kBFloat16, cpu::BFloat16>();
+  EXPECT_TRUE(same(round_to<DType::kFloat32>(0x1.FFFFFEp-3f), 0x1.FFFFFEp-3f));
+}
+
+template <DType kIn>
+void expect_same_quotients() {
+  std::mt19937 random(3);
+  std::int64_t zeros = 0;
+  for (const float scale : magnitudes(100'000)) {
+    const auto caster = Caster<CastForm::kDivideInType, kIn>::make(scale);
+    const cpu::UnitCast host{CastForm::kDivideInType, kIn, scale, scale};
+    for (const float x : {0.0f, -0.0f, -scale, 448 * scale, -0x1p-149f, kInfinity,
+                          float_of(random()), -0x1p-150f * scale, -0x1p-25f * scale}) {
+      float device[1] = {round_to<kIn>(x)}, expected[1] = {device[0]};
+      caster.template apply<false>(device);
+      host.apply(expected);
+      ASSERT_TRUE(same(device[0], expected[0])) << x << " / " << scale;
+      ASSERT_FALSE(same(device[0], -0.0f)) << x << " / " << scale;
+      zeros += device[0] == 0;
+    }
+  }
+  EXPECT_GT(zeros, 100'000);
+}
+
+TEST(DivideInTypeTest, QuotientsAreTheCpuBackends) {
+  expect_same_quotients<DType::kFloat32>();
+  expect_same_quotients<DType::kFloat16>();
+  expect_same_quotients<DType::kBFloat16>();
 }
 
 // Of numbers that were FP32, and of those that fill 11 bits at most.

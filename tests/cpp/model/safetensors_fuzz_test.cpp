@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "model/safetensors_reader.h"
+#include "support/random.h"
 #include "test_files.h"
 
 namespace octofold::model {
@@ -47,7 +48,7 @@ const std::string_view kPieces[] = {"{",
 
 class Mutator {
  public:
-  explicit Mutator(unsigned seed) : random_(seed) {}
+  explicit Mutator(std::uint64_t seed) : random_(seed) {}
 
   std::string header() {
     std::string text = kSeeds[below(std::size(kSeeds))];
@@ -115,9 +116,8 @@ void check_promises(const SafetensorsReader& reader) {
 TEST(SafetensorsFuzz, OnlyOwnErrorsOrAValidHeader) {
   const char* text = std::getenv("OCTOFOLD_FUZZ_SECONDS");
   const std::chrono::duration<double> budget(text != nullptr ? std::atof(text) : 5.0);
-  const unsigned seed = std::random_device{}();
-  RecordProperty("seed", std::to_string(seed));
-  Mutator mutator(seed);
+  test::Random random;
+  Mutator mutator(random());
   const test::TestFolder folder;
   const auto path = folder / "fuzz.safetensors";
 
@@ -126,8 +126,8 @@ TEST(SafetensorsFuzz, OnlyOwnErrorsOrAValidHeader) {
   const auto start = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - start < budget) {
     const std::string bytes = mutator.file(mutator.header());
-    SCOPED_TRACE(fmt::format("seed {}, case {}, file {}", seed, accepted + refused,
-                             testing::PrintToString(bytes)));
+    SCOPED_TRACE(
+        fmt::format("case {}, file {}", accepted + refused, testing::PrintToString(bytes)));
     test::write_file(path, bytes);
     try {
       check_promises(SafetensorsReader(path));

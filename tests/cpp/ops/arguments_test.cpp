@@ -5,13 +5,13 @@
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
+#include "support/random.h"
 
 namespace octofold {
 namespace {
@@ -254,7 +254,7 @@ TEST(NamesTest, ParseWhatTheyPrint) {
 
 // Random arguments: an Error or a product, never a crash; the sanitizer builds watch the memory.
 TEST(ArgumentFuzzTest, RandomViewsNeverCrash) {
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   const auto any = [&](std::initializer_list<std::int64_t> values) {
     return *(values.begin() + random() % values.size());
   };

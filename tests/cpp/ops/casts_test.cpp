@@ -6,12 +6,13 @@
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "octofold/octofold.h"
+
+#include "support/random.h"
 
 namespace octofold {
 namespace {
@@ -29,11 +30,6 @@ class CastsTest : public testing::Test {
   static constexpr std::int64_t kRows = 130, kCols = 300;
 
   CastsTest() : data_(kRows * kCols) {
-    const unsigned seed = std::random_device{}();
-    RecordProperty("seed", std::to_string(seed));
-    trace_ =
-        std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, "seed " + std::to_string(seed));
-    random_.seed(seed);
     std::normal_distribution<float> normal;
     for (float& value : data_) value = normal(random_);
   }
@@ -62,8 +58,7 @@ class CastsTest : public testing::Test {
   }
 
   std::vector<float> data_;
-  std::mt19937 random_;
-  std::unique_ptr<testing::ScopedTrace> trace_;
+  test::Random random_;
 };
 
 std::vector<float> transposed(const std::vector<float>& values, std::int64_t rows,

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <optional>
 #include <random>
@@ -11,7 +12,9 @@
 #include "octofold/casts.h"
 
 #include "support/gemm_cases.h"
+#include "support/judge.h"
 #include "support/matrix.h"
+#include "support/random.h"
 
 namespace octofold {
 namespace {
@@ -68,17 +71,6 @@ struct Operand {
   }
 };
 
-// The limits of docs/numerics.md: FP32 accumulation, and the rounding of the output. They are of a
-// norm over many elements, whose roundings average; a few alone may each be half an ulp off. The
-// magnitudes of rows differ so much here that of 256 elements about five make up the norm.
-double relative_limit(DType dtype, std::int64_t elements) {
-  constexpr double kFloat32Limit = 3e-4;
-  if (dtype == DType::kFloat32) return kFloat32Limit;
-  const bool few = elements < 4096;
-  if (dtype == DType::kBFloat16) return few ? 0x1p-8 + kFloat32Limit : 2.5e-3;
-  return few ? 0x1p-11 + kFloat32Limit : 4e-4;
-}
-
 Matrix random_addend(std::mt19937& random, DType dtype, std::int64_t rows, std::int64_t cols,
                      std::int64_t padding) {
   const Matrix values = test::random_matrix(random, rows, cols);
@@ -91,7 +83,7 @@ class GemmTest : public testing::TestWithParam<GemmCase> {};
 
 TEST_P(GemmTest, MatchesFp64) {
   const GemmCase& row = GetParam();
-  std::mt19937 random(std::random_device{}());
+  test::Random random;
   Operand a(random, row.a_dtype, row.granularity_a, row.m, row.k, row.row_padding,
             row.power_of_two);
   Operand b(random, row.b_dtype, row.granularity_b, row.n, row.k, row.row_padding,
@@ -115,21 +107,24 @@ TEST_P(GemmTest, MatchesFp64) {
   const Matrix d = product();
 
   const std::vector<double> x = a.dequantized(), y = b.dequantized();
-  double error = 0, norm = 0;
+  test::Judge judge(row.d_dtype);
   for (std::int64_t i = 0; i < row.m; ++i) {
     for (std::int64_t j = 0; j < row.n; ++j) {
-      double expected = 0;
+      double expected = 0, terms = 0;
+      const auto add = [&](double term) {
+        expected += term;
+        terms += std::abs(term);
+      };
       for (std::int64_t k = 0; k < row.k; ++k) {
-        expected +=
-            x[static_cast<std::size_t>(i * row.k + k)] * y[static_cast<std::size_t>(j * row.k + k)];
+        add(x[static_cast<std::size_t>(i * row.k + k)] *
+            y[static_cast<std::size_t>(j * row.k + k)]);
       }
-      if (c) expected += c->at(i, j);
-      if (bias) expected += bias->at(0, j);
-      error += std::pow(d.at(i, j) - expected, 2);
-      norm += expected * expected;
+      if (c) add(c->at(i, j));
+      if (bias) add(bias->at(0, j));
+      judge.see(d.at(i, j), expected, terms);
     }
   }
-  EXPECT_LE(std::sqrt(error), relative_limit(row.d_dtype, row.m * row.n) * std::sqrt(norm));
+  EXPECT_EQ(judge.verdict(), "");
   EXPECT_TRUE(d.padding_is_untouched());
 
   EXPECT_EQ(d.bytes(), product().bytes()) << "the same input gave other bits";
@@ -139,6 +134,43 @@ INSTANTIATE_TEST_SUITE_P(CaseTable, GemmTest,
                          testing::ValuesIn(test::read_gemm_cases(OCTOFOLD_TEST_CASES_DIR
                                                                  "/gemm.csv")),
                          [](const auto& instance) { return instance.param.name; });
+
+// The judge itself.
+class JudgeTest : public testing::TestWithParam<DType> {
+ protected:
+  // 64 × 64 numbers, each a sum of terms of this magnitude; all but one as close as rounding gets.
+  std::string verdict_with(double wrong) {
+    std::normal_distribution<double> normal;
+    test::Judge judge(GetParam());
+    for (int i = 0; i < 4096; ++i) {
+      const double expected = i == 1234 ? 0.1 : 8 * normal(random);
+      const double rounded = expected + 0.45 * test::half_ulp(expected, GetParam());
+      judge.see(i == 1234 ? wrong : rounded, expected, 40);
+    }
+    return judge.verdict();
+  }
+
+  test::Random random;
+};
+
+TEST_P(JudgeTest, TakesWhatIsRoundedWell) { EXPECT_EQ(verdict_with(0.1), ""); }
+
+TEST_P(JudgeTest, SeesOneWrongElement) {
+  for (const double wrong : {0.0, 0.2, -0.1, std::nan(""), HUGE_VAL}) {
+    EXPECT_THAT(verdict_with(wrong), testing::HasSubstr("element 1234")) << wrong;
+  }
+}
+
+TEST_P(JudgeTest, KnowsNeighbours) {
+  const test::Format format = test::format_of(GetParam());
+  EXPECT_EQ(test::half_ulp(-1.5, GetParam()), std::ldexp(0.5, -format.mantissa_bits));
+  const double subnormal = std::ldexp(1.0, format.smallest_exponent - 3);
+  EXPECT_EQ(test::half_ulp(subnormal, GetParam()), test::half_ulp(0, GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, JudgeTest,
+                         testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16),
+                         [](const auto& instance) { return std::string(name(instance.param)); });
 
 TEST(GemmSpecialValuesTest, NanAndInfinityReachTheirRowsAndColumnsOnly) {
   std::mt19937 random(7);

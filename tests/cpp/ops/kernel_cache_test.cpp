@@ -39,7 +39,7 @@ class OwnFolder : public testing::Environment {
 const auto* const kOwnFolder = testing::AddGlobalTestEnvironment(new OwnFolder);
 
 // Its small tile compiles quickly.
-const GemmProblem kSmall{.m = 16, .n = 64, .k = 256, .bias = DType::kFloat32};
+const GemmProblem kSmall{.m = 16, .n = 64, .k = 256, .form = {.bias = Addend::kFloat32}};
 
 class KernelCacheApiTest : public testing::Test {
  protected:
@@ -72,8 +72,7 @@ TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
   const CachedKernel& kernel = kernels.front();
   EXPECT_EQ(kernel.file.parent_path(), kernel_cache_folder());
   EXPECT_EQ(kernel.bytes, static_cast<std::int64_t>(fs::file_size(kernel.file)));
-  EXPECT_THAT(kernel.description,
-              HasSubstr("gemm e4m3 × e4m3 → bfloat16, 1x128 and 128x128 scales"));
+  EXPECT_THAT(kernel.description, HasSubstr("gemm: form e4m3 1x128 e4m3 128x128 bfloat16"));
   EXPECT_EQ(kernel.architecture, "sm_90a");
   EXPECT_GT(kernel.registers, 0);
   EXPECT_EQ(kernel.fault, "");
@@ -99,7 +98,7 @@ TEST_F(KernelCacheApiTest, DamageIsSaidAndMended) {
 
 TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
   GemmProblem other = kSmall;
-  other.bias.reset();
+  other.form.bias = Addend::kNone;
   const auto stop = [](std::int64_t done, std::int64_t) {
     if (done == 1) throw std::runtime_error("stop");
   };
@@ -153,37 +152,40 @@ GemmArguments arguments_of(const GemmProblem& problem) {
     return {on_gpu(dtype, {rows, cols}),
             on_gpu(DType::kFloat32, scale_shape(granularity, rows, cols)), granularity};
   };
-  GemmArguments arguments{.a = scaled(problem.a, problem.a_granularity, problem.m, problem.k),
-                          .b = scaled(problem.b, problem.b_granularity, problem.n, problem.k),
-                          .out = on_gpu(problem.out, {problem.m, problem.n}),
-                          .fast_accumulation = problem.fast_accumulation};
-  if (problem.c) arguments.c = on_gpu(*problem.c, {problem.m, problem.n});
-  if (problem.bias) arguments.bias = on_gpu(*problem.bias, {problem.n});
+  const auto& [m, n, k, form] = problem;
+  const auto type_of = [&](Addend addend) {
+    return addend == Addend::kOutputType ? form.out : DType::kFloat32;
+  };
+  GemmArguments arguments{.a = scaled(form.a.type, form.a.scales, m, k),
+                          .b = scaled(form.b.type, form.b.scales, n, k),
+                          .out = on_gpu(form.out, {m, n}),
+                          .fast_accumulation = form.fast_accumulation};
+  if (form.c != Addend::kNone) arguments.c = on_gpu(type_of(form.c), {m, n});
+  if (form.bias != Addend::kNone) arguments.bias = on_gpu(type_of(form.bias), {n});
   return arguments;
 }
 
 TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
   const GemmProblem problems[] = {
       kSmall,
-      {.m = 1000, .n = 512, .k = 640, .out = DType::kFloat16, .c = DType::kFloat16},
-      {.m = 77, .n = 130, .k = 333, .b = DType::kE5M2, .out = DType::kFloat32},
-      {.m = 128,
-       .n = 96,
-       .k = 256,
-       .a_granularity = Granularity::kBlock1x128,
-       .b_granularity = Granularity::kBlock1x128},
+      {.m = 1000, .n = 512, .k = 640, .form = {.out = DType::kFloat16, .c = Addend::kOutputType}},
+      {.m = 77,
+       .n = 130,
+       .k = 333,
+       .form = {.b = {DType::kE5M2, Granularity::kBlock128x128}, .out = DType::kFloat32}},
+      {.m = 128, .n = 96, .k = 256, .form = {.b = {.scales = Granularity::kBlock1x128}}},
       {.m = 64,
        .n = 99,
        .k = 128,
-       .a_granularity = Granularity::kChannel,
-       .b_granularity = Granularity::kChannel,
-       .c = DType::kFloat32},
+       .form = {.a = {.scales = Granularity::kBlock128x128},
+                .b = {.scales = Granularity::kChannel},
+                .c = Addend::kFloat32}},
       {.m = 1,
        .n = 64,
        .k = 48,
-       .a_granularity = Granularity::kTensor,
-       .b_granularity = Granularity::kTensor,
-       .fast_accumulation = true}};
+       .form = {.a = {.scales = Granularity::kTensor},
+                .b = {.scales = Granularity::kTensor},
+                .fast_accumulation = true}}};
   for (const GemmProblem& problem : problems) {
     const jit::Program program = program_of(arguments_of(problem));
     EXPECT_FALSE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
@@ -224,19 +226,13 @@ TEST(WarmErrorsTest, NameWhatIsWrong) {
   problem.m = std::int64_t{1} << 31;
   EXPECT_THAT(warm_error(problem, ErrorCode::kUnsupported), HasSubstr("2147483648×16×16"));
   problem = good;
-  problem.a = DType::kBFloat16;
+  problem.form.a.type = DType::kBFloat16;
   EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'a'"));
   problem = good;
-  problem.out = DType::kE4M3;
+  problem.form.out = DType::kE4M3;
   EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'out'"));
   problem = good;
-  problem.bias = DType::kFloat16;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("argument 'bias'"));
-  problem = good;
-  problem.b_granularity = Granularity::kChannel;
-  EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("'b.granularity'"));
-  problem = good;
-  problem.fast_accumulation = true;
+  problem.form.fast_accumulation = true;
   EXPECT_THAT(warm_error(problem, ErrorCode::kInvalidArgument), HasSubstr("'fast_accumulation'"));
 }
 

@@ -19,7 +19,8 @@ using testing::HasSubstr;
 
 constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
                             config::kTransformerEngineRule, config::kTorchAoRule,
-                            config::kDeepSeekRule,          config::kCompressedTensorsRule};
+                            config::kTorchAoTensorRule,     config::kDeepSeekRule,
+                            config::kCompressedTensorsRule};
 
 class Problems {
  public:
@@ -105,6 +106,16 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
       }
     }
   }
+}
+
+TEST(PlanCastTest, TheLastStepKnowsTheTypeOfXWhereScalesDependOnIt) {
+  CastProblem problem{.rows = 64, .cols = 64, .in = DType::kFloat16, .unit = Granularity::kTensor};
+  problem.rule = config::kCompressedTensorsRule;
+  EXPECT_EQ(cast_launches(problem, kHopper).back().config.step, CastStep::kFinish);
+  EXPECT_EQ(cast_launches(problem, kHopper).back().config.in, DType::kFloat16);
+  // Others share one kernel among all types.
+  problem.rule = config::kDeepGemmRule;
+  EXPECT_EQ(cast_launches(problem, kHopper).back().config.in, config::CastConfig{}.in);
 }
 
 TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {

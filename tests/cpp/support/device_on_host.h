@@ -7,6 +7,7 @@
 
 #define __device__
 
+inline float __fadd_rn(float left, float right) { return left + right; }
 inline float __fmul_rn(float left, float right) { return left * right; }
 inline float __fdiv_rn(float left, float right) { return left / right; }
 inline float __frcp_rn(float value) { return 1.0f / value; }

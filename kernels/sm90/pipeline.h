@@ -1,11 +1,11 @@
 // A ring of stages between those that fill it and those that use it up.
 #pragma once
 
-namespace octofold {
+namespace octofold::sm90 {
 
-// Where one side stands in the ring: the stage, and the parity of the barriers' phase. A user waits
-// for `full` with this parity, a filler for `empty` with the other: the first round finds every
-// stage empty.
+// Where one side stands in the ring: the stage, and the parity of the barriers' phase. A consumer
+// waits for `full` with this parity, a producer for `empty` with the other: the first round finds
+// every stage empty.
 template <int kStages>
 struct RingPosition {
   int stage = 0;
@@ -19,4 +19,4 @@ struct RingPosition {
   }
 };
 
-}  // namespace octofold
+}  // namespace octofold::sm90

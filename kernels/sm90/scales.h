@@ -1,0 +1,142 @@
+// Scales that vary along K, as a math thread applies them to the partial sums of one stage.
+//
+// A sum lies in a register i of a sub-tile (64 rows of a warpgroup): in row 8 · (i / 2 % 2) of
+// those that begin at the thread's first, in column 8 · (i / 4) + i % 2 of those that begin at the
+// thread's first pair (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", D). Scales that
+// are constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
+#pragma once
+
+#include "kernels/config/sm90_gemm.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/shared_memory.h"
+
+namespace octofold::sm90 {
+
+using config::Sm90GemmConfig;
+using config::Tile;
+
+// Of the rows. begin_tile() before a tile's first stage, read() for each stage, then at().
+template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.rows().scales>
+class RowScales {
+ public:
+  __device__ RowScales(int, int) {}
+  __device__ void begin_tile(const Tile&) {}
+  __device__ void read(const SharedMemory<kConfig>&, int) {}
+  __device__ float at(int, int) const { return 1.0f; }
+};
+
+template <Sm90GemmConfig kConfig>
+class RowScales<kConfig, Granularity::kBlock1x128> {
+ public:
+  // `first_row`: of the warpgroup in the tile; `row_of_thread`: of the thread in a sub-tile.
+  __device__ RowScales(int first_row, int row_of_thread) : row_(first_row + row_of_thread) {}
+
+  __device__ void begin_tile(const Tile&) {}
+
+  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
+#pragma unroll
+    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      const unsigned rows = smem.row_scales(stage) + 4 * (row_ + 64 * sub_tile);
+      values_[sub_tile][0] = ptx::load_shared(rows);
+      values_[sub_tile][1] = ptx::load_shared(rows + 4 * 8);
+    }
+  }
+
+  __device__ float at(int sub_tile, int i) const { return values_[sub_tile][i / 2 % 2]; }
+
+ private:
+  int row_;
+  float values_[kConfig.sub_tiles()][2];
+};
+
+template <Sm90GemmConfig kConfig>
+class RowScales<kConfig, Granularity::kBlock128x128> {
+ public:
+  __device__ RowScales(int first_row, int) : first_row_(first_row) {}
+
+  __device__ void begin_tile(const Tile& tile) {
+    // A tile of 64 rows lies in one block, one of whole blocks begins with a block.
+    constexpr bool kMayBeginWithin = kConfig.tile_rows > 64 && kConfig.tile_rows % kScaleBlock != 0;
+    if constexpr (kMayBeginWithin) offset_ = tile.operand_row % kScaleBlock;
+  }
+
+  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
+#pragma unroll
+    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      const int block = (offset_ + first_row_ + 64 * sub_tile) / kScaleBlock;
+      values_[sub_tile] = ptx::load_shared(smem.row_scales(stage) + 4 * block);
+    }
+  }
+
+  __device__ float at(int sub_tile, int) const { return values_[sub_tile]; }
+
+ private:
+  int first_row_;
+  int offset_ = 0;  // of the tile in its first block
+  float values_[kConfig.sub_tiles()];
+};
+
+// Of the columns, likewise.
+template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.columns().scales>
+class ColumnScales {
+ public:
+  __device__ explicit ColumnScales(int) {}
+  __device__ void begin_tile(const Tile&) {}
+  __device__ void read(const SharedMemory<kConfig>&, int) {}
+  __device__ float at(int) const { return 1.0f; }
+};
+
+template <Sm90GemmConfig kConfig>
+class ColumnScales<kConfig, Granularity::kBlock1x128> {
+ public:
+  // `first_column`: of the thread's first pair in the tile.
+  __device__ explicit ColumnScales(int first_column) : column_(first_column) {}
+
+  __device__ void begin_tile(const Tile&) {}
+
+  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
+#pragma unroll
+    for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
+      const float2 pair = ptx::load_shared_pair(smem.column_scales(stage) + 4 * (8 * j + column_));
+      values_[2 * j] = pair.x;
+      values_[2 * j + 1] = pair.y;
+    }
+  }
+
+  __device__ float at(int i) const { return values_[i / 4 * 2 + i % 2]; }
+
+ private:
+  int column_;
+  float values_[kConfig.tile_columns / 4];
+};
+
+template <Sm90GemmConfig kConfig>
+class ColumnScales<kConfig, Granularity::kBlock128x128> {
+ public:
+  __device__ explicit ColumnScales(int) {}
+
+  __device__ void begin_tile(const Tile& tile) {
+    if constexpr (kTwo) split_ = kScaleBlock - tile.operand_column % kScaleBlock;
+  }
+
+  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
+    const float2 pair = ptx::load_shared_pair(smem.column_scales(stage));
+    values_[0] = pair.x;
+    values_[1] = pair.y;
+  }
+
+  // A strip of columns lies in one block, wherever the tile begins.
+  __device__ float at(int i) const {
+    const bool second = kTwo && 2 * i / kStrip * kStrip >= split_;
+    return second ? values_[1] : values_[0];
+  }
+
+ private:
+  static constexpr bool kTwo = config::blocks_touched(kConfig.tile_columns) == 2;
+  static constexpr int kStrip = config::common_divisor(kConfig.tile_columns, kScaleBlock);
+
+  int split_ = 0;  // the tile's first column in the second block
+  float values_[2];
+};
+
+}  // namespace octofold::sm90

@@ -1,0 +1,26 @@
+// What TMA, the copy engine for tensors, can address.
+#pragma once
+
+#include <cstdint>
+
+#include "octofold/tensor.h"
+
+namespace octofold::plan {
+
+/// Addresses and row strides have to be multiples of it, in bytes. "CUDA Driver API",
+/// cuTensorMapEncodeTiled.
+inline constexpr std::int64_t kTmaAlignment = 16;
+
+/// Bytes from one row of a matrix to the next. The stride of a single row leads nowhere, and
+/// callers put anything there.
+std::int64_t tma_row_bytes(const TensorView& matrix);
+
+/// Why TMA cannot address the matrix, for a message, or null: address and row stride have to be
+/// multiples of 16 bytes, rows may not overlap, and there has to be an element.
+const char* tma_obstacle(const TensorView& matrix);
+
+/// The same for a matrix that TMA is to write. It does so in units of 16 bytes (seen on an H200; no
+/// manual says so): what lies behind rows that end within one would be overwritten.
+const char* tma_store_obstacle(const TensorView& matrix);
+
+}  // namespace octofold::plan

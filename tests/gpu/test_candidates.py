@@ -1,0 +1,176 @@
+"""Every configuration that the planner may choose, on ragged shapes: not only those that it chooses
+for the shapes of other tests. Each is a kernel to compile, 0.2 s or so: run them in parallel (-n).
+"""
+
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import judge
+import octofold
+import pytest
+from gpu_support import (
+    DTYPES,
+    GRANULARITIES,
+    Surrounded,
+    assert_close,
+    assert_fast_accumulation_close,
+    candidates,
+    gemm_by,
+    needs_gpu,
+    normal,
+    operands,
+    product,
+    run_python,
+    surrounded_copy,
+    with_data,
+)
+
+
+class Kind(NamedTuple):
+    """What beside granularities and sizes decides which kernels there are."""
+
+    out: str = "bfloat16"
+    operands_by_tma: bool = True
+    output_by_tma: bool = True
+    c: str | None = None
+    bias: str | None = None
+    dtypes: tuple[str, str] = ("e4m3", "e4m3")
+    fast: bool = False
+
+
+KINDS = {
+    "bfloat16": Kind(),
+    "bfloat16_addends": Kind(c="bfloat16", bias="float32"),
+    "float16_addends": Kind("float16", c="float32", bias="float16", dtypes=("e5m2", "e4m3")),
+    "bfloat16_direct": Kind(output_by_tma=False, bias="bfloat16", dtypes=("e4m3", "e5m2")),
+    "float32": Kind("float32", output_by_tma=False),
+    "float32_addends": Kind("float32", output_by_tma=False, c="float32", bias="float32"),
+    "threads_load": Kind(operands_by_tma=False, output_by_tma=False, dtypes=("e5m2", "e5m2")),
+    "threads_load_addends": Kind("float32", False, False, c="float32", bias="float32"),
+    "fast": Kind(fast=True),
+    "fast_addends": Kind("float32", output_by_tma=False, c="float32", bias="float32", fast=True),
+    "fast_threads_load": Kind("float16", False, False, fast=True),
+}
+
+# One element; tails of tiles, clusters, swizzle atoms and scale blocks; K shorter than a block, and
+# whole blocks; more tiles than blocks of threads run at one time.
+SHAPES = (
+    (1, 17, 1),
+    (70, 40, 100),
+    (129, 257, 384),
+    (300, 520, 1000),
+    (77, 1000, 2048),
+    (2100, 4104, 272),
+)
+
+
+def cases():
+    for pair, (name, kind) in itertools.product(
+        itertools.product(GRANULARITIES, repeat=2), KINDS.items()
+    ):
+        if kind.fast and any("128" in granularity for granularity in pair):
+            continue  # nothing to leave out: scales that vary along K act on partial sums
+        yield pytest.param(pair, kind, id=f"{pair[0]}-{pair[1]}-{name}")
+
+
+def shapes_of(kind):
+    """TMA stores whole units of 16 bytes, and loads nothing where there is nothing."""
+    for m, n, k in SHAPES:
+        yield m, (n + 7) // 8 * 8 if kind.output_by_tma else n, k
+    if not kind.operands_by_tma:
+        yield 129, 257, 0
+
+
+def placed(matrix, by_tma):
+    """Amid poison, aligned for TMA or not."""
+    cols = matrix.shape[1]
+    padding = 16 + -cols % 16 if by_tma else 17 - cols % 2
+    return surrounded_copy(matrix, padding, 16 if by_tma else 1)
+
+
+class Problem:
+    """Operands and addends in memory of that kind, and what the product has to be."""
+
+    def __init__(self, generator, kind, pair, m, n, k):
+        self.kind = kind
+        self.a, self.b = (
+            with_data(x, placed(x.data, kind.operands_by_tma))
+            for x in operands(generator, m, n, k, pair, kind.dtypes)
+        )
+        self.c = self.bias = None
+        if kind.c is not None:
+            self.c = surrounded_copy(10 * normal(generator, m, n, dtype=kind.c), 3, 1)
+        if kind.bias is not None:
+            self.bias = 10 * normal(generator, n, dtype=kind.bias)
+        self.expected = product(self.a, self.b, self.c, self.bias)
+
+    def check(self, candidate):
+        m, n = self.expected.value.shape
+        padding, offset = (8, 16) if self.kind.output_by_tma else (3, 1)
+        out = Surrounded(m, n, DTYPES[self.kind.out], padding, offset)
+        gemm_by(candidate, self.a, self.b, out.view, self.c, self.bias, self.kind.fast)
+        assert_right = assert_fast_accumulation_close if self.kind.fast else assert_close
+        assert_right(out.view, self.expected)
+        out.assert_only_view_written()
+
+
+@pytest.mark.parametrize(("pair", "kind"), list(cases()))
+def test_every_candidate(pair, kind, generator, record_property):
+    names = candidates(
+        *zip(kind.dtypes, pair, strict=True),
+        kind.out,
+        c=kind.c,
+        bias=kind.bias,
+        fast=kind.fast,
+        operands_fit_tma=kind.operands_by_tma,
+        output_fits_tma=kind.output_by_tma,
+    )
+    assert names
+    assert len(set(names)) == len(names)
+    record_property("candidates", len(names))  # gpu_suite.py sums them up
+    for shape in shapes_of(kind):
+        problem = Problem(generator, kind, pair, *shape)
+        for name in names:
+            try:
+                problem.check(name)
+            except AssertionError as error:
+                pytest.fail(f"{name} at {shape}: {error}")
+
+
+@needs_gpu
+def test_each_name_is_a_kernel_of_its_own():
+    """By the log, whose level is chosen before the library is loaded."""
+    folders = [str(Path(__file__).parent), str(Path(judge.__file__).parent)]
+    script = (
+        f"import sys; sys.path[:0] = {folders}"
+        + """
+import os
+os.environ["OCTOFOLD_LOG_LEVEL"] = "debug"
+import octofold, torch
+from gpu_support import candidates, gemm_by, operands
+lines = []
+octofold.set_log_handler(lambda level, message: lines.append(message))
+a, b = operands(torch.Generator("cuda"), 64, 128, 256)
+out = torch.empty(64, 128, dtype=torch.bfloat16, device="cuda")
+names = candidates(("e4m3", "1x128"), ("e4m3", "128x128"), "bfloat16")
+kernels = set()
+for name in names:
+    lines.clear()
+    gemm_by(name, a, b, out)
+    rows, columns = name.split(".")[0].split("x")
+    tile = f"tile_rows {rows}, tile_columns {columns}"
+    (line,) = [line for line in lines if line.startswith("cuda:") and tile in line]
+    assert "load by TMA, store by TMA" in line, line
+    kernels.add(line.rsplit(", ", 1)[0])
+assert len(kernels) == len(names) > 10, (len(kernels), names)
+"""
+    )
+    run_python(script)
+
+
+@needs_gpu
+def test_a_name_that_is_none(generator):
+    a, b = operands(generator, 64, 128, 256)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'candidate'.*128x128"):
+        gemm_by("128x129", a, b, octofold.gemm(a, b))
