@@ -3,7 +3,6 @@
 #include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
 #include "octofold/tuning.h"
 
@@ -15,23 +14,23 @@
 
 namespace octofold::bindings {
 
-using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
 using OptionalString = tvm::ffi::Optional<tvm::ffi::String>;
 
-// Tensors come first, then options, then the stream: in all of these functions. `candidate`: for
-// tests and tuning.
+// Inputs come first, then what is written, then options, then the stream: in all of these
+// functions. `candidate`: for tests and tuning.
 void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::TensorView b,
-          tvm::ffi::TensorView b_scale, tvm::ffi::TensorView out, OptionalTensor c,
-          OptionalTensor bias, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
+          tvm::ffi::TensorView b_scale, OptionalTensor c, OptionalTensor bias,
+          tvm::ffi::TensorView out, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
           bool fast_accumulation, OptionalStream stream, OptionalString candidate) {
-  GemmArguments arguments{.a = {view_of("gemm", "a", a), view_of("gemm", "a.scale", a_scale),
-                                parse_granularity(view_of(a_granularity))},
-                          .b = {view_of("gemm", "b", b), view_of("gemm", "b.scale", b_scale),
-                                parse_granularity(view_of(b_granularity))},
-                          .out = view_of("gemm", "out", out),
-                          .fast_accumulation = fast_accumulation};
-  if (c) arguments.c = view_of("gemm", "c", *c);
-  if (bias) arguments.bias = view_of("gemm", "bias", *bias);
+  GemmArguments arguments{
+      .a = {view_of("gemm", "a", a, "e4m3 or e5m2"), view_of("gemm", "a.scale", a_scale, "float32"),
+            parse_granularity(view_of(a_granularity))},
+      .b = {view_of("gemm", "b", b, "e4m3 or e5m2"), view_of("gemm", "b.scale", b_scale, "float32"),
+            parse_granularity(view_of(b_granularity))},
+      .out = view_of("gemm", "out", out, "bfloat16, float16 or float32"),
+      .fast_accumulation = fast_accumulation};
+  if (c) arguments.c = view_of("gemm", "c", *c, "that of 'out' or float32");
+  if (bias) arguments.bias = view_of("gemm", "bias", *bias, "that of 'out' or float32");
   if (candidate) {
     octofold::gemm(arguments, stream_of(stream, out), view_of(*candidate));
   } else {

@@ -1,3 +1,5 @@
+#include <optional>
+#include <string>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
@@ -13,43 +15,34 @@ namespace octofold::bindings {
 
 namespace {
 
-QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
-                           const tvm::ffi::String& overflow, const tvm::ffi::String& profile) {
-  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
-                          .overflow = parse_overflow(view_of(overflow))};
-  if (power_of_two) options.power_of_two = *power_of_two;
-  return options;
+std::optional<MutableScaledTensorView> target(std::string_view argument, const OptionalTensor& data,
+                                              const OptionalTensor& scale, Granularity unit) {
+  if (!data) return std::nullopt;
+  const std::string scale_argument = std::string(argument) + ".scale";
+  return MutableScaledTensorView{
+      view_of("quantize", argument, *data, "e4m3 or e5m2"),
+      scale ? view_of("quantize", scale_argument, *scale, "float32") : MutableTensorView{}, unit};
 }
 
 }  // namespace
 
-void quantize(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::TensorView scale,
+// The casts of x, of its transpose, or both. With static_scales the scales are inputs.
+void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
+              OptionalTensor transposed_data, OptionalTensor transposed_scale,
               tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-              tvm::ffi::String overflow, tvm::ffi::String profile, bool transpose,
+              tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
               OptionalStream stream) {
-  const MutableScaledTensorView out{view_of("quantize", "out", data),
-                                    view_of("quantize", "out.scale", scale),
-                                    parse_granularity(view_of(granularity))};
-  CastTargets targets;
-  (transpose ? targets.transposed : targets.rows) = out;
-  octofold::quantize(view_of("quantize", "x", x), targets,
-                     options_of(power_of_two, overflow, profile), stream_of(stream, x));
-}
-
-void quantize_both(tvm::ffi::TensorView x, tvm::ffi::TensorView data, tvm::ffi::TensorView scale,
-                   tvm::ffi::TensorView transposed_data, tvm::ffi::TensorView transposed_scale,
-                   tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-                   tvm::ffi::String overflow, tvm::ffi::String profile, OptionalStream stream) {
-  const auto view = [](std::string_view argument, const tvm::ffi::TensorView& tensor) {
-    return view_of("quantize_both", argument, tensor);
-  };
   const Granularity unit = parse_granularity(view_of(granularity));
-  const CastTargets targets{
-      .rows = MutableScaledTensorView{view("out", data), view("out.scale", scale), unit},
-      .transposed = MutableScaledTensorView{view("out_transposed", transposed_data),
-                                            view("out_transposed.scale", transposed_scale), unit}};
-  octofold::quantize(view("x", x), targets, options_of(power_of_two, overflow, profile),
-                     stream_of(stream, x));
+  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
+                          .overflow = parse_overflow(view_of(overflow)),
+                          .scales = static_scales ? ScaleSource::kGiven : ScaleSource::kComputed};
+  if (power_of_two) options.power_of_two = *power_of_two;
+  const TensorView source = view_of("quantize", "x", x, "float32, float16 or bfloat16");
+  octofold::quantize(
+      source,
+      {.rows = target("out.rows", data, scale, unit),
+       .transposed = target("out.transposed", transposed_data, transposed_scale, unit)},
+      options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,
@@ -71,7 +64,6 @@ tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t 
 }
 
 OCTOFOLD_EXPORT(quantize)
-OCTOFOLD_EXPORT(quantize_both)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
 OCTOFOLD_EXPORT(scale_shape)

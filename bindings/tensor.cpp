@@ -56,7 +56,7 @@ std::optional<Device> device_of(DLDevice device) {
 }  // namespace
 
 MutableTensorView view_of(std::string_view operation, std::string_view argument,
-                          const tvm::ffi::TensorView& tensor) {
+                          const tvm::ffi::TensorView& tensor, std::string_view dtypes) {
   const auto invalid = [&](std::string_view expected, const std::string& got) {
     fail(operation, argument, expected, got);
   };
@@ -65,7 +65,7 @@ MutableTensorView view_of(std::string_view operation, std::string_view argument,
     if (is_same(pair.dlpack, tensor.dtype())) known = &pair;
   }
   if (known == nullptr) {
-    invalid("dtype float32, float16, bfloat16, e4m3 or e5m2", text_of(tensor.dtype()));
+    invalid(std::string("dtype ").append(dtypes), text_of(tensor.dtype()));
   }
   const std::optional<Device> device = device_of(tensor.device());
   if (!device) {
@@ -86,17 +86,18 @@ MutableTensorView view_of(std::string_view operation, std::string_view argument,
   return view;
 }
 
-tvm::ffi::Tensor reinterpret(const tvm::ffi::Tensor& tensor, const tvm::ffi::String& dtype) {
-  const DType target = parse_dtype(std::string_view(dtype.data(), dtype.size()));
-  if (tensor.dtype().bits * tensor.dtype().lanes != 8 * size_of(target)) {
-    fail("reinterpret", "dtype", "a dtype as large as " + text_of(tensor.dtype()),
-         std::string(name(target)));
+tvm::ffi::Tensor reinterpret(const tvm::ffi::Tensor& tensor, DLDataType dtype) {
+  if (tensor.dtype().bits * tensor.dtype().lanes != dtype.bits * dtype.lanes) {
+    fail("reinterpret", "dtype", "a dtype as large as " + text_of(tensor.dtype()), text_of(dtype));
   }
-  tvm::ffi::Tensor view = tensor.as_strided(tensor.shape(), tensor.strides());
-  for (const DTypePair& pair : kDTypes) {
-    // A new object that nobody else has seen: its dtype may still be set.
-    if (pair.dtype == target) const_cast<DLTensor*>(view.GetDLTensorPtr())->dtype = pair.dlpack;
-  }
+  // A tensor without dimensions may have no strides, which tvm-ffi does not expect.
+  constexpr std::int64_t kNone = 0;
+  const bool has_dimensions = tensor.ndim() > 0;
+  const auto none = tvm::ffi::ShapeView(&kNone, 0);
+  tvm::ffi::Tensor view = tensor.as_strided(has_dimensions ? tensor.shape() : none,
+                                            has_dimensions ? tensor.strides() : none);
+  // A new object that nobody else has seen: its dtype may still be set.
+  const_cast<DLTensor*>(view.GetDLTensorPtr())->dtype = dtype;
   return view;
 }
 

@@ -86,12 +86,49 @@ def test_array_api_objects(kind, rng):
     )
 
 
-def test_read_only_dlpack_output_is_refused(rng):
+class UnversionedArray(ArrayNamespace.Array):
+    """As JAX's: immutable, and exported by the protocol that has no word for it."""
+
+    def __dlpack__(self, max_version=None, **options):
+        return self.numpy.__dlpack__(**options)
+
+
+def read_only(array):
+    array.numpy.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        read_only(ArrayNamespace.Array(np.empty((6, 6), np.float32))),
+        UnversionedArray(np.empty((6, 6), np.float32)),
+        OldArray(np.empty((6, 6), np.float32)),
+    ],
+    ids=lambda out: type(out).__name__,
+)
+def test_output_that_may_be_read_only_is_refused(out, rng):
     cast = octofold.quantize(tvm_tensor(matrix(rng)))
-    out = ArrayNamespace.Array(np.empty((6, 6), np.float32))
-    out.numpy.flags.writeable = False
+    before = out.numpy.copy()
     with pytest.raises(octofold.InvalidArgumentError, match="'out': expected a writable tensor"):
         octofold.gemm(cast, cast, out=out)
+    np.testing.assert_array_equal(out.numpy, before)
+
+
+def test_jax_arrays(rng):
+    """As inputs and as results; never written."""
+    jax = pytest.importorskip("jax")
+    x = matrix(rng)
+    expected = octofold.quantize(x)
+    cast = octofold.quantize(jax.numpy.asarray(x))
+    product = octofold.gemm(cast, cast, out_dtype="float32")
+    assert isinstance(product, jax.Array)
+    np.testing.assert_array_equal(product, octofold.gemm(expected, expected, out_dtype="float32"))
+    out = jax.numpy.zeros((6, 6))
+    alias = out + 0
+    with pytest.raises(octofold.InvalidArgumentError, match="'out': expected a writable tensor"):
+        octofold.gemm(cast, cast, out=out)
+    np.testing.assert_array_equal(out, alias)
 
 
 def test_who_cannot_allocate_on_a_gpu_gives_the_output(rng):

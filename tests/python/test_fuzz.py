@@ -1,6 +1,8 @@
 """Random arguments give the right result or a clean error, never anything else. Where too few are
 accepted the tests fail: they would show little."""
 
+import math
+
 import numpy as np
 import octofold
 import reference
@@ -63,14 +65,19 @@ def run(check, *strategies, least_accepted):
     assert sum(outcomes) >= least_accepted * len(outcomes), f"{sum(outcomes)} of {len(outcomes)}"
 
 
+def matrix(array):
+    """Leading dimensions are more rows."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
 def quantize_is_right(x, *options):
     try:
         cast = octofold.quantize(x, *options)
     except octofold.InvalidArgumentError:
         return False
-    codes, scale = reference.quantize(x, *options)
-    np.testing.assert_array_equal(cast.data.view(np.uint8), codes)
-    np.testing.assert_array_equal(cast.scale, scale)
+    codes, scale = reference.quantize(matrix(x), *options)
+    np.testing.assert_array_equal(cast.data.view(np.uint8).reshape(codes.shape), codes)
+    np.testing.assert_array_equal(cast.scale.reshape(scale.shape), scale)
     return True
 
 

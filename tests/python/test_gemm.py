@@ -92,3 +92,30 @@ def test_fast_accumulation_is_a_permission(rng):
     np.testing.assert_allclose(
         octofold.gemm(a, a, out_dtype="float32", fast_accumulation=True), exact, rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("a_granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("b_granularity", reference.GRANULARITIES)
+def test_leading_dimensions_and_every_pair(a_granularity, b_granularity, rng):
+    x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
+    a = octofold.quantize(x, granularity=a_granularity)
+    flat = octofold.quantize(x.reshape(150, 300), granularity=a_granularity)
+    b = operand(rng, 70, 300, "e4m3", b_granularity, 0, False)
+    bias, c = np.ones(70, np.float32), rng.normal(0, 1, (3, 50, 70)).astype(np.float32)
+    result = octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32")
+    assert result.shape == (3, 50, 70)
+    assert_close(result.reshape(150, 70) - c.reshape(150, 70) - 1, product(flat, b), "float32")
+    out = np.empty((3, 50, 70), np.float32)
+    assert octofold.gemm(a, b, out=out, c=c, bias=bias) is out
+    np.testing.assert_array_equal(out, result)
+
+
+def test_rows_of_any_stride(rng):
+    b = operand(rng, 70, 300, "e4m3", "1x128", 0, False)
+    a = operand(rng, 6, 300, "e4m3", "tensor", 0, False)
+    for codes in (a.data[::-1], np.broadcast_to(a.data[2], a.data.shape)):
+        view, copy = (octofold.ScaledTensor(x, a.scale, "tensor") for x in (codes, codes.copy()))
+        np.testing.assert_array_equal(
+            octofold.gemm(view, b[:], out_dtype="float32"),
+            octofold.gemm(copy, b, out_dtype="float32"),
+        )

@@ -132,12 +132,69 @@ def test_scale_shape(granularity):
         )
 
 
-def test_scaled_tensor_describes_itself():
-    cast = octofold.quantize(np.ones((3, 300), np.float32), "e5m2")
-    assert cast.shape == (3, 300)
-    assert cast.dtype == reference.DTYPES["e5m2"]
-    assert repr(cast) == (
-        "ScaledTensor(data=float8_e5m2 [3, 300], scale=float32 [3, 3], granularity='1x128')"
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_writes_into_out(granularity, transpose, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    expected = octofold.quantize(x, "e5m2", granularity, transpose=transpose)
+    data = np.zeros((*expected.shape[:-1], expected.shape[-1] + 5), reference.DTYPES["e5m2"])
+    out = octofold.ScaledTensor(
+        data[:, :-5], np.full(expected.scale.shape, np.nan, np.float32), granularity
     )
-    with pytest.raises(AttributeError):
-        cast.granularity = "tensor"
+    assert octofold.quantize(x, transpose=transpose, out=out) is out
+    assert out.equals(expected)
+    assert not data[:, -5:].view(np.uint8).any()
+
+
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_static_scales(granularity, transpose, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    options = {"granularity": granularity, "transpose": transpose}
+    computed = octofold.quantize(x, **options)
+    again = octofold.quantize(x, scale=computed.scale, **options)
+    assert again.scale is computed.scale
+    assert again.equals(computed)
+
+    doubled = computed.scale * 2
+    cast = octofold.quantize(x, scale=doubled, **options)
+    unit = reference.unit_sizes(granularity, *cast.shape)
+    grid = doubled.reshape(-1, 1) if granularity in ("tensor", "channel") else doubled
+    of_element = np.kron(grid, np.ones(unit, np.float32))[: cast.shape[0], : cast.shape[1]]
+    values = (x.T if transpose else x) * (1 / of_element.astype(np.float32))
+    np.testing.assert_array_equal(
+        cast.data.view(np.uint8), reference.encode(values, "e4m3", "saturate")
+    )
+    out = octofold.ScaledTensor(np.empty_like(cast.data), None, granularity)
+    assert octofold.quantize(x, scale=doubled, out=out, **options).equals(cast)
+
+
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+def test_leading_dimensions(granularity, rng):
+    x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
+    flat = octofold.quantize(x.reshape(150, 300), granularity=granularity)
+    cast = octofold.quantize(x, granularity=granularity)
+    assert cast.shape == x.shape
+    assert cast.scale.shape == octofold.scale_shape(granularity, *x.shape)
+    np.testing.assert_array_equal(cast.data.reshape(150, 300), flat.data)
+    np.testing.assert_array_equal(cast.scale.reshape(flat.scale.shape), flat.scale)
+    values = cast.dequantize()
+    np.testing.assert_array_equal(values.reshape(150, 300), flat.dequantize())
+    rows, transposed = octofold.quantize_both(x, granularity=granularity)
+    assert rows.equals(cast)
+    expected = octofold.quantize(x.reshape(150, 300), granularity=granularity, transpose=True)
+    assert transposed.equals(expected)
+    assert octofold.quantize(x, granularity=granularity, transpose=True).equals(expected)
+    assert octofold.convert(x, "e4m3").shape == x.shape
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rows_of_any_stride(transpose, rng):
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    for view in (x[::-1], x[::-3], np.broadcast_to(x[7], x.shape)):
+        expected = octofold.quantize(view.copy(), transpose=transpose)
+        assert octofold.quantize(view, transpose=transpose).equals(expected)
+        codes = octofold.convert(view, "e4m3")
+        np.testing.assert_array_equal(
+            codes.view(np.uint8), octofold.convert(view.copy(), "e4m3").view(np.uint8)
+        )

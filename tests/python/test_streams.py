@@ -56,7 +56,8 @@ def test_what_is_no_stream(operation, stream):
 
 
 class FakeCuPyArray:
-    """As much of a cupy.ndarray as DLPack and octofold need, in host memory. It has no FP8."""
+    """As much of a cupy.ndarray as DLPack and octofold need, in host memory. It has no FP8, and
+    before version 14 it is exported by the unversioned protocol."""
 
     def __init__(self, array):
         self.array = array
@@ -65,9 +66,9 @@ class FakeCuPyArray:
     def __dlpack_device__(self):
         return (2, 3)
 
-    def __dlpack__(self, stream=None, **options):
+    def __dlpack__(self, stream=None):
         self.streams.append(stream)
-        return self.array.__dlpack__(**options)
+        return self.array.__dlpack__()
 
     def __getitem__(self, index):
         return FakeCuPyArray(self.array[index])

@@ -4,19 +4,20 @@ An array goes to the library as a tvm_ffi.Tensor on the same memory; results are
 caller's framework. torch and CuPy are used only where the caller has imported them.
 """
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from ._dtypes import NUMPY_DTYPES
-from ._library import library
-from ._tvm_ffi import tvm_ffi
-from .errors import UnsupportedError, invalid_argument
+from .._library import library
+from .._tvm_ffi import tvm_ffi
+from ..errors import UnsupportedError, invalid_argument
+from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 
-Array: TypeAlias = Any
+Array: TypeAlias = Annotated[Any, "array"]
 """A NumPy array, a torch tensor, or an object with `__dlpack__`."""
 
 # NumPy and CuPy export no ml_dtypes arrays: they travel as integers of the same size.
@@ -24,10 +25,12 @@ _CARRIERS: Final[dict[int, type[np.unsignedinteger[Any]]]] = {1: np.uint8, 2: np
 _NUMPY_NAMES: Final = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 _DLPACK_CPU: Final = 1
 _DLPACK_LEGACY_STREAM: Final = 1  # the legacy default stream, for which DLPack forbids 0
+_DLPACK_READ_ONLY: Final = 1
 
 NUMPY: Final = "a NumPy array"
 TORCH: Final = "a torch tensor"
 DLPACK: Final = "a DLPack tensor"
+ANY: Final = "a NumPy array, a torch tensor or an object with __dlpack__"
 
 
 class Framework(Protocol):
@@ -41,7 +44,7 @@ class Framework(Protocol):
     def library_takes_arrays(self) -> bool:
         """Whether tvm-ffi's functions take the arrays themselves, faster than exported ones."""
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         """A view of the array for the library. May raise BufferError."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
@@ -68,7 +71,7 @@ class NumPyFramework:
     stream = None
     library_takes_arrays = False
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if array.dtype.type.__module__ == np.__name__:
             return _import_dlpack(array, writable)
         name = _NUMPY_NAMES.get(array.dtype)
@@ -90,25 +93,30 @@ class NumPyFramework:
         pass
 
 
+NUMPY_FRAMEWORK: Final = NumPyFramework()
+
+
 class DLPackFramework:
     """Everything else, on the CPU or on a GPU. Results on the CPU lie in NumPy's memory and are
     handed to the arrays' own namespace, or stay tvm_ffi.Tensor where they have none or it does not
     know the dtype."""
 
     library_takes_arrays = False
+    always_writable = False
 
     def __init__(self, namespace: ModuleType | None, on_cpu: bool, stream: int | None) -> None:
         self._namespace = namespace
         self._on_cpu = on_cpu
         self.stream: int | None = stream
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if isinstance(array, tvm_ffi.Tensor):
             return array
+        ask = writable and not self.always_writable
         if self._on_cpu:
-            return _import_dlpack(array, writable)
+            return _import_dlpack(array, ask)
         # The producer orders its work before ours, if it works on another stream.
-        return _import_dlpack(array, writable, stream=self.stream or _DLPACK_LEGACY_STREAM)
+        return _import_dlpack(array, ask, stream=self.stream or _DLPACK_LEGACY_STREAM)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         if not self._on_cpu:
@@ -116,8 +124,7 @@ class DLPackFramework:
                 "octofold allocates results for NumPy and CuPy arrays, torch tensors and DLPack "
                 "tensors on the CPU; elsewhere gemm() takes them as 'out'"
             )
-        numpy = NumPyFramework()
-        return numpy.export(numpy.empty(shape, dtype), writable=True)
+        return NUMPY_FRAMEWORK.export(NUMPY_FRAMEWORK.empty(shape, dtype), writable=True)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
         return self.empty(shape, "float32")
@@ -137,6 +144,8 @@ class DLPackFramework:
 class CuPyFramework(DLPackFramework):
     """CuPy's arrays. It has no FP8 (nor, before version 14, bfloat16): such results are
     tvm_ffi.Tensor in CuPy's memory."""
+
+    always_writable = True
 
     def __init__(self, cupy: ModuleType, device: int, stream: int | None) -> None:
         if stream is None:
@@ -163,27 +172,44 @@ class CuPyFramework(DLPackFramework):
         return array if isinstance(array, self._cupy.ndarray) else super().deliver(array)
 
 
-def reinterpret(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
-    """The same memory as another dtype of the same size."""
-    view: tvm_ffi.Tensor = library.reinterpret(tensor, dtype)
+def reinterpret(tensor: "tvm_ffi.Tensor", dtype: str) -> "tvm_ffi.Tensor":
+    """The same memory as another dtype of the same size: Octofold's, or an integer."""
+    view: tvm_ffi.Tensor = library.reinterpret(tensor, DLPACK_NAMES.get(dtype, dtype))
     return view
 
 
-def _import_dlpack(array: Array, writable: bool, **options: int) -> tvm_ffi.Tensor:
-    if writable:
-        # The unversioned protocol cannot mark memory as read-only, so that a producer refuses to
-        # export what must not be written.
-        return tvm_ffi.from_dlpack(array.__dlpack__(**options))
+def _import_dlpack(array: Array, writable: bool, **options: int) -> "tvm_ffi.Tensor":
     try:
-        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 1), **options))
+        capsule = array.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # a producer from before DLPack 1.0
-        return tvm_ffi.from_dlpack(array.__dlpack__(**options))
+        capsule = array.__dlpack__(**options)
+    if writable and not _may_be_written(capsule):
+        raise BufferError("it is read-only, or exported without a word on whether it is")
+    return tvm_ffi.from_dlpack(capsule)
+
+
+def _may_be_written(capsule: Any) -> bool:
+    """What the versioned protocol says. The unversioned one has no word for it, and JAX exports
+    its immutable arrays by it."""
+    if "dltensor_versioned" not in repr(capsule):
+        return False
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    managed = address(capsule, b"dltensor_versioned")
+    # DLManagedTensorVersioned: the version (two uint32), two pointers, then its flags.
+    flags = ctypes.c_uint64.from_address(managed + 8 + 2 * ctypes.sizeof(ctypes.c_void_p)).value
+    return not flags & _DLPACK_READ_ONLY
 
 
 def is_torch(array: Array) -> bool:
     """Whether this is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_on_cpu(array: Array) -> bool:
+    """Whether a NumPy array or a DLPack tensor lies in the CPU's memory."""
+    return isinstance(array, np.ndarray) or array.__dlpack_device__()[0] == _DLPACK_CPU
 
 
 def _kind(array: Array) -> str | None:
@@ -199,12 +225,8 @@ def _kind(array: Array) -> str | None:
 def _require_kind(operation: str, argument: str, array: Array) -> str:
     kind = _kind(array)
     if kind is None:
-        raise invalid_argument(
-            operation,
-            argument,
-            "a NumPy array, a torch tensor or an object with __dlpack__",
-            f"{type(array).__module__}.{type(array).__qualname__}",
-        )
+        got = type(array)
+        raise invalid_argument(operation, argument, ANY, f"{got.__module__}.{got.__qualname__}")
     return kind
 
 
@@ -225,9 +247,9 @@ def common_kind(operation: str, arguments: Sequence[str], arrays: Sequence[Array
 
 
 def framework_of(kind: str, arrays: Sequence[Array | None], stream: int | None) -> Framework:
-    """For NumPy arrays and DLPack tensors; torch's are handled by _torch.py."""
+    """For NumPy arrays and DLPack tensors; torch's are handled by torch.py."""
     if kind == NUMPY:
-        return NumPyFramework()
+        return NUMPY_FRAMEWORK
     given = [array for array in arrays if array is not None]
     namespace: ModuleType | None = None
     for array in given:

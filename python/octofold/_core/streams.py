@@ -1,10 +1,10 @@
 """CUDA streams of any framework as the handle that the library takes."""
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from .errors import invalid_argument
+from ..errors import invalid_argument
 
-StreamLike: TypeAlias = Any
+StreamLike: TypeAlias = Annotated[Any, "stream"]
 """A cudaStream_t or CUstream as an int, or an object that has one: torch.cuda.Stream,
 cupy.cuda.Stream, or anything with `__cuda_stream__`."""
 

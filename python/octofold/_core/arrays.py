@@ -1,0 +1,74 @@
+"""What can be done with arrays of any framework: compare them, move them."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .._tvm_ffi import tvm_ffi
+from ..errors import invalid_argument
+from .dtypes import NUMPY_DTYPES, SPELLINGS
+from .frameworks import Array, CuPyFramework, is_on_cpu, is_torch, reinterpret
+
+Pair = tuple[Array, Array]
+
+
+def same_bytes(left: Array, right: Array) -> bool:
+    """Whether two arrays of one framework have the same dtype, shape, device and bytes."""
+    if is_torch(left) or is_torch(right):
+        from . import torch
+
+        return is_torch(left) and is_torch(right) and torch.same_bytes(left, right)
+    if left.dtype != right.dtype or tuple(left.shape) != tuple(right.shape):
+        return False
+    return bool(np.array_equal(_integers(left), _integers(right)))
+
+
+def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | None:
+    """Codes and scales on another device; None if they are there."""
+    if is_torch(data):
+        from . import torch
+
+        return torch.moved(data, scale, granularity, device)
+    if is_on_cpu(data):
+        if device == "cpu":
+            return None
+        expected = "'cpu', where arrays of this framework stay"
+        raise invalid_argument("ScaledTensor.to", "device", expected, repr(device))
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not (device == "cpu" or isinstance(device, int)):
+        expected = "'cpu' or the number of a GPU, for CuPy's arrays"
+        raise invalid_argument("ScaledTensor.to", "device", expected, repr(device))
+    if device == "cpu":
+        dtype = NUMPY_DTYPES[SPELLINGS[str(data.dtype)]]
+        return _integers(data).view(dtype), cupy.asnumpy(scale)
+    if data.__dlpack_device__()[1] == device:
+        return None
+    framework = CuPyFramework(cupy, device, None)
+    new = framework.empty(data.shape, SPELLINGS[str(data.dtype)])
+    new_scale = framework.empty_scale(scale.shape, granularity)
+    _on_gpu(cupy, new)[...] = _on_gpu(cupy, data)
+    new_scale[...] = scale
+    return new, new_scale
+
+
+def _integers(array: Array) -> "np.ndarray[Any, Any]":
+    """The elements as integers of their size, on the CPU."""
+    if isinstance(array, np.ndarray):
+        return array.view(f"u{array.dtype.itemsize}")
+    if is_on_cpu(array):
+        name = SPELLINGS[str(array.dtype)]
+        tensor = array if isinstance(array, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(array)
+        bits = 8 * NUMPY_DTYPES[name].itemsize
+        return np.from_dlpack(reinterpret(tensor, f"uint{bits}"))
+    cupy: Any = sys.modules["cupy"]
+    integers: np.ndarray[Any, Any] = cupy.asnumpy(_on_gpu(cupy, array))
+    return integers
+
+
+def _on_gpu(cupy: ModuleType, array: Array) -> Array:
+    """An array in CuPy's memory as one of CuPy, which has no FP8: as bytes."""
+    if isinstance(array, tvm_ffi.Tensor):
+        return cupy.from_dlpack(reinterpret(array, "uint8"))
+    return array.view("uint32")

@@ -1,0 +1,56 @@
+"""Names of element types, and the NumPy types behind them."""
+
+from typing import Annotated, Any, Final, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import invalid_argument
+
+DTypeLike: TypeAlias = Annotated[Any, "dtype"]
+"""A name ("e4m3", "bfloat16" ...), a NumPy or ml_dtypes type, or a torch.dtype."""
+
+NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+ALL: Final = tuple(NUMPY_DTYPES)
+FP8: Final = ("e4m3", "e5m2")
+WIDE: Final = ("float32", "float16", "bfloat16")
+
+# The names that others have for what Octofold calls otherwise.
+DLPACK_NAMES: Final = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+# The spellings that need no second look. torch's own are added as it comes (torch.py).
+SPELLINGS: Final[dict[Any, str]] = {
+    **{name: name for name in ALL},
+    **{dtype: name for name, dtype in NUMPY_DTYPES.items()},
+    **{name: own for own, name in DLPACK_NAMES.items()},
+}
+
+
+def dtype_name(
+    operation: str, argument: str, dtype: DTypeLike, among: tuple[str, ...] = ALL
+) -> str:
+    """Octofold's own name of a dtype, which has to be one of `among`."""
+    try:
+        name = SPELLINGS[dtype]
+    except (KeyError, TypeError):
+        name = SPELLINGS.get(_text(dtype), "")
+    if name not in among:
+        raise invalid_argument(operation, argument, f"one of {', '.join(among)}", repr(dtype))
+    return name
+
+
+def _text(dtype: DTypeLike) -> str:
+    if dtype is None:  # np.dtype(None) is float64
+        return ""
+    if str(dtype).startswith("torch."):
+        return str(dtype).removeprefix("torch.")
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return ""

@@ -1,0 +1,267 @@
+"""The table of operations.
+
+A row (an Op) says what an operation reads, what it writes and how the library is called. From that
+follow the allocation of results, the call with arrays of any framework, the torch op with its
+schema, and what is said where the call fails. The rows stand below the public functions whose
+parameter lists they take.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from .._library import library
+from ..errors import Error, invalid_argument
+from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
+from .streams import StreamLike, stream_handle
+
+Arrays: TypeAlias = tuple[Any, ...]
+"""Arrays, None where one is left out."""
+
+Options: TypeAlias = tuple[Any, ...]
+"""Texts, truth values, None."""
+
+TABLE: Final[dict[str, "Op"]] = {}
+
+# How arrays of a type go to an op, where that differs: torch.py enters itself.
+CALLS: Final[dict[type, Callable[..., Arrays]]] = {}
+
+# What frameworks raise for an array that they cannot export.
+_EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
+
+
+class Scaled:
+    """What a ScaledTensor is to an op: two inputs and an option."""
+
+    data: Array
+    scale: Array
+    granularity: str
+
+
+class Option:
+    """A type of options: its name in torch's schemas, what it takes, and that in words."""
+
+    def __init__(self, schema: str, types: tuple[type, ...], words: str) -> None:
+        self.schema, self.types, self.words = schema, types, words
+
+
+_OPTIONS: Final[dict[Any, Option]] = {
+    str: Option("str", (str,), "text"),
+    bool: Option("bool", (bool,), "True or False"),
+    bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
+}
+
+
+class Op:
+    """A row of the table.
+
+    name: of the operation in messages, and of its torch op.
+    parameters: names and types, as in the annotations of a public function. Arrays become inputs, a
+        scaled tensor two and its granularity; texts and truth values become options; others (the
+        dtype of results, the stream, `out`) are no business of the library.
+    results: names of what is written. What ends in "?" may be left out.
+    allocate: (framework, inputs, options, dtype) → new results.
+    function: gives the library's function, as it is first needed: (*inputs, *results, *options,
+        stream).
+    in_place: the input that may be the first result itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        results: Sequence[str],
+        allocate: Callable[[Framework, Arrays, Options, str], Arrays],
+        function: Callable[[], Callable[..., None]],
+        in_place: str | None = None,
+    ) -> None:
+        self.name, self.allocate, self._load = name, allocate, function
+        self.inputs: list[str] = []
+        self.options: dict[str, Option] = {}
+        for parameter, kind in parameters.items():
+            if parameter in ("out", "return"):
+                continue
+            if isinstance(kind, type) and issubclass(kind, Scaled):
+                self.inputs += [parameter, f"{parameter}.scale"]
+                self.options[f"{parameter}.granularity"] = _OPTIONS[str]
+            elif kind == Array:
+                self.inputs.append(parameter)
+            elif kind == Array | None:
+                self.inputs.append(parameter + "?")
+            elif kind in _OPTIONS:
+                self.options[parameter] = _OPTIONS[kind]
+        self.results = list(results)
+        self.in_place = None if in_place is None else self.inputs.index(in_place + "?")
+        TABLE[name] = self
+
+    @cached_property
+    def _function(self) -> Callable[..., None]:
+        return self._load()
+
+    def __call__(
+        self,
+        inputs: Arrays,
+        options: Options,
+        dtype: str = "",
+        out: Arrays | None = None,
+        stream: StreamLike | None = None,
+    ) -> Arrays:
+        """The results: `out`, or new ones of `dtype`, in the framework of the first input."""
+        call = CALLS.get(type(inputs[0]))
+        if call is None and is_torch(inputs[0]):
+            from .torch import call  # the caller has imported torch
+        if call is not None:
+            return call(self, inputs, options, dtype, out, stream)
+        arrays = inputs + (out or ())
+        kind = common_kind(self.name, self.names(), arrays)
+        handle = None if stream is None else stream_handle(self.name, stream)
+        return self.launch(framework_of(kind, arrays, handle), inputs, options, dtype, out)
+
+    def launch(
+        self,
+        framework: Framework,
+        inputs: Arrays,
+        options: Options,
+        dtype: str,
+        out: Arrays | None,
+    ) -> Arrays:
+        """Calls the library, at once."""
+        try:
+            if framework.library_takes_arrays:
+                results = out or self.allocate(framework, inputs, options, dtype)
+                self._function(*inputs, *results, *options, framework.stream)
+            else:
+                exported = self._export(framework, inputs, self.inputs, False)
+                results = out or self.allocate(framework, exported, options, dtype)
+                written = self._export(framework, results, self.results, True)
+                self._function(*exported, *written, *options, framework.stream)
+        except Error:
+            raise
+        except _EXPORT_ERRORS as error:
+            return self._again_or_fail(error, framework, inputs, options, dtype, out)
+        if out is None:
+            return tuple(map(framework.deliver, results))
+        for array in out:
+            if array is not None:
+                framework.mark_written(array)
+        return out
+
+    def names(self) -> list[str]:
+        """Of inputs and results, as messages have them."""
+        return [name.removesuffix("?") for name in (*self.inputs, *self.results)]
+
+    def schema(self) -> str:
+        """Of the torch op: all inputs, then all results, which it writes, then the options."""
+        arrays = [(name, "Tensor") for name in self.inputs]
+        arrays += [(name, f"Tensor(r{index}!)") for index, name in enumerate(self.results)]
+        parameters = [
+            f"{kind}{'?' * name.endswith('?')} {name.removesuffix('?').replace('.', '_')}"
+            for name, kind in arrays
+        ]
+        for name, option in self.options.items():
+            parameters.append(f"{option.schema} {name.replace('.', '_')}")
+        if self.in_place is not None:
+            parameters.append("bool in_place")
+        return f"{self.name}({', '.join(parameters)}) -> ()"
+
+    def _export(
+        self, framework: Framework, arrays: Arrays, names: Sequence[str], writable: bool
+    ) -> Arrays:
+        exported = []
+        for name, array in zip(names, arrays, strict=True):
+            try:
+                exported.append(None if array is None else framework.export(array, writable))
+            except Error:
+                raise
+            except _EXPORT_ERRORS as error:
+                expected = "a writable tensor" if writable else "a tensor"
+                reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
+                raise invalid_argument(
+                    self.name,
+                    name.removesuffix("?"),
+                    f"{expected} that DLPack can export",
+                    f"this: {reason}",
+                ) from error
+        return tuple(exported)
+
+    def _again_or_fail(
+        self,
+        error: Exception,
+        framework: Framework,
+        inputs: Arrays,
+        options: Options,
+        dtype: str,
+        out: Arrays | None,
+    ) -> Arrays:
+        """After tvm-ffi has refused what it was given: NumPy's truth values are taken as Python's,
+        all else is named."""
+        plain = tuple(bool(value) if isinstance(value, np.bool_) else value for value in options)
+        if any(new is not old for new, old in zip(plain, options, strict=True)):
+            return self.launch(framework, inputs, plain, dtype, out)
+        names = self.inputs if out is None else self.inputs + self.results
+        for name, array in zip(names, inputs + (out or ()), strict=True):
+            if array is None and not name.endswith("?"):
+                raise invalid_argument(self.name, name, ANY, "None") from error
+        for (name, option), value in zip(self.options.items(), options, strict=True):
+            if not isinstance(value, option.types):
+                raise invalid_argument(self.name, name, option.words, repr(value)) from error
+        self._export(framework, inputs, self.inputs, False)
+        if out is not None:
+            self._export(framework, out, self.results, True)
+        raise error
+
+
+def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:
+    """Shape of the scale tensor of codes [..., cols]; `rows` is the product of all sizes but cols.
+
+    | granularity | shape                                |
+    |-------------|--------------------------------------|
+    | "tensor"    | [1]                                  |
+    | "channel"   | [...]                                |
+    | "1x128"     | [..., ceil(cols / 128)]              |
+    | "128x128"   | [ceil(rows / 128), ceil(cols / 128)] |
+
+    Raises InvalidArgumentError.
+    """
+    require_matrix("scale_shape", "shape", shape)
+    try:
+        library.scale_shape(granularity, row_count(shape), shape[-1])
+    except TypeError as error:
+        got = f"{granularity!r} and {shape}"
+        raise invalid_argument(
+            "scale_shape", "granularity, *shape", "text and whole numbers", got
+        ) from error
+    return quick_scale_shape(granularity, shape)
+
+
+def quick_scale_shape(granularity: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """scale_shape() of what is sound: for torch's symbolic sizes too."""
+    *leading, cols = shape
+    if granularity == "1x128":
+        return (*leading, (cols + 127) // 128)
+    if granularity == "128x128":
+        return ((row_count(shape) + 127) // 128, (cols + 127) // 128)
+    if granularity == "channel":
+        return tuple(leading)
+    if granularity == "tensor":
+        return (1,)
+    library.scale_shape(granularity, 0, 0)  # raises the error that lists them
+    raise AssertionError(granularity)
+
+
+def row_count(shape: Sequence[int]) -> int:
+    """All sizes but the last, multiplied."""
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows
+
+
+def require_matrix(operation: str, argument: str, shape: Sequence[int]) -> None:
+    """At least two dimensions: leading ones are more rows."""
+    if len(shape) < 2:
+        raise invalid_argument(
+            operation, argument, "a matrix (2 dimensions, or more before them)", f"{len(shape)}"
+        )

@@ -1,0 +1,200 @@
+"""Casts to FP8."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ._core.dtypes import FP8, DTypeLike, dtype_name
+from ._core.frameworks import Array, Framework
+from ._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix, row_count
+from ._core.streams import StreamLike
+from ._library import library
+from .errors import InvalidArgumentError, invalid_argument
+from .scaled_tensor import ScaledTensor
+
+
+def quantize(
+    x: Array,
+    dtype: DTypeLike = "e4m3",
+    granularity: str = "1x128",
+    power_of_two: bool | None = None,
+    overflow: str = "saturate",
+    profile: str = "deepgemm",
+    transpose: bool = False,
+    stream: StreamLike | None = None,
+    *,
+    scale: Array | None = None,
+    out: ScaledTensor | None = None,
+) -> ScaledTensor:
+    """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
+
+    x: [..., cols] float32, float16 or bfloat16; columns contiguous, any row stride. Leading
+        dimensions are more rows, as far as one stride can walk them.
+    dtype: "e4m3" (float8_e4m3fn) or "e5m2".
+    granularity: what shares a scale: "tensor", "channel" (each row), "1x128" (128 elements of a
+        row) or "128x128" (a square). Partial units at the edges have scales of their own.
+    power_of_two: round scales to powers of two; None: as the profile does by default (only "te"
+        does).
+    overflow: "saturate" clamps to the largest finite value, "nan" overflows as ml_dtypes does.
+    profile: whose arithmetic to follow: "deepgemm", "vllm", "vllm-per-token", "te", "torchao",
+        "torchao-tensor", "deepseek", "compressed-tensors" or "compressed-tensors-0.12".
+        docs/numerics.md says which casts of each library these are, byte for byte.
+    transpose: quantize the transpose of x [rows, cols], without a copy of it: the result is
+        [cols, rows], where rows counts all leading dimensions.
+    stream: as in gemm().
+    scale: static scales, float32, in the shape that scale_shape() gives for the result: x is cast
+        with them, and the result holds them. None: each unit's scale is worked out.
+    out: where to write, codes and scales (with `scale`: the codes alone). It says dtype and
+        granularity: left at their defaults they follow it, else they have to agree. As in gemm(),
+        nothing may require a gradient.
+
+    Returns `out`, or a ScaledTensor in the framework of x. On a GPU 1x128 scales have the strides
+    that gemm() reads fastest, (1, rows rounded up to a multiple of 4). NaN and infinities follow
+    IEEE rules. Nothing is differentiated: backward through it raises RuntimeError.
+    Raises InvalidArgumentError that names the argument.
+    """
+    name = dtype_name("quantize", "dtype", dtype, FP8)
+    if out is not None:
+        _require_agreement(out, name, granularity)
+        granularity = out.granularity
+    options = (granularity, power_of_two, overflow, profile, transpose)
+    if out is None:
+        data, computed = _QUANTIZE((x, scale), options, name, None, stream)
+        return ScaledTensor(data, computed if scale is None else scale, granularity)
+    _QUANTIZE((x, scale), options, "", (out.data, out.scale if scale is None else None), stream)
+    return out if scale is None else ScaledTensor(out.data, scale, granularity)
+
+
+def quantize_both(
+    x: Array,
+    dtype: DTypeLike = "e4m3",
+    granularity: str = "1x128",
+    power_of_two: bool | None = None,
+    overflow: str = "saturate",
+    profile: str = "deepgemm",
+    stream: StreamLike | None = None,
+) -> tuple[ScaledTensor, ScaledTensor]:
+    """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
+    from one pass over x. Arguments and errors are those of quantize().
+    """
+    name = dtype_name("quantize_both", "dtype", dtype, FP8)
+    options = (granularity, power_of_two, overflow, profile)
+    data, scale, transposed_data, transposed_scale = _QUANTIZE_BOTH(
+        (x,), options, name, None, stream
+    )
+    return (
+        ScaledTensor(data, scale, granularity),
+        ScaledTensor(transposed_data, transposed_scale, granularity),
+    )
+
+
+def convert(
+    x: Array, dtype: DTypeLike, overflow: str = "saturate", stream: StreamLike | None = None
+) -> Array:
+    """Convert element by element, without scales, rounding to nearest even.
+
+    x: float32, float16, bfloat16, e4m3 or e5m2; at least 1 dimension, the last contiguous, and
+    leading ones that one stride can walk.
+    dtype: any of these. float16 and bfloat16 overflow to infinity, FP8 by the rule `overflow`
+    ("saturate" or "nan", as in quantize).
+    stream: as in gemm().
+    Returns an array of the same shape in the framework of x.
+    Raises InvalidArgumentError.
+    """
+    name = dtype_name("convert", "dtype", dtype)
+    return _CONVERT((x,), (overflow,), name, None, stream)[0]
+
+
+def _require_agreement(out: ScaledTensor, dtype: str, granularity: str) -> None:
+    """Of `out` with what else is given; defaults agree with anything."""
+    if not isinstance(out, ScaledTensor):
+        got = type(out).__qualname__
+        raise invalid_argument("quantize", "out", "a ScaledTensor", got)
+    held = dtype_name("quantize", "out", out.dtype, FP8)
+    if dtype not in ("e4m3", held):
+        raise invalid_argument("quantize", "dtype", f"{held}, as is 'out'", repr(dtype))
+    if granularity not in ("1x128", out.granularity):
+        expected = f"{out.granularity!r}, as is 'out'"
+        raise invalid_argument("quantize", "granularity", expected, repr(granularity))
+
+
+def _transposed(shape: Sequence[int]) -> tuple[int, int]:
+    return shape[-1], row_count(shape)
+
+
+def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    x, scale = inputs
+    require_matrix("quantize", "x", x.shape)
+    granularity, *_, transpose = options
+    shape = _transposed(x.shape) if transpose else x.shape
+    return _cast(framework, shape, dtype, granularity, scale is not None)
+
+
+def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    (x,) = inputs
+    require_matrix("quantize_both", "x", x.shape)
+    return (
+        *_cast(framework, x.shape, dtype, options[0]),
+        *_cast(framework, _transposed(x.shape), dtype, options[0]),
+    )
+
+
+def _cast(
+    framework: Framework, shape: Sequence[int], dtype: str, granularity: str, static: bool = False
+) -> Arrays:
+    data = framework.empty(shape, dtype)
+    if static:
+        return data, None
+    return data, framework.empty_scale(quick_scale_shape(granularity, shape), granularity)
+
+
+def _quantize(
+    x: Array,
+    given: Array | None,
+    data: Array,
+    computed: Array | None,
+    granularity: str,
+    power_of_two: bool | None,
+    overflow: str,
+    profile: str,
+    transpose: bool,
+    stream: int | None,
+) -> None:
+    if not isinstance(transpose, bool):
+        raise TypeError("the library never sees it")  # which leads to Op's message
+    static = given is not None
+    scale = given if static else computed
+    rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))
+    options = (granularity, power_of_two, overflow, profile, static, stream)
+    try:
+        library.quantize(x, *rows, *transposed, *options)
+    except InvalidArgumentError as error:  # in the library's words for its two targets
+        text = str(error).replace("out.rows", "out").replace("out.transposed", "out")
+        text = text.replace("'out.scale'", "'scale'") if static else text
+        raise InvalidArgumentError(text) from None
+
+
+def _quantize_both(*arrays_options_and_stream: Array) -> None:
+    library.quantize(*arrays_options_and_stream[:-1], False, arrays_options_and_stream[-1])
+
+
+_QUANTIZE: Final = Op(
+    "quantize",
+    quantize.__annotations__,
+    results=("out", "out.scale?"),
+    allocate=_codes,
+    function=lambda: _quantize,
+)
+_QUANTIZE_BOTH: Final = Op(
+    "quantize_both",
+    quantize_both.__annotations__,
+    results=("out.rows", "out.rows.scale", "out.transposed", "out.transposed.scale"),
+    allocate=_both_codes,
+    function=lambda: _quantize_both,
+)
+_CONVERT: Final = Op(
+    "convert",
+    convert.__annotations__,
+    results=("out",),
+    allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
+    function=lambda: library.convert,
+)

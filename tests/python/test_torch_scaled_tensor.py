@@ -1,0 +1,135 @@
+"""ScaledTensor among torch's own: devices, files, modules; what may not be differentiated."""
+
+import io
+import subprocess
+import sys
+
+import octofold
+import pytest
+
+torch = pytest.importorskip("torch")
+
+GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
+
+
+def random(*shape):
+    return torch.randn(shape)
+
+
+def test_to_device():
+    cast = octofold.quantize(random(130, 300))
+    assert cast.to("cpu") is cast
+    assert cast.to(torch.device("cpu")) is cast
+    moved = cast.to("meta")
+    assert (moved.data.device.type, moved.scale.device.type) == ("meta", "meta")
+    assert moved.granularity == cast.granularity
+    assert (moved.shape, moved.scale.shape) == (cast.shape, cast.scale.shape)
+    assert not moved.equals(cast)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_equals_and_slices(granularity):
+    x = random(300, 260)
+    cast = octofold.quantize(x, granularity=granularity)
+    assert cast.equals(octofold.quantize(x, granularity=granularity))
+    assert not cast.equals(octofold.quantize(-x, granularity=granularity))
+    assert not cast.equals(octofold.quantize(x.numpy(), granularity=granularity))
+    assert torch.equal(cast[128:256].dequantize(), cast.dequantize()[128:256])
+
+
+@pytest.mark.parametrize("order", ["import octofold, torch", "import torch, octofold"])
+def test_saves_and_loads_what_is_not_trusted(order, tmp_path):
+    """Under torch.load's default, whichever is imported first."""
+    cast = octofold.quantize(random(130, 300))
+    torch.save({"weight": cast, "step": 3}, tmp_path / "file")
+    assert torch.load(tmp_path / "file", weights_only=True)["weight"].equals(cast)
+    script = f"""
+{order}
+loaded = torch.load({str(tmp_path / "file")!r})
+assert loaded["step"] == 3
+assert loaded["weight"].dequantize().shape == (130, 300)
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+
+
+class Linear(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        weight.register_buffers(self, "weight")
+
+    def forward(self, x):
+        return octofold.gemm(
+            octofold.quantize(x), octofold.ScaledTensor.from_buffers(self, "weight")
+        )
+
+
+def test_buffers_of_a_module():
+    weight = octofold.quantize(random(7, 300), granularity="128x128")
+    module = Linear(weight)
+    assert octofold.ScaledTensor.from_buffers(module, "weight").equals(weight)
+    assert list(module.state_dict()) == ["weight", "weight_scale"]
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    other = Linear(octofold.quantize(random(7, 300), granularity="128x128"))
+    x = random(5, 300)
+    assert not torch.equal(other(x), module(x))
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(x), module(x))
+    moved = octofold.ScaledTensor.from_buffers(module.to("meta"), "weight")
+    assert moved.scale.device.type == "meta"
+
+
+def has_history():
+    return random(3, 3).requires_grad_() * 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, a, out: octofold.gemm(octofold.quantize(x.requires_grad_()), a, out=out),
+        lambda x, a, out: octofold.gemm(a, a, out=has_history()),
+        lambda x, a, out: octofold.gemm(a, a, out=out, bias=random(3).requires_grad_()),
+        lambda x, a, out: octofold.gemm(a, a, out=out.requires_grad_()),
+        lambda x, a, out: octofold.quantize(x.requires_grad_(), out=a),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore")  # Dynamo sets off torch's own
+def test_out_is_not_differentiated(call, compiled):
+    """As torch.mm(out=) is not: the product would be missing in a gradient, or an old one left."""
+    x, out = random(3, 300), torch.zeros(3, 3)
+    a = octofold.quantize(x)
+    torch.compiler.reset()
+    call_ = torch.compile(call, backend="aot_eager") if compiled else call
+    with pytest.raises(octofold.UnsupportedError, match="'out': expected nothing to differentiate"):
+        call_(x, a, out)
+    assert not torch.any(out)
+    with torch.no_grad():
+        call_(x, a, out)
+
+
+def test_out_and_scale_compile():
+    x, y = random(130, 300), random(130, 300)
+
+    def cast(x, y):
+        out = octofold.quantize(x)
+        static = octofold.quantize(y, scale=out.scale.clone())
+        octofold.quantize(y, out=out)
+        return out, static
+
+    torch.compiler.reset()
+    scale = octofold.quantize(x).scale
+    expected = octofold.quantize(y), octofold.quantize(y, scale=scale)
+    for call in (cast, torch.compile(cast, backend="aot_eager", fullgraph=True)):
+        for left, right in zip(call(x, y), expected, strict=True):
+            assert left.equals(right)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_leading_dimensions(granularity):
+    x = random(2, 65, 300)
+    cast = octofold.quantize(x, granularity=granularity)
+    flat = octofold.quantize(x.view(130, 300), granularity=granularity)
+    assert cast.scale.shape == octofold.scale_shape(granularity, *x.shape)
+    assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())
