@@ -77,10 +77,10 @@ config::TensorMap encode_tensor_map(const Driver& driver, const TensorMapSource&
       kDense, kInterleaveNone, swizzle(source.box_cols * config::size_of(source.element)),
       kL2Promotion256Bytes, kOutOfBoundsIsZero);
   if (result != kSuccess) [[unlikely]] {
-    driver.fail(result, fmt::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
-                                    "bytes, boxes {}×{}",
-                                    source.rows, source.cols, strides[0], source.box_rows,
-                                    source.box_cols));
+    driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
+                                     "bytes, boxes {}×{}",
+                                     source.rows, source.cols, strides[0], source.box_rows,
+                                     source.box_cols));
   }
   return map;
 }

@@ -1,8 +1,7 @@
 #include "ops/gemm.h"
 
-#include <fmt/format.h>
-
 #include "core/check.h"
+#include "core/format.h"
 #include "cpu/gemm.h"
 #include "cuda/gemm.h"
 #include "ops/backend.h"
@@ -33,14 +32,14 @@ void check_operands(const core::Arguments& check, const GemmArguments& arguments
   check.require_scaled("b", b);
   check.require_same_device("b", b.data, a.data.device);
   if (b.data.shape[1] != a.data.shape[1]) {
-    check.fail("b", fmt::format("K = {} columns as in 'a'", a.data.shape[1]),
-               fmt::format("{}", b.data.shape[1]));
+    check.fail("b", core::format("K = {} columns as in 'a'", a.data.shape[1]),
+               core::format("{}", b.data.shape[1]));
   }
   if (!is_supported_pair(a.granularity, b.granularity)) {
     check.fail("b.granularity",
                "one of the pairs tensor × tensor, channel × channel, 1x128 × 128x128, "
                "1x128 × 1x128",
-               fmt::format("{} × {}", name(a.granularity), name(b.granularity)));
+               core::format("{} × {}", name(a.granularity), name(b.granularity)));
   }
   if (arguments.fast_accumulation && a.granularity == Granularity::kBlock1x128) {
     check.fail("fast_accumulation", "false for block scales, which promote every 128 of K", "true");

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fmt/format.h>
 #include <utility>
 
 #include "octofold/quantize.h"
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/options.h"
 #include "cuda/gemm.h"
 #include "cuda/kernel_headers.h"
@@ -33,7 +33,7 @@ plan::Gpu gpu_of(const WarmOptions& options) {
   }
   if (options.multiprocessors < 2) {  // a cluster's blocks run on as many
     core::fail_argument(kOperation, "multiprocessors", "at least 2",
-                        fmt::format("{}", options.multiprocessors));
+                        core::format("{}", options.multiprocessors));
   }
   gpu.multiprocessors = options.multiprocessors;
   return gpu;
@@ -63,7 +63,7 @@ class AbsentTensors {
 GemmArguments arguments_of(const GemmProblem& problem) {
   if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
     core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
-                        fmt::format("{}×{}×{}", problem.m, problem.n, problem.k));
+                        core::format("{}×{}×{}", problem.m, problem.n, problem.k));
   }
   AbsentTensors absent;
   GemmArguments arguments{

@@ -1,7 +1,7 @@
 // Configurations of casts as text: for the compiler, and for people.
 #include <array>
-#include <fmt/format.h>
 
+#include "core/format.h"
 #include "plan/cast.h"
 #include "plan/literal.h"
 #include "plan/words.h"
@@ -40,7 +40,7 @@ std::string cast_kernel_name(const CastConfig& config) {
                                     .field("reread", config.reread)
                                     .field("blocks_per_row", config.blocks_per_row)
                                     .field("part_bytes", config.part_bytes);
-  return fmt::format("octofold::cast_kernel<{}>", literal.text());
+  return core::format("octofold::cast_kernel<{}>", literal.text());
 }
 
 std::string convert_kernel_name(const ConvertConfig& config) {
@@ -54,7 +54,7 @@ std::string convert_kernel_name(const ConvertConfig& config) {
                                     .field("threads_x", config.threads_x)
                                     .field("threads_y", config.threads_y)
                                     .field("rows_per_thread", config.rows_per_thread);
-  return fmt::format("octofold::convert_kernel<{}>", literal.text());
+  return core::format("octofold::convert_kernel<{}>", literal.text());
 }
 
 std::string describe(const CastConfig& config) {
@@ -66,15 +66,15 @@ std::string describe(const CastConfig& config) {
                               ", amax only",
                               ", codes only",
                               ", scales only"};
-  return fmt::format("cast {} → {}, {}{}{}{}", word(config.in), word(config.out), word(config.unit),
-                     kDirections[static_cast<std::size_t>(config.direction)],
-                     kSteps[static_cast<std::size_t>(config.step)],
-                     config.vector_loads && config.vector_stores ? "" : ", element by element");
+  return core::format("cast {} → {}, {}{}{}{}", word(config.in), word(config.out),
+                      word(config.unit), kDirections[static_cast<std::size_t>(config.direction)],
+                      kSteps[static_cast<std::size_t>(config.step)],
+                      config.vector_loads && config.vector_stores ? "" : ", element by element");
 }
 
 std::string describe(const ConvertConfig& config) {
-  return fmt::format("{} {} → {}{}", config.scaled ? "dequantize" : "convert", word(config.in),
-                     word(config.out), config.vectors ? "" : ", element by element");
+  return core::format("{} {} → {}{}", config.scaled ? "dequantize" : "convert", word(config.in),
+                      word(config.out), config.vectors ? "" : ", element by element");
 }
 
 }  // namespace octofold::plan

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <fmt/format.h>
 #include <limits>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/tile_schedule.h"
 

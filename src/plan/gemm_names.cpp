@@ -1,6 +1,5 @@
 // A GEMM configuration as text: for the compiler, and for people.
-#include <fmt/format.h>
-
+#include "core/format.h"
 #include "plan/gemm.h"
 #include "plan/literal.h"
 #include "plan/words.h"
@@ -30,21 +29,21 @@ std::string gemm_kernel_name(const GemmConfig& config) {
                                     .field("order", config.order)
                                     .field("early_wait", config.early_wait)
                                     .field("raster_rows", config.raster_rows);
-  return fmt::format("octofold::gemm_kernel<{}>", literal.text());
+  return core::format("octofold::gemm_kernel<{}>", literal.text());
 }
 
 std::string describe(const GemmConfig& config) {
   std::string text =
-      fmt::format("gemm {} × {} → {}, {} scales, tile {}×{}, {} math warpgroups, {} stages",
-                  word(config.a), word(config.b), word(config.out), words(config.scaling),
-                  config.tile_m, config.tile_n, config.math_warpgroups, config.stages);
+      core::format("gemm {} × {} → {}, {} scales, tile {}×{}, {} math warpgroups, {} stages",
+                   word(config.a), word(config.b), word(config.out), words(config.scaling),
+                   config.tile_m, config.tile_n, config.math_warpgroups, config.stages);
   if (config.cluster_size() > 1) {
-    text += fmt::format(", cluster {}×{}", config.cluster_m, config.cluster_n);
+    text += core::format(", cluster {}×{}", config.cluster_m, config.cluster_n);
   }
   const auto add_addend = [&](std::string_view name, Addend addend) {
     if (addend == Addend::kNone) return;
     const bool is_wide = addend == Addend::kFloat32;
-    text += fmt::format(", {} {}", name, word(is_wide ? config::Element::kFloat32 : config.out));
+    text += core::format(", {} {}", name, word(is_wide ? config::Element::kFloat32 : config.out));
   };
   add_addend("C", config.c);
   add_addend("bias", config.bias);

@@ -1,11 +1,11 @@
 // Values of kernels/config as C++ text: so they get into a kernel's name.
 #pragma once
 
-#include <fmt/format.h>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
+#include "core/format.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/gemm_config.h"
 
@@ -28,19 +28,19 @@ std::string_view literal(config::PowerOfTwoRounding value);
 class StructLiteral {
  public:
   explicit StructLiteral(std::string_view type)
-      : text_(fmt::format("octofold::config::{}", type)) {}
+      : text_(core::format("octofold::config::{}", type)) {}
 
   template <typename T>
   StructLiteral& field(std::string_view name, const T& value) {
-    text_ += fmt::format("{}.{} = ", is_empty_ ? "{" : ", ", name);
+    text_ += core::format("{}.{} = ", is_empty_ ? "{" : ", ", name);
     is_empty_ = false;
     if constexpr (std::is_enum_v<T>) {
-      text_ += fmt::format("octofold::config::{}", literal(value));
+      text_ += core::format("octofold::config::{}", literal(value));
     } else if constexpr (std::is_floating_point_v<T>) {
       // Hexadecimal loses nothing.
-      text_ += fmt::format("{:a}{}", value, std::is_same_v<T, float> ? "f" : "");
+      text_ += core::format("{:a}{}", value, std::is_same_v<T, float> ? "f" : "");
     } else {
-      text_ += fmt::format("{}", value);
+      text_ += core::format("{}", value);
     }
     return *this;
   }
