@@ -1,8 +1,8 @@
 // Casts to FP8, by bytes of input.
 #include <benchmark/benchmark.h>
 
-#include "octofold/host_scaled_matrix.h"
 #include "octofold/quantize.h"
+#include "octofold/scaled_matrix.h"
 
 #include "matrices.h"
 
@@ -12,7 +12,7 @@ namespace {
 void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
   constexpr std::int64_t kSize = 2048;
   std::vector<float> x = random_matrix(kSize, kSize);
-  HostScaledMatrix out(kSize, kSize, granularity);
+  ScaledMatrix out(kSize, kSize, granularity);
   for (auto _ : state) {
     quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), out.view(), {.transpose = transpose});
   }

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "octofold/export.h"
+#include "octofold/scale_layout.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"
@@ -21,10 +21,6 @@ struct QuantizeOptions {
   /// Quantize the transpose of x: the result is that of quantize(xᵀ), written row-major.
   bool transpose = false;
 };
-
-/// Shape of the scale tensor of a matrix [rows, cols]; types.h has the table.
-OCTOFOLD_API std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                                   std::int64_t cols);
 
 /// Casts x to FP8 with one FP32 scale per `out.granularity` unit and writes codes and scales.
 ///

@@ -48,7 +48,8 @@ inline constexpr std::int64_t kScaleBlock = 128;
 
 /// Names as the Python API, the tool and error messages spell them: "float32", "float16",
 /// "bfloat16", "e4m3", "e5m2" · "tensor", "channel", "1x128", "128x128" · "saturate", "nan" ·
-/// "deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors".
+/// "deepgemm", "vllm", "te", "torchao", "deepseek", "compressed-tensors". Throws
+/// Error(kInvalidArgument) for a number that is none of the enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);
@@ -61,7 +62,7 @@ OCTOFOLD_API Granularity parse_granularity(std::string_view text);
 OCTOFOLD_API Overflow parse_overflow(std::string_view text);
 OCTOFOLD_API CastProfile parse_profile(std::string_view text);
 
-/// Bytes of one element.
+/// Bytes of one element; 0 for a number that is no DType.
 constexpr std::int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return 4;

@@ -25,6 +25,7 @@ class Device {
   int index() const { return index_; }
   const plan::Gpu& gpu() const { return gpu_; }
   const Driver& driver() const { return driver_; }
+  ContextHandle context() const { return context_; }
 
   /// The kernel of this source, told from others by source.program.kernel: compiled and loaded at
   /// the first call, by one of the threads that ask while the others wait. The reference stays

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/scale_layout.h"
 #include "cpu/convert.h"
 #include "cpu/quantize.h"
 #include "cuda/cast.h"
@@ -64,21 +63,13 @@ View as_matrix(View tensor) {
 
 }  // namespace
 
-std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                      std::int64_t cols) {
-  if (rows < 0 || cols < 0) {
-    core::fail(ErrorCode::kInvalidArgument, "scale_shape: expected sizes of at least 0, got {}×{}",
-               rows, cols);
-  }
-  return core::scale_shape(granularity, rows, cols);
-}
-
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
               const QuantizeOptions& options, Stream stream) {
   const core::Arguments check("quantize");
   require_input(check, x);
   const TensorView source = options.transpose ? transposed(x) : x;
   require_output(check, "out", out, source, x);
+  check.require_enumerator("options.overflow", options.overflow);
 
   const config::CastRule& rule = rule_of(options.profile);
   const bool power_of_two = options.power_of_two.value_or(rule.power_of_two_by_default);
@@ -97,9 +88,10 @@ void quantize_both(const TensorView& x, const MutableScaledTensorView& out,
   if (options.transpose) check.fail("options.transpose", "false, as both casts are made", "true");
   require_output(check, "out", out, x, x);
   require_output(check, "out_transposed", out_transposed, transposed(x), x);
+  check.require_enumerator("options.overflow", options.overflow);
   check.require_dtype("out_transposed", out_transposed.data, {out.data.dtype});
   if (out_transposed.granularity != out.granularity) {
-    check.fail("out_transposed", fmt::format("granularity {}, as 'out'", name(out.granularity)),
+    check.fail("out_transposed", core::format("granularity {}, as 'out'", name(out.granularity)),
                name(out_transposed.granularity));
   }
   const std::array<std::pair<const char*, TensorView>, 2> outputs{
@@ -142,6 +134,7 @@ void convert(const TensorView& x, const MutableTensorView& out, Overflow overflo
   check.require_shape("out", target, {source.shape[0], source.shape[1]});
   check.require_same_device("out", target, x.device);
   check.require_disjoint("out", target, "x", source);
+  check.require_enumerator("overflow", overflow);
   if (ops::is_on_cpu(x.device)) return cpu::convert(source, target, overflow);
   cuda::convert(ops::gpu("convert", x.device), source, target, overflow, stream);
 }

@@ -81,9 +81,9 @@ TEST(GemmArgumentsTest, WrongShapes) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.rank = 3; }),
               HasSubstr("argument 'a': expected a matrix"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = -1; }),
-              HasSubstr("argument 'a': expected a matrix"));
+              HasSubstr("argument 'a': expected sizes of at least 0, got e4m3 [-1, 300]"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = std::int64_t{1} << 62; }),
-              HasSubstr("argument 'a': expected a matrix"));
+              HasSubstr("argument 'a': expected sizes that memory can hold"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
       HasSubstr("argument 'b': expected K = 300 columns as in 'a', got 299"));
@@ -204,6 +204,48 @@ TEST(QuantizeArgumentsTest, EachIsNamed) {
               HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
   EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
               HasSubstr("expected sizes of at least 0, got -1×1"));
+}
+
+// Numbers cast to an enum that they are no value of.
+TEST(EnumeratorsTest, UnknownOnesAreErrors) {
+  const auto dtype = static_cast<DType>(99);
+  const auto granularity = static_cast<Granularity>(99);
+  const auto overflow = static_cast<Overflow>(99);
+  const auto profile = static_cast<CastProfile>(99);
+  const auto device = static_cast<DeviceType>(99);
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.dtype = dtype; }),
+              HasSubstr("argument 'a': expected an enumerator of DType, 0 to 4, got 99"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.scale.dtype = dtype; }), HasSubstr("'a.scale'"));
+  EXPECT_THAT(
+      gemm_error([&](auto&, auto& g) { g.b.granularity = granularity; }),
+      HasSubstr("argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.out.dtype = dtype; }), HasSubstr("'out'"));
+  EXPECT_THAT(gemm_error([&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }),
+              HasSubstr("argument 'bias'"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.device.type = device; }),
+              HasSubstr("argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"));
+
+  std::vector<float> x(8), y(8);
+  ScaledMatrix out(2, 4, Granularity::kTensor);
+  const TensorView source = matrix(x.data(), DType::kFloat32, 2, 4);
+  EXPECT_THAT(error_of([&] { quantize(source, out.view(), {.profile = profile}); }),
+              HasSubstr("profile 99"));
+  EXPECT_THAT(
+      error_of([&] { quantize(source, out.view(), {.overflow = overflow}); }),
+      HasSubstr("argument 'options.overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
+  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("convert: argument 'out'"));
+  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
+              HasSubstr("convert: argument 'overflow'"));
+  EXPECT_THAT(error_of([&] { dequantize(out.view(), matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("dequantize: argument 'out'"));
+  const std::vector<GemmProblem> problems{{.m = 1, .n = 1, .k = 1, .a_granularity = granularity}};
+  EXPECT_THAT(error_of([&] { warm_kernel_cache(problems); }), HasSubstr("granularity"));
+  EXPECT_EQ(error_of([&] { name(dtype); }),
+            "dtype 99 is none of: float32, float16, bfloat16, e4m3, e5m2");
+  EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(profile); }), HasSubstr("profile 99 is none of"));
 }
 
 TEST(NamesTest, ParseWhatTheyPrint) {
