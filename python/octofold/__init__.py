@@ -7,13 +7,10 @@
 Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
 """
 
-from typing import Final
-
 from . import kernel_cache
 from ._api import ScaledTensor, convert, gemm, quantize, quantize_both
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
 from ._info import Component, Gpu, Info, info
-from ._library import library as _library
 from ._log import set_log_handler
 from ._operations import scale_shape
 from .errors import (
@@ -26,7 +23,16 @@ from .errors import (
     UnsupportedError,
 )
 
-__version__: Final[str] = str(_library.version())
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # takes longer than the rest of this file
+
+    return version("octofold")
+
 
 __all__ = [
     "BadFormatError",

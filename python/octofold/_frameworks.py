@@ -41,7 +41,7 @@ class Framework(Protocol):
     def library_takes_arrays(self) -> bool:
         """Whether tvm-ffi's functions take the arrays themselves, faster than exported ones."""
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         """A view of the array for the library. May raise BufferError."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
@@ -68,7 +68,7 @@ class NumPyFramework:
     stream = None
     library_takes_arrays = False
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if array.dtype.type.__module__ == np.__name__:
             return _import_dlpack(array, writable)
         name = _NUMPY_NAMES.get(array.dtype)
@@ -102,7 +102,7 @@ class DLPackFramework:
         self._on_cpu = on_cpu
         self.stream: int | None = stream
 
-    def export(self, array: Array, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
         if isinstance(array, tvm_ffi.Tensor):
             return array
         if self._on_cpu:
@@ -163,13 +163,13 @@ class CuPyFramework(DLPackFramework):
         return array if isinstance(array, self._cupy.ndarray) else super().deliver(array)
 
 
-def reinterpret(tensor: tvm_ffi.Tensor, dtype: str) -> tvm_ffi.Tensor:
+def reinterpret(tensor: "tvm_ffi.Tensor", dtype: str) -> "tvm_ffi.Tensor":
     """The same memory as another dtype of the same size."""
     view: tvm_ffi.Tensor = library.reinterpret(tensor, dtype)
     return view
 
 
-def _import_dlpack(array: Array, writable: bool, **options: int) -> tvm_ffi.Tensor:
+def _import_dlpack(array: Array, writable: bool, **options: int) -> "tvm_ffi.Tensor":
     if writable:
         # The unversioned protocol cannot mark memory as read-only, so that a producer refuses to
         # export what must not be written.

@@ -190,7 +190,9 @@ class Operations:
                 self._export(operation, argument, array)  # raises for the one that is at fault
             raise
 
-    def _export(self, operation: str, argument: str, array: Array | None) -> tvm_ffi.Tensor | None:
+    def _export(
+        self, operation: str, argument: str, array: Array | None
+    ) -> "tvm_ffi.Tensor | None":
         if array is None:
             return None
         writable = argument.startswith("out")

@@ -51,7 +51,7 @@ class TorchFramework:
             return None
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
-    def export(self, array: Tensor, writable: bool) -> tvm_ffi.Tensor:
+    def export(self, array: Tensor, writable: bool) -> "tvm_ffi.Tensor":
         tensor = array.detach()
         if tensor.dtype.itemsize > 1:
             return tvm_ffi.from_dlpack(tensor)
