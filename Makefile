@@ -9,6 +9,11 @@ PRESET ?= release
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
+# Build folders share what they compile alike, as the wheel's and the C++ tests' do: ccache then
+# sees paths from inside the build folder, and the compiler under one name.
+export CXX
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
 
 WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOTICE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
@@ -24,13 +29,13 @@ demo: .venv/.demo ## FP8 in every linear layer of a real model: table, JSON, cha
 
 test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
 
-test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, ubsan, tsan; else release)
+test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, tsan; else release)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET)
 	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc ctest --preset $(PRESET)
 
 test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
-	$(VENV)/python -m pytest tests/python tests/project
+	$(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile tests/python tests/project
 
 bench: .venv/.demo ## speed on this machine, in C++ and from Python
 	cmake --preset bench

@@ -4,7 +4,8 @@
 #include <cblas.h>
 
 #include "octofold/gemm.h"
-#include "octofold/host_scaled_matrix.h"
+#include "octofold/quantize.h"
+#include "octofold/scaled_matrix.h"
 
 #include "matrices.h"
 
@@ -22,8 +23,8 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   const std::int64_t size = state.range(0);
   std::vector<float> x = random_matrix(size, size);
   const TensorView source = matrix(x.data(), DType::kFloat32, size, size);
-  HostScaledMatrix a(size, size, granularity_a);
-  HostScaledMatrix b(size, size, granularity_b);
+  ScaledMatrix a(size, size, granularity_a);
+  ScaledMatrix b(size, size, granularity_b);
   quantize(source, {.rows = a.view()});
   quantize(source, {.rows = b.view()});
   std::vector<float> d(x.size());

@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include "octofold/gemm.h"
+#include "octofold/scaled_matrix.h"
 
 #include "gpu_memory.h"
 
@@ -23,21 +24,11 @@ void host_time_gemm(benchmark::State& state) {
   constexpr std::int64_t kM = 64;
   constexpr std::int64_t kN = 128;
   constexpr std::int64_t kK = 512;
-  constexpr std::int64_t kBlocks = kK / 128;
-  const GpuMemory a(*driver, kM * kK);
-  const GpuMemory b(*driver, kN * kK);
-  const GpuMemory scale_a(*driver, kM * kBlocks * 4);
-  const GpuMemory scale_b(*driver, kBlocks * 4);
+  const ScaledMatrix a(kM, kK, Granularity::kBlock1x128, DType::kE4M3, kGpu);
+  const ScaledMatrix b(kN, kK, Granularity::kBlock128x128, DType::kE4M3, kGpu);
   const GpuMemory out(*driver, kM * kN * 2);
-  // Rows next to each other, as casts on the GPU write them.
-  TensorView rows_major = matrix(scale_a.get(), DType::kFloat32, kM, kBlocks, kBlocks, kGpu);
-  rows_major.strides = {1, kM};
   const GemmArguments arguments{
-      .a = {matrix(a.get(), DType::kE4M3, kM, kK, kK, kGpu), rows_major, Granularity::kBlock1x128},
-      .b = {matrix(b.get(), DType::kE4M3, kN, kK, kK, kGpu),
-            matrix(scale_b.get(), DType::kFloat32, 1, kBlocks, kBlocks, kGpu),
-            Granularity::kBlock128x128},
-      .out = matrix(out.get(), DType::kBFloat16, kM, kN, kN, kGpu)};
+      .a = a.view(), .b = b.view(), .out = matrix(out.get(), DType::kBFloat16, kM, kN, kN, kGpu)};
   gemm(arguments);  // compiles or loads the kernel
   driver->synchronize();
   int queued = 0;

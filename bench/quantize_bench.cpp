@@ -2,7 +2,7 @@
 #include <benchmark/benchmark.h>
 
 #include "octofold/casts.h"
-#include "octofold/host_scaled_matrix.h"
+#include "octofold/scaled_matrix.h"
 
 #include "matrices.h"
 
@@ -12,7 +12,7 @@ namespace {
 void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
   constexpr std::int64_t kSize = 2048;
   std::vector<float> x = random_matrix(kSize, kSize);
-  HostScaledMatrix out(kSize, kSize, granularity);
+  ScaledMatrix out(kSize, kSize, granularity);
   CastTargets targets;
   (transpose ? targets.transposed : targets.rows) = out.view();
   for (auto _ : state) {

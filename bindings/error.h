@@ -1,5 +1,5 @@
 // octofold::Error on its way to Python: each code has a kind, and python/octofold/errors.py
-// registers an exception class for each kind.
+// has an exception class for each kind. An errno stands before the message: "2:cannot open …".
 #pragma once
 
 #include <new>

@@ -1,5 +1,6 @@
 #include <optional>
 #include <string>
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
@@ -63,9 +64,19 @@ tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t 
       octofold::scale_shape(parse_granularity(view_of(granularity)), rows, cols));
 }
 
+// Shape and strides.
+tvm::ffi::Array<tvm::ffi::Shape> scale_layout(tvm::ffi::String granularity, int64_t rows,
+                                              int64_t cols, bool on_gpu) {
+  const ScaleLayout layout =
+      octofold::scale_layout(parse_granularity(view_of(granularity)), rows, cols,
+                             on_gpu ? DeviceType::kCuda : DeviceType::kCpu);
+  return {tvm::ffi::Shape(layout.shape), tvm::ffi::Shape(layout.strides)};
+}
+
 OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
+OCTOFOLD_EXPORT(scale_layout)
 OCTOFOLD_EXPORT(scale_shape)
 
 }  // namespace octofold::bindings

@@ -1,10 +1,12 @@
-# Two components. `cpp`: headers, library, CMake package and pkg-config file. `python`: what
+# Two components. `cpp`: headers, library, licenses, CMake package and pkg-config file. `python`: what
 # belongs into the wheel beside the Python sources (bindings/CMakeLists.txt adds its own part).
 include(CMakePackageConfigHelpers)
 
 install(TARGETS octofold EXPORT octofold
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
 install(DIRECTORY include/octofold TYPE INCLUDE COMPONENT cpp)
+# The library carries OpenBLAS and others, whose licenses ask to go where it goes.
+install(FILES LICENSE NOTICE TYPE DOC COMPONENT cpp)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/octofold)
 install(EXPORT octofold NAMESPACE octofold:: FILE octofold-config.cmake

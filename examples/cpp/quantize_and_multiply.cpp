@@ -7,7 +7,7 @@
 
 #include "octofold/octofold.h"
 
-using octofold::DType, octofold::Granularity, octofold::HostScaledMatrix, octofold::matrix;
+using octofold::DType, octofold::Granularity, octofold::ScaledMatrix, octofold::matrix;
 
 int main() {
   const std::int64_t tokens = 64, inputs = 512, outputs = 256;
@@ -17,8 +17,8 @@ int main() {
   for (float& value : x) value = normal(generator);
   for (float& value : w) value = normal(generator);
 
-  HostScaledMatrix a(tokens, inputs, Granularity::kBlock1x128);
-  HostScaledMatrix b(outputs, inputs, Granularity::kBlock128x128);
+  ScaledMatrix a(tokens, inputs, Granularity::kBlock1x128);
+  ScaledMatrix b(outputs, inputs, Granularity::kBlock128x128);
   octofold::quantize(matrix(x.data(), DType::kFloat32, tokens, inputs), {.rows = a.view()});
   octofold::quantize(matrix(w.data(), DType::kFloat32, outputs, inputs), {.rows = b.view()});
   octofold::gemm(

@@ -21,11 +21,16 @@ enum class ErrorCode {
 /// expected and what came.
 class OCTOFOLD_API Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(ErrorCode code, const std::string& message, int system_error = 0)
+      : std::runtime_error(message), code_(code), system_error_(system_error) {}
+
   ErrorCode code() const noexcept { return code_; }
+  /// The errno behind a kIo; 0 where the system gave none, and for all other codes.
+  int system_error() const noexcept { return system_error_; }
 
  private:
   ErrorCode code_;
+  int system_error_;
 };
 
 }  // namespace octofold

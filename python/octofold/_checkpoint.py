@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ._library import library
 from ._progress import Progress, reporting
+from .errors import invalid_argument
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def default_skip_patterns() -> tuple[str, ...]:
 def quantize_checkpoint(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     use_default_skips: bool = True,
     profile: str = "deepgemm",
     power_of_two: bool | None = None,
@@ -46,21 +47,22 @@ def quantize_checkpoint(
 
     input: a `.safetensors` file, or the `*.safetensors.index.json` of a sharded checkpoint.
     output: a path of the same kind, which must not exist yet. It appears whole or not at all.
-    skip: glob patterns (`*`, `?`, `[...]`) on tensor names to copy, beside default_skip_patterns()
-        unless use_default_skips is false.
+    skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
+        default_skip_patterns() unless use_default_skips is false.
     profile, power_of_two: as in quantize().
     progress: called now and then with bytes of input read so far and in all. What it raises ends
         the run and is raised here.
 
     Memory use does not grow with the file.
     Raises BadFormatError for a file that is not valid safetensors, IoError for what the system
-    refuses, InvalidArgumentError for paths and patterns.
+    refuses (a missing file is a FileNotFoundError too), InvalidArgumentError for paths and
+    patterns.
     """
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
             os.fspath(input),
             os.fspath(output),
-            list(skip),
+            _patterns(skip),
             use_default_skips,
             profile,
             power_of_two,
@@ -73,3 +75,13 @@ def quantize_checkpoint(
         output_bytes=report["output_bytes"],
         files=tuple(map(Path, report["files"])),
     )
+
+
+def _patterns(skip: object) -> list[str]:
+    if isinstance(skip, str):
+        return [skip]
+    if not isinstance(skip, Sequence) or not all(isinstance(item, str) for item in skip):
+        raise invalid_argument(
+            "quantize_checkpoint", "skip", "a pattern or a sequence of patterns (str)", repr(skip)
+        )
+    return list(skip)

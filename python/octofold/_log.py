@@ -1,6 +1,7 @@
 """Where the library's messages go."""
 
 import atexit
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -19,8 +20,12 @@ def set_log_handler(handler: LogHandler | None) -> None:
 
     Example: octofold.set_log_handler(lambda level, message: print(level, message))
     """
+    if handler is not None:
+        _drop_at_exit()
     library.set_log_handler(handler)
 
 
-# The library outlives the interpreter and must not call into it then.
-atexit.register(set_log_handler, None)
+@functools.cache
+def _drop_at_exit() -> None:
+    """The library outlives the interpreter and must not call into it then."""
+    atexit.register(library.set_log_handler, None)

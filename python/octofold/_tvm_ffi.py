@@ -1,15 +1,19 @@
-"""tvm-ffi, imported without touching CUDA, so that the process may still fork.
+"""tvm-ffi, imported when something of it is first used: it imports torch where torch is installed,
+which takes longer than all the rest, and `import octofold` shall cost what Octofold needs.
 
-At its import tvm-ffi asks torch.cuda.is_available(). That asks the CUDA runtime, which starts the
-driver; from then on children by fork can use no GPU. Where PYTORCH_NVML_BASED_CUDA_CHECK is 1,
+At its import tvm-ffi also asks torch.cuda.is_available(). That asks the CUDA runtime, which starts
+the driver; from then on children by fork can use no GPU. Where PYTORCH_NVML_BASED_CUDA_CHECK is 1,
 torch asks the management library instead and leaves the driver alone
 (https://docs.pytorch.org/docs/stable/cuda_environment_variables.html).
+
+What evaluates `tvm_ffi.Tensor` loads it, annotations too: write those as strings.
 """
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 __all__ = ["tvm_ffi"]
 
@@ -28,5 +32,18 @@ def _cuda_untouched() -> Iterator[None]:
         del os.environ[_VARIABLE]
 
 
-with _cuda_untouched():
+class _TvmFfi:
+    """The module's attributes, each bound here at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _cuda_untouched():
+            module = importlib.import_module("tvm_ffi")
+        value = getattr(module, name)
+        setattr(self, name, value)
+        return value
+
+
+if TYPE_CHECKING:
     import tvm_ffi
+else:
+    tvm_ffi: Final = _TvmFfi()

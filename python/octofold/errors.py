@@ -1,6 +1,6 @@
 """What Octofold raises. Each class is also the builtin that fits, so either can be caught."""
 
-from ._tvm_ffi import tvm_ffi
+from typing import Final
 
 
 class Error(Exception):
@@ -21,7 +21,31 @@ class UnavailableError(Error, RuntimeError):
 
 
 class IoError(Error, OSError):
-    """The operating system refused a file operation."""
+    """The operating system refused a file operation. `errno` says why, where the system did; for
+    the reasons that have a builtin class of their own the error is one of that class too."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])  # the message alone: it ends with the system's reason
+
+
+class IoFileNotFoundError(IoError, FileNotFoundError):
+    """A file or folder is not there."""
+
+
+class IoFileExistsError(IoError, FileExistsError):
+    """A file is there that must not be."""
+
+
+class IoIsADirectoryError(IoError, IsADirectoryError):
+    """A folder, where a file was expected."""
+
+
+class IoNotADirectoryError(IoError, NotADirectoryError):
+    """A file, where a folder was expected."""
+
+
+class IoPermissionError(IoError, PermissionError):
+    """The user may not do that."""
 
 
 class BadFormatError(Error, ValueError):
@@ -32,19 +56,27 @@ class InternalError(Error, RuntimeError):
     """A fault of Octofold itself."""
 
 
-# The kinds that bindings/error.cpp gives to the codes of octofold::Error.
-for _class in (
+KINDS: Final[tuple[type[Error], ...]] = (
     InvalidArgumentError,
     UnsupportedError,
     UnavailableError,
     IoError,
     BadFormatError,
     InternalError,
-):
-    tvm_ffi.register_error(f"octofold.{_class.__name__}", _class)
+)
+"""The kinds of errors of the C++ library."""
 
-# An interrupt (Ctrl-C) that Python notices as the library calls a log handler.
-tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+
+class IoErrorWithErrno:
+    """What an IoError of the library is made by: from "2:cannot open …" to the class that fits."""
+
+    def __new__(cls, text: str) -> IoError:  # type: ignore[misc]  # no instance of this class
+        number, _, message = text.partition(":")
+        builtin = type(OSError(int(number), message))
+        for fitting in IoError.__subclasses__():
+            if builtin in fitting.__bases__:
+                return fitting(int(number), message)
+        return IoError(int(number), message)
 
 
 def invalid_argument(

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "octofold/scale_layout.h"
+
 #include "core/scale_layout.h"
 
 namespace octofold::core {
@@ -52,7 +54,22 @@ bool columns_overlap(const TensorView& left, const TensorView& right, std::int64
   return shift < left_width || shift + right_width > stride_bytes;
 }
 
-// What a matrix or vector argument has to be, checked without risk of integer overflow.
+template <typename Enum>
+void require_up_to(const Arguments& check, std::string_view argument, std::string_view kind,
+                   Enum value, Enum last) {
+  const auto number = static_cast<std::int64_t>(value);
+  if (number >= 0 && number <= static_cast<std::int64_t>(last)) return;
+  check.fail(argument,
+             core::format("an enumerator of {}, 0 to {}", kind, static_cast<std::int64_t>(last)),
+             core::format("{}", number));
+}
+
+bool sizes_are_negative(const TensorView& tensor) {
+  return std::any_of(tensor.shape.begin(), tensor.shape.begin() + tensor.rank,
+                     [](std::int64_t size) { return size < 0; });
+}
+
+// Sizes and strides that memory can hold, checked without risk of integer overflow.
 bool sizes_are_sane(const TensorView& tensor) {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 8;
   if (tensor.rank < 0 || tensor.rank > kMaxRank) return false;
@@ -73,7 +90,7 @@ bool sizes_are_sane(const TensorView& tensor) {
 
 std::string describe_device(Device device) {
   return device.type == DeviceType::kCpu ? std::string("cpu")
-                                         : fmt::format("cuda:{}", device.index);
+                                         : core::format("cuda:{}", device.index);
 }
 
 }  // namespace
@@ -86,24 +103,46 @@ void fail_argument(std::string_view operation, std::string_view argument, std::s
 
 std::string describe(const TensorView& tensor) {
   const auto rank = static_cast<std::size_t>(std::clamp(tensor.rank, 0, kMaxRank));
-  return fmt::format("{} {} with strides {}", name(tensor.dtype),
-                     std::span(tensor.shape.data(), rank), std::span(tensor.strides.data(), rank));
+  return core::format("{} {} with strides {}", name(tensor.dtype),
+                      std::span(tensor.shape.data(), rank), std::span(tensor.strides.data(), rank));
+}
+
+void Arguments::require_enumerator(std::string_view argument, DType dtype) const {
+  require_up_to(*this, argument, "DType", dtype, DType::kInt32);
+}
+
+void Arguments::require_enumerator(std::string_view argument, Granularity granularity) const {
+  require_up_to(*this, argument, "Granularity", granularity, Granularity::kBlock128x128);
+}
+
+void Arguments::require_enumerator(std::string_view argument, Overflow overflow) const {
+  require_up_to(*this, argument, "Overflow", overflow, Overflow::kNan);
+}
+
+void Arguments::require_enumerator(std::string_view argument, DeviceType type) const {
+  require_up_to(*this, argument, "DeviceType", type, DeviceType::kCuda);
+}
+
+void Arguments::require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,
+                             std::string_view expected) const {
+  require_sizes(argument, tensor);
+  if (tensor.rank != rank) {
+    fail(argument, expected, core::format("{} dimensions", tensor.rank));
+  }
 }
 
 void Arguments::require_sizes(std::string_view argument, const TensorView& tensor) const {
+  require_enumerator(argument, tensor.dtype);
+  require_enumerator(argument, tensor.device.type);
   if (tensor.rank < 0 || tensor.rank > kMaxRank) {
-    fail(argument, fmt::format("0 to {} dimensions", kMaxRank), fmt::format("{}", tensor.rank));
+    fail(argument, core::format("0 to {} dimensions", kMaxRank), core::format("{}", tensor.rank));
   }
-  const std::span sizes(tensor.shape.data(), static_cast<std::size_t>(tensor.rank));
-  if (std::ranges::any_of(sizes, [](std::int64_t size) { return size < 0; })) {
-    fail(argument, "sizes of at least 0", describe(tensor));
-  }
+  if (sizes_are_negative(tensor)) fail(argument, "sizes of at least 0", describe(tensor));
   if (!sizes_are_sane(tensor)) fail(argument, "sizes that memory can hold", describe(tensor));
 }
 
 void Arguments::require_input_matrix(std::string_view argument, const TensorView& tensor) const {
-  if (tensor.rank != 2) fail(argument, "a matrix (2 dimensions)", describe(tensor));
-  require_sizes(argument, tensor);
+  require_rank(argument, tensor, 2, "a matrix (2 dimensions)");
   if (tensor.element_count() == 0) return;
   if (tensor.shape[1] > 1 && tensor.strides[1] != 1) {
     fail(argument, "contiguous columns (stride 1 in the last dimension)", describe(tensor));
@@ -121,9 +160,7 @@ void Arguments::require_matrix(std::string_view argument, const TensorView& tens
 }
 
 void Arguments::require_vector(std::string_view argument, const TensorView& tensor) const {
-  if (tensor.rank != 1 || !sizes_are_sane(tensor)) {
-    fail(argument, "a vector (1 dimension)", describe(tensor));
-  }
+  require_rank(argument, tensor, 1, "a vector (1 dimension)");
   if (tensor.shape[0] > 1 && tensor.strides[0] != 1) {
     fail(argument, "a contiguous vector", describe(tensor));
   }
@@ -147,7 +184,7 @@ void Arguments::require_shape(std::string_view argument, const TensorView& tenso
   require_sizes(argument, tensor);
   const std::span actual(tensor.shape.data(), static_cast<std::size_t>(tensor.rank));
   if (!std::ranges::equal(actual, shape)) {
-    fail(argument, fmt::format("shape {}", shape), fmt::format("{}", actual));
+    fail(argument, core::format("shape {}", shape), core::format("{}", actual));
   }
 }
 
@@ -156,21 +193,21 @@ void Arguments::require_dtype(std::string_view argument, const TensorView& tenso
   if (std::ranges::find(dtypes, tensor.dtype) != dtypes.end()) return;
   std::vector<std::string_view> names;
   for (const DType dtype : dtypes) names.push_back(name(dtype));
-  fail(argument, fmt::format("dtype {}", fmt::join(names, " or ")), name(tensor.dtype));
+  fail(argument, core::format("dtype {}", fmt::join(names, " or ")), name(tensor.dtype));
 }
 
 void Arguments::require_same_device(std::string_view argument, const TensorView& tensor,
                                     Device device) const {
   if (tensor.device != device) {
-    fail(argument, fmt::format("a tensor on {}", describe_device(device)),
-         fmt::format("one on {}", describe_device(tensor.device)));
+    fail(argument, core::format("a tensor on {}", describe_device(device)),
+         core::format("one on {}", describe_device(tensor.device)));
   }
 }
 
 void Arguments::require_disjoint(std::string_view output_argument, const TensorView& output,
                                  std::string_view input_argument, const TensorView& input) const {
   if (memory_overlaps(output, input)) {
-    fail(output_argument, fmt::format("memory of its own, apart from '{}'", input_argument),
+    fail(output_argument, core::format("memory of its own, apart from '{}'", input_argument),
          "memory that overlaps it");
   }
 }
@@ -189,16 +226,19 @@ void Arguments::require_scaled_input(std::string_view argument,
 void Arguments::require_codes_and_scale(std::string_view argument,
                                         const ScaledTensorView& tensor) const {
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
+  require_enumerator(std::string(argument) + ".granularity", tensor.granularity);
   const std::string scale_argument = std::string(argument) + ".scale";
+  require_enumerator(scale_argument, tensor.scale.dtype);
+  require_enumerator(scale_argument, tensor.scale.device.type);
   require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
   require_same_device(scale_argument, tensor.scale, tensor.data.device);
   const auto [rows, cols] =
       scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]);
   if (!sizes_are_sane(tensor.scale) || !scale_shape_matches(tensor)) {
     fail(scale_argument,
-         fmt::format("shape {} for granularity {} of {}×{} codes",
-                     scale_shape(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]),
-                     name(tensor.granularity), tensor.data.shape[0], tensor.data.shape[1]),
+         core::format("shape {} for granularity {} of {}×{} codes",
+                      scale_shape(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]),
+                      name(tensor.granularity), tensor.data.shape[0], tensor.data.shape[1]),
          describe(tensor.scale));
   }
   if (rows * cols > 0) require_data(scale_argument, tensor.scale);

@@ -1,21 +1,32 @@
 // Argument checks whose messages name the argument, what was expected and what came.
 #pragma once
 
-#include <fmt/format.h>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "octofold/error.h"
 #include "octofold/tensor.h"
 
+#include "core/format.h"
+
 namespace octofold::core {
 
 /// Throws Error(code) with a formatted message.
 template <typename... Args>
-[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(code, fmt::format(format, std::forward<Args>(args)...));
+[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(code, core::format(text, std::forward<Args>(args)...));
+}
+
+/// Throws Error(kIo) with the system's reason behind the message: "cannot open 'x': No such …".
+template <typename... Args>
+[[noreturn]] void fail_io(int error_number, fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(ErrorCode::kIo,
+              core::format("{}: {}", core::format(text, std::forward<Args>(args)...),
+                           std::generic_category().message(error_number)),
+              error_number);
 }
 
 /// Throws Error(kInvalidArgument): "gemm: argument 'b': expected K = 128, got 64".
@@ -35,6 +46,11 @@ class Arguments {
     fail_argument(operation_, argument, expected, got);
   }
 
+  /// A value of the enum, which a cast from an integer need not be.
+  void require_enumerator(std::string_view argument, DType dtype) const;
+  void require_enumerator(std::string_view argument, Granularity granularity) const;
+  void require_enumerator(std::string_view argument, Overflow overflow) const;
+  void require_enumerator(std::string_view argument, DeviceType type) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
   /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
@@ -63,6 +79,9 @@ class Arguments {
  private:
   /// Of an FP8 matrix: its dtype, and its scale.
   void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor) const;
+  /// Known dtype and device, this rank, sizes ≥ 0 whose strides and product fit into memory.
+  void require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,
+                    std::string_view expected) const;
   /// Of a tensor that has elements: not null, aligned to them.
   void require_data(std::string_view argument, const TensorView& tensor) const;
 

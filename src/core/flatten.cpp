@@ -29,7 +29,7 @@ Merged merge(const Arguments& check, std::string_view argument, const View& tens
     } else if (size > 1 && merged.size > 0 && tensor.strides[i] != merged.size * merged.stride) {
       check.fail(argument,
                  "leading dimensions that are the rows of one matrix (reshape makes a copy)",
-                 fmt::format("{}: dimension {} is not {} steps of dimension {}", describe(tensor),
+                 core::format("{}: dimension {} is not {} steps of dimension {}", describe(tensor),
                              i, merged.size, inner));
     }
     merged.size *= size;

@@ -22,53 +22,48 @@ int usable_cpus() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-int parse_num_threads(const char* text) {
-  if (text == nullptr) return std::min(usable_cpus(), kMaxThreads);
-  const std::string_view view(text);
+int parse_num_threads(std::string_view text) {
+  if (text.empty()) return std::min(usable_cpus(), kMaxThreads);
   int value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  if (error != std::errc() || end != view.data() + view.size() || value < 1 ||
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
       value > kMaxThreads) {
     fail(ErrorCode::kInvalidArgument,
          "environment variable OCTOFOLD_NUM_THREADS: expected a whole number from 1 to {}, got "
          "'{}'",
-         kMaxThreads, view);
+         kMaxThreads, text);
   }
   return value;
 }
 
-LogLevel parse_log_level(const char* text) {
-  if (text == nullptr) return LogLevel::kInfo;
-  const std::string_view view(text);
-  if (view == "debug") return LogLevel::kDebug;
-  if (view == "info") return LogLevel::kInfo;
-  if (view == "warning") return LogLevel::kWarning;
+LogLevel parse_log_level(std::string_view text) {
+  if (text == "debug") return LogLevel::kDebug;
+  if (text == "info" || text.empty()) return LogLevel::kInfo;
+  if (text == "warning") return LogLevel::kWarning;
   fail(ErrorCode::kInvalidArgument,
-       "environment variable OCTOFOLD_LOG_LEVEL: expected debug, info or warning, got '{}'", view);
+       "environment variable OCTOFOLD_LOG_LEVEL: expected debug, info or warning, got '{}'", text);
 }
 
-std::string cache_folder(const char* (*getenv)(const char* name)) {
-  const auto value = [&](const char* name) {
-    const char* text = getenv(name);
-    return std::string(text != nullptr ? text : "");
-  };
-  if (std::string chosen = value("OCTOFOLD_CACHE_DIR"); !chosen.empty()) return chosen;
+std::string cache_folder(std::string_view chosen, std::string_view xdg, std::string_view home) {
+  if (!chosen.empty()) return std::string(chosen);
   // The XDG Base Directory Specification: a path that is not absolute is as good as none.
-  if (const std::string xdg = value("XDG_CACHE_HOME"); xdg.starts_with('/')) {
-    return xdg + "/octofold";
-  }
-  if (const std::string home = value("HOME"); !home.empty()) return home + "/.cache/octofold";
+  if (xdg.starts_with('/')) return std::string(xdg) + "/octofold";
+  if (!home.empty()) return std::string(home) + "/.cache/octofold";
   return "";
 }
 
 }  // namespace
 
 Options parse_options(const char* (*getenv)(const char* name)) {
-  const char* nvrtc = getenv("OCTOFOLD_NVRTC");
-  return {.num_threads = parse_num_threads(getenv("OCTOFOLD_NUM_THREADS")),
-          .log_level = parse_log_level(getenv("OCTOFOLD_LOG_LEVEL")),
-          .nvrtc_library = nvrtc != nullptr ? nvrtc : "",
-          .cache_folder = cache_folder(getenv)};
+  const auto value = [&](const char* name) -> std::string_view {
+    const char* text = getenv(name);
+    return text != nullptr ? text : "";
+  };
+  return {.num_threads = parse_num_threads(value("OCTOFOLD_NUM_THREADS")),
+          .log_level = parse_log_level(value("OCTOFOLD_LOG_LEVEL")),
+          .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
+          .cache_folder =
+              cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME"))};
 }
 
 const Options& options() {

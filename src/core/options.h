@@ -1,4 +1,5 @@
-// Every environment variable that Octofold reads, typed and documented. Nothing else calls getenv.
+// Every environment variable that the library reads, typed and documented; docs/environment.md
+// lists them for users. Nothing else calls getenv. An empty variable counts as unset.
 #pragma once
 
 #include <string>

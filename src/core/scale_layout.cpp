@@ -1,13 +1,14 @@
 #include "core/scale_layout.h"
 
-#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "octofold/scale_layout.h"
+
+#include "core/check.h"
 
 namespace octofold::core {
 namespace {
-
-bool is_block(Granularity granularity) {
-  return granularity == Granularity::kBlock1x128 || granularity == Granularity::kBlock128x128;
-}
 
 // Strides by which the scale of unit (row, col) is found; a shape of rank 1 (or all ones) has none
 // along the other dimension.
@@ -42,13 +43,6 @@ ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t co
   return {1, 1};
 }
 
-std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                      std::int64_t cols) {
-  const ScaleGrid grid = scale_grid(granularity, rows, cols);
-  if (is_block(granularity)) return {grid.rows, grid.cols};
-  return {grid.rows};
-}
-
 bool scale_shape_matches(const ScaledTensorView& tensor) {
   const TensorView& scale = tensor.scale;
   const ScaleGrid grid = scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]);
@@ -73,3 +67,100 @@ ScaleAccess<float> scale_access(const MutableScaledTensorView& tensor) {
 }
 
 }  // namespace octofold::core
+
+namespace octofold {
+namespace {
+
+// Columns of scales on a GPU start at multiples of 16 bytes, which one load takes.
+constexpr std::int64_t kAlignment = 16 / size_of(DType::kFloat32);
+
+void require_sizes(std::string_view operation, Granularity granularity, std::int64_t rows,
+                   std::int64_t cols) {
+  core::Arguments(operation).require_enumerator("granularity", granularity);
+  if (rows >= 0 && cols >= 0) return;
+  core::fail(ErrorCode::kInvalidArgument, "{}: expected sizes of at least 0, got {}×{}", operation,
+             rows, cols);
+}
+
+template <typename View>
+View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
+  const core::Arguments check("row_slice");
+  check.require_scaled("matrix", matrix);
+  const std::int64_t rows = matrix.data.shape[0];
+  const std::int64_t unit = core::unit_size(matrix.granularity, 1, 1).rows;
+  const auto starts_a_scale = [&](std::int64_t row) { return row % unit == 0; };
+  if (begin < 0 || begin > rows || !(starts_a_scale(begin) || begin == rows)) {
+    check.fail("begin", core::format("a multiple of {} up to {}", unit, rows),
+               core::format("{}", begin));
+  }
+  if (end < begin || end > rows || !(starts_a_scale(end) || end == rows)) {
+    check.fail("end", core::format("{}, or a multiple of {} from {} on", rows, unit, begin),
+               core::format("{}", end));
+  }
+  const auto advance = [](auto& tensor, std::int64_t count) {
+    if (tensor.data == nullptr) return;
+    using Byte = std::conditional_t<std::is_same_v<decltype(tensor.data), void*>, char, const char>;
+    tensor.data =
+        static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
+  };
+  advance(matrix.data, begin);
+  matrix.data.shape[0] = end - begin;
+  if (matrix.granularity == Granularity::kTensor) return matrix;
+  advance(matrix.scale, core::ceil_divide(begin, unit));
+  matrix.scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);
+  return matrix;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
+                                      std::int64_t cols) {
+  require_sizes("scale_shape", granularity, rows, cols);
+  const core::ScaleGrid grid = core::scale_grid(granularity, rows, cols);
+  switch (granularity) {
+    case Granularity::kTensor:
+    case Granularity::kChannel: return {grid.rows};
+    case Granularity::kBlock1x128:
+    case Granularity::kBlock128x128: break;
+  }
+  return {grid.rows, grid.cols};
+}
+
+ScaleLayout scale_layout(Granularity granularity, std::int64_t rows, std::int64_t cols,
+                         DeviceType device) {
+  require_sizes("scale_layout", granularity, rows, cols);
+  core::Arguments("scale_layout").require_enumerator("device", device);
+  // No scale tensor takes more bytes than four for each code and each padding row.
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 16;
+  std::int64_t codes = 0;
+  if (__builtin_mul_overflow(rows, cols, &codes) || std::max({codes, rows, cols}) > kLargest) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "scale_layout: expected sizes that memory can hold, got {}×{}", rows, cols);
+  }
+  std::vector<std::int64_t> shape = scale_shape(granularity, rows, cols);
+  if (shape.size() == 1) return {std::move(shape), {1}};
+  const bool by_columns = granularity == Granularity::kBlock1x128 && device == DeviceType::kCuda;
+  if (by_columns) return {std::move(shape), {1, core::ceil_divide(rows, kAlignment) * kAlignment}};
+  const std::int64_t cols_of_scales = shape[1];
+  return {std::move(shape), {cols_of_scales, 1}};
+}
+
+std::int64_t ScaleLayout::extent() const {
+  std::int64_t extent = 1;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return 0;
+    extent = std::max(extent, shape[i] * strides[i]);
+  }
+  return extent;
+}
+
+ScaledTensorView row_slice(const ScaledTensorView& matrix, std::int64_t begin, std::int64_t end) {
+  return slice_rows(matrix, begin, end);
+}
+
+MutableScaledTensorView row_slice(const MutableScaledTensorView& matrix, std::int64_t begin,
+                                  std::int64_t end) {
+  return slice_rows(matrix, begin, end);
+}
+
+}  // namespace octofold

@@ -1,8 +1,8 @@
-// The shapes of scale tensors: the one place that knows how granularities divide a matrix.
+// The one place that knows how granularities divide a matrix, and where scales lie
+// (octofold/scale_layout.h).
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "octofold/tensor.h"
 
@@ -26,10 +26,6 @@ struct ScaleGrid {
   std::int64_t cols;
 };
 ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols);
-
-/// The shape that Octofold itself gives a scale tensor.
-std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                      std::int64_t cols);
 
 /// Whether the scale tensor has one of the shapes that types.h allows.
 bool scale_shape_matches(const ScaledTensorView& tensor);

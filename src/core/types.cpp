@@ -16,7 +16,9 @@ struct Names {
 
   std::string_view of(Enum value) const {
     const auto index = static_cast<std::size_t>(value);
-    return index < kCount ? texts[index] : std::string_view("?");
+    if (index < kCount) return texts[index];
+    core::fail(ErrorCode::kInvalidArgument, "{} {} is none of: {}", kind,
+               static_cast<std::int64_t>(value), fmt::join(texts, ", "));
   }
 
   Enum parse(std::string_view text) const {

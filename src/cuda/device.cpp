@@ -12,17 +12,17 @@ namespace octofold::cuda {
 Device::Device(const Driver& driver, int index, Compile compile)
     : driver_(driver), index_(index), compile_(std::move(compile)) {
   int handle = 0;
-  driver.check(driver.device_get(&handle, index), fmt::format("cuda:{}: cuDeviceGet", index));
+  driver.check(driver.device_get(&handle, index), core::format("cuda:{}: cuDeviceGet", index));
   const auto ask = [&](int attribute, int& value) {
     driver.check(driver.device_get_attribute(&value, attribute, handle),
-                 fmt::format("cuda:{}: cuDeviceGetAttribute {}", index, attribute));
+                 core::format("cuda:{}: cuDeviceGetAttribute {}", index, attribute));
   };
   ask(kComputeCapabilityMajor, gpu_.compute_major);
   ask(kComputeCapabilityMinor, gpu_.compute_minor);
   ask(kMultiprocessorCount, gpu_.multiprocessors);
   ask(kSharedMemoryPerBlock, gpu_.shared_memory_per_block);
   driver.check(driver.device_primary_ctx_retain(&context_, handle),
-               fmt::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
+               core::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
 }
 
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {

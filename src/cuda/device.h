@@ -61,6 +61,7 @@ class Device {
   int index() const { return index_; }
   const plan::Gpu& gpu() const { return gpu_; }
   const Driver& driver() const { return driver_; }
+  ContextHandle context() const { return context_; }
 
   /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.

@@ -11,7 +11,7 @@ namespace {
 constexpr int kOldestVersion = 12000;
 
 std::string version_text(int version) {
-  return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10);
+  return core::format("CUDA {}.{}", version / 1000, version % 1000 / 10);
 }
 
 // Looks functions up until one is missing.
@@ -79,6 +79,11 @@ Driver::Driver(const std::string& name) {
   find(ctx_push_current, "cuCtxPushCurrent_v2");
   find(ctx_pop_current, "cuCtxPopCurrent_v2");
   find(thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  find(mem_alloc, "cuMemAlloc_v2");
+  find(mem_free, "cuMemFree_v2");
+  find(memset_d8, "cuMemsetD8_v2");
+  find(memcpy, "cuMemcpy");
+  find(stream_synchronize, "cuStreamSynchronize");
   find(module_load_data, "cuModuleLoadData");
   find(module_get_function, "cuModuleGetFunction");
   find(func_set_attribute, "cuFuncSetAttribute");
@@ -92,7 +97,7 @@ Driver::Driver(const std::string& name) {
                find.missing() != nullptr ? ", which lacks " : "",
                find.missing() != nullptr ? find.missing() : "");
   }
-  check(init(0), fmt::format("{} driver: cuInit", version()));
+  check(init(0), core::format("{} driver: cuInit", version()));
   watch_for_fork();
 }
 
@@ -110,10 +115,10 @@ std::string Driver::describe(Result result) const {
   const char* name = nullptr;
   const char* text = nullptr;
   if (get_error_name == nullptr || get_error_name(result, &name) != kSuccess || name == nullptr) {
-    return fmt::format("CUDA error {}", result);
+    return core::format("CUDA error {}", result);
   }
   if (get_error_string == nullptr || get_error_string(result, &text) != kSuccess) return name;
-  return fmt::format("{} ({})", name, text);
+  return core::format("{} ({})", name, text);
 }
 
 void Driver::fail(Result result, std::string_view what) const {

@@ -23,6 +23,7 @@ inline constexpr Result kLaunchOutOfResources = 701;
 using ContextHandle = struct OpaqueContext*;    // CUcontext
 using ModuleHandle = struct OpaqueModule*;      // CUmodule
 using FunctionHandle = struct OpaqueFunction*;  // CUfunction
+using DeviceAddress = std::uint64_t;            // CUdeviceptr
 using StreamHandle = void*;                     // CUstream, as octofold::Stream has it
 
 // CUdevice_attribute
@@ -102,6 +103,11 @@ class Driver {
   Result (*ctx_push_current)(ContextHandle context) = nullptr;
   Result (*ctx_pop_current)(ContextHandle* context) = nullptr;
   Result (*thread_exchange_stream_capture_mode)(int* mode) = nullptr;
+  Result (*mem_alloc)(DeviceAddress* memory, std::size_t bytes) = nullptr;
+  Result (*mem_free)(DeviceAddress memory) = nullptr;
+  Result (*memset_d8)(DeviceAddress memory, unsigned char value, std::size_t count) = nullptr;
+  Result (*memcpy)(DeviceAddress to, DeviceAddress from, std::size_t bytes) = nullptr;
+  Result (*stream_synchronize)(StreamHandle stream) = nullptr;
   Result (*module_load_data)(ModuleHandle* module, const void* image) = nullptr;
   Result (*module_get_function)(FunctionHandle* function, ModuleHandle module,
                                 const char* name) = nullptr;

@@ -16,7 +16,7 @@ Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::KernelPl
       cluster_size_(static_cast<unsigned>(plan.cluster_size)),
       shared_bytes_(static_cast<unsigned>(plan.shared_bytes)) {
   const auto check = [&](Result result, std::string_view call) {
-    if (result != kSuccess) driver.fail(result, fmt::format("{}: {}", description_, call));
+    if (result != kSuccess) driver.fail(result, core::format("{}: {}", description_, call));
   };
   const RelaxedCapture relaxed(driver);
   ModuleHandle module = nullptr;
@@ -25,7 +25,7 @@ Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::KernelPl
         "cuModuleGetFunction");
   check(
       driver.func_set_attribute(function_, kMaxDynamicSharedSize, static_cast<int>(shared_bytes_)),
-      fmt::format("{} bytes of dynamic shared memory", shared_bytes_));
+      core::format("{} bytes of dynamic shared memory", shared_bytes_));
 }
 
 // What a launch says of its shape. `attributes` are the launch's, and have to outlive it.
@@ -50,7 +50,7 @@ std::int64_t Kernel::resident_blocks() const {
   const ContextGuard current(*driver_, context_);
   const Result result = driver_->occupancy_max_active_clusters(&clusters, function_, &config);
   if (result != kSuccess) {
-    driver_->fail(result, fmt::format("{}: cuOccupancyMaxActiveClusters", description_));
+    driver_->fail(result, core::format("{}: cuOccupancyMaxActiveClusters", description_));
   }
   return std::int64_t{std::max(clusters, 1)} * cluster_size_;  // where none fits, launch() says so
 }
@@ -72,9 +72,10 @@ void Kernel::fail_launch(Result result, std::int64_t blocks) const {
                driver_->describe(result));
   }
   driver_->fail(
-      result, fmt::format("{}: launch of {} blocks of {} threads, in clusters of {}, with {} bytes "
-                          "of shared memory",
-                          description_, blocks, threads_, cluster_size_, shared_bytes_));
+      result,
+      core::format("{}: launch of {} blocks of {} threads, in clusters of {}, with {} bytes "
+                   "of shared memory",
+                   description_, blocks, threads_, cluster_size_, shared_bytes_));
 }
 
 }  // namespace octofold::cuda

@@ -48,7 +48,7 @@ config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matr
       kInterleaveNone, swizzle(box_columns * size_of(matrix.dtype)), kL2Promotion256Bytes,
       kOutOfBoundsIsZero);
   if (result != kSuccess) [[unlikely]] {
-    driver.fail(result, fmt::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
+    driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
                                     "bytes, boxes {}×{}",
                                     sizes[1], sizes[0], strides[0], box_rows, box_columns));
   }

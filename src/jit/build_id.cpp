@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <elf.h>
-#include <fmt/format.h>
 #include <fstream>
 #include <string_view>
+
+#include "core/format.h"
 
 namespace octofold::jit {
 namespace {
@@ -44,7 +45,7 @@ std::string build_id(const std::string& path) {
     for (std::uint32_t left = std::min(note.sizes.n_descsz, kLongest); left > 0; --left) {
       const int byte = file.get();
       if (byte == std::ifstream::traits_type::eof()) return "";
-      id += fmt::format("{:02x}", byte);
+      id += core::format("{:02x}", byte);
     }
     return id;
   }

@@ -4,13 +4,13 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "core/check.h"
+#include "core/format.h"
 
 namespace octofold::jit {
 namespace {
@@ -83,11 +83,11 @@ bool write_all(int descriptor, std::string_view bytes) {
 
 // What is wrong with a file of these bytes; empty if nothing is.
 std::string fault_of(const std::string& bytes, EntryHead& head) {
-  if (bytes.size() < sizeof(head)) return fmt::format("it has {} bytes only", bytes.size());
+  if (bytes.size() < sizeof(head)) return core::format("it has {} bytes only", bytes.size());
   std::memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != EntryHead::kMagic) return "it is not a cache entry";
   if (head.version != EntryHead::kVersion) {
-    return fmt::format("it has format version {}, expected {}", head.version, EntryHead::kVersion);
+    return core::format("it has format version {}, expected {}", head.version, EntryHead::kVersion);
   }
   std::size_t rest = bytes.size() - sizeof(head);
   for (const std::uint64_t size :
@@ -95,7 +95,7 @@ std::string fault_of(const std::string& bytes, EntryHead& head) {
     if (size > rest) return "it is cut short";
     rest -= size;
   }
-  if (rest != 0) return fmt::format("{} bytes follow its end", rest);
+  if (rest != 0) return core::format("{} bytes follow its end", rest);
   std::string unsealed = bytes;
   std::memset(unsealed.data() + offsetof(EntryHead, checksum), 0, sizeof(head.checksum));
   if (XXH3_64bits(unsealed.data(), unsealed.size()) != head.checksum) return "its checksum differs";
@@ -124,7 +124,7 @@ class Hash {
 
 }  // namespace
 
-std::string CacheKey::text() const { return fmt::format("{:016x}{:016x}", high, low); }
+std::string CacheKey::text() const { return core::format("{:016x}{:016x}", high, low); }
 
 CacheKey digest(std::span<const Header> headers) {
   Hash hash;
@@ -188,9 +188,9 @@ void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
   std::filesystem::path temporary = file;
   temporary += kTemporarySuffix;
   const auto fail = [&](std::string_view what) {
-    const std::string reason = last_error();
+    const int error_number = errno;
     unlink(temporary.c_str());
-    core::fail(ErrorCode::kIo, "{} '{}': {}", what, temporary.string(), reason);
+    core::fail_io(error_number, "{} '{}'", what, temporary.string());
   };
   {
     const File target(temporary, O_WRONLY | O_CREAT | O_TRUNC);

@@ -5,11 +5,11 @@
 #include <cerrno>
 #include <chrono>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <system_error>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "jit/nvrtc.h"
@@ -139,7 +139,7 @@ std::vector<KernelCache::Listed> KernelCache::list() const {
     listed.push_back(std::move(item));
   }
   if (error) {
-    core::fail(ErrorCode::kIo, "kernel cache '{}': {}", folder_.string(), error.message());
+    core::fail_io(error.value(), "kernel cache '{}'", folder_.string());
   }
   std::ranges::sort(listed, std::greater(), &Listed::written);
   return listed;
@@ -163,7 +163,7 @@ int KernelCache::clear() const {
     if (fs::remove(file, error) && file.extension() == kEntrySuffix) ++entries;
   }
   if (error) {
-    core::fail(ErrorCode::kIo, "kernel cache '{}': {}", folder_.string(), error.message());
+    core::fail_io(error.value(), "kernel cache '{}'", folder_.string());
   }
   return entries;
 }

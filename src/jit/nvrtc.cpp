@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstddef>
 #include <filesystem>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/shared_object.h"
@@ -65,7 +65,7 @@ struct Search {
 void open_builtins_beside(const Nvrtc& nvrtc) {
   const std::filesystem::path file(nvrtc.file);
   if (!file.has_parent_path()) return;
-  const std::string name = fmt::format("libnvrtc-builtins.so.{}.{}", nvrtc.major, nvrtc.minor);
+  const std::string name = core::format("libnvrtc-builtins.so.{}.{}", nvrtc.major, nvrtc.minor);
   const core::SharedObject stays_open(file.parent_path() / name);
 }
 
@@ -75,12 +75,12 @@ Search open_nvrtc(const std::string& file) {
   Nvrtc nvrtc{.file = file};
   auto* version = library.find<int(int*, int*)>("nvrtcVersion");
   if (version == nullptr || version(&nvrtc.major, &nvrtc.minor) != 0) {
-    return {{}, fmt::format("{} is not NVRTC: it lacks nvrtcVersion", file)};
+    return {{}, core::format("{} is not NVRTC: it lacks nvrtcVersion", file)};
   }
   if (std::pair(nvrtc.major, nvrtc.minor) < kOldest) {
     return {{},
-            fmt::format("{} is NVRTC {}.{}, expected {}.{} or newer", file, nvrtc.major,
-                        nvrtc.minor, kOldest.first, kOldest.second)};
+            core::format("{} is NVRTC {}.{}, expected {}.{} or newer", file, nvrtc.major,
+                         nvrtc.minor, kOldest.first, kOldest.second)};
   }
   const auto find = [&](auto& function, const char* symbol) {
     function =
@@ -97,7 +97,7 @@ Search open_nvrtc(const std::string& file) {
                         find(nvrtc.get_cubin, "nvrtcGetCUBIN") &&
                         find(nvrtc.get_lowered_name, "nvrtcGetLoweredName") &&
                         find(nvrtc.get_error_string, "nvrtcGetErrorString");
-  if (!complete) return {{}, fmt::format("{} lacks functions of NVRTC 12", file)};
+  if (!complete) return {{}, core::format("{} lacks functions of NVRTC 12", file)};
   open_builtins_beside(nvrtc);
   return {nvrtc, ""};
 }
@@ -121,7 +121,7 @@ Search search_nvrtc() {
     if (search.found) return search;
     reasons.push_back(search.reason);
   }
-  return {{}, fmt::format("no NVRTC: {}", fmt::join(reasons, "; "))};
+  return {{}, core::format("no NVRTC: {}", fmt::join(reasons, "; "))};
 }
 
 const Nvrtc& nvrtc() {
@@ -149,7 +149,7 @@ class Compilation {
     }
     for (const std::string& text : texts) text_pointers.push_back(text.c_str());
     for (const std::string& name : names) name_pointers.push_back(name.c_str());
-    const std::string source = fmt::format("#include \"{}\"\n", program.header);
+    const std::string source = core::format("#include \"{}\"\n", program.header);
     check(nvrtc().create_program(&handle_, source.c_str(), "octofold.cu",
                                  static_cast<int>(headers.size()), text_pointers.data(),
                                  name_pointers.data()));
@@ -160,7 +160,7 @@ class Compilation {
   Compilation& operator=(const Compilation&) = delete;
 
   Binary run() {
-    const std::string architecture = fmt::format("--gpu-architecture={}", program_.architecture);
+    const std::string architecture = core::format("--gpu-architecture={}", program_.architecture);
     std::vector<const char*> options = {architecture.c_str()};
     options.insert(options.end(), std::begin(kOptions), std::end(kOptions));
     const int result =
@@ -242,15 +242,15 @@ Component probe_nvrtc() {
   const Search search = search_nvrtc();
   if (!search.found) return {.available = false, .detail = search.reason};
   return {.available = true,
-          .detail = fmt::format("NVRTC {}.{} ({})", search.found->major, search.found->minor,
-                                search.found->file)};
+          .detail = core::format("NVRTC {}.{} ({})", search.found->major, search.found->minor,
+                                 search.found->file)};
 }
 
 std::string compiler_identity() {
   const std::string file = files_to_try().front();
   std::string build = file.find('/') != file.npos ? build_id(file) : "";
-  if (build.empty()) build = fmt::format("{}.{}", nvrtc().major, nvrtc().minor);
-  return fmt::format("{} {}", build, fmt::join(kOptions, " "));
+  if (build.empty()) build = core::format("{}.{}", nvrtc().major, nvrtc().minor);
+  return core::format("{} {}", build, fmt::join(kOptions, " "));
 }
 
 Binary compile(const Program& program, std::span<const Header> headers) {

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <system_error>
 #include <unistd.h>
 #include <utility>
 
@@ -12,8 +11,7 @@
 namespace octofold::model {
 
 void fail_io(std::string_view action, const std::filesystem::path& path, int error_number) {
-  core::fail(ErrorCode::kIo, "cannot {} '{}': {}", action, path.string(),
-             std::generic_category().message(error_number));
+  core::fail_io(error_number, "cannot {} '{}'", action, path.string());
 }
 
 File File::open_for_reading(const std::filesystem::path& path) {
@@ -23,8 +21,11 @@ File File::open_for_reading(const std::filesystem::path& path) {
   struct stat status{};
   if (::fstat(file.descriptor_, &status) != 0) fail_io("stat", path, errno);
   if (!S_ISREG(status.st_mode)) {
-    core::fail(ErrorCode::kIo, "cannot read '{}': expected a regular file, got a {}", path.string(),
-               S_ISDIR(status.st_mode) ? "folder" : "device, pipe or socket");
+    const bool is_folder = S_ISDIR(status.st_mode);
+    throw Error(ErrorCode::kIo,
+                core::format("cannot read '{}': expected a regular file, got a {}", path.string(),
+                             is_folder ? "folder" : "device, pipe or socket"),
+                is_folder ? EISDIR : 0);
   }
   file.size_ = status.st_size;
   return file;
@@ -81,7 +82,7 @@ void File::reserve(std::int64_t size) const {
     result = ::fallocate(descriptor_, 0, 0, size);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    fail_io(fmt::format("reserve {} bytes for", size), shown_as_, errno);
+    fail_io(core::format("reserve {} bytes for", size), shown_as_, errno);
   }
 }
 

@@ -32,23 +32,23 @@ void HeaderEvents::fail(std::string_view message) const {
 }
 
 void HeaderEvents::reject(std::string_view got) const {
-  fail(fmt::format("expected {}, got {}", describe(expect_), got));
+  fail(core::format("expected {}, got {}", describe(expect_), got));
 }
 
 bool HeaderEvents::null() { reject("null"); }
 bool HeaderEvents::boolean(bool value) { reject(value ? "true" : "false"); }
-bool HeaderEvents::number_integer(std::int64_t value) { reject(fmt::format("{}", value)); }
+bool HeaderEvents::number_integer(std::int64_t value) { reject(core::format("{}", value)); }
 bool HeaderEvents::number_float(double, const std::string& text) { reject(quote(text)); }
 bool HeaderEvents::binary(nlohmann::json::binary_t&) { reject("binary data"); }
 
 bool HeaderEvents::number_unsigned(std::uint64_t value) {
   if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-    reject(fmt::format("{}", value));
+    reject(core::format("{}", value));
   }
   switch (expect_) {
     case Expect::kShapeItem: tensor().shape.push_back(static_cast<std::int64_t>(value)); break;
     case Expect::kOffsetsItem: offsets_.push_back(static_cast<std::int64_t>(value)); break;
-    default: reject(fmt::format("{}", value));
+    default: reject(core::format("{}", value));
   }
   return true;
 }
@@ -57,7 +57,7 @@ bool HeaderEvents::string(std::string& value) {
   switch (expect_) {
     case Expect::kDType: {
       const std::optional<SafetensorsDType> dtype = find_safetensors_dtype(value);
-      if (!dtype) fail(fmt::format("expected a dtype of the format, got {}", quote(value)));
+      if (!dtype) fail(core::format("expected a dtype of the format, got {}", quote(value)));
       tensor().dtype = *dtype;
       expect_ = Expect::kField;
       break;
@@ -66,7 +66,7 @@ bool HeaderEvents::string(std::string& value) {
       header_.metadata.emplace(metadata_name_, value);
       expect_ = Expect::kMetadataName;
       break;
-    default: reject(fmt::format("the string {}", quote(value)));
+    default: reject(core::format("the string {}", quote(value)));
   }
   return true;
 }
@@ -102,11 +102,11 @@ bool HeaderEvents::key(std::string& value) {
       } else {
         reject(quote(value));
       }
-      if (!fields_.insert(value).second) fail(fmt::format("expected one {}, got a second", value));
+      if (!fields_.insert(value).second) fail(core::format("expected one {}, got a second", value));
       break;
     case Expect::kMetadataName:
       if (header_.metadata.contains(value)) {
-        fail(fmt::format("expected one text named {}, got a second", quote(value)));
+        fail(core::format("expected one text named {}, got a second", quote(value)));
       }
       metadata_name_ = value;
       expect_ = Expect::kMetadataText;
@@ -119,7 +119,7 @@ bool HeaderEvents::key(std::string& value) {
 bool HeaderEvents::end_object() {
   if (expect_ == Expect::kField) {
     for (const char* field : {"dtype", "shape", "data_offsets"}) {
-      if (!fields_.contains(field)) fail(fmt::format("expected {}, got an entry without", field));
+      if (!fields_.contains(field)) fail(core::format("expected {}, got an entry without", field));
     }
   }
   expect_ = Expect::kTensorName;
@@ -141,8 +141,8 @@ bool HeaderEvents::start_array(std::size_t) {
 bool HeaderEvents::end_array() {
   if (expect_ == Expect::kOffsetsItem) {
     if (offsets_.size() != 2) {
-      fail(
-          fmt::format("expected data_offsets to be [begin, end], got {} numbers", offsets_.size()));
+      fail(core::format("expected data_offsets to be [begin, end], got {} numbers",
+                        offsets_.size()));
     }
     tensor().begin = offsets_[0];
     tensor().end = offsets_[1];
@@ -153,7 +153,7 @@ bool HeaderEvents::end_array() {
 
 bool HeaderEvents::parse_error(std::size_t byte, const std::string&,
                                const nlohmann::json::exception&) {
-  fail_json_syntax(fmt::format("{}: header", path_), byte);
+  fail_json_syntax(core::format("{}: header", path_), byte);
 }
 
 }  // namespace octofold::model

@@ -45,7 +45,7 @@ std::string quote(std::string_view text) {
   const bool cut = text.size() > kLongest;
   const std::string json = nlohmann::json(text.substr(0, kLongest))
                                .dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore);
-  return fmt::format("'{}{}'", std::string_view(json).substr(1, json.size() - 2), cut ? "…" : "");
+  return core::format("'{}{}'", std::string_view(json).substr(1, json.size() - 2), cut ? "…" : "");
 }
 
 void require_json_object_text(std::string_view where, std::string_view text) {

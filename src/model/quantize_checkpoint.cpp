@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 [[noreturn]] void fail(std::string_view argument, std::string_view expected, const fs::path& got,
                        std::string_view what = "") {
   core::fail_argument("quantize_checkpoint", argument, expected,
-                      fmt::format("'{}'{}", got.string(), what));
+                      core::format("'{}'{}", got.string(), what));
 }
 
 /// The ending that tells what kind of checkpoint a path names.
@@ -67,7 +67,7 @@ QuantizeCheckpointReport quantize_checkpoint(const fs::path& input, const fs::pa
                                              const QuantizeCheckpointOptions& options) {
   const std::string_view suffix = suffix_of("input", input);
   if (suffix_of("output", output) != suffix) {
-    fail("output", fmt::format("a *{} path, as the input is", suffix), output);
+    fail("output", core::format("a *{} path, as the input is", suffix), output);
   }
   std::error_code ignored;
   if (fs::equivalent(input, output, ignored)) {

@@ -24,7 +24,7 @@ std::optional<std::int64_t> byte_count(SafetensorsDType dtype,
 }
 
 std::string describe(const TensorInfo& tensor) {
-  return fmt::format("{} [{}]", name(tensor.dtype), fmt::join(tensor.shape, ", "));
+  return core::format("{} [{}]", name(tensor.dtype), fmt::join(tensor.shape, ", "));
 }
 
 void check_tensor(std::string_view path, const TensorInfo& tensor, std::int64_t data_bytes) {
@@ -40,11 +40,11 @@ void check_tensor(std::string_view path, const TensorInfo& tensor, std::int64_t 
   }
   if (tensor.begin > tensor.end) fail("a begin that is not after the end");
   if (tensor.end > data_bytes) {
-    fail(fmt::format("an end within the {} bytes of data that the file has (is it truncated?)",
-                     data_bytes));
+    fail(core::format("an end within the {} bytes of data that the file has (is it truncated?)",
+                      data_bytes));
   }
   if (tensor.byte_count() != *bytes) {
-    fail(fmt::format("{} bytes for {}", *bytes, describe(tensor)));
+    fail(core::format("{} bytes for {}", *bytes, describe(tensor)));
   }
 }
 
@@ -84,7 +84,7 @@ std::string json_string(const std::string& text) { return nlohmann::json(text).d
 
 SafetensorsHeader parse_header(std::string_view path, std::string_view text,
                                std::int64_t data_bytes) {
-  require_json_object_text(fmt::format("{}: header", path), text);
+  require_json_object_text(core::format("{}: header", path), text);
   HeaderEvents events(path);
   nlohmann::json::sax_parse(text, &events);
   SafetensorsHeader header = std::move(events).header();
@@ -128,9 +128,9 @@ std::string serialize_header(const SafetensorsHeader& header) {
   }
   for (const TensorInfo& tensor : header.tensors) {
     separate();
-    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                        json_string(tensor.name), name(tensor.dtype), fmt::join(tensor.shape, ","),
-                        tensor.begin, tensor.end);
+    text += core::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                         json_string(tensor.name), name(tensor.dtype), fmt::join(tensor.shape, ","),
+                         tensor.begin, tensor.end);
   }
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');

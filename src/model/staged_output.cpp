@@ -22,7 +22,7 @@ fs::path temporary_sibling(const fs::path& target) {
   static std::atomic<std::uint32_t> counter = 0;
   for (;;) {
     const auto path = target.parent_path() /
-                      fmt::format(".octofold-{}-{}.partial", ::getpid(), counter.fetch_add(1));
+                      core::format(".octofold-{}-{}.partial", ::getpid(), counter.fetch_add(1));
     // A process of the same id that was killed may have left one behind.
     std::error_code ignored;
     if (!fs::exists(fs::symlink_status(path, ignored))) return path;

@@ -77,7 +77,7 @@ void require_alike_and_apart(const core::Arguments& check, const MutableScaledTe
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
   if (transposed.granularity != rows.granularity) {
     check.fail("out.transposed",
-               fmt::format("granularity {}, as 'out.rows'", name(rows.granularity)),
+               core::format("granularity {}, as 'out.rows'", name(rows.granularity)),
                name(transposed.granularity));
   }
   const std::array<std::pair<const char*, TensorView>, 2> others{
@@ -107,6 +107,7 @@ CastTargets checked_targets(const core::Arguments& check, const CastTargets& out
 
 config::CastFormat format_of(const core::Arguments& check, const QuantizeOptions& options, DType in,
                              const MutableScaledTensorView& out) {
+  check.require_enumerator("options.overflow", options.overflow);
   const config::CastRule& rule = rule_of(options.profile);
   const bool given = options.scales == ScaleSource::kGiven;
   if (given && options.power_of_two.value_or(false)) {
@@ -121,15 +122,6 @@ config::CastFormat format_of(const core::Arguments& check, const QuantizeOptions
 }
 
 }  // namespace
-
-std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                      std::int64_t cols) {
-  if (rows < 0 || cols < 0) {
-    core::fail(ErrorCode::kInvalidArgument, "scale_shape: expected sizes of at least 0, got {}×{}",
-               rows, cols);
-  }
-  return core::scale_shape(granularity, rows, cols);
-}
 
 void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions& options,
               Stream stream) {
@@ -163,6 +155,7 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream 
 
 void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow, Stream stream) {
   const core::Arguments check("convert");
+  check.require_enumerator("overflow", overflow);
   const TensorView source = core::flatten(check, "x", x);
   check.require_input_matrix("x", source);
   check.require_dtype("x", source, kComputable);

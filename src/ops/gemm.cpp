@@ -1,12 +1,16 @@
 #include "ops/gemm.h"
 
-#include <fmt/format.h>
+#include "core/format.h"
+#include <array>
 #include <initializer_list>
+#include <span>
 #include <utility>
 
 #include "octofold/tuning.h"
 
 #include "core/check.h"
+#include "core/flatten.h"
+#include "core/format.h"
 #include "cpu/gemm.h"
 #include "cuda/gemm.h"
 #include "ops/backend.h"
@@ -27,29 +31,39 @@ void require_accumulation(const core::Arguments& check, Granularity a, Granulari
   if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
   check.fail("fast_accumulation",
              "false for scales that vary along K, which promote every 128 of K",
-             fmt::format("true for {} × {}", name(a), name(b)));
+             core::format("true for {} × {}", name(a), name(b)));
 }
 
 void check_operands(const core::Arguments& check, const GemmArguments& arguments) {
   const ScaledTensorView& a = arguments.a;
   const ScaledTensorView& b = arguments.b;
-  check.require_scaled("a", a);
-  check.require_scaled("b", b);
+  check.require_scaled_input("a", a);
+  check.require_scaled_input("b", b);
   check.require_same_device("b", b.data, a.data.device);
   if (b.data.shape[1] != a.data.shape[1]) {
-    check.fail("b", fmt::format("K = {} columns as in 'a'", a.data.shape[1]),
-               fmt::format("{}", b.data.shape[1]));
+    check.fail("b", core::format("K = {} columns as in 'a'", a.data.shape[1]),
+               core::format("{}", b.data.shape[1]));
   }
   require_accumulation(check, a.granularity, b.granularity, arguments.fast_accumulation);
+}
+
+void check_output(const core::Arguments& check, const GemmArguments& arguments) {
+  const MutableTensorView& out = arguments.out;
+  check.require_matrix("out", out);
+  check.require_dtype("out", out, kOutputTypes);
+  check.require_same_device("out", out, arguments.a.data.device);
+  check.require_disjoint("out", out, "a", arguments.a.data);
+  check.require_disjoint("out", out, "a.scale", arguments.a.scale);
+  check.require_disjoint("out", out, "b", arguments.b.data);
+  check.require_disjoint("out", out, "b.scale", arguments.b.scale);
 }
 
 void check_addends(const core::Arguments& check, const GemmArguments& arguments) {
   const MutableTensorView& out = arguments.out;
   if (arguments.c) {
     const TensorView& c = *arguments.c;
-    check.require_matrix("c", c);
+    check.require_input_matrix("c", c);
     check.require_dtype("c", c, {out.dtype, DType::kFloat32});
-    check.require_shape("c", c, {out.shape[0], out.shape[1]});
     check.require_same_device("c", c, out.device);
     if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
   }
@@ -63,23 +77,30 @@ void check_addends(const core::Arguments& check, const GemmArguments& arguments)
   }
 }
 
-void check_output(const core::Arguments& check, const GemmArguments& arguments) {
-  const MutableTensorView& out = arguments.out;
-  check.require_matrix("out", out);
-  check.require_dtype("out", out, kOutputTypes);
-  check.require_shape("out", out, {arguments.a.data.shape[0], arguments.b.data.shape[0]});
-  check.require_same_device("out", out, arguments.a.data.device);
-  check.require_disjoint("out", out, "a", arguments.a.data);
-  check.require_disjoint("out", out, "a.scale", arguments.a.scale);
-  check.require_disjoint("out", out, "b", arguments.b.data);
-  check.require_disjoint("out", out, "b.scale", arguments.b.scale);
+// [..., N]: of D and C, whose leading dimensions are A's.
+void require_shape_of_result(const core::Arguments& check, std::string_view argument,
+                             const TensorView& tensor, const GemmArguments& arguments) {
+  std::array<std::int64_t, kMaxRank> shape = arguments.a.data.shape;
+  const auto rank = static_cast<std::size_t>(arguments.a.data.rank);
+  shape[rank - 1] = arguments.b.data.shape[0];
+  check.require_shape(argument, tensor, std::span<const std::int64_t>(shape.data(), rank));
 }
 
-void check(const GemmArguments& arguments) {
+// Checked, and matrices all: leading dimensions are one.
+GemmArguments checked(GemmArguments arguments) {
   const core::Arguments check("gemm");
+  const GemmArguments given = arguments;
+  arguments.a = core::flatten(check, "a", given.a);
   check_operands(check, arguments);
+  require_shape_of_result(check, "out", given.out, given);
+  arguments.out = core::flatten(check, "out", given.out);
   check_output(check, arguments);
+  if (given.c) {
+    require_shape_of_result(check, "c", *given.c, given);
+    arguments.c = core::flatten(check, "c", *given.c);
+  }
   check_addends(check, arguments);
+  return arguments;
 }
 
 }  // namespace
@@ -96,15 +117,15 @@ void ops::require_form(std::string_view operation, const GemmForm& form) {
   require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
 }
 
-void gemm(const GemmArguments& arguments, Stream stream) {
-  check(arguments);
+void gemm(const GemmArguments& given, Stream stream) {
+  const GemmArguments arguments = checked(given);
   const Device device = arguments.out.device;
   if (ops::is_on_cpu(device)) return cpu::gemm(arguments);
   cuda::gemm(ops::gpu("gemm", device), arguments, stream);
 }
 
-void gemm(const GemmArguments& arguments, Stream stream, std::string_view candidate) {
-  check(arguments);
+void gemm(const GemmArguments& given, Stream stream, std::string_view candidate) {
+  const GemmArguments arguments = checked(given);
   const Device device = arguments.out.device;
   if (ops::is_on_cpu(device)) {
     core::fail_argument("gemm", "candidate", "none for tensors on the CPU, which has one way",

@@ -1,9 +1,8 @@
 #include "octofold/info.h"
 
-#include <fmt/format.h>
-
 #include "octofold/error.h"
 
+#include "core/format.h"
 #include "core/options.h"
 #include "cpu/blas.h"
 #include "cuda/probe.h"
@@ -23,9 +22,10 @@ Component backend_of(const GpuInfo& info, const Component& nvrtc) {
     return {.available = false, .detail = error.what()};
   }
   if (!nvrtc.available) return {.available = false, .detail = nvrtc.detail};
-  return {.available = true,
-          .detail = fmt::format("casts and products, compiled for {} when a shape first needs them",
-                                plan::architecture(gpu))};
+  return {
+      .available = true,
+      .detail = core::format("casts and products, compiled for {} when a shape first needs them",
+                             plan::architecture(gpu))};
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
-#include <fmt/format.h>
+#include "core/format.h"
 #include <utility>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/options.h"
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
@@ -31,7 +32,7 @@ plan::Gpu gpu_of(const WarmOptions& options) {
   }
   if (options.multiprocessors < 2) {  // a cluster's blocks run on as many
     core::fail_argument(kOperation, "multiprocessors", "at least 2",
-                        fmt::format("{}", options.multiprocessors));
+                        core::format("{}", options.multiprocessors));
   }
   gpu.multiprocessors = options.multiprocessors;
   return gpu;
@@ -43,7 +44,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
   for (const GemmProblem& problem : problems) {
     if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
       core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
-                          fmt::format("{}×{}×{}", problem.m, problem.n, problem.k));
+                          core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kOperation, problem.form);
     const plan::GemmPlan plan = plan::plan_gemm(plan::contiguous(problem), gpu);

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <fmt/format.h>
+#include "core/format.h"
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,24 +24,24 @@ std::string literal(const T& value, std::string_view type = {}) {
   if constexpr (HasFields<T>) {
     std::string text = "{";
     value.visit([&](std::string_view name, const auto& field) {
-      text += fmt::format("{}.{} = {}", text.size() > 1 ? ", " : "", name,
-                          literal(field, fmt::format("decltype({}::{})", T::kTypeName, name)));
+      text += core::format("{}.{} = {}", text.size() > 1 ? ", " : "", name,
+                          literal(field, core::format("decltype({}::{})", T::kTypeName, name)));
     });
     return text + "}";
   } else if constexpr (std::is_enum_v<T>) {
-    return fmt::format("{}({})", type, static_cast<int>(value));
+    return core::format("{}({})", type, static_cast<int>(value));
   } else if constexpr (std::is_floating_point_v<T>) {
     // Hexadecimal loses nothing.
-    return fmt::format("{:a}{}", value, std::is_same_v<T, float> ? "f" : "");
+    return core::format("{:a}{}", value, std::is_same_v<T, float> ? "f" : "");
   } else {
-    return fmt::format("{}", value);
+    return core::format("{}", value);
   }
 }
 
 /// The name expression of a kernel template: "octofold::gemm_kernel<octofold::config::…{…}>".
 template <HasFields Config>
 std::string kernel_name(std::string_view kernel, const Config& config) {
-  return fmt::format("octofold::{}<{}{}>", kernel, Config::kTypeName, literal(config));
+  return core::format("octofold::{}<{}{}>", kernel, Config::kTypeName, literal(config));
 }
 
 /// For hash tables of this process.
@@ -83,11 +83,11 @@ std::string words_of(const T& value) {
       } else {
         words = words_of(field);
       }
-      if (!words.empty()) text += fmt::format("{}{}", text.empty() ? "" : " ", words);
+      if (!words.empty()) text += core::format("{}{}", text.empty() ? "" : " ", words);
     });
     return text;
   } else {
-    return fmt::format("{}", value);
+    return core::format("{}", value);
   }
 }
 
@@ -104,7 +104,7 @@ std::string describe(const T& value) {
       if (words.empty()) return;
     }
     text +=
-        fmt::format("{}{}{}{}", text.empty() ? "" : ", ", name, words.empty() ? "" : " ", words);
+        core::format("{}{}{}{}", text.empty() ? "" : ", ", name, words.empty() ? "" : " ", words);
   });
   return text;
 }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <limits>
 #include <utility>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/tile_schedule.h"
 #include "plan/tma.h"
@@ -79,7 +79,7 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
 }
 
 std::string name_of(const Sm90GemmConfig& config) {
-  return fmt::format("{}x{}.w{}.c{}x{}{}{}", config.tile_rows, config.tile_columns,
+  return core::format("{}x{}.w{}.c{}x{}{}{}", config.tile_rows, config.tile_columns,
                      config.math_warpgroups, config.cluster_rows, config.cluster_columns,
                      config.order == MathOrder::kOrdered ? ".ordered" : "",
                      config.early_wait ? ".early" : "");
@@ -185,7 +185,7 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view 
     if (name == candidate) return plan_config(problem, config, gpu);
     names.push_back(name);
   }
-  core::fail_argument("gemm", "candidate", fmt::format("one of {}", fmt::join(names, ", ")),
+  core::fail_argument("gemm", "candidate", core::format("one of {}", fmt::join(names, ", ")),
                       candidate);
 }
 

@@ -28,7 +28,7 @@ KernelPlan kernel_plan(std::string_view operation, std::string_view header, std:
                        const Config& config, std::int64_t blocks) {
   return {.header = std::string(header),
           .kernel = kernel_name(name, config),
-          .description = fmt::format("{}: {}", operation, describe(config)),
+          .description = core::format("{}: {}", operation, describe(config)),
           .threads = config.threads(),
           .blocks = blocks};
 }

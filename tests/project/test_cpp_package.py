@@ -51,9 +51,11 @@ def test_find_package_refuses_another_version(prefix: Path, tmp_path: Path) -> N
     assert "octofold-config.cmake, version: 0." in result.stderr
 
 
-def test_only_headers_library_and_package_files_are_installed(prefix: Path) -> None:
+def test_only_headers_library_licenses_and_package_files_are_installed(prefix: Path) -> None:
     folders = {path.relative_to(prefix).parts[0] for path in prefix.rglob("*") if path.is_file()}
-    assert folders <= {"include", "lib", "lib64"}
+    assert folders <= {"include", "lib", "lib64", "share"}
+    shared = {path.name for path in (prefix / "share").rglob("*") if path.is_file()}
+    assert shared == {"LICENSE", "NOTICE"}
     installed = {path.name for path in (prefix / "include" / "octofold").iterdir()}
     assert installed == {path.name for path in (REPOSITORY / "include" / "octofold").iterdir()}
 

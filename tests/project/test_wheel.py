@@ -31,6 +31,8 @@ def test_contents(wheel: Path) -> None:
         "octofold/octofold_ffi.so",
         "octofold/py.typed",
     } <= names
+    licenses = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
+    assert {"LICENSE", "NOTICE"} <= licenses
     # Headers and the CMake package are for C++ users, who install with CMake.
     assert not [name for name in names if name.endswith((".h", ".cpp", ".cmake"))]
 

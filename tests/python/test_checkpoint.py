@@ -1,6 +1,9 @@
 """FP8 checkpoints: what we write the safetensors package reads, and the other way round."""
 
+import errno
 import json
+import os
+import pickle
 import struct
 
 import numpy as np
@@ -99,6 +102,44 @@ def test_skip_patterns(checkpoint, tensors, tmp_path):
     )
     assert set(report.quantized) == {"layer.2.proj.weight", "embed_tokens.weight"}
     assert "*embed*" in octofold.default_skip_patterns()
+
+
+def test_a_string_is_one_pattern(checkpoint, tmp_path):
+    report = octofold.quantize_checkpoint(
+        checkpoint, tmp_path / "out.safetensors", skip="layer.0*", use_default_skips=False
+    )
+    assert "layer.1.proj.weight" in report.quantized
+    assert "layer.0.proj.weight" in report.copied
+
+
+@pytest.mark.parametrize("skip", [b"layer*", 7, None, ["a", 7], {"a"}, [b"a"]], ids=repr)
+def test_what_is_no_pattern_is_refused(checkpoint, tmp_path, skip):
+    with pytest.raises(octofold.InvalidArgumentError, match="'skip': expected a pattern or"):
+        octofold.quantize_checkpoint(checkpoint, tmp_path / "out.safetensors", skip=skip)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_errors_of_the_system_are_the_builtin_ones_too(checkpoint, tmp_path):
+    def error_of(input, output=tmp_path / "out.safetensors"):
+        with pytest.raises(octofold.IoError) as caught:
+            octofold.quantize_checkpoint(input, output)
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copy), copy.errno) == (type(caught.value), caught.value.errno)
+        return caught.value
+
+    missing = error_of(tmp_path / "missing.safetensors")
+    assert isinstance(missing, FileNotFoundError)
+    assert missing.errno == errno.ENOENT
+    assert str(missing).startswith("cannot open '")
+    (tmp_path / "folder.safetensors").mkdir()
+    assert isinstance(error_of(tmp_path / "folder.safetensors"), IsADirectoryError)
+    (tmp_path / "file").touch()
+    below = error_of(checkpoint, tmp_path / "file" / "out.safetensors")
+    assert isinstance(below, NotADirectoryError)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    pipe = error_of(tmp_path / "pipe.safetensors")
+    assert type(pipe) is octofold.IoError
+    assert pipe.errno is None
 
 
 def test_progress(checkpoint, tmp_path):

@@ -66,6 +66,25 @@ def test_case(case, rng):
         assert np.all(np.isnan(out.base[:, n:].astype(np.float32)))
 
 
+# How small the results are: all of them subnormal in FP16, about half, none.
+@pytest.mark.parametrize("size", [1e-6, 2.0**-14, 1.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_element_keeps_the_bound(rng, dtype, size):
+    m, n, k = 70, 90, 300
+    a = octofold.quantize(rng.normal(0, size / k**0.5, (m, k)).astype(np.float32))
+    b = octofold.quantize(rng.normal(0, 1, (n, k)).astype(np.float32), granularity="128x128")
+    expected = product(a, b)
+    out = octofold.gemm(a, b, out_dtype=dtype)
+    left, right = (reference.dequantize(x.data, x.scale, x.granularity) for x in (a, b))
+    terms = np.abs(left) @ np.abs(right).T
+    ulp = np.abs(np.spacing(expected.astype(out.dtype)).astype(np.float64))
+    error = np.abs(out.astype(np.float64) - expected)
+    assert np.all(error <= ulp / 2 + 3e-4 * terms)
+    if dtype == "float16" and size < 1e-5:
+        # Why numerics.md gives the norm's limit for normal numbers only.
+        assert np.linalg.norm(error) > limit(dtype, 10**6) * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 def test_specials_propagate(special, rng):
     """By IEEE rules: a NaN or Inf reaches its row of the product and no other."""

@@ -4,8 +4,8 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import octofold
 
@@ -25,7 +25,17 @@ measure matrix products, convert checkpoints, compile kernels in advance.
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line. `late_epilog` makes the end of the help when that is shown:
+    whatever asks the library loads it."""
+
+    def __init__(self, *, late_epilog: Callable[[], str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.late_epilog = late_epilog
+
+    def format_help(self) -> str:
+        if self.late_epilog is not None:
+            self.epilog = self.late_epilog()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -61,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows ? and goes on
-    octofold.set_log_handler(print_log)
     try:
         arguments = build_parser().parse_args(argv)
+        octofold.set_log_handler(print_log)  # loads the library: not for --help
         arguments.run(arguments)
         sys.stdout.flush()  # a closed pipe shows here and not at exit
     except (ToolError, octofold.Error, OSError, MemoryError) as error:

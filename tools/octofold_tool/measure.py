@@ -18,7 +18,7 @@ REST = 0.25
 ERROR_LIMITS = {"float32": 3e-4, "bfloat16": 2.5e-3, "float16": 4e-4}
 
 # Outputs of few elements may be off by half an ulp each, on top of FP32's limit (same place).
-FEW_ELEMENTS = 256
+FEW_ELEMENTS = 4096
 HALF_ULP = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
 
 

@@ -27,6 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help=HELP,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        late_epilog=default_skips,
     )
     parser.add_argument(
         "input", metavar="IN", type=Path, help="a .safetensors file or a *.safetensors.index.json"
@@ -34,17 +35,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "output", metavar="OUT", type=Path, help="a path of the same kind that does not exist yet"
     )
-    defaults = " ".join(octofold.default_skip_patterns()).replace("%", "%%")
     parser.add_argument(
         "--skip",
         metavar="PATTERN",
         action="append",
         default=[],
-        help="copy tensors whose name matches this glob (repeatable); always skipped unless "
-        f"--no-default-skips: {defaults}",
+        help="copy tensors whose name matches this glob (repeatable)",
     )
     parser.add_argument(
-        "--no-default-skips", action="store_true", help="skip only what --skip names"
+        "--no-default-skips", action="store_true", help="skip only what --skip names (see below)"
     )
     parser.add_argument(
         "--profile",
@@ -59,6 +58,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="round scales to powers of two (default: what the profile does)",
     )
     parser.set_defaults(run=run)
+
+
+def default_skips() -> str:
+    patterns = " ".join(octofold.default_skip_patterns())
+    return f"Skipped beside, unless --no-default-skips: {patterns}"
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "octofold/host_scaled_matrix.h"
+#include "octofold/quantize.h"
+#include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
 #include "cpu/gemm.h"
@@ -47,8 +48,8 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
   std::vector<float> a(kSize * kSize), b(kSize * kSize), d(kSize * kSize);
   std::ranges::generate(a, [&] { return normal(random); });
   std::ranges::generate(b, [&] { return normal(random); });
-  HostScaledMatrix a8(kSize, kSize, Granularity::kBlock1x128);
-  HostScaledMatrix b8(kSize, kSize, Granularity::kBlock128x128);
+  ScaledMatrix a8(kSize, kSize, Granularity::kBlock1x128);
+  ScaledMatrix b8(kSize, kSize, Granularity::kBlock128x128);
   quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), {.rows = a8.view()});
   quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), {.rows = b8.view()});
 

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include "octofold/scale_layout.h"
+
 #include "cuda/fake_runtime.h"
 #include "kernels/config/cast_params.h"
 
@@ -31,11 +33,8 @@ class CastTest : public FakeGpuTest {
 };
 
 MutableScaledTensorView output(std::int64_t rows, std::int64_t cols, Granularity granularity) {
-  MutableTensorView scale =
-      granularity == Granularity::kTensor
-          ? vector(address(0x3000), DType::kFloat32, 1, kGpu)
-          : matrix(address(0x3000), DType::kFloat32, rows, (cols + 127) / 128, -1, kGpu);
-  if (granularity != Granularity::kTensor) scale.strides = {1, (rows + 3) / 4 * 4};
+  const MutableTensorView scale =
+      scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x3000), kGpu);
   return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu), scale, granularity};
 }
 

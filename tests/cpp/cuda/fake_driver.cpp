@@ -32,6 +32,7 @@ int cuDriverGetVersion(int* version) {
 
 int cuGetErrorName(int error, const char** text) {
   *text = error == 1     ? "CUDA_ERROR_INVALID_VALUE"
+          : error == 2   ? "CUDA_ERROR_OUT_OF_MEMORY"
           : error == 100 ? "CUDA_ERROR_NO_DEVICE"
           : error == 400 ? "CUDA_ERROR_INVALID_HANDLE"
           : error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -102,6 +103,39 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   thread_local int current = 0;
   std::swap(*mode, current);
   ++state.capture_mode_changes;
+  return 0;
+}
+
+int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
+  if (context_stack.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  if (bytes == 0) return 1;
+  if (bytes > state.memory_bytes) return 2;  // CUDA_ERROR_OUT_OF_MEMORY
+  octofold::cuda::fake::Allocation allocation{std::vector(bytes, std::byte{0xEE}),
+                                              device_of(context_stack.back())};
+  *address = reinterpret_cast<std::uint64_t>(allocation.bytes.data());
+  const std::lock_guard lock(state.mutex);
+  state.memory.emplace(*address, std::move(allocation));
+  return 0;
+}
+
+int cuMemFree_v2(std::uint64_t address) {
+  const std::lock_guard lock(state.mutex);
+  return state.memory.erase(address) == 1 ? 0 : 1;
+}
+
+int cuMemsetD8_v2(std::uint64_t address, unsigned char value, std::size_t count) {
+  std::memset(reinterpret_cast<void*>(address), value, count);
+  return 0;
+}
+
+int cuMemcpy(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+  if (context_stack.empty()) return 201;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+  return 0;
+}
+
+int cuStreamSynchronize(void*) {
+  ++state.synchronizations;
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -38,6 +39,12 @@ struct TensorMapCall {
   unsigned box_cols, box_rows;
 };
 
+/// "Device" memory: the host's, so that copies are seen.
+struct Allocation {
+  std::vector<std::byte> bytes;
+  int device;  // whose context was current
+};
+
 struct State {
   // What the machine is.
   int version = 13000;
@@ -51,12 +58,16 @@ struct State {
   // Of a kernel's parameters: the driver is not told.
   std::size_t params_bytes = sizeof(config::Sm90GemmParams);
 
+  std::size_t memory_bytes = std::size_t{1} << 30;  // of each device
+
   // What happened.
   std::mutex mutex;  // of the vectors
   std::atomic<int> loads = 0, pushes = 0, pops = 0, capture_mode_changes = 0;
   int dynamic_shared_size = -1;
   std::vector<Launch> launches;
   std::vector<TensorMapCall> tensor_maps;
+  std::map<std::uint64_t, Allocation> memory;  // by address
+  std::atomic<int> synchronizations = 0;
 };
 
 }  // namespace octofold::cuda::fake

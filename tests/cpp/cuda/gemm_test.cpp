@@ -8,6 +8,7 @@
 
 #include "octofold/error.h"
 #include "octofold/log.h"
+#include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
 
@@ -39,14 +40,15 @@ class GemmTest : public FakeGpuTest {
 
 // Block scales, rows of A next to each other.
 GemmArguments product(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const std::int64_t blocks = (k + 127) / 128;
-  MutableTensorView scale_a = matrix(address(0x3000), DType::kFloat32, m, blocks);
-  scale_a.strides = {1, (m + 3) / 4 * 4};
+  const auto scale = [](Granularity granularity, std::int64_t rows, std::int64_t cols,
+                        std::uintptr_t data) {
+    return scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(data));
+  };
   GemmArguments arguments{
-      .a = {matrix(address(0x1000), DType::kE4M3, m, k), scale_a, Granularity::kBlock1x128},
+      .a = {matrix(address(0x1000), DType::kE4M3, m, k),
+            scale(Granularity::kBlock1x128, m, k, 0x3000), Granularity::kBlock1x128},
       .b = {matrix(address(0x2000), DType::kE5M2, n, k),
-            matrix(address(0x4000), DType::kFloat32, (n + 127) / 128, blocks),
-            Granularity::kBlock128x128},
+            scale(Granularity::kBlock128x128, n, k, 0x4000), Granularity::kBlock128x128},
       .out = matrix(address(0x5000), DType::kBFloat16, m, n)};
   for (TensorView* view :
        {&arguments.a.data, &arguments.a.scale, &arguments.b.data, &arguments.b.scale}) {

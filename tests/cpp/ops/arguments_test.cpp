@@ -244,6 +244,48 @@ TEST(QuantizeArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
               HasSubstr("argument 'x': expected at least 1 dimension"));
 }
 
+// Numbers cast to an enum that they are no value of.
+TEST(EnumeratorsTest, UnknownOnesAreErrors) {
+  const auto dtype = static_cast<DType>(99);
+  const auto granularity = static_cast<Granularity>(99);
+  const auto overflow = static_cast<Overflow>(99);
+  const auto profile = static_cast<CastProfile>(99);
+  const auto device = static_cast<DeviceType>(99);
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.dtype = dtype; }),
+              HasSubstr("argument 'a': expected an enumerator of DType, 0 to 4, got 99"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.scale.dtype = dtype; }), HasSubstr("'a.scale'"));
+  EXPECT_THAT(
+      gemm_error([&](auto&, auto& g) { g.b.granularity = granularity; }),
+      HasSubstr("argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.out.dtype = dtype; }), HasSubstr("'out'"));
+  EXPECT_THAT(gemm_error([&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }),
+              HasSubstr("argument 'bias'"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.device.type = device; }),
+              HasSubstr("argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"));
+
+  std::vector<float> x(8), y(8);
+  ScaledMatrix out(2, 4, Granularity::kTensor);
+  const TensorView source = matrix(x.data(), DType::kFloat32, 2, 4);
+  EXPECT_THAT(error_of([&] { quantize(source, out.view(), {.profile = profile}); }),
+              HasSubstr("profile 99"));
+  EXPECT_THAT(
+      error_of([&] { quantize(source, out.view(), {.overflow = overflow}); }),
+      HasSubstr("argument 'options.overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
+  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("convert: argument 'out'"));
+  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
+              HasSubstr("convert: argument 'overflow'"));
+  EXPECT_THAT(error_of([&] { dequantize(out.view(), matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("dequantize: argument 'out'"));
+  const std::vector<GemmProblem> problems{{.m = 1, .n = 1, .k = 1, .a_granularity = granularity}};
+  EXPECT_THAT(error_of([&] { warm_kernel_cache(problems); }), HasSubstr("granularity"));
+  EXPECT_EQ(error_of([&] { name(dtype); }),
+            "dtype 99 is none of: float32, float16, bfloat16, e4m3, e5m2");
+  EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(profile); }), HasSubstr("profile 99 is none of"));
+}
+
 TEST(NamesTest, ParseWhatTheyPrint) {
   EXPECT_EQ(parse_granularity(name(Granularity::kBlock1x128)), Granularity::kBlock1x128);
   EXPECT_EQ(parse_profile("te"), CastProfile::kTransformerEngine);

@@ -1,0 +1,68 @@
+// An FP8 matrix that owns its memory, for programs that have no tensors of their own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "octofold/export.h"
+#include "octofold/scale_layout.h"
+#include "octofold/tensor.h"
+#include "octofold/types.h"
+
+namespace octofold {
+
+/// A contiguous FP8 matrix [rows, cols] with its scales in the layout of scale_layout(), in host
+/// memory or on a GPU. It moves but does not copy; to() makes a copy, on any device.
+///
+/// Example:
+///   ScaledMatrix w(outputs, inputs, Granularity::kBlock128x128);
+///   quantize(matrix(values.data(), DType::kFloat32, outputs, inputs), w.view());
+///   const ScaledMatrix w_on_gpu = w.to({DeviceType::kCuda, 0});
+class OCTOFOLD_API ScaledMatrix {
+ public:
+  /// All codes and scales are zero. On a GPU the call returns when they are; memory is of the
+  /// device's primary context, as is the CUDA runtime's and torch's.
+  /// Throws Error: kInvalidArgument for sizes that are negative or that memory cannot hold, for a
+  /// dtype that is not FP8, for a device that is not there; kUnavailable without a usable driver,
+  /// and where the GPU has too little memory left. Throws std::bad_alloc where the host has.
+  ScaledMatrix(std::int64_t rows, std::int64_t cols, Granularity granularity,
+               DType dtype = DType::kE4M3, Device device = {});
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  Granularity granularity() const { return granularity_; }
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+
+  /// What operations take; row_slice() makes views of some of the rows.
+  MutableScaledTensorView view();
+  ScaledTensorView view() const;
+
+  /// A copy on another device, or on the same. It is there when the call returns. Work of other
+  /// streams than the legacy default one has to be waited for before.
+  ScaledMatrix to(Device device) const;
+
+  /// Codes, row by row, and scales, row-major, of a matrix in host memory. Throws
+  /// Error(kInvalidArgument) for one on a GPU: to() brings it here.
+  std::span<std::uint8_t> codes();
+  std::span<const std::uint8_t> codes() const;
+  std::span<float> scales();
+  std::span<const float> scales() const;
+
+ private:
+  using Memory = std::unique_ptr<void, std::function<void(void*)>>;
+
+  static Memory allocate(std::int64_t bytes, Device device);
+  void require_host() const;
+
+  std::int64_t rows_, cols_;
+  Granularity granularity_;
+  DType dtype_;
+  Device device_;
+  ScaleLayout layout_;
+  Memory codes_, scales_;
+};
+
+}  // namespace octofold

@@ -1,0 +1,130 @@
+#include "octofold/scaled_matrix.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "core/check.h"
+#include "cuda/memory.h"
+#include "ops/backend.h"
+
+namespace octofold {
+namespace {
+
+constexpr std::string_view kOperation = "ScaledMatrix";
+
+void copy(void* to, Device to_device, const void* from, Device from_device, std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (size == 0) return;
+  if (ops::is_on_cpu(to_device) && ops::is_on_cpu(from_device)) {
+    std::memcpy(to, from, size);
+    return;
+  }
+  const Device gpu = ops::is_on_cpu(to_device) ? from_device : to_device;
+  cuda::copy(ops::gpu(kOperation, gpu), to, from, size);
+}
+
+// Scales of one layout in another. Both of a scale tensor of rank 2.
+std::vector<float> rearranged(const std::vector<float>& scales, const ScaleLayout& from,
+                              const ScaleLayout& to) {
+  std::vector<float> result(static_cast<std::size_t>(to.extent()));
+  for (std::int64_t row = 0; row < from.shape[0]; ++row) {
+    for (std::int64_t col = 0; col < from.shape[1]; ++col) {
+      result[static_cast<std::size_t>(row * to.strides[0] + col * to.strides[1])] =
+          scales[static_cast<std::size_t>(row * from.strides[0] + col * from.strides[1])];
+    }
+  }
+  return result;
+}
+
+template <typename T>
+std::span<T> elements(void* memory, std::int64_t count) {
+  return {static_cast<T*>(memory), static_cast<std::size_t>(count)};
+}
+
+}  // namespace
+
+ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, Granularity granularity,
+                           DType dtype, Device device)
+    : rows_(rows),
+      cols_(cols),
+      granularity_(granularity),
+      dtype_(dtype),
+      device_(device),
+      layout_(scale_layout(granularity, rows, cols, device.type)) {
+  if (!is_fp8(dtype)) {
+    core::fail_argument(kOperation, "dtype", "e4m3 or e5m2", name(dtype));
+  }
+  codes_ = allocate(rows * cols, device);
+  scales_ = allocate(layout_.extent() * size_of(DType::kFloat32), device);
+}
+
+ScaledMatrix::Memory ScaledMatrix::allocate(std::int64_t bytes, Device device) {
+  if (bytes == 0) return Memory(nullptr, [](void*) {});
+  const auto size = static_cast<std::size_t>(bytes);
+  if (ops::is_on_cpu(device)) {
+    void* const memory = std::calloc(size, 1);
+    if (memory == nullptr) throw std::bad_alloc();
+    return Memory(memory, std::free);
+  }
+  const cuda::Device& gpu = ops::gpu(kOperation, device);
+  return Memory(cuda::allocate(gpu, size), [&gpu](void* memory) { cuda::release(gpu, memory); });
+}
+
+MutableScaledTensorView ScaledMatrix::view() {
+  return {matrix(codes_.get(), dtype_, rows_, cols_, cols_, device_),
+          layout_.view(scales_.get(), device_), granularity_};
+}
+
+ScaledTensorView ScaledMatrix::view() const {
+  return {matrix<const void>(codes_.get(), dtype_, rows_, cols_, cols_, device_),
+          layout_.view<const void>(scales_.get(), device_), granularity_};
+}
+
+ScaledMatrix ScaledMatrix::to(Device device) const {
+  ScaledMatrix result(rows_, cols_, granularity_, dtype_, device);
+  copy(result.codes_.get(), device, codes_.get(), device_, rows_ * cols_);
+  const std::int64_t extent = layout_.extent();
+  const std::int64_t result_extent = result.layout_.extent();
+  constexpr std::int64_t kBytes = size_of(DType::kFloat32);
+  if (layout_.strides == result.layout_.strides) {
+    copy(result.scales_.get(), device, scales_.get(), device_, extent * kBytes);
+    return result;
+  }
+  std::vector<float> scales(static_cast<std::size_t>(extent));
+  copy(scales.data(), {}, scales_.get(), device_, extent * kBytes);
+  scales = rearranged(scales, layout_, result.layout_);
+  copy(result.scales_.get(), device, scales.data(), {}, result_extent * kBytes);
+  return result;
+}
+
+void ScaledMatrix::require_host() const {
+  if (ops::is_on_cpu(device_)) return;
+  core::fail(ErrorCode::kInvalidArgument,
+             "{}: codes and scales are on cuda:{}, where the host cannot read them: to() copies "
+             "them here",
+             kOperation, device_.index);
+}
+
+std::span<std::uint8_t> ScaledMatrix::codes() {
+  require_host();
+  return elements<std::uint8_t>(codes_.get(), rows_ * cols_);
+}
+
+std::span<const std::uint8_t> ScaledMatrix::codes() const {
+  require_host();
+  return elements<const std::uint8_t>(codes_.get(), rows_ * cols_);
+}
+
+std::span<float> ScaledMatrix::scales() {
+  require_host();
+  return elements<float>(scales_.get(), layout_.extent());
+}
+
+std::span<const float> ScaledMatrix::scales() const {
+  require_host();
+  return elements<const float>(scales_.get(), layout_.extent());
+}
+
+}  // namespace octofold

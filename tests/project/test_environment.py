@@ -1,0 +1,27 @@
+"""docs/environment.md lists what the code reads."""
+
+import re
+
+from project_support import REPOSITORY
+
+VARIABLE = re.compile(r"OCTOFOLD_[A-Z_]+")
+
+
+def test_the_table_is_that_of_the_library() -> None:
+    options = (REPOSITORY / "src" / "core" / "options.cpp").read_text()
+    read = set(re.findall(r'value\("([A-Z_]+)"\)', options))
+    documented = set(VARIABLE.findall((REPOSITORY / "src" / "core" / "options.h").read_text()))
+    page = (REPOSITORY / "docs" / "environment.md").read_text()
+    rows = set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE))
+    assert read == rows | {"XDG_CACHE_HOME", "HOME"}
+    assert documented == rows
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    readers = {
+        path.relative_to(REPOSITORY).as_posix()
+        for folder in ("src", "bindings", "include")
+        for path in (REPOSITORY / folder).rglob("*.[ch]*")
+        if re.search(r"\bgetenv\(", path.read_text())
+    }
+    assert readers == {"src/core/options.cpp"}
