@@ -48,8 +48,8 @@ class LineScales {
     const int number = static_cast<int>(threadIdx.x);
     bool unusual = false;
     if (number < kConfig.units()) {
-      const Caster caster = make_caster(unit_at(number));
-      kept_.casters[place_of(number)] = caster;
+      Caster& caster = kept_.casters[place_of(number)];
+      caster = make_caster(unit_at(number));
       unusual = caster.is_unusual();
     }
     if constexpr (Caster::kMayBeUnusual) return __syncthreads_or(unusual);

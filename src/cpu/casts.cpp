@@ -110,8 +110,8 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
 
   // The amax of all bands must be known before the first code is written.
   if (format.granularity == Granularity::kTensor) {
-    const UnitCast cast =
-        given ? given_cast(format.rule, format.in, scale(0, 0)) : whole_tensor_cast(x, bands, format);
+    const UnitCast cast = given ? given_cast(format.rule, format.in, scale(0, 0))
+                                : whole_tensor_cast(x, bands, format);
     if (!given) scale(0, 0) = cast.scale;
     parallel_for(bands.count, bands.work(), [&] {
       return [&](std::int64_t band) { encode(x, bands.rectangle(band), cast, out.data, overflow); };
@@ -125,9 +125,8 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
         Rectangle area = bands.rectangle(band);
         area.col = unit_col * unit.cols;
         area.cols = std::min(unit.cols, cols - area.col);
-        const UnitCast cast = given
-                                  ? given_cast(format.rule, format.in, scale(band, unit_col))
-                                  : computed_cast(format, amax_bits(x, area));
+        const UnitCast cast = given ? given_cast(format.rule, format.in, scale(band, unit_col))
+                                    : computed_cast(format, amax_bits(x, area));
         if (!given) scale(band, unit_col) = cast.scale;
         encode(x, area, cast, out.data, overflow);
       }

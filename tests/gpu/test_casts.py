@@ -170,6 +170,51 @@ def test_same_input_same_bits(generator):
             assert torch.equal(first.scale, again.scale)
 
 
+# A rule of each form; codes that saturate and codes that are 0, special values, scales of any sign.
+@every_source
+@every_granularity
+@pytest.mark.parametrize("profile", ["deepgemm", "vllm", "te", "compressed-tensors"])
+def test_given_scales(profile, granularity, source, generator):
+    for (rows, cols), transpose in itertools.product(((256, 384), (131, 77)), (False, True)):
+        options = {"granularity": granularity, "transpose": transpose}
+        x = spread_out(generator, rows, cols, source)
+        scale = octofold.quantize(x, **options).scale.nan_to_num(1.0, 2.0, -2.0)
+        exponents = 40 * torch.rand(scale.shape, generator=generator, device=DEVICE) - 20
+        scale = scale * torch.exp2(exponents) * torch.sign(exponents + 18)
+        for overflow in OVERFLOWS:
+            given = {**options, "profile": profile, "overflow": overflow}
+            cast = octofold.quantize(x, scale=scale, **given)
+            on_cpu = octofold.quantize(x.cpu(), scale=scale.cpu(), **given)
+            assert torch.equal(bits(cast.data.cpu()), bits(on_cpu.data))
+            assert torch.equal(bits(cast.scale.cpu()), bits(scale.cpu()))
+
+
+@every_source
+@every_granularity
+def test_rows_that_are_repeated_or_overlap(granularity, source, generator):
+    x = normal(generator, 140, 400, dtype=source)
+    for view in (
+        x[:1].expand(200, 400),
+        x[3:4, 16:].expand(130, 384),
+        x.as_strided((100, 256), (16, 1)),
+        x.as_strided((100, 255), (3, 1), 5),
+    ):
+        for transpose in (False, True):
+            check(view, granularity=granularity, transpose=transpose)
+        same_numbers(octofold.convert(view, "float32"), octofold.convert(view.cpu(), "float32"))
+    wide = normal(generator, 1, 40_000, dtype=source).expand(6, 40_000)
+    check(wide, granularity=granularity)
+
+
+@both_ways
+@every_granularity
+def test_leading_dimensions(granularity, transpose, generator):
+    x = normal(generator, 6 * 40, 272, dtype="bfloat16").view(2, 3, 40, 272)
+    check(x, granularity=granularity, transpose=transpose)
+    check(x[:, :, :, 16:], granularity=granularity, transpose=transpose)
+    check(x[0, 0, 0], granularity=granularity, transpose=transpose)
+
+
 def same_numbers(actual, expected):
     """Bits, but for NaN in float32: there, any is as good as another."""
     if expected.dtype is torch.float32:
