@@ -4,7 +4,7 @@
 #include <cblas.h>
 
 #include "octofold/gemm.h"
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 #include "octofold/scaled_matrix.h"
 
 #include "matrices.h"

@@ -29,9 +29,10 @@ struct Guarded<kFunction> {
   }
 };
 
-/// Exports `function` of octofold::bindings under its own name.
-#define OCTOFOLD_EXPORT(function) \
-  TVM_FFI_DLL_EXPORT_TYPED_FUNC(  \
-      function, ::octofold::bindings::Guarded<&::octofold::bindings::function>::call)
+/// Exports `function` of octofold::bindings under `name`, or under its own.
+#define OCTOFOLD_EXPORT_AS(name, function) \
+  TVM_FFI_DLL_EXPORT_TYPED_FUNC(           \
+      name, (::octofold::bindings::Guarded<&::octofold::bindings::function>::call))
+#define OCTOFOLD_EXPORT(function) OCTOFOLD_EXPORT_AS(function, function)
 
 }  // namespace octofold::bindings

@@ -14,14 +14,13 @@
 
 namespace octofold::bindings {
 
-using OptionalString = tvm::ffi::Optional<tvm::ffi::String>;
-
 // Inputs come first, then what is written, then options, then the stream: in all of these
-// functions. `candidate`: for tests and tuning.
+// functions. `candidate`, where there is one: a name, for tests and tuning.
+template <typename... Candidate>
 void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::TensorView b,
           tvm::ffi::TensorView b_scale, OptionalTensor c, OptionalTensor bias,
           tvm::ffi::TensorView out, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
-          bool fast_accumulation, OptionalStream stream, OptionalString candidate) {
+          bool fast_accumulation, OptionalStream stream, Candidate... candidate) {
   GemmArguments arguments{
       .a = {view_of("gemm", "a", a, "e4m3 or e5m2"), view_of("gemm", "a.scale", a_scale, "float32"),
             parse_granularity(view_of(a_granularity))},
@@ -31,11 +30,7 @@ void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::Tensor
       .fast_accumulation = fast_accumulation};
   if (c) arguments.c = view_of("gemm", "c", *c, "that of 'out' or float32");
   if (bias) arguments.bias = view_of("gemm", "bias", *bias, "that of 'out' or float32");
-  if (candidate) {
-    octofold::gemm(arguments, stream_of(stream, out), view_of(*candidate));
-  } else {
-    octofold::gemm(arguments, stream_of(stream, out));
-  }
+  octofold::gemm(arguments, stream_of(stream, out), view_of(candidate)...);
 }
 
 tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_fit_tma,
@@ -48,7 +43,8 @@ tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_
   return names;
 }
 
-OCTOFOLD_EXPORT(gemm)
+OCTOFOLD_EXPORT_AS(gemm, gemm<>)
+OCTOFOLD_EXPORT_AS(gemm_by_candidate, gemm<tvm::ffi::String>)
 OCTOFOLD_EXPORT(gemm_candidates)
 
 }  // namespace octofold::bindings

@@ -6,6 +6,7 @@
 #include <tvm/ffi/optional.h>
 
 #include "octofold/casts.h"
+#include "octofold/scale_layout.h"
 
 #include "error.h"
 #include "stream.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "octofold/export.h"
+#include "octofold/scale_layout.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"
@@ -49,10 +50,6 @@ struct QuantizeOptions {
   Overflow overflow = Overflow::kSaturate;
   ScaleSource scales = ScaleSource::kComputed;
 };
-
-/// Shape of the scale tensor of a matrix [rows, cols]; types.h has the table.
-OCTOFOLD_API std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
-                                                   std::int64_t cols);
 
 /// Casts x to FP8 with one FP32 scale per unit of each target, and writes codes and scales.
 ///

@@ -118,7 +118,7 @@ def warm(
     without kernels, UnavailableError without NVRTC or a folder, IoError if the folder cannot be
     written.
     """
-    fields = [dataclasses.astuple(problem) for problem in problems]
+    fields = [dataclasses.asdict(problem) for problem in problems]
     with reporting(progress) as report_progress:
         report = library.warm_kernel_cache(fields, architecture, multiprocessors, report_progress)
     return WarmReport(compiled=report["compiled"], found=report["found"])

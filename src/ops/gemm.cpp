@@ -114,6 +114,8 @@ void ops::require_form(std::string_view operation, const GemmForm& form) {
   require("a", form.a.type, {DType::kE4M3, DType::kE5M2});
   require("b", form.b.type, {DType::kE4M3, DType::kE5M2});
   require("out", form.out, kOutputTypes);
+  check.require_enumerator("a.granularity", form.a.scales);
+  check.require_enumerator("b.granularity", form.b.scales);
   require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
 }
 

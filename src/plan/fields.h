@@ -91,20 +91,32 @@ std::string words_of(const T& value) {
   }
 }
 
-/// One line for logs and errors: "rows e4m3 1x128, out bfloat16, tile_rows 128, early_wait".
+/// How many fields a struct lists.
+template <HasFields T>
+constexpr int field_count(const T& value) {
+  int count = 0;
+  value.visit([&](std::string_view, const auto&) { ++count; });
+  return count;
+}
+
+/// One line for logs and errors: "a e4m3 1x128, out bfloat16, tile_rows 128, early_wait". A struct
+/// of two fields, as an operand, is one phrase; a larger one is told field by field.
 template <HasFields T>
 std::string describe(const T& value) {
   std::string text;
+  const auto add = [&](std::string_view phrase) {
+    if (!phrase.empty()) text += core::format("{}{}", text.empty() ? "" : ", ", phrase);
+  };
   value.visit([&]<typename Field>(std::string_view name, const Field& field) {
-    std::string words;
     if constexpr (std::is_same_v<Field, bool>) {
-      if (!field) return;
+      if (field) add(name);
     } else {
-      words = words_of(field);
-      if (words.empty()) return;
+      if constexpr (HasFields<Field> && !requires { word(field); }) {
+        if (field_count(field) > 2) return add(describe(field));
+      }
+      const std::string words = words_of(field);
+      if (!words.empty()) add(core::format("{} {}", name, words));
     }
-    text +=
-        core::format("{}{}{}{}", text.empty() ? "" : ", ", name, words.empty() ? "" : " ", words);
   });
   return text;
 }

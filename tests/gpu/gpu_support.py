@@ -182,9 +182,9 @@ def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False):
     if candidate is None:
         octofold.gemm(a, b, out=out, c=c, bias=bias, fast_accumulation=fast)
         return
-    tensors = (a.data, a.scale, b.data, b.scale, out, c, bias)
+    tensors = (a.data, a.scale, b.data, b.scale, c, bias, out)
     stream = torch.cuda.current_stream().cuda_stream
-    library.gemm(*tensors, a.granularity, b.granularity, fast, stream, candidate)
+    library.gemm_by_candidate(*tensors, a.granularity, b.granularity, fast, stream, candidate)
 
 
 def bits(tensor):

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "octofold/quantize.h"
+#include "octofold/casts.h"
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"

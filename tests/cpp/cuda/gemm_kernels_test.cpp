@@ -18,16 +18,17 @@ using plan::GemmProblem;
 
 using Problems = std::map<std::string, GemmProblem>;
 
+const std::pair<const char*, Granularity> kGranularities[] = {
+    {"Tensor", Granularity::kTensor},
+    {"Channel", Granularity::kChannel},
+    {"1x128", Granularity::kBlock1x128},
+    {"128x128", Granularity::kBlock128x128}};
+
 // What decides the shape of the code but for the epilogue.
 Problems mainloops() {
   Problems problems;
-  const std::pair<const char*, Granularity> granularities[] = {
-      {"Tensor", Granularity::kTensor},
-      {"Channel", Granularity::kChannel},
-      {"1x128", Granularity::kBlock1x128},
-      {"128x128", Granularity::kBlock128x128}};
-  for (const auto& [a_name, a] : granularities) {
-    for (const auto& [b_name, b] : granularities) {
+  for (const auto& [a_name, a] : kGranularities) {
+    for (const auto& [b_name, b] : kGranularities) {
       for (const bool fast : {false, true}) {
         if (fast && (varies_along_k(a) || varies_along_k(b))) continue;
         const std::string text = std::string(a_name) + "_" + b_name + (fast ? "_Fast" : "");
@@ -44,12 +45,19 @@ Problems mainloops() {
   return problems;
 }
 
-// Each with the lightest and the heaviest epilogue. The element types of A and B only change an
-// instruction's name; NvrtcGemmTypesTest has all of them once.
+// Each body once: mainloops differ in which scales vary along K, not in which are constant along
+// it, and have the heaviest epilogue; the pairs that models use most have the lightest one too. The
+// element types of A and B only change an instruction's name; NvrtcGemmTypesTest has all of them.
 Problems problems() {
   Problems problems;
   for (auto [name, problem] : mainloops()) {
-    problems[name + "_Plain"] = problem;
+    const GemmForm& form = problem.product.form;
+    const bool is_tma = problem.operands_fit_tma && problem.output_fits_tma;
+    const bool is_usual = form.a.scales == form.b.scales ||
+                          (form.a.scales == Granularity::kBlock1x128 && varies_along_k(form.b.scales));
+    if (is_tma && is_usual) problems[name + "_Plain"] = problem;
+    if (form.a.scales == Granularity::kTensor || form.b.scales == Granularity::kTensor) continue;
+    if (form.fast_accumulation && !is_tma) continue;
     problem.product.form.a.type = DType::kE5M2;
     problem.product.form.c = problem.product.form.bias = Addend::kFloat32;
     if (!problem.output_fits_tma) problem.product.form.out = DType::kFloat32;

@@ -291,7 +291,8 @@ TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
   CastProblem problem = problem_of(Granularity::kBlock1x128, 256, 256, true, true);
   problem.format.power_of_two = true;
   EXPECT_EQ(plan_cast(problem, kHopper).kernels[0].description,
-            "cast: format bfloat16 e4m3 1x128 power_of_two saturate, to_rows, to_transposed, "
+            "cast: in bfloat16, out e4m3, granularity 1x128, power_of_two, saturate, to_rows, "
+            "to_transposed, "
             "vector_loads, vector_stores, tile_rows 128, rows_per_thread 8, raster_rows 2");
   problem.scales_given = true;
   EXPECT_THAT(plan_cast(problem, kHopper).kernels[0].description,

@@ -78,8 +78,8 @@ def test_warm_list_clear(own: Cache) -> None:
     assert "1 compiled" in other
 
     (newest, _) = json.loads(own.output("list", "--json"))["kernels"]
-    assert "channel scales" in newest["description"]
-    assert "bias bfloat16" in newest["description"]
+    assert "a e4m3 channel, b e4m3 channel" in newest["description"]
+    assert "bias of out's type" in newest["description"]
     assert newest["architecture"] == "sm_90a"
     assert newest["bytes"] == Path(newest["file"]).stat().st_size
     table = own.output("list")
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_it_quietly(own: Cache) -> None:
         (["warm", "--arch", "sm_80", "--suite", "square"], "'sm_80': there are some for sm_90a"),
         ([*WARM, "--shape", "1,2"], "expected M,N,K"),
         ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
-        ([*WARM, "--granularity", "1x128,tensor"], "'b.granularity'"),
+        ([*WARM, "--granularity", "1x128,2x128"], "2x128"),
         ([*WARM, "--dtype", "e4m3,int8"], "int8"),
         ([*WARM, "--bias", "e4m3"], "invalid choice: 'e4m3'"),
         ([*WARM, "--out-dtype", "float32", "--c", "bfloat16"], "'c': expected dtype float32"),
