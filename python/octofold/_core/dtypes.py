@@ -24,10 +24,10 @@ WIDE: Final = ("float32", "float16", "bfloat16")
 # The names that others have for what Octofold calls otherwise.
 DLPACK_NAMES: Final = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
-# The spellings that need no second look. torch's own are added as it comes (torch.py).
+# The spellings that need no second look. torch's own are added as it comes (torch.py); NumPy's are
+# not among them, as torch.compile follows no dictionary with such keys.
 SPELLINGS: Final[dict[Any, str]] = {
     **{name: name for name in ALL},
-    **{dtype: name for name, dtype in NUMPY_DTYPES.items()},
     **{name: own for own, name in DLPACK_NAMES.items()},
 }
 
