@@ -3,8 +3,8 @@
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
-#include "octofold/gemm.h"
 #include "octofold/casts.h"
+#include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
 
 #include "matrices.h"

@@ -83,7 +83,7 @@ def check_include(path: Path, bracket: str, header: str) -> str | None:
         if header in VOCABULARY:
             return None
         if room == "kernels/config" and not header.startswith("kernels/config/"):
-            return f"kernels/config includes nothing but itself and the vocabulary"
+            return "kernels/config includes nothing but itself and the vocabulary"
         if bracket == "<":
             return "device code is self-contained: no system or toolkit header"
     if bracket == "<":

@@ -30,7 +30,7 @@ Merged merge(const Arguments& check, std::string_view argument, const View& tens
       check.fail(argument,
                  "leading dimensions that are the rows of one matrix (reshape makes a copy)",
                  core::format("{}: dimension {} is not {} steps of dimension {}", describe(tensor),
-                             i, merged.size, inner));
+                              i, merged.size, inner));
     }
     merged.size *= size;
   }

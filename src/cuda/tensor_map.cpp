@@ -49,8 +49,8 @@ config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matr
       kOutOfBoundsIsZero);
   if (result != kSuccess) [[unlikely]] {
     driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
-                                    "bytes, boxes {}×{}",
-                                    sizes[1], sizes[0], strides[0], box_rows, box_columns));
+                                     "bytes, boxes {}×{}",
+                                     sizes[1], sizes[0], strides[0], box_rows, box_columns));
   }
   return map;
 }

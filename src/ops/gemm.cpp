@@ -1,6 +1,5 @@
 #include "ops/gemm.h"
 
-#include "core/format.h"
 #include <array>
 #include <initializer_list>
 #include <span>

@@ -1,7 +1,6 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
-#include "core/format.h"
 #include <utility>
 
 #include "core/check.h"

@@ -5,12 +5,13 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include "core/format.h"
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "octofold/types.h"
+
+#include "core/format.h"
 
 namespace octofold::plan {
 
@@ -25,7 +26,7 @@ std::string literal(const T& value, std::string_view type = {}) {
     std::string text = "{";
     value.visit([&](std::string_view name, const auto& field) {
       text += core::format("{}.{} = {}", text.size() > 1 ? ", " : "", name,
-                          literal(field, core::format("decltype({}::{})", T::kTypeName, name)));
+                           literal(field, core::format("decltype({}::{})", T::kTypeName, name)));
     });
     return text + "}";
   } else if constexpr (std::is_enum_v<T>) {

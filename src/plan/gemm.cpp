@@ -80,9 +80,9 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
 
 std::string name_of(const Sm90GemmConfig& config) {
   return core::format("{}x{}.w{}.c{}x{}{}{}", config.tile_rows, config.tile_columns,
-                     config.math_warpgroups, config.cluster_rows, config.cluster_columns,
-                     config.order == MathOrder::kOrdered ? ".ordered" : "",
-                     config.early_wait ? ".early" : "");
+                      config.math_warpgroups, config.cluster_rows, config.cluster_columns,
+                      config.order == MathOrder::kOrdered ? ".ordered" : "",
+                      config.early_wait ? ".early" : "");
 }
 
 int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {

@@ -9,7 +9,6 @@ import numpy as np
 import octofold
 import pytest
 import reference
-from octofold._library import library
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode

@@ -24,9 +24,8 @@ WIDE: Final = ("float32", "float16", "bfloat16")
 # The names that others have for what Octofold calls otherwise.
 DLPACK_NAMES: Final = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
-# The spellings that need no second look. torch's own are added as it comes (torch.py); NumPy's are
-# not among them, as torch.compile follows no dictionary with such keys.
-SPELLINGS: Final[dict[Any, str]] = {
+# Names as they may be spelled. By texts alone: torch.compile follows no dictionary by dtypes.
+SPELLINGS: Final[dict[str, str]] = {
     **{name: name for name in ALL},
     **{name: own for own, name in DLPACK_NAMES.items()},
 }
@@ -36,10 +35,7 @@ def dtype_name(
     operation: str, argument: str, dtype: DTypeLike, among: tuple[str, ...] = ALL
 ) -> str:
     """Octofold's own name of a dtype, which has to be one of `among`."""
-    try:
-        name = SPELLINGS[dtype]
-    except (KeyError, TypeError):
-        name = SPELLINGS.get(_text(dtype), "")
+    name = SPELLINGS.get(dtype if isinstance(dtype, str) else _text(dtype), "")
     if name not in among:
         raise invalid_argument(operation, argument, f"one of {', '.join(among)}", repr(dtype))
     return name

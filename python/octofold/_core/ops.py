@@ -25,8 +25,14 @@ Options: TypeAlias = tuple[Any, ...]
 
 TABLE: Final[dict[str, "Op"]] = {}
 
-# How arrays of a type go to an op, where that differs: torch.py enters itself.
-CALLS: Final[dict[type, Callable[..., Arrays]]] = {}
+
+class Torch:
+    """How torch's tensors go to an op: torch.py enters itself. No dictionary by type: torch.compile
+    follows none."""
+
+    types: tuple[type, ...] = ()
+    call: Callable[..., Arrays]
+
 
 # What frameworks raise for an array that they cannot export.
 _EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
@@ -109,10 +115,11 @@ class Op:
         stream: StreamLike | None = None,
     ) -> Arrays:
         """The results: `out`, or new ones of `dtype`, in the framework of the first input."""
-        call = CALLS.get(type(inputs[0]))
-        if call is None and is_torch(inputs[0]):
+        if type(inputs[0]) in Torch.types:
+            return Torch.call(self, inputs, options, dtype, out, stream)
+        if is_torch(inputs[0]):
             from .torch import call  # the caller has imported torch
-        if call is not None:
+
             return call(self, inputs, options, dtype, out, stream)
         arrays = inputs + (out or ())
         kind = common_kind(self.name, self.names(), arrays)

@@ -15,9 +15,9 @@ from torch import Tensor
 from .._library import library
 from .._tvm_ffi import tvm_ffi
 from ..errors import UnsupportedError
-from .dtypes import DLPACK_NAMES, SPELLINGS
+from .dtypes import DLPACK_NAMES
 from .frameworks import column_stride, common_kind, reinterpret
-from .ops import CALLS, TABLE, Arrays, Op, Options, row_count
+from .ops import TABLE, Arrays, Op, Options, Torch, row_count
 from .streams import StreamLike, stream_handle
 
 DTYPES: Final[dict[str, torch.dtype]] = {
@@ -28,7 +28,6 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "e5m2": torch.float8_e5m2,
 }
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-SPELLINGS.update(NAMES)
 
 _PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
@@ -298,4 +297,4 @@ def _register(op: Op) -> Any:
 
 _LIBRARY: Final = torch.library.Library("octofold", "DEF")  # type: ignore[no-untyped-call]
 _REGISTERED: Final = {name: _register(op) for name, op in TABLE.items()}
-CALLS.update(dict.fromkeys(_PLAIN_TYPES, call))
+Torch.types, Torch.call = _PLAIN_TYPES, staticmethod(call)

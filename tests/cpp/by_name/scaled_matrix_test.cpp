@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "octofold/gemm.h"
 #include "octofold/casts.h"
+#include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
 

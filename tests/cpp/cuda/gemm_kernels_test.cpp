@@ -53,8 +53,9 @@ Problems problems() {
   for (auto [name, problem] : mainloops()) {
     const GemmForm& form = problem.product.form;
     const bool is_tma = problem.operands_fit_tma && problem.output_fits_tma;
-    const bool is_usual = form.a.scales == form.b.scales ||
-                          (form.a.scales == Granularity::kBlock1x128 && varies_along_k(form.b.scales));
+    const bool is_usual =
+        form.a.scales == form.b.scales ||
+        (form.a.scales == Granularity::kBlock1x128 && varies_along_k(form.b.scales));
     if (is_tma && is_usual) problems[name + "_Plain"] = problem;
     if (form.a.scales == Granularity::kTensor || form.b.scales == Granularity::kTensor) continue;
     if (form.fast_accumulation && !is_tma) continue;

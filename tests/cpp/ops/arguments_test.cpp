@@ -104,8 +104,9 @@ TEST(GemmArgumentsTest, WrongScales) {
               HasSubstr("argument 'a.scale': expected shape [5, 3]"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.data = nullptr; }),
               HasSubstr("argument 'a.scale': expected data, got a null pointer"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.fast_accumulation = true; }),
-              HasSubstr("argument 'fast_accumulation': expected false for scales that vary along K"));
+  EXPECT_THAT(
+      gemm_error([](auto&, auto& g) { g.fast_accumulation = true; }),
+      HasSubstr("argument 'fast_accumulation': expected false for scales that vary along K"));
 }
 
 TEST(GemmArgumentsTest, WrongStrides) {

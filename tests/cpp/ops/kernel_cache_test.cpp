@@ -72,7 +72,8 @@ TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
   const CachedKernel& kernel = kernels.front();
   EXPECT_EQ(kernel.file.parent_path(), kernel_cache_folder());
   EXPECT_EQ(kernel.bytes, static_cast<std::int64_t>(fs::file_size(kernel.file)));
-  EXPECT_THAT(kernel.description, HasSubstr("gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, bias float32"));
+  EXPECT_THAT(kernel.description,
+              HasSubstr("gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, bias float32"));
   EXPECT_EQ(kernel.architecture, "sm_90a");
   EXPECT_GT(kernel.registers, 0);
   EXPECT_EQ(kernel.fault, "");
