@@ -23,7 +23,7 @@ struct CachedKernel {
   /// Why the file cannot be used: a damaged one, or another version's. It is replaced when its
   /// kernel is next needed. Empty for a usable one; what follows is unset otherwise.
   std::string fault{};
-  std::string description{};   ///< "gemm e4m3 × e4m3 → bfloat16, 1x128 scales, tile 128×128, …"
+  std::string description{};   ///< "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
   std::string architecture{};  ///< "sm_90a"
   std::int32_t registers = 0;
 };

@@ -32,7 +32,7 @@ struct TileSchedule {
   }
 };
 
-// Of D [m, n] in tiles of these sizes. (It takes numbers, not the GemmConfig: a kernel that passes
+// Of D [m, n] in tiles of these sizes. (It takes numbers, not a configuration: a kernel that passes
 // its template argument on by reference reads it from memory, and nothing of it folds.)
 constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int raster_rows) {
   return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), raster_rows};

@@ -15,9 +15,9 @@ struct Header {
 
 struct Program {
   std::string header;        ///< the one that declares the kernel
-  std::string kernel;        ///< name expression: "octofold::gemm_kernel<…{.tile_m = 256, …}>"
+  std::string kernel;        ///< name expression: "octofold::gemm_kernel<…{.form = …, .tile_rows = 256, …}>"
   std::string architecture;  ///< "sm_90a"
-  std::string description;   ///< for people: "gemm e4m3 × e4m3 → bfloat16, …"
+  std::string description;   ///< for people: "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
 };
 
 /// What the assembler said of the kernel. Spills and stack in bytes of a thread.

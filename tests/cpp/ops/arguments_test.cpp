@@ -78,8 +78,8 @@ TEST(GemmArgumentsTest, WrongDtypes) {
 }
 
 TEST(GemmArgumentsTest, WrongShapes) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.rank = 3; }),
-              HasSubstr("argument 'a': expected a matrix"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.rank = 3; }),
+              HasSubstr("argument 'b': expected a matrix"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = -1; }),
               HasSubstr("argument 'a': expected sizes of at least 0"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = std::int64_t{1} << 62; }),
