@@ -14,8 +14,9 @@ struct Header {
 };
 
 struct Program {
-  std::string header;        ///< the one that declares the kernel
-  std::string kernel;        ///< name expression: "octofold::gemm_kernel<…{.form = …, .tile_rows = 256, …}>"
+  std::string header;  ///< the one that declares the kernel
+  std::string
+      kernel;  ///< name expression: "octofold::gemm_kernel<…{.form = …, .tile_rows = 256, …}>"
   std::string architecture;  ///< "sm_90a"
   std::string description;   ///< for people: "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
 };
