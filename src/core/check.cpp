@@ -89,8 +89,9 @@ bool sizes_are_sane(const TensorView& tensor) {
 }
 
 std::string describe_device(Device device) {
-  return device.type == DeviceType::kCpu ? std::string("cpu")
-                                         : core::format("cuda:{}", device.index);
+  const std::string_view type = device.type == DeviceType::kCpu ? "cpu" : "cuda";
+  if (device.type == DeviceType::kCpu && device.index == 0) return "cpu";
+  return core::format("{}:{}", type, device.index);
 }
 
 }  // namespace

@@ -158,6 +158,8 @@ TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
 TEST(GemmArgumentsTest, Devices) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.device = {DeviceType::kCuda, 1}; }),
               HasSubstr("argument 'b.scale': expected a tensor on cuda:1, got one on cpu"));
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.device = {DeviceType::kCpu, 1}; }),
+              HasSubstr("argument 'b.scale': expected a tensor on cpu:1, got one on cpu"));
   Problem problem;
   GemmArguments arguments = problem.arguments();
   for (auto* device :
