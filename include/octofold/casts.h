@@ -17,7 +17,7 @@ namespace octofold {
 // the leading dimensions and a vector [K] one row. Strides have to compose for that, as those of
 // any contiguous tensor and of slices of rows or columns do.
 //
-// x ≈ code × scale, with a scale for each unit of the matrix (types.h has the granularities):
+// x ≈ code × scale, with a scale for each unit of the matrix (vocabulary.h has the granularities):
 //
 // | granularity | scale of codes [..., K]                           |
 // |-------------|---------------------------------------------------|
@@ -26,8 +26,8 @@ namespace octofold {
 // | 1x128       | [..., ceil(K / 128)] or [rows, ceil(K / 128)]      |
 // | 128x128     | [ceil(rows / 128), ceil(K / 128)]                 |
 
-/// The casts of x to be made, from one pass over x on a GPU: at least one. Dtype and granularity
-/// of both are the same.
+/// The casts of x to be made, at least one; with block scales from one pass over x on a GPU. Dtype
+/// and granularity of both are the same.
 struct CastTargets {
   /// Of x [..., K] itself. data: x's shape.
   std::optional<MutableScaledTensorView> rows{};
@@ -58,19 +58,23 @@ struct QuantizeOptions {
 /// out: e4m3 or e5m2 data with contiguous columns and rows that do not overlap; float32 scales of
 ///   any strides.
 /// NaN and Inf follow IEEE rules through the arithmetic of the profile.
-/// Throws Error(kInvalidArgument) for wrong dtypes, shapes, strides or overlapping memory.
+/// Throws Error, as all of these functions: kInvalidArgument for wrong dtypes, shapes, strides or
+/// overlapping memory; on a GPU kUnsupported without kernels for it, kUnavailable without a usable
+/// driver or compiler.
 OCTOFOLD_API void quantize(const TensorView& x, const CastTargets& out,
                            const QuantizeOptions& options = {}, Stream stream = {});
 
 /// out = code × scale, the product in FP32, rounded to nearest even in out's type.
 /// x.data: [..., K], any row stride; out: the same shape, float32, float16 or bfloat16, columns
-/// contiguous.
+/// contiguous, rows that do not overlap.
 OCTOFOLD_API void dequantize(const ScaledTensorView& x, const MutableTensorView& out,
                              Stream stream = {});
 
-/// Element-wise conversion between any two dtypes, without scales, rounding to nearest even.
+/// Element-wise conversion between any two of float32, float16, bfloat16, e4m3 and e5m2, without
+/// scales, rounding to nearest even.
 /// `overflow` applies to FP8 results; float16 and bfloat16 overflow to infinity.
-/// x, out: the same shape [..., K], last dimension contiguous; x of any row stride.
+/// x, out: the same shape [..., K], last dimension contiguous; x of any row stride, out with
+/// rows that do not overlap.
 OCTOFOLD_API void convert(const TensorView& x, const MutableTensorView& out,
                           Overflow overflow = Overflow::kSaturate, Stream stream = {});
 

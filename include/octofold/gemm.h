@@ -19,7 +19,7 @@ namespace octofold {
 /// C: of out's type or float32; either disjoint from out or exactly out (in place).
 /// bias: of out's type or float32, contiguous.
 /// A's leading dimensions, M rows together, are those of out and C.
-/// M, N, K ≥ 0; with K = 0 the product is 0.
+/// M, N, K ≥ 0; with K = 0 the sum is 0 (times the scales that do not vary along K, on a GPU).
 ///
 /// Arithmetic: codes are multiplied and summed over at most 128 values of K, and such partial sums
 /// are added in FP32. Scales that vary along K (1x128, 128x128) multiply each partial sum; those
@@ -45,7 +45,7 @@ struct GemmArguments {
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
 /// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
-/// kUnsupported: a GPU without kernels, or sizes of 2^31 and more.
+/// kUnsupported: a GPU without kernels, or sizes or numbers of tiles near 2^31 and more.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 
 /// A call of gemm() without its tensors: for kernels that are made ready in advance.

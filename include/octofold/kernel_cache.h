@@ -62,9 +62,9 @@ struct WarmReport {
 ///
 /// All problems are checked before anything is compiled.
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no
-/// kernels for the architecture, or sizes of 2^31 and more; kUnavailable: no NVRTC, or no folder to
-/// keep kernels in; kIo: kernels cannot be written there.
-/// Example: octofold::warm_kernel_cache(std::vector<GemmProblem>{{.m = 64, .n = 7168, .k = 2048}});
+/// kernels for the architecture, or sizes near 2^31 and more; kUnavailable: no NVRTC, or no folder
+/// to keep kernels in; kIo: kernels cannot be written there. Example:
+/// octofold::warm_kernel_cache(std::vector<GemmProblem>{{.m = 64, .n = 7168, .k = 2048}});
 OCTOFOLD_API WarmReport warm_kernel_cache(std::span<const GemmProblem> problems,
                                           const WarmOptions& options = {});
 

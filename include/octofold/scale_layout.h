@@ -10,7 +10,7 @@
 
 namespace octofold {
 
-/// Shape of the scale tensor of a matrix [rows, cols]; types.h has the table.
+/// Shape of the scale tensor of a matrix [rows, cols]; vocabulary.h has the table.
 /// Throws Error(kInvalidArgument) for negative sizes.
 OCTOFOLD_API std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
                                                    std::int64_t cols);

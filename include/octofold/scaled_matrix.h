@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -18,7 +17,7 @@ namespace octofold {
 ///
 /// Example:
 ///   ScaledMatrix w(outputs, inputs, Granularity::kBlock128x128);
-///   quantize(matrix(values.data(), DType::kFloat32, outputs, inputs), w.view());
+///   quantize(matrix(values.data(), DType::kFloat32, outputs, inputs), {.rows = w.view()});
 ///   const ScaledMatrix w_on_gpu = w.to({DeviceType::kCuda, 0});
 class OCTOFOLD_API ScaledMatrix {
  public:
@@ -52,7 +51,11 @@ class OCTOFOLD_API ScaledMatrix {
   std::span<const float> scales() const;
 
  private:
-  using Memory = std::unique_ptr<void, std::function<void(void*)>>;
+  struct OCTOFOLD_API Release {
+    Device device;
+    void operator()(void* memory) const noexcept;
+  };
+  using Memory = std::unique_ptr<void, Release>;
 
   static Memory allocate(std::int64_t bytes, Device device);
   void require_host() const;

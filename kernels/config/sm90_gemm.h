@@ -165,7 +165,7 @@ struct Sm90SmemLayout {
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
     rows_bytes = config.tile_rows * kStageDepth;
     columns_bytes = config.tile_columns * kStageDepth;
-    // Two neighbours are read as one word.
+    // Two neighbours are read at once, as 8 bytes.
     row_scales_bytes = round_up(4 * scales_per_stage(config.rows().scales, config.tile_rows), 16);
     column_scales_bytes =
         round_up(4 * scales_per_stage(config.columns().scales, config.tile_columns), 16);
@@ -204,7 +204,7 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
     return "the blocks of a cluster each load whole swizzle atoms (8 rows)";
   }
   if (raster_rows < 1) return "raster_rows has to be at least 1";
-  if ((varies_along_k(form.a.scales) || varies_along_k(form.b.scales)) && !promote()) {
+  if ((varies_along_k(rows().scales) || varies_along_k(columns().scales)) && !promote()) {
     return "scales that vary along K need promotion";
   }
   if (columns().scales == Granularity::kBlock128x128 && blocks_touched(tile_columns) > 2) {
@@ -216,6 +216,7 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (store == OutputStore::kTma && form.out == DType::kFloat32) {
     return "a tile of FP32 leaves too little shared memory for the pipeline";
   }
+  if (order == MathOrder::kOrdered && math_warpgroups != 2) return "an order is one of two";
   if (early_wait && !promote()) return "nothing is hidden by an early wait without promotion";
   if (early_wait && order == MathOrder::kOrdered) {
     return "a warpgroup that waits for the next stage early keeps the others waiting too long";

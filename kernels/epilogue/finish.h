@@ -19,7 +19,7 @@ __device__ inline float load_addend(const void* data, long long index) {
 // Whether D's values are just the sums, so that nobody needs to know where they belong.
 template <Sm90GemmConfig kConfig>
 inline constexpr bool kSumsAreFinal =
-    varies_along_k(kConfig.form.a.scales) && varies_along_k(kConfig.form.b.scales) &&
+    varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     kConfig.form.c == Addend::kNone && kConfig.form.bias == Addend::kNone;
 
 // What two neighbouring columns of D contribute, the same for all rows: read once. Columns count

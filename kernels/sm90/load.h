@@ -62,12 +62,17 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
   });
 }
 
+// Of an operand's rows: the first of a tile, and how many there are from it on.
+struct RowRange {
+  int first;
+  int count;
+};
+
 // The scales of one operand that vary along K, word by word: any layout of the scale tensor will
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
-// left in its loop. `extent`, `first_row`, `rows`: of the operand's rows those in a tile, the first
-// of the tile, and how many there are from that on. Units beyond the last get the last one's scale:
-// their products are not stored.
+// left in its loop. `rows_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
+// scales go. Units beyond the last get the last one's scale: their products are not stored.
 template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename Rows, typename Target>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                             const config::ScaleParams& scale, Rows&& rows_of, Target&& target) {
@@ -103,12 +108,6 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
     }
   }
 }
-
-// Of an operand's rows: the first of a tile, and how many there are from it on.
-struct RowRange {
-  int first;
-  int count;
-};
 
 template <Sm90GemmConfig kConfig>
 __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {

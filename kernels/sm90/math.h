@@ -133,9 +133,12 @@ class MathWarpgroup {
     }
   }
 
-  __device__ void await_turn() const { ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, 256); }
+  __device__ void await_turn() const {
+    ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, kConfig.math_threads());
+  }
   __device__ void let_next_multiply() const {
-    ptx::barrier_arrive(kFirstOrderBarrier + (warpgroup_ + 1) % kConfig.math_warpgroups, 256);
+    ptx::barrier_arrive(kFirstOrderBarrier + (warpgroup_ + 1) % kConfig.math_warpgroups,
+                        kConfig.math_threads());
   }
 
   const SharedMemory<kConfig>& smem_;

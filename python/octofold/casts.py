@@ -47,9 +47,10 @@ def quantize(
         granularity: left at their defaults they follow it, else they have to agree. As in gemm(),
         nothing may require a gradient.
 
-    Returns `out`, or a ScaledTensor in the framework of x. On a GPU 1x128 scales have the strides
-    that gemm() reads fastest, (1, rows rounded up to a multiple of 4). NaN and infinities follow
-    IEEE rules. Nothing is differentiated: backward through it raises RuntimeError.
+    Returns `out` (with `scale`: its codes and these scales), or a ScaledTensor in the framework of
+    x. On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows rounded up to a
+    multiple of 4). NaN and infinities follow IEEE rules. Nothing is differentiated: backward
+    through it raises RuntimeError.
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize", "dtype", dtype, FP8)
@@ -74,7 +75,7 @@ def quantize_both(
     stream: StreamLike | None = None,
 ) -> tuple[ScaledTensor, ScaledTensor]:
     """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
-    from one pass over x. Arguments and errors are those of quantize().
+    with block scales from one pass over x. Arguments and errors are those of quantize().
     """
     name = dtype_name("quantize_both", "dtype", dtype, FP8)
     options = (granularity, power_of_two, overflow, profile)

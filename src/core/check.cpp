@@ -71,14 +71,14 @@ bool sizes_are_negative(const TensorView& tensor) {
 
 // Sizes and strides that memory can hold, checked without risk of integer overflow.
 bool sizes_are_sane(const TensorView& tensor) {
-  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max() / 8;
+  constexpr std::int64_t kLargest = std::int64_t{1} << 57;  // bytes of all dimensions fit too
   if (tensor.rank < 0 || tensor.rank > kMaxRank) return false;
   std::int64_t elements = 1;
   for (std::int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] < 0) return false;
     std::int64_t reach = 0;
-    if (__builtin_mul_overflow(tensor.shape[i], std::abs(tensor.strides[i]), &reach) ||
-        reach > kLargest) {
+    if (__builtin_mul_overflow(tensor.shape[i], tensor.strides[i], &reach) || reach > kLargest ||
+        reach < -kLargest) {
       return false;
     }
     if (tensor.shape[i] != 0 && __builtin_mul_overflow(elements, tensor.shape[i], &elements)) {
@@ -89,9 +89,8 @@ bool sizes_are_sane(const TensorView& tensor) {
 }
 
 std::string describe_device(Device device) {
-  const std::string_view type = device.type == DeviceType::kCpu ? "cpu" : "cuda";
-  if (device.type == DeviceType::kCpu && device.index == 0) return "cpu";
-  return core::format("{}:{}", type, device.index);
+  if (device == Device{}) return "cpu";
+  return core::format("{}:{}", device.type == DeviceType::kCpu ? "cpu" : "cuda", device.index);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ template <typename... Args>
 [[noreturn]] void fail_argument(std::string_view operation, std::string_view argument,
                                 std::string_view expected, std::string_view got);
 
-/// "float32 [3, 5] strides [8, 1]", for messages.
+/// "float32 [3, 5] with strides [8, 1]", for messages.
 std::string describe(const TensorView& tensor);
 
 /// The checks of one operation's arguments: each names `operation` and the argument.

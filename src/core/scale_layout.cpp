@@ -1,7 +1,9 @@
 #include "core/scale_layout.h"
 
-#include <cstdlib>
+#include <algorithm>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "octofold/scale_layout.h"
 
@@ -85,7 +87,7 @@ void require_sizes(std::string_view operation, Granularity granularity, std::int
 template <typename View>
 View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
   const core::Arguments check("row_slice");
-  check.require_scaled("matrix", matrix);
+  check.require_scaled_input("matrix", matrix);
   const std::int64_t rows = matrix.data.shape[0];
   const std::int64_t unit = core::unit_size(matrix.granularity, 1, 1).rows;
   const auto starts_a_scale = [&](std::int64_t row) { return row % unit == 0; };

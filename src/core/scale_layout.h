@@ -27,7 +27,7 @@ struct ScaleGrid {
 };
 ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols);
 
-/// Whether the scale tensor has one of the shapes that types.h allows.
+/// Whether the scale tensor has one of the shapes that casts.h allows.
 bool scale_shape_matches(const ScaledTensorView& tensor);
 
 /// Access to the scale of unit (row, col), whichever of the allowed shapes and strides it has.

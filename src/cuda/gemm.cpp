@@ -24,7 +24,7 @@ void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& prob
   constexpr std::string_view kCopies = "threads copy the operands, not TMA";
   log("a", plan::tma_obstacle(arguments.a.data), kCopies);
   log("b", plan::tma_obstacle(arguments.b.data), kCopies);
-  if (problem.operands_fit_tma) {
+  if (problem.operands_fit_tma && problem.product.form.out != DType::kFloat32) {
     log("out", plan::tma_store_obstacle(arguments.out), "threads store the result, not TMA");
   }
 }

@@ -61,53 +61,62 @@ MutableTensorView checked_output(const core::Arguments& check, const MutableTens
 // A target as matrices, checked against `shape`, that of its codes, and against the flat x.
 MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
                                        const MutableScaledTensorView& target,
-                                       std::span<const std::int64_t> shape, const TensorView& x) {
+                                       std::span<const std::int64_t> shape, const TensorView& x,
+                                       ScaleSource scales) {
   check.require_shape(argument, target.data, shape);
   const MutableScaledTensorView out = core::flatten(check, argument, target);
   check.require_scaled(argument, out);
   check.require_same_device(argument, out.data, x.device);
   check.require_disjoint(argument, out.data, "x", x);
-  check.require_disjoint(argument + ".scale", out.scale, "x", x);
-  check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
+  check.require_disjoint(argument, out.data, argument + ".scale", out.scale);
+  if (scales == ScaleSource::kComputed) {
+    check.require_disjoint(argument + ".scale", out.scale, "x", x);
+    const bool any = out.scale.element_count() > 0;
+    for (int i = 0; any && i < out.scale.rank; ++i) {
+      if (out.scale.shape[i] > 1 && out.scale.strides[i] == 0) {
+        check.fail(argument + ".scale", "scales that do not overlap", core::describe(out.scale));
+      }
+    }
+  }
   return out;
 }
 
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
-                             const MutableScaledTensorView& transposed) {
+                             const MutableScaledTensorView& transposed, ScaleSource scales) {
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
   if (transposed.granularity != rows.granularity) {
     check.fail("out.transposed",
                core::format("granularity {}, as 'out.rows'", name(rows.granularity)),
                name(transposed.granularity));
   }
-  const std::array<std::pair<const char*, TensorView>, 2> others{
-      {{"out.rows", rows.data}, {"out.rows.scale", rows.scale}}};
-  for (const auto& [argument, tensor] : others) {
-    check.require_disjoint("out.transposed", transposed.data, argument, tensor);
-    check.require_disjoint("out.transposed.scale", transposed.scale, argument, tensor);
-  }
+  check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);
+  check.require_disjoint("out.transposed", transposed.data, "out.rows.scale", rows.scale);
+  check.require_disjoint("out.rows", rows.data, "out.transposed.scale", transposed.scale);
+  if (scales == ScaleSource::kGiven) return;  // both may read the same
+  check.require_disjoint("out.transposed.scale", transposed.scale, "out.rows.scale", rows.scale);
 }
 
 // The targets as matrices; `x` is flat, `shape` its own.
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
-                            std::span<const std::int64_t> shape, const TensorView& x) {
+                            std::span<const std::int64_t> shape, const TensorView& x,
+                            ScaleSource scales) {
   if (!out.rows && !out.transposed) check.fail("out", "rows, transposed or both", "neither");
   CastTargets targets;
-  if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, x);
+  if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, x, scales);
   if (out.transposed) {
     const std::array transposed_shape{x.shape[1], x.shape[0]};
     targets.transposed =
-        checked_target(check, "out.transposed", *out.transposed, transposed_shape, x);
+        checked_target(check, "out.transposed", *out.transposed, transposed_shape, x, scales);
   }
   if (targets.rows && targets.transposed) {
-    require_alike_and_apart(check, *targets.rows, *targets.transposed);
+    require_alike_and_apart(check, *targets.rows, *targets.transposed, scales);
   }
   return targets;
 }
 
 config::CastFormat format_of(const core::Arguments& check, const QuantizeOptions& options, DType in,
                              const MutableScaledTensorView& out) {
-  check.require_enumerator("options.overflow", options.overflow);
+  check.require_enumerator("overflow", options.overflow);
   const config::CastRule& rule = rule_of(options.profile);
   const bool given = options.scales == ScaleSource::kGiven;
   if (given && options.power_of_two.value_or(false)) {
@@ -129,7 +138,7 @@ void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions
   const TensorView source = core::flatten(check, "x", x);
   check.require_input_matrix("x", source);
   check.require_dtype("x", source, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  const CastTargets targets = checked_targets(check, out, shape_of(x), source);
+  const CastTargets targets = checked_targets(check, out, shape_of(x), source, options.scales);
   const config::CastFormat format =
       format_of(check, options, x.dtype, targets.rows ? *targets.rows : *targets.transposed);
   if (!ops::is_on_cpu(x.device)) {

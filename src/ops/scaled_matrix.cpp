@@ -61,15 +61,22 @@ ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, Granularity gra
 }
 
 ScaledMatrix::Memory ScaledMatrix::allocate(std::int64_t bytes, Device device) {
-  if (bytes == 0) return Memory(nullptr, [](void*) {});
+  if (bytes == 0) return {nullptr, {device}};
   const auto size = static_cast<std::size_t>(bytes);
-  if (ops::is_on_cpu(device)) {
-    void* const memory = std::calloc(size, 1);
-    if (memory == nullptr) throw std::bad_alloc();
-    return Memory(memory, std::free);
+  if (!ops::is_on_cpu(device)) {
+    return {cuda::allocate(ops::gpu(kOperation, device), size), {device}};
   }
-  const cuda::Device& gpu = ops::gpu(kOperation, device);
-  return Memory(cuda::allocate(gpu, size), [&gpu](void* memory) { cuda::release(gpu, memory); });
+  void* const memory = std::calloc(size, 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, {device}};
+}
+
+void ScaledMatrix::Release::operator()(void* memory) const noexcept {
+  if (ops::is_on_cpu(device)) return std::free(memory);
+  try {
+    cuda::release(ops::gpu(kOperation, device), memory);
+  } catch (const Error&) {  // a forked process: the memory is its parent's
+  }
 }
 
 MutableScaledTensorView ScaledMatrix::view() {

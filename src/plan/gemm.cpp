@@ -174,6 +174,9 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
       best = config;
     }
   }
+  if (least == std::numeric_limits<std::int64_t>::max()) {
+    core::fail(ErrorCode::kInternal, "gemm: no tiling for {}", describe(problem));
+  }
   return plan_config(problem, best, gpu);
 }
 

@@ -40,7 +40,8 @@ GemmProblem contiguous(const octofold::GemmProblem& product);
 /// One kernel.
 using GemmPlan = Plan<config::Sm90GemmConfig>;
 
-/// Throws Error(kUnsupported) for sizes of 2^31 and more, and for a GPU without kernels.
+/// Throws Error(kUnsupported) for sizes or numbers of tiles near 2^31 and more, and for a GPU
+/// without kernels.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
 
 /// The plan with the candidate of this name. Throws Error(kInvalidArgument) that lists the

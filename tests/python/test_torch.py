@@ -9,6 +9,9 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from octofold._core.frameworks import column_stride
+from octofold._core.ops import quick_scale_shape
+from octofold._library import library
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -343,3 +346,22 @@ assert os.environ.get({name!r}) == {users!r}
     if users is not None:
         environment[name] = users
     subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_layout_of_scales_is_the_librarys(granularity):
+    """Python works it out again, as torch's symbolic sizes cannot go to the library."""
+    for rows, cols in ((1, 1), (3, 128), (4, 129), (130, 300), (0, 5), (7, 0)):
+        shape, strides = library.scale_layout(granularity, rows, cols, True)
+        assert quick_scale_shape(granularity, (rows, cols)) == tuple(shape)
+        if granularity == "1x128":
+            assert tuple(strides) == (1, column_stride(rows))
+
+
+def test_options_are_checked_where_torch_has_to_know_too():
+    x = torch.ones(4, 256, requires_grad=True)
+    assert octofold.quantize(x, power_of_two=np.True_).equals(
+        octofold.quantize(x, power_of_two=True)
+    )
+    with pytest.raises(octofold.InvalidArgumentError, match="'overflow': expected text, got None"):
+        octofold.quantize(x, overflow=None)

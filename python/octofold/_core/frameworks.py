@@ -5,6 +5,7 @@ caller's framework. torch and CuPy are used only where the caller has imported t
 """
 
 import ctypes
+import math
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -165,8 +166,10 @@ class CuPyFramework(DLPackFramework):
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
         if granularity != "1x128":
             return self.empty(shape, "float32")
-        rows, cols = shape
-        return self.empty((cols, column_stride(rows)), "float32")[:, :rows].T
+        *leading, cols = shape
+        rows = math.prod(leading)
+        scales = self.empty((cols, column_stride(rows)), "float32")[:, :rows]
+        return self._cupy.moveaxis(scales.reshape(cols, *leading), 0, -1)
 
     def deliver(self, array: Array) -> Array:
         return array if isinstance(array, self._cupy.ndarray) else super().deliver(array)

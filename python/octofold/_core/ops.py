@@ -204,20 +204,25 @@ class Op:
     ) -> Arrays:
         """After tvm-ffi has refused what it was given: NumPy's truth values are taken as Python's,
         all else is named."""
-        plain = tuple(bool(value) if isinstance(value, np.bool_) else value for value in options)
-        if any(new is not old for new, old in zip(plain, options, strict=True)):
-            return self.launch(framework, inputs, plain, dtype, out)
         names = self.inputs if out is None else self.inputs + self.results
         for name, array in zip(names, inputs + (out or ()), strict=True):
             if array is None and not name.endswith("?"):
                 raise invalid_argument(self.name, name, ANY, "None") from error
-        for (name, option), value in zip(self.options.items(), options, strict=True):
-            if not isinstance(value, option.types):
-                raise invalid_argument(self.name, name, option.words, repr(value)) from error
+        plain = self.checked_options(options)
+        if any(new is not old for new, old in zip(plain, options, strict=True)):
+            return self.launch(framework, inputs, plain, dtype, out)
         self._export(framework, inputs, self.inputs, False)
         if out is not None:
             self._export(framework, out, self.results, True)
         raise error
+
+    def checked_options(self, options: Options) -> Options:
+        """Of the types that the row says, NumPy's truth values as Python's."""
+        plain = tuple(bool(value) if isinstance(value, np.bool_) else value for value in options)
+        for (name, option), value in zip(self.options.items(), plain, strict=True):
+            if not isinstance(value, option.types):
+                raise invalid_argument(self.name, name, option.words, repr(value))
+        return plain
 
 
 def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:

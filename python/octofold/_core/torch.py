@@ -145,6 +145,7 @@ def call(
             first = inputs[0]
             if not first.is_meta:
                 return op.launch(_framework_of(first), inputs, options, dtype, out)
+    options = op.checked_options(options)
     arrays = inputs + (out or ())
     if not all(array is None or isinstance(array, Tensor) for array in arrays):
         common_kind(op.name, op.names(), arrays)  # raises for the one that is another's

@@ -1,7 +1,6 @@
 """What torch has to know of octofold from the start, whichever is imported first: that torch.load()
 may build a ScaledTensor of a file that it does not trust."""
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -28,17 +27,16 @@ class _AfterTorch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_introduce(module: ModuleType) -> None:
                 execute(module)
-                sys.meta_path.remove(self)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 introduce()
 
             spec.loader.exec_module = execute_and_introduce  # type: ignore[method-assign]

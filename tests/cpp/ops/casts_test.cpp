@@ -131,6 +131,24 @@ TEST_F(CastsTest, ScalesOfACastGiveItsCodesAgain) {
   }
 }
 
+// What is only read may be read twice; what is written may not overlap itself.
+TEST_F(CastsTest, GivenScalesMayBeSharedAndComputedOnesNot) {
+  ScaledMatrix rows(kRows, kCols, Granularity::kTensor),
+      columns(kCols, kRows, Granularity::kTensor);
+  CastTargets out{.rows = rows.view(), .transposed = columns.view()};
+  out.transposed->scale = out.rows->scale;
+  rows.scales()[0] = 0.5f;
+  quantize(x(), out, {.scales = ScaleSource::kGiven});
+  EXPECT_EQ(columns.codes()[1], rows.codes()[kCols]);
+  EXPECT_THAT(error_of(x(), out), testing::HasSubstr("apart from 'out.rows.scale'"));
+
+  ScaledMatrix by_row(kRows, kCols, Granularity::kChannel);
+  MutableScaledTensorView repeated = by_row.view();
+  repeated.scale.strides[0] = 0;
+  EXPECT_THAT(error_of(x(), {.rows = repeated}),
+              testing::HasSubstr("'out.rows.scale': expected scales that do not overlap"));
+}
+
 // Where in the scale tensor of [rows, cols] the scale of an element is.
 std::size_t unit_of(Granularity granularity, std::int64_t row, std::int64_t col,
                     std::int64_t cols) {
