@@ -68,7 +68,7 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
   check.require_scaled(argument, out);
   check.require_same_device(argument, out.data, x.device);
   check.require_disjoint(argument, out.data, "x", x);
-  check.require_disjoint(argument, out.data, argument + ".scale", out.scale);
+  check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
   if (scales == ScaleSource::kComputed) {
     check.require_disjoint(argument + ".scale", out.scale, "x", x);
     const bool any = out.scale.element_count() > 0;
