@@ -101,7 +101,7 @@ TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(Problems, NvrtcGemmTest, testing::ValuesIn(problems()),
                          [](const auto& instance) { return instance.param.first; });
 
-// All epilogues, in 4734 kernels: an hour on one core. To be run by hand when the kernel changes.
+// All epilogues of all pairs: hours on one core. To be run by hand when the kernel changes.
 class NvrtcGemmEpilogueTest : public NvrtcGemmTest {};
 
 TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
