@@ -169,7 +169,7 @@ class CuPyFramework(DLPackFramework):
         *leading, cols = shape
         rows = math.prod(leading)
         scales = self.empty((cols, column_stride(rows)), "float32")[:, :rows]
-        return self._cupy.moveaxis(scales.reshape(cols, *leading), 0, -1)
+        return scales.reshape(cols, *leading).transpose(*range(1, len(shape)), 0)
 
     def deliver(self, array: Array) -> Array:
         return array if isinstance(array, self._cupy.ndarray) else super().deliver(array)
