@@ -73,9 +73,13 @@ class FakeCuPyArray:
     def __getitem__(self, index):
         return FakeCuPyArray(self.array[index])
 
-    @property
-    def T(self):  # noqa: N802 (NumPy's name)
-        return FakeCuPyArray(self.array.T)
+    def reshape(self, *shape):
+        view = self.array.reshape(*shape)
+        assert np.shares_memory(view, self.array)
+        return FakeCuPyArray(view)
+
+    def transpose(self, *axes):
+        return FakeCuPyArray(self.array.transpose(*axes))
 
     shape = property(lambda self: self.array.shape)
     strides = property(lambda self: self.array.strides)
@@ -126,6 +130,9 @@ def test_cupy_arrays(cupy, rng):
     assert isinstance(cast.scale, FakeCuPyArray)
     np.testing.assert_array_equal(cast.scale.array, expected.scale)
     assert cast.scale.strides == (4, 4 * 8)  # rows next to each other, columns 16-byte aligned
+    leading = octofold.quantize(FakeCuPyArray(x.reshape(2, 3, 300)))
+    np.testing.assert_array_equal(leading.scale.array, expected.scale.reshape(2, 3, 3))
+    assert leading.scale.strides == (4 * 3, 4, 4 * 8)
     assert isinstance(cast.data, tvm_ffi.Tensor)
     assert cast.data.dtype == "float8_e4m3fn"
 
