@@ -3,9 +3,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <gtest/gtest.h>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -28,12 +28,9 @@ class FakeGpuTest : public testing::Test {
     std::construct_at(state_);
   }
 
-  /// Devices are told apart by their address, for good: like the process's own, a test's runtime
-  /// lives until the process ends.
   Runtime& runtime() {
-    if (runtime_ == nullptr) {
-      static std::deque<Runtime> runtimes;
-      runtime_ = &runtimes.emplace_back(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
+    if (!runtime_) {
+      runtime_.emplace(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
         ++compilations_;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
         return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
@@ -48,7 +45,7 @@ class FakeGpuTest : public testing::Test {
 
  private:
   fake::State* state_;
-  Runtime* runtime_ = nullptr;
+  std::optional<Runtime> runtime_;
 };
 
 /// What `call` throws, as text; empty if it throws nothing.

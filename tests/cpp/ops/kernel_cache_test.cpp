@@ -128,7 +128,7 @@ class WarmedGemmTest : public cuda::FakeGpuTest {
 
   jit::Program program_of(const GemmArguments& arguments) {
     jit::Program asked;
-    auto& runtime = *new cuda::Runtime(OCTOFOLD_FAKE_DRIVER, [&](const jit::Program& program) {
+    cuda::Runtime runtime(OCTOFOLD_FAKE_DRIVER, [&](const jit::Program& program) {
       asked = program;
       return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
     });
