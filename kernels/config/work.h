@@ -20,13 +20,12 @@ struct Tile {
   // Of the operands: the first row of each that the tile reads.
   int operand_row;
   int operand_column;
-  // Of D: the tile's first element, and how many rows and columns there are from it on, perhaps
-  // more than the tile's. What lies beyond is neither read nor stored; a cluster's last tile may
-  // lie outside of D as a whole: 0 or less.
+  // Of D: the tile's first element, and where the rows and columns end, perhaps beyond the tile.
+  // What lies behind the ends is neither read nor stored; a cluster's last tile may begin there.
   int row;
   int column;
-  int rows;
-  int columns;
+  int row_end;
+  int column_end;
   // Of K. Empty: the sum is 0.
   int k_begin;
   int k_end;
@@ -60,8 +59,8 @@ class TileWalk {
             .operand_column = column,
             .row = row,
             .column = column,
-            .rows = work_.rows - row,
-            .columns = work_.columns - column,
+            .row_end = work_.rows,
+            .column_end = work_.columns,
             .k_begin = 0,
             .k_end = work_.depth};
   }

@@ -22,23 +22,23 @@ inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     kConfig.form.c == Addend::kNone && kConfig.form.bias == Addend::kNone;
 
-// What two neighbouring columns of D contribute, the same for all rows: read once. Columns count
-// from the tile's first.
+// What two neighbouring columns of D contribute, the same for all rows: read once.
 template <Sm90GemmConfig kConfig>
 struct ColumnTerms {
-  int column;    // of D
+  int column;
   int existing;  // how many of the two lie inside of D
   float scale[2] = {1.0f, 1.0f};
   float bias[2] = {};
 
-  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile, int in_tile)
-      : column(tile.column + in_tile), existing(min(max(tile.columns - in_tile, 0), 2)) {
+  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile, int column_)
+      : column(column_), existing(min(max(tile.column_end - column, 0), 2)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i >= existing) continue;
       if constexpr (kConfig.columns().scales == Granularity::kChannel) {
         const config::ScaleParams& of_columns = params.columns.scale;
-        scale[i] = of_columns.data[(tile.operand_column + in_tile + i) * of_columns.row_stride];
+        const int of_operand = column + i + (tile.operand_column - tile.column);
+        scale[i] = of_columns.data[of_operand * of_columns.row_stride];
       }
       if constexpr (kConfig.form.bias != Addend::kNone) {
         bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, column + i);
@@ -58,12 +58,13 @@ struct RowTerms {
   const void* c;
   long long c_row;  // index of the row's first element of C
 
-  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int in_tile)
-      : exists(in_tile < tile.rows), c(params.c), c_row((tile.row + in_tile) * params.c_stride) {
+  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row)
+      : exists(row < tile.row_end), c(params.c), c_row(row * params.c_stride) {
     if constexpr (kConfig.rows().scales == Granularity::kTensor) scale = *params.rows.scale.data;
     if constexpr (kConfig.rows().scales == Granularity::kChannel) {
       const config::ScaleParams& of_rows = params.rows.scale;
-      if (exists) scale = of_rows.data[(tile.operand_row + in_tile) * of_rows.row_stride];
+      const int of_operand = row + (tile.operand_row - tile.row);
+      if (exists) scale = of_rows.data[of_operand * of_rows.row_stride];
     }
     if constexpr (kConfig.columns().scales == Granularity::kTensor) {
       scale *= *params.columns.scale.data;

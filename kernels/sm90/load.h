@@ -62,20 +62,28 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
   });
 }
 
-// Of an operand's rows: the first of a tile, and how many there are from it on.
+// Of an operand's rows: the first of a tile, and where they end.
 struct RowRange {
   int first;
-  int count;
+  int end;
 };
+
+__device__ inline RowRange rows_of(const Tile& tile) {
+  return {tile.operand_row, tile.row_end + (tile.operand_row - tile.row)};
+}
+
+__device__ inline RowRange columns_of(const Tile& tile) {
+  return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
+}
 
 // The scales of one operand that vary along K, word by word: any layout of the scale tensor will
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
-// left in its loop. `rows_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
+// left in its loop. `range_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
 // scales go. Units beyond the last get the last one's scale: their products are not stored.
-template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename Rows, typename Target>
+template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename RangeOf, typename Target>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                            const config::ScaleParams& scale, Rows&& rows_of, Target&& target) {
+                            const config::ScaleParams& scale, RangeOf&& range_of, Target&& target) {
   constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
   constexpr int kRowsOfUnit = kScales == Granularity::kBlock128x128 ? kScaleBlock : 1;
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
@@ -83,9 +91,9 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
   RingPosition<kConfig.stages> position;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
-    const auto [first_row, rows] = rows_of(tile);
-    const int first = first_row / kRowsOfUnit + lane;
-    const int last = (first_row + rows - 1) / kRowsOfUnit;
+    const RowRange rows = range_of(tile);
+    const int first = rows.first / kRowsOfUnit + lane;
+    const int last = (rows.end - 1) / kRowsOfUnit;
     const float* sources[kUnitsOfLane];
 #pragma unroll
     for (int i = 0; i < kUnitsOfLane; ++i) {
@@ -114,7 +122,7 @@ __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory
   if constexpr (varies_along_k(kConfig.rows().scales)) {
     load_scales<kConfig.rows().scales, kConfig.tile_rows>(
         params, smem, params.rows.scale,
-        [](const Tile& tile) { return RowRange{tile.operand_row, tile.rows}; },
+        rows_of,
         [&](int stage) { return smem.row_scales(stage); });
   }
 }
@@ -125,7 +133,7 @@ __device__ void load_column_scales(const Sm90GemmParams& params,
   if constexpr (varies_along_k(kConfig.columns().scales)) {
     load_scales<kConfig.columns().scales, kConfig.tile_columns>(
         params, smem, params.columns.scale,
-        [](const Tile& tile) { return RowRange{tile.operand_column, tile.columns}; },
+        columns_of,
         [&](int stage) { return smem.column_scales(stage); });
   }
 }
@@ -158,20 +166,20 @@ __device__ void load_operands_by_threads(const Sm90GemmParams& params,
 #pragma unroll 1  // this warpgroup has few registers
     for (int i = thread; i < extent * kChunksOfRow;
          i += static_cast<int>(SharedMemory<kConfig>::kCopyThreads)) {
-      const int row = i / kChunksOfRow, chunk = i % kChunksOfRow;
-      const int column = k + 16 * chunk;
-      const int existing = row < rows.count ? k_end - column : 0;
+      const int in_tile = i / kChunksOfRow, chunk = i % kChunksOfRow;
+      const int row = rows.first + in_tile, column = k + 16 * chunk;
+      const int existing = row < rows.end ? k_end - column : 0;
       const unsigned char* source =
-          operand.data + (existing > 0 ? (rows.first + row) * operand.stride + column : 0);
-      ptx::store_shared(target + row * kStageDepth + 16 * (chunk ^ (row % 8)),
+          operand.data + (existing > 0 ? row * operand.stride + column : 0);
+      ptx::store_shared(target + in_tile * kStageDepth + 16 * (chunk ^ (in_tile % 8)),
                         gather_16_bytes(source, existing));
     }
   };
   for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
-    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, {tile.operand_row, tile.rows}, k,
+    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, rows_of(tile), k,
               tile.k_end);
     copy_rows(smem.columns(stage), params.columns, kConfig.tile_columns,
-              {tile.operand_column, tile.columns}, k, tile.k_end);
+              columns_of(tile), k, tile.k_end);
     ptx::fence_proxy_async();
     ptx::mbarrier_arrive(smem.full(stage));
   });

@@ -22,20 +22,20 @@ __device__ int first_row_of_thread() {
 template <Sm90GemmConfig kConfig>
 __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile,
                                const Sums<kConfig>& sums) {
-  const int first_row = first_row_of_thread<kConfig>();
-  const int first_column = 2 * (static_cast<int>(threadIdx.x) % 4);
+  const int first_row = tile.row + first_row_of_thread<kConfig>();
+  const int first_column = tile.column + 2 * (static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
     const ColumnTerms<kConfig> columns(params, tile, first_column + 8 * j);
-    if (columns.existing == 0) continue;
+    if (columns.existing == 0) break;
 #pragma unroll
     for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
       const int sub_tile = i / 2, half = i % 2;
       const int row = first_row + 64 * sub_tile + 8 * half;
-      if (row >= tile.rows) continue;
+      if (row >= tile.row_end) break;
       const float* pair = &sums[sub_tile][4 * j + 2 * half];
       store_pair<kConfig.form.out>(
-          params.out, (tile.row + row) * params.out_stride + columns.column,
+          params.out, row * params.out_stride + columns.column,
           RowTerms<kConfig>(params, tile, row).finish(columns, pair[0], pair[1]),
           columns.existing == 2);
     }
@@ -51,8 +51,8 @@ __device__ void stage_output(const Sm90GemmParams& params, const SharedMemory<kC
   constexpr int kRowBytes = 2 * kBoxColumns;
   constexpr int kChunks = kRowBytes / 16;  // 16 bytes: 8 columns, what the swizzle moves
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_row = first_row_of_thread<kConfig>();
-  const int first_column = 2 * (lane % 4);
+  const int first_row = tile.row + first_row_of_thread<kConfig>();
+  const int first_column = tile.column + 2 * (lane % 4);
   // stmatrix: lane l addresses row l % 16, of the left or (l ≥ 16) the right 8 of 16 columns.
   const int row_of_lane = first_row_of_thread<kConfig>() - lane / 4 + lane % 16;
   const int swizzle = row_of_lane * kRowBytes / 128 % kChunks;

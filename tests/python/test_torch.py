@@ -132,7 +132,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
     x, out = random(3, 300), random(3, 3)
     a = octofold.quantize(x)
     from octofold._core import ops
-    from octofold._core import torch as bridge
+    from octofold._core import torch_ops as bridge
 
     monkeypatch.setattr(bridge, "_REGISTERED", dict.fromkeys(ops.TABLE, refuse))
     layer(x, torch.nn.Parameter(random(7, 300)).data, random(7))

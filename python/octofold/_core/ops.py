@@ -27,15 +27,15 @@ TABLE: Final[dict[str, "Op"]] = {}
 
 
 class Torch:
-    """How torch's tensors go to an op: torch.py enters itself. No dictionary by type: torch.compile
-    follows none."""
+    """How torch's tensors go to an op: torch_ops.py enters itself. No dictionary by type:
+    torch.compile follows none."""
 
     types: tuple[type, ...] = ()
     call: Callable[..., Arrays]
 
 
 # What frameworks raise for an array that they cannot export.
-_EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
+EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 class Scaled:
@@ -103,7 +103,8 @@ class Op:
         TABLE[name] = self
 
     @cached_property
-    def _function(self) -> Callable[..., None]:
+    def function(self) -> Callable[..., None]:
+        """The library's, loaded with the first call."""
         return self._load()
 
     def __call__(
@@ -118,7 +119,7 @@ class Op:
         if type(inputs[0]) in Torch.types:
             return Torch.call(self, inputs, options, dtype, out, stream)
         if is_torch(inputs[0]):
-            from .torch import call  # the caller has imported torch
+            from .torch_ops import call  # the caller has imported torch
 
             return call(self, inputs, options, dtype, out, stream)
         arrays = inputs + (out or ())
@@ -138,15 +139,15 @@ class Op:
         try:
             if framework.library_takes_arrays:
                 results = out or self.allocate(framework, inputs, options, dtype)
-                self._function(*inputs, *results, *options, framework.stream)
+                self.function(*inputs, *results, *options, framework.stream)
             else:
                 exported = self._export(framework, inputs, self.inputs, False)
                 results = out or self.allocate(framework, exported, options, dtype)
                 written = self._export(framework, results, self.results, True)
-                self._function(*exported, *written, *options, framework.stream)
+                self.function(*exported, *written, *options, framework.stream)
         except Error:
             raise
-        except _EXPORT_ERRORS as error:
+        except EXPORT_ERRORS as error:
             return self._again_or_fail(error, framework, inputs, options, dtype, out)
         if out is None:
             return tuple(map(framework.deliver, results))
@@ -182,7 +183,7 @@ class Op:
                 exported.append(None if array is None else framework.export(array, writable))
             except Error:
                 raise
-            except _EXPORT_ERRORS as error:
+            except EXPORT_ERRORS as error:
                 expected = "a writable tensor" if writable else "a tensor"
                 reason, *_ = str(error).splitlines() or [type(error).__name__]  # torch adds stacks
                 raise invalid_argument(

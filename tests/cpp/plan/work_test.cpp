@@ -45,9 +45,10 @@ void expect_each_element_once(const WorkParams& work, int blocks) {
       EXPECT_EQ(tile.k_end, work.depth);
       EXPECT_EQ(tile.operand_row, tile.row);
       EXPECT_EQ(tile.operand_column, tile.column);
-      for (int i = 0; i < std::min(tile.rows, kConfig.tile_rows); ++i) {
-        for (int j = 0; j < std::min(tile.columns, kConfig.tile_columns); ++j) {
-          const int row = tile.row + i, column = tile.column + j;
+      const int row_end = std::min(tile.row_end, tile.row + kConfig.tile_rows);
+      const int column_end = std::min(tile.column_end, tile.column + kConfig.tile_columns);
+      for (int row = tile.row; row < row_end; ++row) {
+        for (int column = tile.column; column < column_end; ++column) {
           ASSERT_TRUE(row < work.rows && column < work.columns);
           ++times[static_cast<std::size_t>(row) * static_cast<std::size_t>(work.columns) +
                   static_cast<std::size_t>(column)];

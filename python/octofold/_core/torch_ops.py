@@ -1,0 +1,224 @@
+"""The ops as torch's own.
+
+Calls go to the library at once wherever torch need not know of them. Where it has to (a compiler, a
+tracer, a mode, tensors without memory), results are allocated by torch, and a registered op writes
+them: torch.ops.octofold.<name>, which a compiler takes as it is. No op has a gradient: backward
+through one raises RuntimeError.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from .frameworks import common_kind
+from .ops import EXPORT_ERRORS, TABLE, Arrays, Op, Options, Torch
+from .streams import StreamLike, stream_handle
+from .torch import LIBRARY_TAKES_TENSORS, TorchFramework, torch_framework_of
+
+_PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
+
+# Bound once: looking these up takes as long as the answers.
+_is_compiling: Final = torch.compiler.is_compiling
+_is_tracing: Final = torch._C._is_tracing
+_is_grad_enabled: Final = torch.is_grad_enabled
+_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+_innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
+_increment_version: Final = torch.autograd.graph.increment_version
+
+
+def call(
+    op: Op,
+    inputs: Arrays,
+    options: Options,
+    dtype: str,
+    out: Arrays | None,
+    stream: StreamLike | None,
+) -> Arrays:
+    """The results of an op: at once if all inputs are plain tensors and torch need not know: no
+    compiler or tracer, no transform of torch.func, no dispatch mode, nothing to differentiate, no
+    negation that torch still owes to the memory."""
+    if stream is not None:
+        return _on_stream(op, inputs, options, dtype, out, stream_handle(op.name, stream))
+    if _is_compiling():
+        if _is_differentiated(inputs, out):
+            return _call_by_torch(op, inputs, options, dtype, out)
+        traced: Arrays = _call_in_graph(op.name, inputs, options, dtype, out)
+        return traced
+    if not (_is_tracing() or _dispatch_modes() or _innermost_transform() is not None):
+        with_gradients = _is_grad_enabled()
+        for array in inputs if out is None else inputs + out:
+            if array is not None and (
+                type(array) not in _PLAIN_TYPES
+                or (with_gradients and array.requires_grad)
+                or array.is_neg()
+            ):
+                break
+        else:
+            first = inputs[0]
+            if not first.is_meta:
+                return op.launch(torch_framework_of(first), inputs, options, dtype, out)
+    return _call_by_torch(op, inputs, options, dtype, out)
+
+
+def _is_differentiated(inputs: Arrays, out: Arrays | None) -> bool:
+    if _is_grad_enabled():
+        for array in inputs if out is None else inputs + out:
+            if isinstance(array, Tensor) and array.requires_grad:
+                return True
+    return False
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _call_in_graph(
+    name: str, inputs: Arrays, options: Options, dtype: str, out: Arrays | None
+) -> Arrays:
+    """For torch.compile: what it looks into it guards, in each call."""
+    return _call_by_torch(TABLE[name], inputs, options, dtype, out)
+
+
+def _call_by_torch(
+    op: Op, inputs: Arrays, options: Options, dtype: str, out: Arrays | None
+) -> Arrays:
+    """By the registered op."""
+    options = op.checked_options(options)
+    arrays = inputs + (out or ())
+    if not all(array is None or isinstance(array, Tensor) for array in arrays):
+        common_kind(op.name, op.names(), arrays)  # raises for the one that is another's
+    differentiated = _is_differentiated(inputs, out)
+    if out is not None:
+        if differentiated:
+            raise UnsupportedError(
+                f"{op.name}: argument 'out': expected nothing to differentiate, as a result that "
+                "is written in place has no gradient; got an argument that requires grad"
+            )
+        return _write(op, inputs, options, out)
+    if differentiated or (not _is_compiling() and _innermost_transform() is not None):
+        results: Arrays = _WithoutGradient.apply(  # type: ignore[no-untyped-call]
+            op, options, dtype, *inputs
+        )
+        return results
+    return _make(op, inputs, options, dtype)
+
+
+def _make(op: Op, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    results = op.allocate(TorchFramework(inputs[0]), inputs, options, dtype)
+    return _write(op, inputs, options, results)
+
+
+def _write(op: Op, inputs: Arrays, options: Options, results: Arrays) -> Arrays:
+    """By the registered op. It may not take what it writes a second time."""
+    if op.in_place is not None:
+        in_place = inputs[op.in_place] is results[0]
+        options = (*options, in_place)
+        if in_place:
+            inputs = _with(inputs, op.in_place, None)
+    _REGISTERED[op.name](*inputs, *results, *options)
+    return results
+
+
+def _with(arrays: Arrays, index: int, array: Tensor | None) -> Arrays:
+    return (*arrays[:index], array, *arrays[index + 1 :])
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """An op where torch differentiates or maps."""
+
+    @staticmethod
+    def forward(op: Op, options: Options, dtype: str, *inputs: Any) -> Arrays:
+        return _make(op, inputs, options, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Arrays) -> None:
+        ctx.name = inputs[0].name
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(f"octofold.{ctx.name} has no gradient, and backward came through it")
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[Any, ...], op: Op, options: Options, dtype: str, *inputs: Any
+    ) -> tuple[Arrays, tuple[int | None, ...]]:
+        slices = [
+            call(
+                op,
+                tuple(
+                    array if dim is None else array.select(dim, index)
+                    for array, dim in zip(inputs, dims[3:], strict=True)
+                ),
+                options,
+                dtype,
+                None,
+                None,
+            )
+            for index in range(info.batch_size)
+        ]
+        results = tuple(
+            None if parts[0] is None else torch.stack(parts) for parts in zip(*slices, strict=True)
+        )
+        return results, tuple(None if result is None else 0 for result in results)
+
+
+def _on_stream(
+    op: Op, inputs: Arrays, options: Options, dtype: str, out: Arrays | None, stream: int
+) -> Arrays:
+    """With the stream of this address as the current one. Results lie in memory of that stream; no
+    memory is reused before the stream, and the one that is current outside, are done with what they
+    were given."""
+    tensors = [
+        array for array in inputs + (out or ()) if isinstance(array, Tensor) and array.is_cuda
+    ]
+    if not tensors:
+        return call(op, inputs, options, dtype, out, None)
+    device = tensors[0].device
+    current = torch.cuda.current_stream(device)
+    if stream == current.cuda_stream:
+        return call(op, inputs, options, dtype, out, None)
+    theirs: torch.cuda.Stream = (
+        torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+        if stream != 0
+        else torch.cuda.default_stream(device)
+    )
+    with torch.cuda.stream(theirs):
+        results = call(op, inputs, options, dtype, out, None)
+    for tensor in tensors:
+        tensor.record_stream(theirs)
+    for result in results:
+        if result is not None:
+            result.record_stream(current)
+    return results
+
+
+def _register(op: Op) -> Any:
+    """The torch op, as one kernel for every device and a fake, which has nothing to write."""
+    _LIBRARY.define(op.schema(), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    first_result, first_option = len(op.inputs), len(op.inputs) + len(op.results)
+    last = first_option + len(op.options)
+
+    def kernel(*arguments: Any) -> None:
+        results = arguments[first_result:first_option]
+        if op.in_place is not None and arguments[-1]:
+            arguments = _with(arguments, op.in_place, results[0])
+        if LIBRARY_TAKES_TENSORS:
+            try:
+                op.function(*arguments[:last], None)  # the schema's order is the library's
+            except EXPORT_ERRORS:
+                pass  # launch() says what is wrong
+            else:
+                for result in results:
+                    if result is not None:
+                        _increment_version(result)
+                return
+        inputs, options = arguments[:first_result], arguments[first_option:last]
+        op.launch(torch_framework_of(inputs[0]), inputs, options, "", results)
+
+    _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"octofold::{op.name}", lambda *arguments: None, lib=_LIBRARY)
+    return getattr(torch.ops.octofold, op.name).default
+
+
+_LIBRARY: Final = torch.library.Library("octofold", "DEF")  # type: ignore[no-untyped-call]
+_REGISTERED: Final = {name: _register(op) for name, op in TABLE.items()}
+Torch.types, Torch.call = _PLAIN_TYPES, staticmethod(call)
