@@ -8,6 +8,7 @@
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/ptx/swap.h"
 
 namespace octofold::cast {
 
@@ -112,11 +113,11 @@ class LineScales {
     int distance = kLanes / 2;
 #pragma unroll
     for (int half = kRows / 2; half > 0; half /= 2) {
-      const bool upper = (tile_.lane & distance) != 0;
+      const unsigned upper = static_cast<unsigned>(tile_.lane & distance);
 #pragma unroll
       for (int i = 0; i < half; ++i) {
-        const unsigned kept = upper ? magnitudes[half + i] : magnitudes[i];
-        const unsigned given = upper ? magnitudes[i] : magnitudes[half + i];
+        unsigned kept = magnitudes[i], given = magnitudes[half + i];
+        ptx::swap_if(upper, kept, given);
         magnitudes[i] = numeric::larger<kIn>(kept, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
       }
       distance /= 2;

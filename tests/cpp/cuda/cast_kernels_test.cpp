@@ -1,5 +1,5 @@
 // The kernels of casts and conversions, compiled for their GPU: no register leaves the register
-// file.
+// file, and no exchange between lanes has to collect them first.
 #include <array>
 #include <gtest/gtest.h>
 #include <set>
@@ -12,6 +12,7 @@
 #include "jit/nvrtc.h"
 #include "plan/cast.h"
 #include "support/nvrtc.h"
+#include "support/sass.h"
 
 namespace octofold::cuda {
 namespace {
@@ -39,6 +40,8 @@ class Compiler {
       const jit::Binary binary = jit::compile(program_of(plan, plan::kHopper), kernel_headers());
       EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
+      EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kEndCollective), 0)
+          << plan.kernel;
     }
   }
 
@@ -66,7 +69,7 @@ void expect_sound_at_every_width(Compiler& compiler, CastProblem problem) {
 
 // One rule of each form, the one whose logarithm needs FP64 among them. Types of codes and overflow
 // change a few instructions, so they take turns.
-TEST_P(NvrtcCastTest, CompilesWithoutSpills) {
+TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
   const auto [granularity, targets] = GetParam();
   Compiler compiler;
   CastProblem problem{.rows = 256,

@@ -12,9 +12,10 @@ namespace octofold::test {
 // The low 9 bits of an instruction's first word, which name the operation; read off what nvdisasm
 // shows for sm_90a.
 enum class SassOperation : std::uint32_t {
-  kQgmma = 0x1F3,  // FP8 product of a warpgroup
-  kLdl = 0x183,    // load from local memory: a spilled register
-  kStl = 0x187,    // store to it
+  kQgmma = 0x1F3,          // FP8 product of a warpgroup
+  kLdl = 0x183,            // load from local memory: a spilled register
+  kStl = 0x187,            // store to it
+  kEndCollective = 0x11B,  // after an exchange between lanes that were in different branches
 };
 
 /// How often the operation occurs in the code sections of a cubin (an ELF file of 16-byte
