@@ -81,7 +81,8 @@ __device__ inline RowRange columns_of(const Tile& tile) {
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
 // left in its loop. `range_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
 // scales go. Units beyond the last get the last one's scale: their products are not stored.
-template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename RangeOf, typename Target>
+template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename RangeOf,
+          typename Target>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                             const config::ScaleParams& scale, RangeOf&& range_of, Target&& target) {
   constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
@@ -121,8 +122,7 @@ template <Sm90GemmConfig kConfig>
 __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   if constexpr (varies_along_k(kConfig.rows().scales)) {
     load_scales<kConfig.rows().scales, kConfig.tile_rows>(
-        params, smem, params.rows.scale,
-        rows_of,
+        params, smem, params.rows.scale, rows_of,
         [&](int stage) { return smem.row_scales(stage); });
   }
 }
@@ -132,8 +132,7 @@ __device__ void load_column_scales(const Sm90GemmParams& params,
                                    const SharedMemory<kConfig>& smem) {
   if constexpr (varies_along_k(kConfig.columns().scales)) {
     load_scales<kConfig.columns().scales, kConfig.tile_columns>(
-        params, smem, params.columns.scale,
-        columns_of,
+        params, smem, params.columns.scale, columns_of,
         [&](int stage) { return smem.column_scales(stage); });
   }
 }
@@ -176,10 +175,9 @@ __device__ void load_operands_by_threads(const Sm90GemmParams& params,
     }
   };
   for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
-    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, rows_of(tile), k,
+    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, rows_of(tile), k, tile.k_end);
+    copy_rows(smem.columns(stage), params.columns, kConfig.tile_columns, columns_of(tile), k,
               tile.k_end);
-    copy_rows(smem.columns(stage), params.columns, kConfig.tile_columns,
-              columns_of(tile), k, tile.k_end);
     ptx::fence_proxy_async();
     ptx::mbarrier_arrive(smem.full(stage));
   });
