@@ -130,21 +130,23 @@ constexpr int common_divisor(int left, int right) {
   return left;
 }
 
-// How many 128-blocks of an operand's rows a tile can touch, as tiles begin at multiples of
-// `extent`.
-constexpr int blocks_touched(int extent) {
-  return ceil_divide(kScaleBlock - common_divisor(extent, kScaleBlock) + extent, kScaleBlock);
-}
-
-// Scales of an operand that a stage of a tile with `extent` of its rows holds.
-constexpr int scales_per_stage(Granularity scales, int extent) {
+// Rows of an operand that share a scale of a stage; 0 where stages hold none.
+constexpr int rows_per_scale(Granularity scales) {
   switch (scales) {
     case Granularity::kTensor:
     case Granularity::kChannel: return 0;  // they wait for the finished sum
-    case Granularity::kBlock1x128: return extent;
-    case Granularity::kBlock128x128: return blocks_touched(extent);
+    case Granularity::kBlock1x128: return 1;
+    case Granularity::kBlock128x128: return kScaleBlock;
   }
   return 0;
+}
+
+// Scales of an operand that a stage of a tile with `extent` of its rows holds: those that it can
+// touch, as tiles begin at multiples of `extent`.
+constexpr int scales_per_stage(Granularity scales, int extent) {
+  const int rows = rows_per_scale(scales);
+  if (rows == 0) return 0;
+  return ceil_divide(rows - common_divisor(extent, rows) + extent, rows);
 }
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
@@ -207,7 +209,8 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if ((varies_along_k(rows().scales) || varies_along_k(columns().scales)) && !promote()) {
     return "scales that vary along K need promotion";
   }
-  if (columns().scales == Granularity::kBlock128x128 && blocks_touched(tile_columns) > 2) {
+  if (columns().scales == Granularity::kBlock128x128 &&
+      scales_per_stage(columns().scales, tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
   }
   if (load == OperandLoad::kThreads && (cluster_size() != 1 || store != OutputStore::kDirect)) {

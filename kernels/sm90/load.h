@@ -86,7 +86,8 @@ template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename Ran
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                             const config::ScaleParams& scale, RangeOf&& range_of, Target&& target) {
   constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
-  constexpr int kRowsOfUnit = kScales == Granularity::kBlock128x128 ? kScaleBlock : 1;
+  constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
+  static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingPosition<kConfig.stages> position;

@@ -132,7 +132,8 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
   }
 
  private:
-  static constexpr bool kTwo = config::blocks_touched(kConfig.tile_columns) == 2;
+  static constexpr bool kTwo =
+      config::scales_per_stage(Granularity::kBlock128x128, kConfig.tile_columns) == 2;
   static constexpr int kStrip = config::common_divisor(kConfig.tile_columns, kScaleBlock);
 
   int split_ = 0;  // the tile's first column in the second block
