@@ -60,7 +60,8 @@ void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
   });
 }
 
-// Row bands are what threads share: as high as a unit, but no more than 128 rows.
+// Row bands are what threads share: as high as a unit, so that they are counted as rows of scales
+// are. Where one scale is for all, any height will do.
 struct Bands {
   std::int64_t height;
   std::int64_t count;
@@ -73,8 +74,11 @@ struct Bands {
   }
 };
 
-Bands bands_of(std::int64_t rows, std::int64_t cols, std::int64_t unit_rows) {
-  const std::int64_t height = std::clamp<std::int64_t>(unit_rows, 1, kScaleBlock);
+Bands bands_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t wanted = granularity == Granularity::kTensor
+                                  ? std::min<std::int64_t>(rows, kScaleBlock)
+                                  : core::unit_size(granularity, rows, cols).rows;
+  const std::int64_t height = std::max<std::int64_t>(wanted, 1);
   return {height, core::ceil_divide(rows, height), rows, cols};
 }
 
@@ -104,7 +108,7 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
   const core::UnitSize unit = core::unit_size(format.granularity, rows, cols);
   const core::ScaleGrid grid = core::scale_grid(format.granularity, rows, cols);
   const core::ScaleAccess<float> scale = core::scale_access(out);
-  const Bands bands = bands_of(rows, cols, unit.rows);
+  const Bands bands = bands_of(format.granularity, rows, cols);
   const bool given = scales == ScaleSource::kGiven;
   const Overflow overflow = format.saturate ? Overflow::kSaturate : Overflow::kNan;
 
