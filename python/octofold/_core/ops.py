@@ -14,6 +14,7 @@ import numpy as np
 
 from .._library import library
 from ..errors import Error, invalid_argument
+from .dtypes import DTypeLike
 from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
 from .streams import StreamLike, stream_handle
 
@@ -59,14 +60,19 @@ _OPTIONS: Final[dict[Any, Option]] = {
     bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
 }
 
+# Parameters that are no business of the library, by type and by name.
+_OWN_TYPES: Final = (DTypeLike, DTypeLike | None, StreamLike | None)
+_OWN_NAMES: Final = ("out", "return")
+
 
 class Op:
     """A row of the table.
 
     name: of the operation in messages, and of its torch op.
     parameters: names and types, as in the annotations of a public function. Arrays become inputs, a
-        scaled tensor two and its granularity; texts and truth values become options; others (the
-        dtype of results, the stream, `out`) are no business of the library.
+        scaled tensor two and its granularity; texts and truth values become options; the dtype of
+        results, the stream and `out` are no business of the library. Raises TypeError for a
+        parameter of any other type: dropped, the library would never see it.
     results: names of what is written. What ends in "?" may be left out.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
@@ -87,7 +93,7 @@ class Op:
         self.inputs: list[str] = []
         self.options: dict[str, Option] = {}
         for parameter, kind in parameters.items():
-            if parameter in ("out", "return"):
+            if parameter in _OWN_NAMES or kind in _OWN_TYPES:
                 continue
             if isinstance(kind, type) and issubclass(kind, Scaled):
                 self.inputs += [parameter, f"{parameter}.scale"]
@@ -98,6 +104,8 @@ class Op:
                 self.inputs.append(parameter + "?")
             elif kind in _OPTIONS:
                 self.options[parameter] = _OPTIONS[kind]
+            else:
+                raise TypeError(f"{name}: no op takes a parameter {parameter!r} of type {kind!r}")
         self.results = list(results)
         self.in_place = None if in_place is None else self.inputs.index(in_place + "?")
         TABLE[name] = self
