@@ -79,7 +79,8 @@ class ScaledTensor(Scaled):
 
         rows: a slice of step 1. With 128x128 it begins and ends where scales do, at rows that are
             multiples of 128, or at the end.
-        Raises InvalidArgumentError, which names the nearest such boundaries.
+        Raises InvalidArgumentError, which names the nearest such boundaries; for a granularity that
+        there is not, those that there are.
         """
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise invalid_argument("ScaledTensor[]", "rows", "a slice of step 1", repr(rows))
@@ -102,6 +103,13 @@ class ScaledTensor(Scaled):
                         f"{begin}:{end}" if each == 1 else f"{begin}:{end} of {each} rows each",
                     )
             scale = scale[begin * each // 128 : (end * each + 127) // 128]
+        elif self.granularity != "tensor":
+            raise invalid_argument(
+                "ScaledTensor[]",
+                "granularity",
+                "tensor, channel, 1x128 or 128x128",
+                repr(self.granularity),
+            )
         return ScaledTensor(self.data[begin:end], scale, self.granularity)
 
     @property

@@ -73,6 +73,15 @@ def test_slices_that_cut_scales(rows, message, rng):
         cast[rows]
 
 
+@pytest.mark.parametrize("granularity", ["64x64", None])
+def test_no_slices_of_unknown_granularities(granularity, rng):
+    cast = octofold.quantize(matrix(rng))
+    unknown = octofold.ScaledTensor(cast.data, cast.scale, granularity)
+    message = f"'granularity': expected tensor, .* or 128x128, got {granularity!r}"
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        unknown[:128]
+
+
 @pytest.mark.parametrize("granularity", ["tensor", "128x128"])
 def test_transpose(granularity, rng):
     x = matrix(rng)
