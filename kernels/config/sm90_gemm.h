@@ -17,9 +17,14 @@ inline constexpr int kStageDepth = kScaleBlock;
 // What the 128-byte swizzle counts from: operands begin at multiples of it.
 inline constexpr int kSwizzleAlignment = 1024;
 
-// What a block of threads may have of shared memory on Hopper. Source: CUDA programming guide,
+// What a block of threads may have of shared memory on Hopper, where a multiprocessor is to hold so
+// many: of its 228 KB the system takes 1 KB for each block. Source: CUDA programming guide,
 // "Technical Specifications per Compute Capability".
 inline constexpr int kSm90SharedMemory = 227 * 1024;
+constexpr int shared_memory_of_block(int blocks) { return 228 * 1024 / blocks - 1024; }
+
+// Bytes that hold 128 of a row at any address, in units of 16.
+inline constexpr int kUnalignedRow = kStageDepth + 16;
 
 // How the operands reach shared memory. Threads copy what TMA cannot address: rows whose bytes or
 // address are not multiples of 16.
@@ -29,27 +34,52 @@ constexpr const char* word(OperandLoad load) {
   return load == OperandLoad::kTma ? "by TMA" : "by threads (slower)";
 }
 
-// How D reaches global memory: through shared memory and TMA, or straight from registers, which
-// any row stride and FP32 allow.
-enum class OutputStore : unsigned char { kTma, kDirect };
+// How D reaches global memory.
+enum class OutputStore : unsigned char {
+  kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
+  kDirect,     // straight from registers: any row stride
+  kTmaPieces,  // FP32, a tile of which takes much memory: each math warp by itself
+};
 
 constexpr const char* word(OutputStore store) {
-  return store == OutputStore::kTma ? "by TMA" : "direct";
+  switch (store) {
+    case OutputStore::kTma: return "by TMA";
+    case OutputStore::kDirect: return "direct";
+    case OutputStore::kTmaPieces: return "by TMA in pieces";
+  }
+  return "?";
 }
 
-// What the math warpgroups do about each other.
+// A piece: so many rows and columns of FP32, 128 bytes wide; each math warp has two, to fill one
+// while the other is read.
+inline constexpr int kPieceRows = 16;
+inline constexpr int kPieceColumns = 32;
+inline constexpr int kPieceBytes = 4 * kPieceRows * kPieceColumns;
+
+// What promotion overlaps with.
 enum class MathOrder : unsigned char {
-  kFree,     // each issues its MMAs when its operands are there
-  kOrdered,  // one after another: one promotes while the next one's MMAs run
+  kFree,         // a warpgroup issues its products when their operands are there
+  kOrdered,      // one after another: one promotes while the next one's products run
+  kAlternating,  // a warpgroup has the next stage's products under way while it promotes: two
+                 // partial sums, taken in turn
 };
 
 constexpr const char* word(MathOrder order) {
-  return order == MathOrder::kFree ? "free" : "ordered";
+  switch (order) {
+    case MathOrder::kFree: return "free";
+    case MathOrder::kOrdered: return "ordered";
+    case MathOrder::kAlternating: return "alternating";
+  }
+  return "?";
 }
 
-// A tile's rows and columns are those of the instruction: rows of A and rows of B.
+// A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
+// where they are swapped.
 struct Sm90GemmConfig {
   GemmForm form{};
+  // The instruction takes 64 rows at least, and 8 columns: B's rows as its rows, where A has few.
+  // Whatever stands below counts them as the instruction does; the store alone turns D back.
+  bool swapped = false;
 
   // The output tile of a block of threads. Each math warpgroup owns tile_rows / math_warpgroups of
   // its rows and works on them in sub-tiles of 64.
@@ -61,6 +91,10 @@ struct Sm90GemmConfig {
   // the columns, columns along the rows.
   int cluster_rows = 1;
   int cluster_columns = 1;
+  // Blocks of a cluster that share a tile: each sums a slice of K.
+  int cluster_depth = 1;
+  // Blocks that a multiprocessor holds at one time.
+  int blocks_per_multiprocessor = 1;
 
   OperandLoad load = OperandLoad::kTma;
   OutputStore store = OutputStore::kTma;
@@ -75,12 +109,15 @@ struct Sm90GemmConfig {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("form", form);
+    field("swapped", swapped);
     field("tile_rows", tile_rows);
     field("tile_columns", tile_columns);
     field("math_warpgroups", math_warpgroups);
     field("stages", stages);
     field("cluster_rows", cluster_rows);
     field("cluster_columns", cluster_columns);
+    field("cluster_depth", cluster_depth);
+    field("blocks_per_multiprocessor", blocks_per_multiprocessor);
     field("load", load);
     field("store", store);
     field("order", order);
@@ -89,32 +126,46 @@ struct Sm90GemmConfig {
   }
   friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
 
-  constexpr Operand rows() const { return form.a; }
-  constexpr Operand columns() const { return form.b; }
+  constexpr Operand rows() const { return swapped ? form.b : form.a; }
+  constexpr Operand columns() const { return swapped ? form.a : form.b; }
   // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
 
-  constexpr int cluster_size() const { return cluster_rows * cluster_columns; }
+  constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
   constexpr int sub_tiles() const { return tile_rows / (64 * math_warpgroups); }
   constexpr int math_threads() const { return 128 * math_warpgroups; }
-  // One warpgroup more loads, reads scales and stores.
-  constexpr int threads() const { return math_threads() + 128; }
+  // One warpgroup more loads, reads scales and stores; two where threads copy the operands.
+  constexpr int load_warpgroups() const { return load == OperandLoad::kTma ? 1 : 2; }
+  constexpr int threads() const { return math_threads() + 128 * load_warpgroups(); }
   // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
-  // they may have what the block starts with: 65 536 divided evenly, rounded down to a multiple of
-  // 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that never begins.
-  // Threads that copy operands themselves need more.
-  constexpr int math_registers() const { return load == OperandLoad::kTma ? 232 : 224; }
+  // they have what the block starts with: a multiprocessor's 65 536 divided evenly, rounded down to
+  // a multiple of 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that
+  // never begins. Threads that copy operands themselves need more.
   constexpr int load_registers() const { return load == OperandLoad::kTma ? 40 : 56; }
-  constexpr int registers_at_start() const { return 65536 / threads() / 8 * 8; }
+  constexpr int math_registers() const {
+    const int all = (math_warpgroups + load_warpgroups()) * registers_at_start();
+    const int fair = (all - load_warpgroups() * load_registers()) / math_warpgroups / 8 * 8;
+    return fair < 232 ? fair : 232;
+  }
+  constexpr int registers_at_start() const {
+    return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8;
+  }
 
   // Registers of a math thread that the products fill: the sums, the partial sums of one sub-tile,
   // the scales of its columns and their products with its rows' ones.
   constexpr int product_registers() const {
+    const int partial_sums = !promote() ? 0 : order == MathOrder::kAlternating ? 2 : 1;
     const int scales = columns().scales == Granularity::kBlock1x128 ? tile_columns / 2 : 0;
-    return tile_columns / 2 * (sub_tiles() + (promote() ? 1 : 0)) + scales;
+    return tile_columns / 2 * (sub_tiles() + partial_sums) + scales;
+  }
+
+  // Of the blocks that share a tile each finishes and stores some of its columns, by eights: block
+  // i those from i times this on.
+  constexpr int owned_columns() const {
+    return round_up(ceil_divide(tile_columns, cluster_depth), 8);
   }
 
   // Null if a kernel can be built from it, else why not.
@@ -151,18 +202,22 @@ constexpr int scales_per_stage(Granularity scales, int extent) {
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
-  int output = 0;         // the tile of D, as boxes of output_box_columns columns
+  int output = 0;         // what the block stores of D: boxes, one after another
   int rows = 0;           // [stages][tile_rows][128], 128-byte swizzle
   int columns = 0;        // [stages][tile_columns][128], likewise
   int row_scales = 0;     // [stages][…]
   int column_scales = 0;  // [stages][…]
+  int unaligned = 0;      // [2][rows and columns][kUnalignedRow]: copied, not yet shifted
+  int slices = 0;         // [block][sums / 4][thread][4]: of the others that share the tile
   int barriers = 0;
   int total = 0;
 
   // Bytes of one stage.
   int rows_bytes = 0, columns_bytes = 0, row_scales_bytes = 0, column_scales_bytes = 0;
-  // D is stored in boxes of this many columns, each with the swizzle of its width in bytes.
-  int output_box_columns = 0;
+  // D is stored in boxes of so many of its rows and columns, with the swizzle of their width in
+  // bytes.
+  int output_box_rows = 0, output_box_columns = 0;
+  int slice_bytes = 0;  // what a block sends another one
 
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
     rows_bytes = config.tile_rows * kStageDepth;
@@ -173,18 +228,33 @@ struct Sm90SmemLayout {
         round_up(4 * scales_per_stage(config.columns().scales, config.tile_columns), 16);
     int end = 0;
     if (config.store == OutputStore::kTma) {
+      const int owned = config.owned_columns();
       output_box_columns = 128 / size_of(config.form.out);
-      while (config.tile_columns % output_box_columns != 0) output_box_columns /= 2;
-      end = round_up(config.tile_rows * config.tile_columns * size_of(config.form.out),
-                     kSwizzleAlignment);
+      if (config.swapped) {  // D's rows are columns here, and its columns rows
+        output_box_rows = owned * config.cluster_depth == config.tile_columns ? owned : 8;
+      } else {
+        output_box_rows = config.tile_rows;
+        while (owned % output_box_columns != 0) output_box_columns /= 2;
+      }
+      end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
+    } else if (config.store == OutputStore::kTmaPieces) {
+      output_box_rows = kPieceRows;
+      output_box_columns = kPieceColumns;
+      end = config.math_threads() / 32 * 2 * kPieceBytes;
     }
     rows = end;
     columns = rows + config.stages * rows_bytes;
     row_scales = columns + config.stages * columns_bytes;
     column_scales = row_scales + config.stages * row_scales_bytes;
-    barriers = round_up(column_scales + config.stages * column_scales_bytes, 8);
-    // full and empty of each stage; full and empty of the tile of D
-    total = barriers + (2 * config.stages + 2) * 8;
+    unaligned = round_up(column_scales + config.stages * column_scales_bytes, 16);
+    slices = unaligned;
+    if (config.load == OperandLoad::kThreads) {
+      slices += 2 * (config.tile_rows + config.tile_columns) * kUnalignedRow;
+    }
+    slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.math_threads();
+    barriers = slices + (config.cluster_depth - 1) * slice_bytes;
+    // full and empty of each stage; full and empty of the tile of D; full of the slices
+    total = barriers + (2 * config.stages + 3) * 8;
   }
 };
 
@@ -193,15 +263,28 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (is_fp8(form.out) || form.out == DType::kInt32) {
     return "D has to be float32, float16 or bfloat16";
   }
-  if (math_warpgroups < 1 || math_warpgroups > 2) return "1 or 2 math warpgroups";
+  if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 math warpgroups";
   if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {
     return "tile_rows has to be a multiple of 64 for each math warpgroup, at most 256";
   }
-  if (tile_columns < 16 || tile_columns % 16 != 0 || tile_columns > 256) {
-    return "tile_columns has to be a multiple of 16, at most 256";
+  const int column_unit = swapped ? 8 : 16;
+  if (tile_columns < column_unit || tile_columns % column_unit != 0 || tile_columns > 256) {
+    return "tile_columns has to be a multiple of 16 (8 where swapped), at most 256";
   }
   if (stages < 2) return "at least 2 stages";
-  if (cluster_rows < 1 || cluster_columns < 1 || cluster_size() > 2) return "clusters of 1 or 2";
+  if (cluster_rows < 1 || cluster_columns < 1 || cluster_rows * cluster_columns > 2) {
+    return "1 or 2 tiles to a cluster";
+  }
+  if (cluster_depth < 1 || cluster_depth > 4) return "at most 4 slices of K";
+  if (cluster_depth > 1 && cluster_rows * cluster_columns > 1) {
+    return "a cluster shares a tile or has neighbouring ones";
+  }
+  if (!swapped && tile_columns % (16 * cluster_depth) != 0) {
+    return "each block of a cluster finishes as many columns, a multiple of 16";
+  }
+  if (blocks_per_multiprocessor < 1 || blocks_per_multiprocessor > 4) {
+    return "1 to 4 blocks to a multiprocessor";
+  }
   if (tile_rows % (8 * cluster_columns) != 0 || tile_columns % (8 * cluster_rows) != 0) {
     return "the blocks of a cluster each load whole swizzle atoms (8 rows)";
   }
@@ -213,27 +296,39 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
       scales_per_stage(columns().scales, tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
   }
-  if (load == OperandLoad::kThreads && (cluster_size() != 1 || store != OutputStore::kDirect)) {
-    return "threads that load neither multicast nor leave a warp to store";
+  if (load == OperandLoad::kThreads && (cluster_size() != 1 || store == OutputStore::kTma)) {
+    return "threads that load neither share with others nor leave a warp to store";
+  }
+  if (load == OperandLoad::kThreads && math_warpgroups > 2) {
+    return "two warpgroups that copy leave registers for two that multiply";
   }
   if (store == OutputStore::kTma && form.out == DType::kFloat32) {
     return "a tile of FP32 leaves too little shared memory for the pipeline";
   }
-  if (order == MathOrder::kOrdered && math_warpgroups != 2) return "an order is one of two";
+  if (store == OutputStore::kTmaPieces &&
+      (form.out != DType::kFloat32 || swapped || owned_columns() % kPieceColumns != 0)) {
+    return "pieces are of FP32, of whole groups of columns, and of rows that are D's";
+  }
+  if (order == MathOrder::kOrdered && math_warpgroups < 2) return "an order is one of several";
+  if (order == MathOrder::kAlternating && (sub_tiles() != 1 || !promote() || early_wait)) {
+    return "partial sums taken in turn are those of one sub-tile, and wait for no stage early";
+  }
   if (early_wait && !promote()) return "nothing is hidden by an early wait without promotion";
   if (early_wait && order == MathOrder::kOrdered) {
     return "a warpgroup that waits for the next stage early keeps the others waiting too long";
   }
-  if (math_warpgroups * math_registers() + load_registers() >
-      (math_warpgroups + 1) * registers_at_start()) {
-    return "more registers than the block starts with";
+  if (math_registers() < load_registers()) return "fewer registers than the block needs";
+  if (tile_columns / 2 + 26 > registers_at_start()) {
+    return "the instruction's sums do not fit into the registers that the block starts with";
   }
   // Addresses, barriers, descriptors. What the copying threads are given, the others lack.
   const int other_registers = load == OperandLoad::kTma ? 24 : 40;
   if (product_registers() + other_registers > math_registers()) {
     return "the products leave no registers";
   }
-  if (Sm90SmemLayout(*this).total > kSm90SharedMemory) return "more shared memory than a block has";
+  if (Sm90SmemLayout(*this).total > shared_memory_of_block(blocks_per_multiprocessor)) {
+    return "more shared memory than a block has";
+  }
   return nullptr;
 }
 
@@ -260,29 +355,31 @@ struct OperandParams {
 // What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
 // maps are used, with OutputStore::kTma that of D; the pointers otherwise.
 struct Sm90GemmParams {
-  TensorMap rows_map{};     // uint8 [rows, k], box [rows_box, 128], 128-byte swizzle
+  TensorMap
+      rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
+  TensorMap last_rows_map{};  // box [last_rows, 128], likewise
   TensorMap columns_map{};  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise
-  TensorMap out_map{};  // box [tile_rows, Sm90SmemLayout::output_box_columns], swizzle of its width
+  TensorMap out_map{};      // box of Sm90SmemLayout, swizzle of its width
 
   OperandParams rows;
   OperandParams columns;
-  void* out;  // [rows, columns]
+  void* out;  // [rows, columns], or [columns, rows] where they are swapped
   long long out_stride;
   const void* c{};  // likewise
   long long c_stride{};
   const void* bias{};  // [columns]
 
   WorkParams work;
-  int rows_box{};
+  int last_rows{};  // 0: last_rows_map is not used
 };
 
-// Rows that one block loads for a stage. Where all of the operand is shorter than a tile, whole
-// swizzle atoms that hold it will do: TMA takes its time over rows that are not there (54 µs
-// against 34 for 1 row and for 64 at N, K = 7168, 16384 on an H200). What a stage holds in the
-// other rows is of no account: their sums are not stored.
-constexpr int rows_box(int tile_rows, int cluster_columns, int rows) {
-  const int needed = round_up(rows, 8);
-  return cluster_columns == 1 && needed < tile_rows ? needed : tile_rows / cluster_columns;
+// Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there
+// are, as TMA takes its time over rows that are not (54 µs against 34 for 1 row and for 64 at N, K
+// = 7168, 16384 on an H200). What a stage holds in the other rows is of no account: their sums are
+// not stored. 0: as in all others.
+constexpr int last_rows(int tile_rows, int cluster_columns, int rows) {
+  const int existing = round_up(rows % tile_rows, 8);
+  return cluster_columns == 1 && existing < tile_rows ? existing : 0;
 }
 
 }  // namespace octofold::config

@@ -3,6 +3,8 @@
 // it.
 #pragma once
 
+#include "octofold/vocabulary.h"
+
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/tile_schedule.h"
 
@@ -50,19 +52,26 @@ class TileWalk {
   constexpr void advance() { index_ += step_; }
 
   constexpr Tile tile() const {
-    // Of a cluster's blocks, which lie side by side along one dimension.
+    // Of a cluster's blocks, which lie side by side along one dimension, or share a tile.
     TileCoordinate place = schedule_.at(index_);
     place.m = place.m * kConfig.cluster_rows + (kConfig.cluster_rows > 1 ? rank_ : 0);
     place.n = place.n * kConfig.cluster_columns + (kConfig.cluster_columns > 1 ? rank_ : 0);
     const int row = place.m * kConfig.tile_rows, column = place.n * kConfig.tile_columns;
+    int k_begin = 0, k_end = work_.depth;
+    if constexpr (kConfig.cluster_depth > 1) {  // whole blocks of K
+      const int blocks = ceil_divide(work_.depth, kScaleBlock);
+      k_begin = rank_ * blocks / kConfig.cluster_depth * kScaleBlock;
+      const int next = (rank_ + 1) * blocks / kConfig.cluster_depth * kScaleBlock;
+      if (next < k_end) k_end = next;
+    }
     return {.operand_row = row,
             .operand_column = column,
             .row = row,
             .column = column,
             .row_end = work_.rows,
             .column_end = work_.columns,
-            .k_begin = 0,
-            .k_end = work_.depth};
+            .k_begin = k_begin,
+            .k_end = k_end};
   }
 
   // Whether a later tile of this block has anything to sum.

@@ -1,4 +1,5 @@
-// From the sums of the mainloop to the values of D: scales that are constant along K, C, bias.
+// From the sums of the mainloop to the values of D: scales that are constant along K, C, bias. Rows
+// and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
 #include "kernels/config/sm90_gemm.h"
@@ -22,7 +23,13 @@ inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     kConfig.form.c == Addend::kNone && kConfig.form.bias == Addend::kNone;
 
-// What two neighbouring columns of D contribute, the same for all rows: read once.
+// Index of an element of D, or of C with its stride.
+template <Sm90GemmConfig kConfig>
+__device__ long long index_of(int row, int column, long long stride) {
+  return kConfig.swapped ? column * stride + row : row * stride + column;
+}
+
+// What two neighbouring columns contribute, the same for all rows: read once.
 template <Sm90GemmConfig kConfig>
 struct ColumnTerms {
   int column;
@@ -40,7 +47,7 @@ struct ColumnTerms {
         const int of_operand = column + i + (tile.operand_column - tile.column);
         scale[i] = of_columns.data[of_operand * of_columns.row_stride];
       }
-      if constexpr (kConfig.form.bias != Addend::kNone) {
+      if constexpr (kConfig.form.bias != Addend::kNone && !kConfig.swapped) {
         bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, column + i);
       }
     }
@@ -53,13 +60,18 @@ struct RowTerms {
   static constexpr bool kHasScale =
       !varies_along_k(kConfig.rows().scales) || kConfig.columns().scales == Granularity::kTensor;
 
+  int row;
   bool exists;
   float scale = 1.0f;
+  float bias = 0.0f;
   const void* c;
-  long long c_row;  // index of the row's first element of C
+  long long c_stride;
 
-  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row)
-      : exists(row < tile.row_end), c(params.c), c_row(row * params.c_stride) {
+  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row_)
+      : row(row_), exists(row < tile.row_end), c(params.c), c_stride(params.c_stride) {
+    if constexpr (kConfig.form.bias != Addend::kNone && kConfig.swapped) {
+      if (exists) bias = load_addend<kConfig, kConfig.form.bias>(params.bias, row);
+    }
     if constexpr (kConfig.rows().scales == Granularity::kTensor) scale = *params.rows.scale.data;
     if constexpr (kConfig.rows().scales == Granularity::kChannel) {
       const config::ScaleParams& of_rows = params.rows.scale;
@@ -83,10 +95,13 @@ struct RowTerms {
       }
       if constexpr (kConfig.form.c != Addend::kNone) {
         if (exists && i < columns.existing) {
-          values[i] += load_addend<kConfig, kConfig.form.c>(c, c_row + columns.column + i);
+          const long long index = index_of<kConfig>(row, columns.column + i, c_stride);
+          values[i] += load_addend<kConfig, kConfig.form.c>(c, index);
         }
       }
-      if constexpr (kConfig.form.bias != Addend::kNone) values[i] += columns.bias[i];
+      if constexpr (kConfig.form.bias != Addend::kNone) {
+        values[i] += kConfig.swapped ? bias : columns.bias[i];
+      }
     }
     return {values[0], values[1]};
   }

@@ -24,6 +24,16 @@ __device__ inline unsigned pack_pair(float first, float second) {
                                    : ptx::float16_pair(first, second);
 }
 
+template <DType kType>
+__device__ inline void store_element(void* data, long long index, float value) {
+  if constexpr (kType == DType::kFloat32) {
+    static_cast<float*>(data)[index] = value;
+  } else {
+    static_cast<unsigned short*>(data)[index] =
+        static_cast<unsigned short>(pack_pair<kType>(value, 0.0f));
+  }
+}
+
 // Stores up to two neighbours: as one word where its address allows.
 template <DType kType>
 __device__ inline void store_pair(void* data, long long index, float2 values, bool both) {

@@ -18,11 +18,18 @@ __device__ inline unsigned cluster_rank() {
   return rank;
 }
 
+// Each warp of the cluster arrives as often as it waits.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 __device__ inline void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // Gives registers of this warpgroup back to the block, or takes freed ones.

@@ -14,10 +14,26 @@ __device__ inline unsigned opaque(unsigned value) {
   return value;
 }
 
+// Likewise; worked out here, before what comes next.
+__device__ inline float opaque(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 __device__ inline float load_shared(unsigned address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
   return value;
+}
+
+__device__ inline unsigned load_shared_word(unsigned address) {
+  unsigned value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ inline void store_shared_word(unsigned address, unsigned value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 // Starts a store to the same offset in the shared memory of block `rank` of the cluster, which
@@ -35,15 +51,39 @@ __device__ inline void store_async_at_rank(unsigned address, unsigned rank, unsi
       : "memory");
 }
 
+// The address of the same place in the shared memory of block `rank` of the cluster.
+__device__ inline unsigned address_at_rank(unsigned address, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// Starts a store to an address_at_rank(), a multiple of 16, which counts 16 bytes on the barrier
+// there.
+__device__ inline void store_async(unsigned remote, float4 values, unsigned remote_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w), "r"(remote_barrier)
+      : "memory");
+}
+
+__device__ inline float4 load_shared_four(unsigned address) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address));
+  return four;
+}
+
 __device__ inline float2 load_shared_pair(unsigned address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
   return pair;
 }
 
-__device__ inline void store_shared(unsigned address, uint4 words) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x),
-               "r"(words.y), "r"(words.z), "r"(words.w)
+__device__ inline void store_shared(unsigned address, float2 pair) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(pair.x), "f"(pair.y)
                : "memory");
 }
 
@@ -56,6 +96,15 @@ __device__ inline void store_matrices(unsigned row_address, unsigned first, unsi
       : "memory");
 }
 
+// Two of them, each transposed: lane l gives the address of row l % 8 of matrix l / 8 % 2 as it is
+// to lie in memory.
+__device__ inline void store_matrices_transposed(unsigned row_address, unsigned first,
+                                                 unsigned second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row_address),
+               "r"(first), "r"(second)
+               : "memory");
+}
+
 // Starts a copy of a multiple of 16 bytes, at multiples of 16 bytes, and has them counted on the
 // barrier.
 __device__ inline void copy_async(unsigned destination, const void* source, unsigned bytes,
@@ -65,6 +114,22 @@ __device__ inline void copy_async(unsigned destination, const void* source, unsi
           "r"(destination),
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// Starts a copy to 16 bytes, at multiples of 16; of the source only so many are read, the others
+// become 0.
+__device__ inline void copy_unit_async(unsigned destination, const void* source, unsigned bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
+// Groups of this thread's copies so far; returns once all but the latest `kPending` have landed.
+__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kPending>
+__device__ inline void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Starts a copy of 4 bytes.

@@ -42,9 +42,11 @@ __device__ inline void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Returns once the committed stores have read their shared memory.
+// Returns once the stores that this thread committed, but the latest `kPending`, have read their
+// shared memory.
+template <int kPending>
 __device__ inline void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 // Shared memory that this thread wrote with ordinary stores may now be read by the copy engine and

@@ -9,7 +9,9 @@
 
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/sm90/load.h"
+#include "kernels/sm90/load_unaligned.h"
 #include "kernels/sm90/math.h"
+#include "kernels/sm90/slices.h"
 #include "kernels/sm90/store.h"
 #include "kernels/sm90/walk.h"
 
@@ -18,18 +20,18 @@ namespace sm90 {
 
 template <Sm90GemmConfig kConfig>
 __device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int warp = (static_cast<int>(threadIdx.x) - kConfig.math_threads()) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warp == 2) {
     load_row_scales(params, smem);
   } else if (warp == 3) {
     load_column_scales(params, smem);
   } else if constexpr (kConfig.load == config::OperandLoad::kThreads) {
-    load_operands_by_threads(params, smem, 32 * warp + lane);
+    UnalignedCopy<kConfig>(params, smem, warp < 2 ? warp : warp - 2).run();
   } else if (lane == 0) {
     if (warp == 0) load_operands_by_tma(params, smem);
     if constexpr (kConfig.store == config::OutputStore::kTma) {
-      if (warp == 1) store_staged_tiles(params, smem);
+      if (warp == 1) store_staged_tiles(params, smem, slice_of_block<kConfig>());
     }
   }
 }
@@ -37,6 +39,7 @@ __device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<
 template <Sm90GemmConfig kConfig>
 __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   constexpr bool kStaged = kConfig.store == config::OutputStore::kTma;
+  const int rank = slice_of_block<kConfig>();
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
   MathWarpgroup<kConfig> math(smem, walk.tile().k_begin < walk.tile().k_end);
@@ -44,52 +47,70 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
     const Tile tile = walk.tile();
     Sums<kConfig> sums;
     math.sum_tile(tile, walk.stages_follow(), sums);
+    if constexpr (kConfig.cluster_depth > 1) {
+      ptx::cluster_wait();
+      add_slices(smem, rank, sums);
+    }
     if constexpr (kStaged) {
       ptx::mbarrier_wait(smem.output_empty(), parity);
-      stage_output(params, smem, tile, sums);
+      if constexpr (kConfig.swapped) {
+        stage_columns(params, smem, tile, rank, sums);
+      } else {
+        stage_rows(params, smem, tile, rank, sums);
+      }
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
+    } else if constexpr (kConfig.store == config::OutputStore::kTmaPieces) {
+      store_pieces(params, smem, tile, rank, sums);
     } else {
-      store_directly<kConfig>(params, tile, sums);
+      store_directly<kConfig>(params, tile, rank, sums);
     }
   }
+  if constexpr (kConfig.store == config::OutputStore::kTmaPieces) ptx::tma_store_wait_read<0>();
 }
 
 }  // namespace sm90
 
 template <config::Sm90GemmConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor)
     gemm_kernel(const __grid_constant__ config::Sm90GemmParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   extern __shared__ __align__(config::kSwizzleAlignment) unsigned char memory[];
   const sm90::SharedMemory<kConfig> smem{ptx::opaque(ptx::shared_address(memory))};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x < 32) smem.init_barriers();
+  if (threadIdx.x == kConfig.math_threads()) {
     if constexpr (kConfig.load == config::OperandLoad::kTma) {
       ptx::prefetch_tensor_map(&params.rows_map);
+      ptx::prefetch_tensor_map(&params.last_rows_map);
       ptx::prefetch_tensor_map(&params.columns_map);
     }
-    if constexpr (kConfig.store == config::OutputStore::kTma) {
+    if constexpr (kConfig.store != config::OutputStore::kDirect) {
       ptx::prefetch_tensor_map(&params.out_map);
     }
-    smem.init_barriers();
   }
-  if constexpr (kConfig.cluster_size() > 1)
+  // Who multicasts needs the others' barriers at once; who shares a tile when it is summed.
+  constexpr bool kMulticasts = kConfig.cluster_rows * kConfig.cluster_columns > 1;
+  if constexpr (kMulticasts) {
     ptx::cluster_sync();
-  else
+  } else {
+    if constexpr (kConfig.cluster_depth > 1) ptx::cluster_arrive();
     __syncthreads();
+  }
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
 
   if (threadIdx.x >= kConfig.math_threads()) {
     ptx::shrink_registers<kConfig.load_registers()>();
     sm90::load_and_store(params, smem);
+    __syncwarp();
+    if constexpr (kConfig.cluster_depth > 1) ptx::cluster_wait();
   } else {
     ptx::grow_registers<kConfig.math_registers()>();
     sm90::multiply(params, smem);
   }
   // Other blocks of the cluster still write to this one's shared memory until all are done.
-  if constexpr (kConfig.cluster_size() > 1) ptx::cluster_sync();
+  if constexpr (kMulticasts) ptx::cluster_sync();
 }
 
 }  // namespace octofold

@@ -37,20 +37,23 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
                                      const SharedMemory<kConfig>& smem) {
   constexpr int kShareOfRows = kConfig.tile_rows / kConfig.cluster_columns;
   constexpr int kShareOfColumns = kConfig.tile_columns / kConfig.cluster_rows;
-  constexpr unsigned short kEveryBlock = (1 << kConfig.cluster_size()) - 1;
-  const int rank = kConfig.cluster_size() > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-  const unsigned bytes = params.rows_box * kConfig.cluster_columns * kStageDepth +
-                         SharedMemory<kConfig>::kLayout.columns_bytes;
+  constexpr int kSharers = kConfig.cluster_rows * kConfig.cluster_columns;
+  constexpr unsigned short kEveryBlock = (1 << kSharers) - 1;
+  const int rank = kSharers > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+  constexpr auto kLayout = SharedMemory<kConfig>::kLayout;
 
   for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
     const unsigned full = smem.full(stage);
-    ptx::mbarrier_arrive_expect_bytes(full, bytes);
+    const bool is_last = params.last_rows != 0 && tile.row_end - tile.row < kConfig.tile_rows;
+    const unsigned rows_bytes = is_last ? params.last_rows * kStageDepth : kLayout.rows_bytes;
+    ptx::mbarrier_arrive_expect_bytes(full, rows_bytes + kLayout.columns_bytes);
     if constexpr (kConfig.cluster_columns > 1) {
       const int row = rank * kShareOfRows;
       ptx::tma_load_multicast(smem.rows(stage) + row * kStageDepth, &params.rows_map, full, k,
                               tile.operand_row + row, kEveryBlock);
     } else {
-      ptx::tma_load(smem.rows(stage), &params.rows_map, full, k, tile.operand_row);
+      ptx::tma_load(smem.rows(stage), is_last ? &params.last_rows_map : &params.rows_map, full, k,
+                    tile.operand_row);
     }
     if constexpr (kConfig.cluster_rows > 1) {
       const int row = rank * kShareOfColumns;
@@ -90,6 +93,7 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
   static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane >= kUnits) return;
   RingPosition<kConfig.stages> position;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
@@ -108,7 +112,7 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
       const unsigned destination = target(position.stage) + 4 * lane;
 #pragma unroll
       for (int i = 0; i < kUnitsOfLane; ++i) {
-        if (kUnits % 32 == 0 || lane + 32 * i < kUnits) {
+        if (kUnits < 32 || kUnits % 32 == 0 || lane + 32 * i < kUnits) {
           ptx::copy_word_async(destination + 4 * 32 * i, sources[i]);
         }
         sources[i] += scale.k_stride;
@@ -136,52 +140,6 @@ __device__ void load_column_scales(const Sm90GemmParams& params,
         params, smem, params.columns.scale, columns_of,
         [&](int stage) { return smem.column_scales(stage); });
   }
-}
-
-// 16 bytes from an address without alignment. Words are read whole where another one follows in
-// the row, as the shift needs it; at the end of a row bytes are.
-__device__ inline uint4 gather_16_bytes(const unsigned char* source, int existing) {
-  unsigned words[5] = {};
-  if (existing >= 20) {
-    const unsigned long long address = reinterpret_cast<unsigned long long>(source);
-    const unsigned* aligned = reinterpret_cast<const unsigned*>(address & ~3ull);
-    for (int i = 0; i < 5; ++i) words[i] = aligned[i];
-    const unsigned shift = 8 * (address & 3);
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], shift);
-  } else {
-    for (int i = 0; i < 16; ++i) {
-      if (i < existing) words[i / 4] |= static_cast<unsigned>(source[i]) << (8 * (i % 4));
-    }
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
-// What TMA would do, for rows of any address and stride: two warps copy and swizzle.
-template <Sm90GemmConfig kConfig>
-__device__ void load_operands_by_threads(const Sm90GemmParams& params,
-                                         const SharedMemory<kConfig>& smem, int thread) {
-  constexpr int kChunksOfRow = kStageDepth / 16;
-  const auto copy_rows = [&](unsigned target, const config::OperandParams& operand, int extent,
-                             RowRange rows, int k, int k_end) {
-#pragma unroll 1  // this warpgroup has few registers
-    for (int i = thread; i < extent * kChunksOfRow;
-         i += static_cast<int>(SharedMemory<kConfig>::kCopyThreads)) {
-      const int in_tile = i / kChunksOfRow, chunk = i % kChunksOfRow;
-      const int row = rows.first + in_tile, column = k + 16 * chunk;
-      const int existing = row < rows.end ? k_end - column : 0;
-      const unsigned char* source =
-          operand.data + (existing > 0 ? row * operand.stride + column : 0);
-      ptx::store_shared(target + in_tile * kStageDepth + 16 * (chunk ^ (in_tile % 8)),
-                        gather_16_bytes(source, existing));
-    }
-  };
-  for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
-    copy_rows(smem.rows(stage), params.rows, kConfig.tile_rows, rows_of(tile), k, tile.k_end);
-    copy_rows(smem.columns(stage), params.columns, kConfig.tile_columns, columns_of(tile), k,
-              tile.k_end);
-    ptx::fence_proxy_async();
-    ptx::mbarrier_arrive(smem.full(stage));
-  });
 }
 
 }  // namespace octofold::sm90

@@ -14,7 +14,8 @@ namespace octofold::sm90 {
 using config::kStageDepth;
 using config::MathOrder;
 
-// Named barriers of the warpgroups' order; 0 is __syncthreads.
+// Named barriers of the warpgroups' order, each of one that waits and one that lets it go; 0 is
+// __syncthreads.
 inline constexpr unsigned kFirstOrderBarrier = 1;
 
 // A tile's sums, as scales.h says which is which.
@@ -26,6 +27,8 @@ class MathWarpgroup {
  public:
   static constexpr int kSubTiles = kConfig.sub_tiles();
   static constexpr int kSums = kConfig.tile_columns / 2;  // of a sub-tile
+  static constexpr bool kFactorsDiffer = kConfig.rows().scales == Granularity::kBlock1x128 &&
+                                         kConfig.columns().scales == Granularity::kBlock1x128;
 
   // `any_stages`: whether there is anything to sum at all.
   __device__ MathWarpgroup(const SharedMemory<kConfig>& smem, bool any_stages)
@@ -54,11 +57,13 @@ class MathWarpgroup {
     }
     row_scales_.begin_tile(tile);
     column_scales_.begin_tile(tile);
-    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
-      if constexpr (kConfig.promote()) {
+    if constexpr (!kConfig.promote()) {
+      add_all(tile, sums);
+    } else if constexpr (kConfig.order == MathOrder::kAlternating) {
+      add_in_turn(tile, sums);
+    } else {
+      for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
         add_promoted(sums, k + kStageDepth < tile.k_end || stages_follow);
-      } else {
-        add(sums);
       }
     }
   }
@@ -83,27 +88,81 @@ class MathWarpgroup {
       if constexpr (kConfig.early_wait) {
         if (last && stages_follow) await_stage();
       }
+      float factors[kSums];
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        factors[i] = row_scales.at(sub_tile, i) * column_scales.at(i);
+        // Where each element has one of its own, multiplied while the tensor core is busy.
+        if constexpr (kFactorsDiffer) factors[i] = ptx::opaque(factors[i]);
+      }
       ptx::wgmma_wait<0>();
       if (last) release(stage);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        sums[sub_tile][i] += partial[i] * (row_scales.at(sub_tile, i) * column_scales.at(i));
-      }
+      for (int i = 0; i < kSums; ++i) sums[sub_tile][i] += partial[i] * factors[i];
     }
   }
 
-  // One stage, added by the tensor core itself.
-  __device__ void add(Sums<kConfig>& sums) {
-    await_stage();
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-      issue(position_.stage, sub_tile, sums[sub_tile], true);
+  // All stages, each promoted while the next one's products are under way. The loop's body has two,
+  // so that either of the partial sums has registers of its own.
+  __device__ void add_in_turn(const Tile& tile, Sums<kConfig>& sums) {
+    int left = tile.k_end - tile.k_begin;
+    if (left <= 0) return;
+    float first[kSums], second[kSums];
+    int stage = begin_stage(first);
+    while (true) {
+      left -= kStageDepth;
+      if (left <= 0) return finish_stage<0>(stage, first, sums);
+      int next = begin_stage(second);
+      finish_stage<1>(stage, first, sums);
+      left -= kStageDepth;
+      if (left <= 0) return finish_stage<0>(next, second, sums);
+      stage = begin_stage(first);
+      finish_stage<1>(next, second, sums);
     }
+  }
+
+  __device__ int begin_stage(float (&partial)[kSums]) {
+    const int stage = position_.stage;
+    ptx::mbarrier_wait(smem_.full(stage), position_.parity);
+    ptx::wgmma_fence();
+    issue(stage, 0, partial, false);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    release(position_.stage);
     position_.advance();
+    return stage;
+  }
+
+  // Of the stages that were begun, the earliest: `kBehind` more are under way.
+  template <int kBehind>
+  __device__ void finish_stage(int stage, const float (&partial)[kSums], Sums<kConfig>& sums) {
+    row_scales_.read(smem_, stage);
+    column_scales_.read(smem_, stage);
+    ptx::wgmma_wait<kBehind>();
+    release(stage);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[0][i] += partial[i] * (row_scales_.at(0, i) * column_scales_.at(i));
+    }
+  }
+
+  // All stages, added by the tensor core itself, which always has another one to go on with.
+  __device__ void add_all(const Tile& tile, Sums<kConfig>& sums) {
+    int before = -1;  // the stage that may still be read
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
+      const int stage = position_.stage;
+      ptx::mbarrier_wait(smem_.full(stage), position_.parity);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+        issue(stage, sub_tile, sums[sub_tile], true);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (before >= 0) release(before);
+      before = stage;
+      position_.advance();
+    }
+    ptx::wgmma_wait<0>();
+    if (before >= 0) release(before);
   }
 
   __device__ void await_stage() {
@@ -126,19 +185,19 @@ class MathWarpgroup {
   }
 
   __device__ void release(int stage) {
-    if constexpr (kConfig.cluster_size() > 1) {
-      if (lane_ < kConfig.cluster_size()) ptx::mbarrier_arrive_at_rank(smem_.empty(stage), lane_);
+    constexpr int kSharers = kConfig.cluster_rows * kConfig.cluster_columns;
+    if constexpr (kSharers > 1) {
+      if (lane_ < kSharers) ptx::mbarrier_arrive_at_rank(smem_.empty(stage), lane_);
     } else {
       if (lane_ == 0) ptx::mbarrier_arrive(smem_.empty(stage));
     }
   }
 
   __device__ void await_turn() const {
-    ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, kConfig.math_threads());
+    ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, 2 * 128);
   }
   __device__ void let_next_multiply() const {
-    ptx::barrier_arrive(kFirstOrderBarrier + (warpgroup_ + 1) % kConfig.math_warpgroups,
-                        kConfig.math_threads());
+    ptx::barrier_arrive(kFirstOrderBarrier + (warpgroup_ + 1) % kConfig.math_warpgroups, 2 * 128);
   }
 
   const SharedMemory<kConfig>& smem_;

@@ -55,25 +55,36 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
   __device__ RowScales(int first_row, int) : first_row_(first_row) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    // A tile of 64 rows lies in one block, one of whole blocks begins with a block.
-    constexpr bool kMayBeginWithin = kConfig.tile_rows > 64 && kConfig.tile_rows % kScaleBlock != 0;
     if constexpr (kMayBeginWithin) offset_ = tile.operand_row % kScaleBlock;
   }
 
+  // An early wait reads before the tile begins: all blocks that the tile may touch.
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
 #pragma unroll
-    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-      const int block = (offset_ + first_row_ + 64 * sub_tile) / kScaleBlock;
-      values_[sub_tile] = ptx::load_shared(smem.row_scales(stage) + 4 * block);
+    for (int i = 0; i < kValues; ++i) {
+      const int block = kMayBeginWithin ? i : (first_row_ + 64 * i) / kScaleBlock;
+      values_[i] = ptx::load_shared(smem.row_scales(stage) + 4 * block);
     }
   }
 
-  __device__ float at(int sub_tile, int) const { return values_[sub_tile]; }
+  __device__ float at(int sub_tile, int) const {
+    if constexpr (!kMayBeginWithin) return values_[sub_tile];
+    const int block = (offset_ + first_row_ + 64 * sub_tile) / kScaleBlock;
+    return block == 0 ? values_[0] : values_[1];
+  }
 
  private:
+  // A tile of 64 rows lies in one block, one of whole blocks begins with a block.
+  static constexpr bool kMayBeginWithin =
+      kConfig.tile_rows > 64 && kConfig.tile_rows % kScaleBlock != 0;
+  static constexpr int kValues =
+      kMayBeginWithin ? config::scales_per_stage(Granularity::kBlock128x128, kConfig.tile_rows)
+                      : kConfig.sub_tiles();
+  static_assert(!kMayBeginWithin || kValues == 2);
+
   int first_row_;
   int offset_ = 0;  // of the tile in its first block
-  float values_[kConfig.sub_tiles()];
+  float values_[kValues];
 };
 
 // Of the columns, likewise.

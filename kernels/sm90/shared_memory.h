@@ -25,6 +25,10 @@ struct SharedMemory {
     return base + kLayout.column_scales + stage * kLayout.column_scales_bytes;
   }
   __device__ unsigned output() const { return base + kLayout.output; }
+  // Of the other blocks that share the tile, in their order.
+  __device__ unsigned slice(int other) const {
+    return base + kLayout.slices + other * kLayout.slice_bytes;
+  }
 
   // Operands and scales of a stage are there; every math warp that reads them, of every block that
   // they are multicast with, is done with them.
@@ -33,23 +37,40 @@ struct SharedMemory {
   // The tile of D is written; the copy engine has read it.
   __device__ unsigned output_full() const { return full(2 * kConfig.stages); }
   __device__ unsigned output_empty() const { return full(2 * kConfig.stages + 1); }
+  // The sums of the other blocks that share the tile are there.
+  __device__ unsigned slices_full() const { return full(2 * kConfig.stages + 2); }
 
-  // Threads of the loading warpgroup that copy operands where TMA cannot; those of each warp that
-  // copies an operand's scales, which has nothing to do where none vary along K.
-  static constexpr unsigned kCopyThreads = 64;
-  static constexpr unsigned kScaleThreads = 32;
+  // Rows of both operands as threads copy them, in two buffers.
+  __device__ unsigned unaligned(int buffer) const {
+    return base + kLayout.unaligned +
+           buffer * (kConfig.tile_rows + kConfig.tile_columns) * config::kUnalignedRow;
+  }
 
+  // Warps that copy operands where TMA cannot; threads of the warp that copies an operand's scales,
+  // which has nothing to do where none vary along K.
+  static constexpr int kCopyWarps = 6;
+  static constexpr unsigned scale_threads(Granularity scales, int extent) {
+    const int units = config::scales_per_stage(scales, extent);
+    return units < 32 ? units : 32;
+  }
+
+  // The first warp.
   __device__ void init_barriers() const {
     constexpr unsigned kMathWarps = 4 * kConfig.math_warpgroups;
-    constexpr unsigned kProducers = (kConfig.load == config::OperandLoad::kTma ? 1 : kCopyThreads) +
-                                    (varies_along_k(kConfig.rows().scales) ? kScaleThreads : 0) +
-                                    (varies_along_k(kConfig.columns().scales) ? kScaleThreads : 0);
-    for (int stage = 0; stage < kConfig.stages; ++stage) {
+    constexpr unsigned kProducers = (kConfig.load == config::OperandLoad::kTma ? 1 : kCopyWarps) +
+                                    scale_threads(kConfig.rows().scales, kConfig.tile_rows) +
+                                    scale_threads(kConfig.columns().scales, kConfig.tile_columns);
+    static_assert(kConfig.stages <= 32);
+    const int stage = static_cast<int>(threadIdx.x);
+    if (stage < kConfig.stages) {
       ptx::mbarrier_init(full(stage), kProducers);
-      ptx::mbarrier_init(empty(stage), kMathWarps * kConfig.cluster_size());
+      ptx::mbarrier_init(empty(stage), kMathWarps * kConfig.cluster_rows * kConfig.cluster_columns);
     }
-    ptx::mbarrier_init(output_full(), kMathWarps);
-    ptx::mbarrier_init(output_empty(), 1);
+    if (stage == 0) {
+      ptx::mbarrier_init(output_full(), kMathWarps);
+      ptx::mbarrier_init(output_empty(), 1);
+      ptx::mbarrier_init(slices_full(), 1);
+    }
     ptx::fence_mbarrier_init();
   }
 };

@@ -18,14 +18,21 @@ __device__ int first_row_of_thread() {
   return warp / 4 * 64 * kConfig.sub_tiles() + warp % 4 * 16 + lane / 4;
 }
 
+// Whether this block stores the eight columns of the tile that begin with this one.
+template <Sm90GemmConfig kConfig>
+__device__ bool owns(int column, int rank) {
+  return kConfig.cluster_depth == 1 || column / kConfig.owned_columns() == rank;
+}
+
 // Any row stride, any alignment, any type: each thread stores pairs of columns.
 template <Sm90GemmConfig kConfig>
-__device__ void store_directly(const Sm90GemmParams& params, const Tile& tile,
+__device__ void store_directly(const Sm90GemmParams& params, const Tile& tile, int rank,
                                const Sums<kConfig>& sums) {
   const int first_row = tile.row + first_row_of_thread<kConfig>();
   const int first_column = tile.column + 2 * (static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
+    if (!owns<kConfig>(8 * j, rank)) continue;
     const ColumnTerms<kConfig> columns(params, tile, first_column + 8 * j);
     if (columns.existing == 0) break;
 #pragma unroll
@@ -34,10 +41,16 @@ __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile,
       const int row = first_row + 64 * sub_tile + 8 * half;
       if (row >= tile.row_end) break;
       const float* pair = &sums[sub_tile][4 * j + 2 * half];
-      store_pair<kConfig.form.out>(
-          params.out, row * params.out_stride + columns.column,
-          RowTerms<kConfig>(params, tile, row).finish(columns, pair[0], pair[1]),
-          columns.existing == 2);
+      const float2 values = RowTerms<kConfig>(params, tile, row).finish(columns, pair[0], pair[1]);
+      const long long index = index_of<kConfig>(row, columns.column, params.out_stride);
+      if constexpr (kConfig.swapped) {
+        store_element<kConfig.form.out>(params.out, index, values.x);
+        if (columns.existing == 2) {
+          store_element<kConfig.form.out>(params.out, index + params.out_stride, values.y);
+        }
+      } else {
+        store_pair<kConfig.form.out>(params.out, index, values, columns.existing == 2);
+      }
     }
   }
 }
@@ -45,8 +58,8 @@ __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile,
 // Writes the tile to shared memory as the boxes that TMA stores: rows of 128, 64 or 32 bytes under
 // the swizzle of that width, so that neither stmatrix nor the copy engine meets a bank conflict.
 template <Sm90GemmConfig kConfig>
-__device__ void stage_output(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                             const Tile& tile, const Sums<kConfig>& sums) {
+__device__ void stage_rows(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                           const Tile& tile, int rank, const Sums<kConfig>& sums) {
   constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
   constexpr int kRowBytes = 2 * kBoxColumns;
   constexpr int kChunks = kRowBytes / 16;  // 16 bytes: 8 columns, what the swizzle moves
@@ -58,12 +71,13 @@ __device__ void stage_output(const Sm90GemmParams& params, const SharedMemory<kC
   const int swizzle = row_of_lane * kRowBytes / 128 % kChunks;
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; j += 2) {
+    if (!owns<kConfig>(8 * j, rank)) continue;
     // No load moves across this: the assembler would read the terms of all columns ahead, for which
     // there are no registers.
     if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
     const ColumnTerms<kConfig> left(params, tile, first_column + 8 * j);
     const ColumnTerms<kConfig> right(params, tile, first_column + 8 * (j + 1));
-    const int box = 8 * j / kBoxColumns;
+    const int box = 8 * j % kConfig.owned_columns() / kBoxColumns;
     const int chunk = (j % kChunks + lane / 16) ^ swizzle;
     const unsigned target =
         smem.output() + (box * kConfig.tile_rows + row_of_lane) * kRowBytes + 16 * chunk;
@@ -85,22 +99,108 @@ __device__ void stage_output(const Sm90GemmParams& params, const SharedMemory<kC
   }
 }
 
+// The same where operands are swapped: a row of D is a column here, and 64 of its columns, 128
+// bytes, are the rows of a sub-tile.
+template <Sm90GemmConfig kConfig>
+__device__ void stage_columns(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                              const Tile& tile, int rank, const Sums<kConfig>& sums) {
+  constexpr int kOwned = kConfig.owned_columns();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_row = first_row_of_thread<kConfig>();
+  // stmatrix: lane l addresses column l % 8, of the upper or (l ≥ 8) the lower 8 of 16 rows.
+  const int first_chunk = (first_row - lane / 4) % 64 / 8 + lane / 8 % 2;
+  const int row_of_lane = lane % 8;
+  const unsigned target = smem.output() + row_of_lane * 128 + 16 * (first_chunk ^ row_of_lane);
+#pragma unroll
+  for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
+    if (!owns<kConfig>(8 * j, rank)) continue;
+    if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
+    const ColumnTerms<kConfig> columns(params, tile, tile.column + 2 * (lane % 4) + 8 * j);
+#pragma unroll
+    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      const int row = first_row + 64 * sub_tile;
+      const RowTerms<kConfig> upper(params, tile, tile.row + row);
+      const RowTerms<kConfig> lower(params, tile, tile.row + row + 8);
+      const float* pairs = &sums[sub_tile][4 * j];
+      const float2 above = upper.finish(columns, pairs[0], pairs[1]);
+      const float2 below = lower.finish(columns, pairs[2], pairs[3]);
+      ptx::store_matrices_transposed(target + (row / 64 * kOwned + 8 * j % kOwned) * 128,
+                                     pack_pair<kConfig.form.out>(above.x, above.y),
+                                     pack_pair<kConfig.form.out>(below.x, below.y));
+    }
+  }
+}
+
+// FP32: each math warp sends its rows out in pieces, one under way while it fills the other.
+template <Sm90GemmConfig kConfig>
+__device__ void store_pieces(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                             const Tile& tile, int rank, const Sums<kConfig>& sums) {
+  using config::kPieceBytes, config::kPieceColumns;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row_in_piece = lane / 4, first_column = 2 * (lane % 4);
+  const int first_row = tile.row + first_row_of_thread<kConfig>();
+  unsigned piece = smem.output() + warp * 2 * kPieceBytes;
+#pragma unroll
+  for (int begin = 0; begin < kConfig.tile_columns; begin += kPieceColumns) {
+    if (!owns<kConfig>(begin, rank)) continue;
+#pragma unroll
+    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      const int row = first_row + 64 * sub_tile;
+      const RowTerms<kConfig> upper(params, tile, row), lower(params, tile, row + 8);
+      if (lane == 0) ptx::tma_store_wait_read<1>();  // the piece before the last one is free
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kPieceColumns / 8; ++j) {
+        const ColumnTerms<kConfig> columns(params, tile,
+                                           tile.column + begin + first_column + 8 * j);
+        const float* pairs = &sums[sub_tile][(begin / 8 + j) * 4];
+        const int chunk = (2 * j + lane % 4 / 2) ^ row_in_piece;
+        const unsigned target = piece + row_in_piece * 128 + 16 * chunk + lane % 2 * 8;
+        ptx::store_shared(target, upper.finish(columns, pairs[0], pairs[1]));
+        ptx::store_shared(target + 8 * 128, lower.finish(columns, pairs[2], pairs[3]));
+      }
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::tma_store(&params.out_map, piece, tile.column + begin, row);
+        ptx::tma_store_commit();
+      }
+      piece ^= kPieceBytes;
+    }
+  }
+}
+
 // One thread of the loading warpgroup: the math warpgroups go on with the next tile meanwhile.
 template <Sm90GemmConfig kConfig>
-__device__ void store_staged_tiles(const Sm90GemmParams& params,
-                                   const SharedMemory<kConfig>& smem) {
+__device__ void store_staged_tiles(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                                   int rank) {
+  constexpr int kOwned = kConfig.owned_columns();
+  constexpr int kBoxRows = SharedMemory<kConfig>::kLayout.output_box_rows;
   constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
-  constexpr int kBoxBytes = kConfig.tile_rows * kBoxColumns * size_of(kConfig.form.out);
+  constexpr int kBoxBytes = kBoxRows * kBoxColumns * size_of(kConfig.form.out);
+  // Of the tile, as D has it.
+  constexpr int kRows = kConfig.swapped ? kOwned : kConfig.tile_rows;
+  constexpr int kColumns = kConfig.swapped ? kConfig.tile_rows : kOwned;
   unsigned parity = 0;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance(), parity ^= 1) {
     const Tile tile = walk.tile();
     ptx::mbarrier_wait(smem.output_full(), parity);
-    for (int box = 0; box < kConfig.tile_columns / kBoxColumns; ++box) {
-      ptx::tma_store(&params.out_map, smem.output() + box * kBoxBytes,
-                     tile.column + box * kBoxColumns, tile.row);
+    const int first_column = tile.column + (kConfig.cluster_depth > 1 ? rank * kOwned : 0);
+    const int row = kConfig.swapped ? first_column : tile.row;
+    const int column = kConfig.swapped ? tile.row : first_column;
+    unsigned source = smem.output();
+    for (int j = 0; j < kColumns; j += kBoxColumns) {
+      for (int i = 0; i < kRows; i += kBoxRows, source += kBoxBytes) {
+        // The last of the blocks that share a tile may own less, or nothing.
+        if (kOwned * kConfig.cluster_depth != kConfig.tile_columns &&
+            rank * kOwned + i >= kConfig.tile_columns) {
+          continue;
+        }
+        ptx::tma_store(&params.out_map, source, column + j, row + i);
+      }
     }
     ptx::tma_store_commit();
-    ptx::tma_store_wait_read();
+    ptx::tma_store_wait_read<0>();
     ptx::mbarrier_arrive(smem.output_empty());
   }
 }

@@ -24,7 +24,7 @@ void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& prob
   constexpr std::string_view kCopies = "threads copy the operands, not TMA";
   log("a", plan::tma_obstacle(arguments.a.data), kCopies);
   log("b", plan::tma_obstacle(arguments.b.data), kCopies);
-  if (problem.operands_fit_tma && problem.product.form.out != DType::kFloat32) {
+  if (problem.operands_fit_tma) {
     log("out", plan::tma_store_obstacle(arguments.out), "threads store the result, not TMA");
   }
 }
@@ -38,11 +38,13 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
 
 Sm90GemmParams params_of(const Driver& driver, const GemmArguments& arguments,
                          const Sm90GemmConfig& config) {
-  const TensorView& rows = arguments.a.data;
-  const TensorView& columns = arguments.b.data;
+  const ScaledTensorView& row_operand = config.swapped ? arguments.b : arguments.a;
+  const ScaledTensorView& column_operand = config.swapped ? arguments.a : arguments.b;
+  const TensorView& rows = row_operand.data;
+  const TensorView& columns = column_operand.data;
   const MutableTensorView& out = arguments.out;
-  Sm90GemmParams params{.rows = operand_params(arguments.a),
-                        .columns = operand_params(arguments.b),
+  Sm90GemmParams params{.rows = operand_params(row_operand),
+                        .columns = operand_params(column_operand),
                         .out = out.data,
                         .out_stride = out.strides[0],
                         .c = arguments.c ? arguments.c->data : nullptr,
@@ -52,14 +54,20 @@ Sm90GemmParams params_of(const Driver& driver, const GemmArguments& arguments,
                                  .columns = static_cast<int>(columns.shape[0]),
                                  .depth = static_cast<int>(rows.shape[1])}};
   if (config.load == config::OperandLoad::kTma) {
-    params.rows_box = config::rows_box(config.tile_rows, config.cluster_columns, params.work.rows);
-    params.rows_map = encode_tensor_map(driver, rows, params.rows_box, config::kStageDepth);
+    params.rows_map = encode_tensor_map(driver, rows, config.tile_rows / config.cluster_columns,
+                                        config::kStageDepth);
     params.columns_map = encode_tensor_map(
         driver, columns, config.tile_columns / config.cluster_rows, config::kStageDepth);
+    params.last_rows =
+        config::last_rows(config.tile_rows, config.cluster_columns, params.work.rows);
+    if (params.last_rows != 0) {
+      params.last_rows_map = encode_tensor_map(driver, rows, params.last_rows, config::kStageDepth);
+    }
   }
-  if (config.store == config::OutputStore::kTma) {
-    params.out_map = encode_tensor_map(driver, out, config.tile_rows,
-                                       config::Sm90SmemLayout(config).output_box_columns);
+  if (config.store != config::OutputStore::kDirect) {
+    const config::Sm90SmemLayout layout(config);
+    params.out_map =
+        encode_tensor_map(driver, out, layout.output_box_rows, layout.output_box_columns);
   }
   return params;
 }

@@ -8,7 +8,7 @@ namespace {
 
 // "CUDA Driver API", cuTensorMapEncodeTiled.
 constexpr int kInterleaveNone = 0;
-constexpr int kL2Promotion256Bytes = 3;
+constexpr int kL2Promotion128Bytes = 2;  // of 256 short K loses up to 8 %
 constexpr int kOutOfBoundsIsZero = 0;
 
 int data_type(DType dtype) {
@@ -45,7 +45,7 @@ config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matr
   config::TensorMap map;
   const Result result = driver.tensor_map_encode_tiled(
       &map, data_type(matrix.dtype), 2, const_cast<void*>(matrix.data), sizes, strides, box, kDense,
-      kInterleaveNone, swizzle(box_columns * size_of(matrix.dtype)), kL2Promotion256Bytes,
+      kInterleaveNone, swizzle(box_columns * size_of(matrix.dtype)), kL2Promotion128Bytes,
       kOutOfBoundsIsZero);
   if (result != kSuccess) [[unlikely]] {
     driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "

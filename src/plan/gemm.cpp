@@ -9,7 +9,8 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "kernels/config/arithmetic.h"
-#include "kernels/config/tile_schedule.h"
+#include "plan/gemm_cost.h"
+#include "plan/gemm_tilings.h"
 #include "plan/tma.h"
 
 namespace octofold::plan {
@@ -20,92 +21,55 @@ using config::OperandLoad;
 using config::OutputStore;
 using config::Sm90GemmConfig;
 
-// A way to cut D into tiles, and what it costs on a Hopper multiprocessor, in clocks: for each
-// stage of K with all loads arriving in time, and for each tile besides. Measured on an H200 with
-// BF16 output and block scales, or (marked ~) laid between measured neighbours; docs/kernels.md
-// tells how. Only ratios matter.
-struct Tiling {
-  int rows, columns, math_warpgroups, cluster_rows, cluster_columns;
-  MathOrder order;
-  bool early_wait;
-  int clocks_per_stage, clocks_per_tile;
-};
-
-constexpr std::array kTilings = {
-    Tiling{256, 128, 2, 1, 2, MathOrder::kFree, true, 1057, 3500},
-    Tiling{256, 128, 2, 1, 2, MathOrder::kOrdered, false, 1095, 2000},
-    Tiling{256, 128, 2, 1, 1, MathOrder::kFree, true, 1083, 3500},
-    Tiling{256, 128, 2, 1, 1, MathOrder::kFree, false, 1110, 2000},
-    Tiling{128, 192, 2, 2, 1, MathOrder::kFree, true, 783, 2800},
-    Tiling{128, 192, 2, 2, 1, MathOrder::kOrdered, false, 803, 1700},
-    Tiling{128, 160, 2, 1, 1, MathOrder::kFree, true, 720, 2400},
-    Tiling{128, 128, 2, 1, 2, MathOrder::kFree, true, 574, 2000},
-    Tiling{128, 128, 2, 1, 1, MathOrder::kFree, true, 605, 2000},
-    Tiling{128, 64, 2, 1, 1, MathOrder::kFree, true, 500, 1500},   // ~
-    Tiling{128, 32, 2, 1, 1, MathOrder::kFree, true, 430, 1200},   // ~
-    Tiling{64, 128, 1, 1, 1, MathOrder::kFree, false, 560, 1500},  // ~
-    Tiling{64, 64, 1, 1, 1, MathOrder::kFree, false, 430, 1200},   // ~
-    Tiling{64, 32, 1, 1, 1, MathOrder::kFree, false, 370, 1000},   // ~
-    Tiling{64, 16, 1, 1, 1, MathOrder::kFree, false, 340, 1000},   // ~
-};
-
 // Deeper pipelines than this gained nothing.
-constexpr int kMostStages = 8;
+constexpr int kMostStages = 16;
 
 bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.compute_minor == 0; }
 
 // The kernel of this problem with this tiling, and with as many stages as fit.
 Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const Gpu& gpu) {
   const bool promote = !problem.product.form.fast_accumulation;
-  const bool store_by_tma = problem.output_fits_tma && problem.operands_fit_tma &&
-                            problem.product.form.out != DType::kFloat32;
   Sm90GemmConfig config{
       .form = problem.product.form,
+      .swapped = tiling.swapped,
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
       .math_warpgroups = tiling.math_warpgroups,
       .stages = kMostStages,
       .cluster_rows = tiling.cluster_rows,
       .cluster_columns = tiling.cluster_columns,
+      .cluster_depth = tiling.cluster_depth,
+      .blocks_per_multiprocessor = tiling.blocks_per_multiprocessor,
       .load = problem.operands_fit_tma ? OperandLoad::kTma : OperandLoad::kThreads,
-      .store = store_by_tma ? OutputStore::kTma : OutputStore::kDirect,
+      .store = problem.output_fits_tma ? OutputStore::kTma : OutputStore::kDirect,
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
   };
-  while (config.stages > 2 && config::Sm90SmemLayout(config).total > gpu.shared_memory_per_block) {
-    --config.stages;
+  if (config.store == OutputStore::kTma && problem.product.form.out == DType::kFloat32) {
+    const bool in_pieces = !config.swapped && config.owned_columns() % config::kPieceColumns == 0;
+    config.store = in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect;
+  } else if (config.load == OperandLoad::kThreads) {
+    config.store = OutputStore::kDirect;
   }
+  const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
+                              gpu.shared_memory_per_block);
+  while (config.stages > 2 && config::Sm90SmemLayout(config).total > memory) --config.stages;
   return config;
 }
 
 std::string name_of(const Sm90GemmConfig& config) {
-  return core::format("{}x{}.w{}.c{}x{}{}{}", config.tile_rows, config.tile_columns,
-                      config.math_warpgroups, config.cluster_rows, config.cluster_columns,
-                      config.order == MathOrder::kOrdered ? ".ordered" : "",
+  const char* order = config.order == MathOrder::kFree ? "" : config::word(config.order);
+  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}", config.tile_rows, config.tile_columns,
+                      config.swapped ? ".swapped" : "", config.math_warpgroups, config.cluster_rows,
+                      config.cluster_columns, config.cluster_depth,
+                      config.blocks_per_multiprocessor, *order == 0 ? "" : ".", order,
                       config.early_wait ? ".early" : "");
 }
 
-int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
-  return gpu.multiprocessors / config.cluster_size();
-}
-
-int clusters_of_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
-  return config::tile_schedule(static_cast<int>(problem.product.m),
-                               static_cast<int>(problem.product.n), config.cluster_tile_rows(),
-                               config.cluster_tile_columns(), config.raster_rows)
-      .count();
-}
-
-std::int64_t predicted_clocks(const GemmProblem& problem, const Sm90GemmConfig& config,
-                              const Tiling& tiling, const Gpu& gpu) {
-  const std::int64_t waves =
-      config::ceil_divide(clusters_of_tiles(problem, config), clusters_at_once(config, gpu));
-  const std::int64_t stages = config::ceil_divide(problem.product.k, config::kStageDepth);
-  return waves * (stages * tiling.clocks_per_stage + tiling.clocks_per_tile);
-}
-
 GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, const Gpu& gpu) {
-  const int clusters = std::min(clusters_at_once(config, gpu), clusters_of_tiles(problem, config));
+  int clusters = clusters_of_tiles(problem, config);
+  // A block stays for all its tiles, unless it shares one.
+  if (config.cluster_depth == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
   KernelPlan kernel =
       kernel_plan("gemm", kGemmHeader, kGemmKernel, config, clusters * config.cluster_size());
   kernel.cluster_size = config.cluster_size();
@@ -164,17 +128,19 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
   require_gemm_support(gpu);
   require_sizes(problem);
   Sm90GemmConfig best;
-  std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (const Tiling& tiling : kTilings) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const Tiling& tiling : tilings()) {
     const Sm90GemmConfig config = configure(problem, tiling, gpu);
     if (config.invalid_reason() != nullptr) continue;
-    const std::int64_t clocks = predicted_clocks(problem, config, tiling, gpu);
-    if (clocks < least) {
-      least = clocks;
+    // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
+    if (tiling.swapped && problem.product.m > 4 * tiling.columns) continue;
+    const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
+    if (microseconds < least) {
+      least = microseconds;
       best = config;
     }
   }
-  if (least == std::numeric_limits<std::int64_t>::max()) {
+  if (least == std::numeric_limits<double>::infinity()) {
     core::fail(ErrorCode::kInternal, "gemm: no tiling for {}", describe(problem));
   }
   return plan_config(problem, best, gpu);
@@ -194,7 +160,7 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view 
 
 std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu& gpu) {
   std::vector<GemmCandidate> candidates;
-  for (const Tiling& tiling : kTilings) {
+  for (const Tiling& tiling : tilings()) {
     const Sm90GemmConfig config = configure(problem, tiling, gpu);
     // Without promotion tilings that differ in their order alone are one.
     if (config.invalid_reason() != nullptr ||

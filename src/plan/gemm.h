@@ -50,7 +50,7 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view 
 
 /// A configuration that plan_gemm can choose for problems that differ from this one in sizes only.
 struct GemmCandidate {
-  std::string name;  ///< "256x128.w2.c1x2.early": tile, math warpgroups, cluster, order
+  std::string name;  ///< "64x16.swapped.w1.c1x1x2.b3": octofold/tuning.h
   config::Sm90GemmConfig config;
 };
 

@@ -91,8 +91,8 @@ TEST_F(GemmTest, TheKernelGetsTheArguments) {
 TEST_F(GemmTest, TensorMapsDescribeTheMatrices) {
   GemmArguments arguments = product(1000, 512, 640);
   arguments.a.data.strides[0] = 656;
-  gemm(arguments);
-  ASSERT_EQ(state().tensor_maps.size(), 3u);
+  cuda::gemm(runtime().device(0), arguments, {}, "128x128.w2.c1x1x1.b1.early");
+  ASSERT_EQ(state().tensor_maps.size(), 4u);
   const fake::TensorMapCall& a = state().tensor_maps[0];
   EXPECT_EQ(a.address, address(0x1000));
   EXPECT_EQ(a.data_type, 0);  // bytes
@@ -104,11 +104,47 @@ TEST_F(GemmTest, TensorMapsDescribeTheMatrices) {
   EXPECT_EQ(a.swizzle, 3);  // 128 bytes
   EXPECT_EQ(state().tensor_maps[1].address, address(0x2000));
   EXPECT_EQ(state().tensor_maps[1].rows, 512u);
-  const fake::TensorMapCall& out = state().tensor_maps[2];
+  const fake::TensorMapCall& last_rows = state().tensor_maps[2];
+  EXPECT_EQ(last_rows.address, address(0x1000));
+  EXPECT_EQ(last_rows.box_rows, 104u);  // 7 · 128 + 104
+  EXPECT_EQ(last_params().last_rows, 104);
+  const fake::TensorMapCall& out = state().tensor_maps[3];
   EXPECT_EQ(out.address, address(0x5000));
   EXPECT_EQ(out.data_type, 9);  // BFloat16
   EXPECT_EQ(out.row_bytes, 1024u);
+  EXPECT_EQ(out.box_rows, 128u);
   EXPECT_EQ(16u << out.swizzle, out.box_cols * 2);
+}
+
+TEST_F(GemmTest, SwappedOperandsChangePlacesButDDoesNot) {
+  cuda::gemm(runtime().device(0), product(20, 512, 640), {}, "64x16.swapped.w1.c1x1x2.b3");
+  const config::Sm90GemmParams params = last_params();
+  EXPECT_EQ(params.rows.data, address(0x2000));
+  EXPECT_EQ(params.columns.data, address(0x1000));
+  EXPECT_EQ(params.rows.scale.data, address(0x4000));
+  EXPECT_EQ(params.work.rows, 512);
+  EXPECT_EQ(params.work.columns, 20);
+  EXPECT_EQ(params.last_rows, 0);
+  ASSERT_EQ(state().tensor_maps.size(), 3u);
+  EXPECT_EQ(state().tensor_maps[0].address, address(0x2000));
+  EXPECT_EQ(state().tensor_maps[0].box_rows, 64u);
+  EXPECT_EQ(state().tensor_maps[1].box_rows, 16u);
+  const fake::TensorMapCall& out = state().tensor_maps[2];
+  EXPECT_EQ(out.rows, 20u);
+  EXPECT_EQ(out.box_rows, 8u);  // each of two blocks stores half of the tile
+  EXPECT_EQ(out.box_cols, 64u);
+  EXPECT_EQ(last().cluster, 2u);
+}
+
+TEST_F(GemmTest, FP32LeavesInPieces) {
+  GemmArguments arguments = product(1000, 512, 640);
+  arguments.out.dtype = DType::kFloat32;
+  gemm(arguments);
+  const fake::TensorMapCall& out = state().tensor_maps.back();
+  EXPECT_EQ(out.address, address(0x5000));
+  EXPECT_EQ(out.data_type, 7);  // FP32
+  EXPECT_EQ(out.box_rows, 16u);
+  EXPECT_EQ(out.box_cols, 32u);
 }
 
 TEST_F(GemmTest, AProblemIsPreparedOnce) {
@@ -133,11 +169,11 @@ TEST_F(GemmTest, ACandidateIsRunByItsName) {
     cuda::gemm(runtime().device(0), product(1000, 512, 640), {}, candidate);
     return last().threads;
   };
-  EXPECT_EQ(run("64x16.w1.c1x1"), 256u);
-  EXPECT_EQ(run("256x128.w2.c1x2.ordered"), 384u);
+  EXPECT_EQ(run("64x16.swapped.w1.c1x1x1.b1"), 256u);
+  EXPECT_EQ(run("256x128.w2.c1x2x1.b1.early"), 384u);
   EXPECT_EQ(last().cluster, 2u);
   EXPECT_EQ(compilations_, 2);
-  run("64x16.w1.c1x1");
+  run("64x16.swapped.w1.c1x1x1.b1");
   EXPECT_EQ(compilations_, 2);
   EXPECT_THAT(error_of([&] { run("64x17"); }, ErrorCode::kInvalidArgument),
               HasSubstr("'candidate': expected one of 256x128"));

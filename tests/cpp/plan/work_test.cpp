@@ -32,6 +32,8 @@ constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .math_warpg
 constexpr Sm90GemmConfig kAlongRows{.tile_columns = 192, .cluster_rows = 2};
 constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2, .raster_rows = 3};
 
+constexpr Sm90GemmConfig kInSlices{.tile_rows = 128, .tile_columns = 48, .cluster_depth = 3};
+
 template <Sm90GemmConfig kConfig>
 void expect_each_element_once(const WorkParams& work, int blocks) {
   SCOPED_TRACE(testing::Message() << work.rows << "×" << work.columns << ", " << blocks
@@ -67,6 +69,29 @@ TEST(TileWalkTest, BlocksTogetherCoverEachElementOfDOnce) {
       expect_each_element_once<kAlone>(work, blocks);
       expect_each_element_once<kAlongRows>(work, blocks);
       expect_each_element_once<kAlongColumns>(work, blocks);
+    }
+  }
+}
+
+// The blocks of a cluster share a tile, and K: whole blocks of it, each once.
+TEST(TileWalkTest, SlicesTogetherCoverK) {
+  for (const int depth : {0, 1, 128, 129, 300, 1000, 7168}) {
+    const WorkParams work{.rows = 300, .columns = 100, .depth = depth};
+    const int tiles = 3 * 3;
+    for (int cluster = 0; cluster < tiles; ++cluster) {
+      int end = 0;
+      for (int rank = 0; rank < 3; ++rank) {
+        TileWalk<kInSlices> walk(work, 3 * cluster + rank, 3 * tiles);
+        ASSERT_TRUE(walk.has_tile());
+        const Tile tile = walk.tile();
+        EXPECT_EQ(tile.row, TileWalk<kInSlices>(work, 3 * cluster, 3 * tiles).tile().row);
+        EXPECT_EQ(tile.k_begin, end);
+        EXPECT_EQ(tile.k_begin % 128, 0);
+        end = tile.k_end;
+        walk.advance();
+        EXPECT_FALSE(walk.has_tile());
+      }
+      EXPECT_EQ(end, depth);
     }
   }
 }

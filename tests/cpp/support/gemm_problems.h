@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <random>
+#include <utility>
 
 #include "plan/gemm.h"
 
@@ -48,8 +49,9 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
 // The tiles of clusters.
 inline config::TileSchedule tiles_of(const config::Sm90GemmConfig& config,
                                      const plan::GemmProblem& problem) {
-  return config::tile_schedule(static_cast<int>(problem.product.m),
-                               static_cast<int>(problem.product.n), config.cluster_tile_rows(),
+  auto rows = static_cast<int>(problem.product.m), columns = static_cast<int>(problem.product.n);
+  if (config.swapped) std::swap(rows, columns);
+  return config::tile_schedule(rows, columns, config.cluster_tile_rows(),
                                config.cluster_tile_columns(), config.raster_rows);
 }
 

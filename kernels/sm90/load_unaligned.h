@@ -1,0 +1,132 @@
+// Operands whose rows TMA cannot address: any address, any stride. Each warp copies its rows of a
+// stage as the units of 16 bytes that hold them, asynchronously, and shifts those of the stage
+// before to where the tensor core wants them.
+#pragma once
+
+#include "kernels/sm90/load.h"
+
+namespace octofold::sm90 {
+
+// A block's stages, one after another, tile by tile.
+template <Sm90GemmConfig kConfig>
+class StageWalk {
+ public:
+  __device__ explicit StageWalk(const Sm90GemmParams& params) : walk_(walk_of<kConfig>(params)) {
+    if (has_stage()) begin_tile();
+  }
+
+  __device__ bool has_stage() const { return walk_.has_tile(); }
+  __device__ const Tile& tile() const { return tile_; }
+  __device__ int k() const { return k_; }
+
+  __device__ void advance() {
+    k_ += kStageDepth;
+    if (k_ < tile_.k_end) return;
+    walk_.advance();
+    if (has_stage()) begin_tile();
+  }
+
+ private:
+  __device__ void begin_tile() {
+    tile_ = walk_.tile();
+    k_ = tile_.k_begin;
+  }
+
+  config::TileWalk<kConfig> walk_;
+  Tile tile_{};
+  int k_ = 0;
+};
+
+template <Sm90GemmConfig kConfig>
+class UnalignedCopy {
+ public:
+  // `warp`: of those that copy.
+  __device__ UnalignedCopy(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                           int warp)
+      : params_(params), smem_(smem), warp_(warp), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run() const {
+    StageWalk<kConfig> copied(params_), shifted(params_);
+    if (!copied.has_stage() || copied.k() >= copied.tile().k_end) return;  // nothing to sum
+    RingPosition<kConfig.stages> position;
+    copy(copied, 0);
+    ptx::copies_commit();
+    for (int buffer = 0; shifted.has_stage(); shifted.advance(), buffer ^= 1) {
+      copied.advance();
+      if (copied.has_stage()) copy(copied, buffer ^ 1);
+      ptx::copies_commit();
+      ptx::copies_wait<1>();
+      __syncwarp();
+      ptx::mbarrier_wait(smem_.empty(position.stage), position.parity ^ 1);
+      shift(shifted, buffer, position.stage);
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(position.stage));
+      position.advance();
+    }
+  }
+
+ private:
+  static constexpr int kWarps = SharedMemory<kConfig>::kCopyWarps;
+
+  // Calls for_rows(operand, range, rows of the tile, its first row in the buffer) for either.
+  template <typename ForRows>
+  __device__ void for_operands(const Tile& tile, ForRows&& for_rows) const {
+    for_rows(params_.rows, rows_of(tile), kConfig.tile_rows, 0);
+    for_rows(params_.columns, columns_of(tile), kConfig.tile_columns, kConfig.tile_rows);
+  }
+
+  __device__ unsigned unaligned(int buffer, int row) const {
+    return smem_.unaligned(buffer) + row * config::kUnalignedRow;
+  }
+
+  __device__ void copy(const StageWalk<kConfig>& stage, int buffer) const {
+    constexpr int kUnits = config::kUnalignedRow / 16;
+    for_operands(stage.tile(), [&](const config::OperandParams& operand, RowRange range, int rows,
+                                   int first) {
+      const int existing = min(rows, range.end - range.first);
+      const unsigned char* begin = operand.data + range.first * operand.stride + stage.k();
+      const int bytes = stage.tile().k_end - stage.k();
+#pragma unroll 1  // this warpgroup has few registers
+      for (int i = lane_; i < (existing - warp_ + kWarps - 1) / kWarps * kUnits; i += 32) {
+        const int row = i / kUnits * kWarps + warp_, unit = i % kUnits;
+        const auto address = reinterpret_cast<unsigned long long>(begin + row * operand.stride);
+        const unsigned long long source = (address & ~15ull) + 16 * unit;
+        // Nothing behind the row is read.
+        const int left = bytes + static_cast<int>(address & 15) - 16 * unit;
+        if (left <= 0) continue;
+        ptx::copy_unit_async(unaligned(buffer, first + row) + 16 * unit,
+                             reinterpret_cast<const void*>(source), min(left, 16));
+      }
+    });
+  }
+
+  // What lies beyond K becomes 0; what lies beyond the operand is of no account.
+  __device__ void shift(const StageWalk<kConfig>& stage, int buffer, int target) const {
+    for_operands(stage.tile(), [&](const config::OperandParams& operand, RowRange range, int rows,
+                                   int first) {
+      const int existing = min(rows, range.end - range.first);
+      const auto begin = static_cast<unsigned>(reinterpret_cast<unsigned long long>(operand.data)) +
+                         static_cast<unsigned>(range.first * operand.stride + stage.k());
+      const unsigned tile = first == 0 ? smem_.rows(target) : smem_.columns(target);
+      const int bytes = stage.tile().k_end - stage.k() - 4 * lane_;
+      const unsigned mask = bytes >= 4 ? ~0u : bytes <= 0 ? 0 : (1u << 8 * bytes) - 1;
+#pragma unroll 2
+      for (int row = warp_; row < existing; row += kWarps) {
+        const unsigned offset = (begin + static_cast<unsigned>(row * operand.stride)) % 16;
+        const unsigned word = unaligned(buffer, first + row) + offset / 4 * 4 + 4 * lane_;
+        const unsigned value = __funnelshift_r(ptx::load_shared_word(word),
+                                               ptx::load_shared_word(word + 4), 8 * (offset % 4));
+        ptx::store_shared_word(
+            tile + row * kStageDepth + 16 * (lane_ / 4 ^ row % 8) + lane_ % 4 * 4, value & mask);
+      }
+    });
+  }
+
+  const Sm90GemmParams& params_;
+  const SharedMemory<kConfig>& smem_;
+  int warp_;
+  int lane_;
+};
+
+}  // namespace octofold::sm90

@@ -1,0 +1,20 @@
+// What a way to cut a product costs.
+#pragma once
+
+#include "plan/gemm.h"
+#include "plan/gemm_tilings.h"
+
+namespace octofold::plan {
+
+/// Clusters of this configuration that run at one time.
+int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
+
+/// Clusters that D is cut into.
+int clusters_of_tiles(const GemmProblem& problem, const config::Sm90GemmConfig& config);
+
+/// Predicted time of the product on a GPU with an H200's clock and memory. Good for comparisons of
+/// one problem's configurations.
+double predicted_microseconds(const GemmProblem& problem, const config::Sm90GemmConfig& config,
+                              const Tiling& tiling, const Gpu& gpu);
+
+}  // namespace octofold::plan
