@@ -1,0 +1,118 @@
+// What the copying warps leave in the stages, for operands of any address, stride and K: the
+// kernel's own code, with a thread for each lane.
+#include "kernels/sm90/load_unaligned.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace octofold::sm90 {
+namespace {
+
+constexpr Sm90GemmConfig kConfig{
+    .form = {.a = {.scales = Granularity::kTensor}, .b = {.scales = Granularity::kTensor}},
+    .tile_rows = 64,
+    .tile_columns = 32,
+    .math_warpgroups = 1,
+    .stages = 12,
+    .load = config::OperandLoad::kThreads,
+    .store = config::OutputStore::kDirect};
+static_assert(kConfig.invalid_reason() == nullptr);
+
+constexpr unsigned char kPoison = 0x7F;
+
+// A matrix in the midst of poison.
+struct Matrix {
+  std::vector<unsigned char> memory;
+  int rows, k, stride, offset;
+
+  Matrix(int rows_, int k_, int padding, int offset_, std::mt19937& random)
+      : memory(static_cast<std::size_t>(rows_ * (k_ + padding) + offset_ + 64), kPoison),
+        rows(rows_),
+        k(k_),
+        stride(k_ + padding),
+        offset(offset_ + 32) {
+    for (int row = 0; row < rows; ++row) {
+      for (int i = 0; i < k; ++i) at(row, i) = static_cast<unsigned char>(random() % 0x70 + 1);
+    }
+  }
+
+  unsigned char& at(int row, int i) {
+    return memory[static_cast<std::size_t>(offset + row * stride + i)];
+  }
+
+  config::OperandParams params() {
+    return {.data = memory.data() + offset, .stride = stride, .scale = {}};
+  }
+};
+
+void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
+  for (int warp = 0; warp < SharedMemory<kConfig>::kCopyWarps; ++warp) {
+    std::barrier<> lanes(32);
+    ptx::warp = &lanes;
+    std::vector<std::jthread> threads;
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      threads.emplace_back([&, lane] {
+        threadIdx.x = lane;
+        gridDim.x = 1;
+        UnalignedCopy<kConfig>(params, smem, warp).run();
+      });
+    }
+  }
+}
+
+// Where the 128-byte swizzle puts a byte of a row.
+unsigned swizzled(int row, int i) {
+  return static_cast<unsigned>(row * 128 + ((i / 16) ^ (row % 8)) * 16 + i % 16);
+}
+
+void expect_stages(int rows, int columns, int k, int padding, int offset) {
+  SCOPED_TRACE(testing::Message() << rows << "×" << columns << "×" << k << ", rows of "
+                                  << k + padding << " bytes from " << offset << " on");
+  std::mt19937 random(7);
+  Matrix a(rows, k, padding, offset, random), b(columns, k, padding + 1, offset + 3, random);
+  Sm90GemmParams params{.rows = a.params(),
+                        .columns = b.params(),
+                        .out = nullptr,
+                        .out_stride = 0,
+                        .work = {.rows = rows, .columns = columns, .depth = k}};
+  ptx::shared.fill(kPoison);
+  const SharedMemory<kConfig> smem{1024};
+  run_all_warps(params, smem);
+
+  int stage = 0;
+  for (config::TileWalk<kConfig> walk(params.work, 0, 1); walk.has_tile(); walk.advance()) {
+    const Tile tile = walk.tile();
+    for (int begin = tile.k_begin; begin < tile.k_end; begin += kStageDepth, ++stage) {
+      ASSERT_LT(stage, kConfig.stages);
+      const auto expect_rows = [&](Matrix& matrix, int first, int extent, unsigned base) {
+        for (int row = 0; row < std::min(extent, matrix.rows - first); ++row) {
+          for (int i = 0; i < kStageDepth; ++i) {
+            const int expected = begin + i < k ? matrix.at(first + row, begin + i) : 0;
+            ASSERT_EQ(ptx::shared[base + swizzled(row, i)], expected)
+                << "stage " << stage << ", row " << row << ", byte " << i;
+          }
+        }
+      };
+      expect_rows(a, tile.row, kConfig.tile_rows, smem.rows(stage));
+      expect_rows(b, tile.column, kConfig.tile_columns, smem.columns(stage));
+    }
+  }
+  EXPECT_GT(stage, 0);
+}
+
+TEST(UnalignedCopyTest, StagesHoldTheOperandsAtAnyAddress) {
+  for (int offset = 0; offset < 16; offset += 5) expect_stages(70, 33, 300, 0, offset);
+  for (const int padding : {1, 2, 4, 7}) expect_stages(64, 32, 300, padding, 3);
+}
+
+TEST(UnalignedCopyTest, AnyKAndFewRows) {
+  for (const int k : {1, 15, 127, 128, 129, 257, 1000}) expect_stages(5, 3, k, 0, 1);
+  expect_stages(1, 1, 5, 0, 0);
+  expect_stages(130, 32, 385, 1, 0);  // tiles one after another
+}
+
+}  // namespace
+}  // namespace octofold::sm90

@@ -1,0 +1,70 @@
+// kernels/ptx for code that loads, run on the host by a thread for each lane: shared memory is an
+// array, asynchronous copies arrive when they are waited for and no sooner, and barriers are open.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <barrier>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+using std::max;
+using std::min;
+
+struct Dimensions {
+  unsigned x;
+};
+inline thread_local Dimensions threadIdx{}, blockIdx{}, gridDim{};
+
+namespace octofold::ptx {
+
+inline std::array<unsigned char, 256 * 1024> shared;
+inline std::barrier<>* warp = nullptr;  // of the lanes that run
+
+struct Copy {
+  unsigned destination;
+  const void* source;
+  unsigned bytes;
+};
+inline thread_local std::vector<Copy> begun;
+inline thread_local std::deque<std::vector<Copy>> committed;
+
+inline void copy_unit_async(unsigned destination, const void* source, unsigned bytes) {
+  begun.push_back({destination, source, bytes});
+}
+
+inline void copies_commit() {
+  committed.push_back(std::move(begun));
+  begun.clear();
+}
+
+template <int kPending>
+inline void copies_wait() {
+  for (; committed.size() > kPending; committed.pop_front()) {
+    for (const Copy& copy : committed.front()) {
+      std::memset(&shared[copy.destination], 0, 16);
+      std::memcpy(&shared[copy.destination], copy.source, copy.bytes);
+    }
+  }
+}
+
+inline unsigned load_shared_word(unsigned address) {
+  unsigned value;
+  std::memcpy(&value, &shared[address], sizeof(value));
+  return value;
+}
+
+inline void store_shared_word(unsigned address, unsigned value) {
+  std::memcpy(&shared[address], &value, sizeof(value));
+}
+
+inline void copy_word_async(unsigned, const void*) {}
+
+}  // namespace octofold::ptx
+
+inline void __syncwarp() { octofold::ptx::warp->arrive_and_wait(); }
+
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return shift % 32 == 0 ? low : low >> shift % 32 | high << (32 - shift % 32);
+}
