@@ -267,9 +267,9 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {
     return "tile_rows has to be a multiple of 64 for each math warpgroup, at most 256";
   }
-  const int column_unit = swapped ? 8 : 16;
-  if (tile_columns < column_unit || tile_columns % column_unit != 0 || tile_columns > 256) {
-    return "tile_columns has to be a multiple of 16 (8 where swapped), at most 256";
+  const bool is_eight = swapped && tile_columns == 8;
+  if (tile_columns < 8 || (tile_columns % 16 != 0 && !is_eight) || tile_columns > 256) {
+    return "tile_columns has to be a multiple of 16, at most 256, or 8 where swapped";
   }
   if (stages < 2) return "at least 2 stages";
   if (cluster_rows < 1 || cluster_columns < 1 || cluster_rows * cluster_columns > 2) {

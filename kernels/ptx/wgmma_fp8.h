@@ -59,23 +59,6 @@ struct WgmmaFp8<16> {
 #undef OCTOFOLD_ISSUE
 
 #define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %14, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n24k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11" \
-    "}, %12, %13, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D4(8) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<24> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[12], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
   asm volatile("{.reg .pred p;\n setp.ne.b32 p, %18, 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n32k32.f32." types " {" \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
@@ -86,24 +69,6 @@ template <>
 struct WgmmaFp8<32> {
   template <DType kA, DType kB>
   __device__ static void issue(float (&d)[16], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %22, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n40k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19" \
-    "}, %20, %21, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D4(16) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<40> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[20], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
   }
@@ -129,24 +94,6 @@ struct WgmmaFp8<48> {
 #undef OCTOFOLD_ISSUE
 
 #define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %30, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n56k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27" \
-    "}, %28, %29, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D4(24) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<56> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[28], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
   asm volatile("{.reg .pred p;\n setp.ne.b32 p, %34, 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n64k32.f32." types " {" \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
@@ -158,25 +105,6 @@ template <>
 struct WgmmaFp8<64> {
   template <DType kA, DType kB>
   __device__ static void issue(float (&d)[32], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %38, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n72k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35" \
-    "}, %36, %37, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D4(32) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<72> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[36], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
   }
@@ -196,26 +124,6 @@ template <>
 struct WgmmaFp8<80> {
   template <DType kA, DType kB>
   __device__ static void issue(float (&d)[40], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %46, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n88k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43" \
-    "}, %44, %45, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D4(40) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<88> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[44], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
   }
@@ -243,27 +151,6 @@ struct WgmmaFp8<96> {
 #undef OCTOFOLD_ISSUE
 
 #define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %54, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n104k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51" \
-    "}, %52, %53, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D4(48) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<104> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[52], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
   asm volatile("{.reg .pred p;\n setp.ne.b32 p, %58, 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n112k32.f32." types " {" \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
@@ -278,27 +165,6 @@ template <>
 struct WgmmaFp8<112> {
   template <DType kA, DType kB>
   __device__ static void issue(float (&d)[56], unsigned long long a, unsigned long long b,
-                               bool accumulate) {
-    OCTOFOLD_ISSUE_BY_TYPE;
-  }
-};
-#undef OCTOFOLD_ISSUE
-
-#define OCTOFOLD_ISSUE(types) \
-  asm volatile("{.reg .pred p;\n setp.ne.b32 p, %62, 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n120k32.f32." types " {" \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59" \
-    "}, %60, %61, p, 1, 1;}" \
-    : OCTOFOLD_D8(0), OCTOFOLD_D8(8), OCTOFOLD_D8(16), OCTOFOLD_D8(24), OCTOFOLD_D8(32), \
-      OCTOFOLD_D8(40), OCTOFOLD_D8(48), OCTOFOLD_D4(56) \
-    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <>
-struct WgmmaFp8<120> {
-  template <DType kA, DType kB>
-  __device__ static void issue(float (&d)[60], unsigned long long a, unsigned long long b,
                                bool accumulate) {
     OCTOFOLD_ISSUE_BY_TYPE;
   }
