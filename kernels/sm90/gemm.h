@@ -1,10 +1,11 @@
 // The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias).
 //
-// One block of threads per multiprocessor stays for the whole product and walks over tiles of D.
-// Its last warpgroup keeps a ring of stages in shared memory filled: operands by TMA, scales by
-// small asynchronous copies. The other warpgroups multiply. When a tile is summed they leave it in
-// shared memory, from where a warp of the loading warpgroup sends it out, and go on with the next.
-// docs/kernels.md tells the whole story.
+// As many blocks of threads as run at one time stay for the whole product and walk over tiles of D;
+// those that share a tile, each with a slice of K, have one. A block's last warpgroup keeps a ring
+// of stages in shared memory filled: operands by TMA, scales by small asynchronous copies. The
+// other warpgroups multiply. When a tile is summed they leave it in shared memory, from where a
+// warp of the loading warpgroup sends it out, and go on with the next. docs/kernels.md tells the
+// whole story.
 #pragma once
 
 #include "kernels/config/sm90_gemm.h"
