@@ -20,8 +20,8 @@ inline constexpr int kSwizzleAlignment = 1024;
 // What a block of threads may have of shared memory on Hopper, where a multiprocessor is to hold so
 // many: of its 228 KB the system takes 1 KB for each block. Source: CUDA programming guide,
 // "Technical Specifications per Compute Capability".
-inline constexpr int kSm90SharedMemory = 227 * 1024;
 constexpr int shared_memory_of_block(int blocks) { return 228 * 1024 / blocks - 1024; }
+inline constexpr int kSm90SharedMemory = shared_memory_of_block(1);
 
 // Bytes that hold 128 of a row at any address, in units of 16.
 inline constexpr int kUnalignedRow = kStageDepth + 16;
@@ -217,7 +217,8 @@ struct Sm90SmemLayout {
   // D is stored in boxes of so many of its rows and columns, with the swizzle of their width in
   // bytes.
   int output_box_rows = 0, output_box_columns = 0;
-  int slice_bytes = 0;  // what a block sends another one
+  int slice_bytes = 0;      // what a block sends another one
+  int unaligned_bytes = 0;  // of one of two buffers
 
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
     rows_bytes = config.tile_rows * kStageDepth;
@@ -249,7 +250,8 @@ struct Sm90SmemLayout {
     unaligned = round_up(column_scales + config.stages * column_scales_bytes, 16);
     slices = unaligned;
     if (config.load == OperandLoad::kThreads) {
-      slices += 2 * (config.tile_rows + config.tile_columns) * kUnalignedRow;
+      unaligned_bytes = (config.tile_rows + config.tile_columns) * kUnalignedRow;
+      slices += 2 * unaligned_bytes;
     }
     slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.math_threads();
     barriers = slices + (config.cluster_depth - 1) * slice_bytes;

@@ -42,13 +42,12 @@ struct SharedMemory {
 
   // Rows of both operands as threads copy them, in two buffers.
   __device__ unsigned unaligned(int buffer) const {
-    return base + kLayout.unaligned +
-           buffer * (kConfig.tile_rows + kConfig.tile_columns) * config::kUnalignedRow;
+    return base + kLayout.unaligned + buffer * kLayout.unaligned_bytes;
   }
 
-  // Warps that copy operands where TMA cannot; threads of the warp that copies an operand's scales,
-  // which has nothing to do where none vary along K.
-  static constexpr int kCopyWarps = 6;
+  // Loading warps that copy operands where TMA cannot: all but the two that copy scales. Threads of
+  // one of these, which has nothing to do where none vary along K.
+  static constexpr int kCopyWarps = 4 * kConfig.load_warpgroups() - 2;
   static constexpr unsigned scale_threads(Granularity scales, int extent) {
     const int units = config::scales_per_stage(scales, extent);
     return units < 32 ? units : 32;

@@ -21,7 +21,7 @@ __device__ int first_row_of_thread() {
 // Whether this block stores the eight columns of the tile that begin with this one.
 template <Sm90GemmConfig kConfig>
 __device__ bool owns(int column, int rank) {
-  return kConfig.cluster_depth == 1 || column / kConfig.owned_columns() == rank;
+  return column / kConfig.owned_columns() == rank;
 }
 
 // Any row stride, any alignment, any type: each thread stores pairs of columns.
@@ -185,7 +185,7 @@ __device__ void store_staged_tiles(const Sm90GemmParams& params, const SharedMem
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance(), parity ^= 1) {
     const Tile tile = walk.tile();
     ptx::mbarrier_wait(smem.output_full(), parity);
-    const int first_column = tile.column + (kConfig.cluster_depth > 1 ? rank * kOwned : 0);
+    const int first_column = tile.column + rank * kOwned;
     const int row = kConfig.swapped ? first_column : tile.row;
     const int column = kConfig.swapped ? tile.row : first_column;
     unsigned source = smem.output();

@@ -1,14 +1,12 @@
 #include "plan/gemm.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/ranges.h>
 #include <limits>
 #include <utility>
 
 #include "core/check.h"
 #include "core/format.h"
-#include "kernels/config/arithmetic.h"
 #include "plan/gemm_cost.h"
 #include "plan/gemm_tilings.h"
 #include "plan/tma.h"
@@ -79,13 +77,15 @@ GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, c
 
 void require_sizes(const GemmProblem& problem) {
   constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
-  // The smallest tile's count has to fit into an int too.
+  // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
+  // int.
+  constexpr std::int64_t kMostTiles = kLargest / 4;
   const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
   if (std::max({problem.product.m, problem.product.n, problem.product.k}) > kLargest ||
-      tiles(problem.product.m, 64) > kLargest / tiles(problem.product.n, 16)) {
+      tiles(problem.product.m, 8) > kMostTiles / tiles(problem.product.n, 64)) {
     core::fail(ErrorCode::kUnsupported,
-               "gemm: expected M, N, K below {} and at most {} tiles of 64×16, got {}×{}×{}",
-               kLargest, kLargest, problem.product.m, problem.product.n, problem.product.k);
+               "gemm: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}",
+               kLargest, kMostTiles, problem.product.m, problem.product.n, problem.product.k);
   }
 }
 

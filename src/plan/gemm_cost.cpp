@@ -24,6 +24,7 @@ constexpr double kLaterWaveOfSlices = 2.77;             // µs: these blocks do 
 constexpr double kMulticast = 0.82;                     // µs
 constexpr double kSlices[] = {0, 0, 0.09, 0.18, 0.28};  // µs, by depth
 constexpr double kSlicesOf64x64 = 0.78;                 // µs for the sums, but a block's own
+constexpr double kLastTile = 0.3;                       // of a tile, which no other stage hides
 
 // Factors of a stage's time. Where each element has a factor of its own, a second operation is
 // hidden by the products only if there are registers for the factors.
@@ -35,12 +36,12 @@ double stage_factor(const Sm90GemmConfig& config) {
   return config.early_wait && config.tile_rows == 128 && config.tile_columns == 96 ? 1.4 : 1.75;
 }
 
-// µs for an element of a tile that does not leave it by TMA as a whole.
+// µs for 64×64 elements of a tile that does not leave by TMA as a whole.
 double store_microseconds(const Sm90GemmConfig& config) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
-    case config::OutputStore::kTmaPieces: return 85e-6;
-    case config::OutputStore::kDirect: return 150e-6;
+    case config::OutputStore::kTmaPieces: return 0.35;
+    case config::OutputStore::kDirect: return 0.61;
   }
   return 0;
 }
@@ -96,7 +97,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   if (config.load == config::OperandLoad::kThreads) {
     stage = std::max(stage, sharers * (config.tile_rows + config.tile_columns) * kCopiedRow);
   }
-  const double tile = 1e-3 * tiling.tile_nanoseconds + area * 4096 * store_microseconds(config);
+  const double tile = 1e-3 * tiling.tile_nanoseconds + area * store_microseconds(config);
   const double work = waves * stages * stage * (1 + kCrowding * (sharers - 1)) +
                       (waves - 1) * (in_slices ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem) / kMemoryBytes;
@@ -116,7 +117,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                  : kSlices[config.cluster_depth] +
                        kSlicesOf64x64 * area * (config.cluster_depth - 1) / config.cluster_depth;
   const bool multicasts = config.cluster_rows * config.cluster_columns > 1;
-  return kStart + body + 0.3 * tile + slices + (multicasts ? kMulticast : 0);
+  return kStart + body + kLastTile * tile + slices + (multicasts ? kMulticast : 0);
 }
 
 }  // namespace octofold::plan

@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ MIN_BYTES, MAX_SETS = 256_000_000, 64
 WINDOW = 0.7e-3  # seconds of a sample
 FINALISTS = 6
 ERROR_LIMIT = 2.5e-3  # of the norm; BF16 alone makes 1.7e-3
+FAST_ERROR_LIMIT = 5e-2
 DEVICE = "cuda"
 POOL_BYTES = 1 << 30
 
@@ -202,16 +204,17 @@ def in_turns(samplers, rounds, rest):
 def measured(products, names, pair):
     """Microseconds by name: screened, and of the best again."""
     calls, wrong = {}, {}
+    limit = FAST_ERROR_LIMIT if products.fast else ERROR_LIMIT
     for name in names:
         ours = products.ours(name)
         error = products.error(ours[0])
-        if not error < (5e-2 if products.fast else ERROR_LIMIT):  # NaN is wrong too
+        if not error < limit:  # NaN is wrong too
             wrong[name] = error
         else:
             calls[name] = ours
     planned = products.ours(None)
     error = products.error(planned[0])
-    if not error < (5e-2 if products.fast else ERROR_LIMIT):
+    if not error < limit:
         wrong["planned"] = error
     peers = {}
     for dtype in (torch.float32, torch.bfloat16) if products.add else (None,):
@@ -249,9 +252,8 @@ def names_of(options):
     return [str(n) for n in names if not options.only or any(t in str(n) for t in options.only)]
 
 
-def compile_all(names, share, of):
-    """In a process of its own: into the disk cache."""
-    options = parsed()
+def compile_all(names, options):
+    """In a process of its own: its share, into the disk cache."""
     rows, k = (255, 513) if options.unaligned else (256, 512)
     a, b = (
         octofold.quantize(torch.randn(rows, k, device=DEVICE), granularity=granularity)
@@ -260,7 +262,7 @@ def compile_all(names, share, of):
     out = torch.zeros(rows, rows, dtype=getattr(torch, options.out), device=DEVICE)
     c = out if options.add else None
     stream = torch.cuda.current_stream().cuda_stream
-    for name in names[share::of]:
+    for name in names[options.share :: options.of]:
         library.gemm_by_candidate(
             a.data, a.scale, b.data, b.scale, c, None, out,
             a.granularity, b.granularity, options.fast, stream, name,
@@ -300,7 +302,7 @@ def main():
     options = parsed()
     names = names_of(options)
     if options.share is not None:
-        compile_all(names, options.share, options.of)
+        compile_all(names, options)
         return
     count = min(12, multiprocessing.cpu_count())
     compilers = [
@@ -333,8 +335,6 @@ def main():
 
 
 def signal_alarm(seconds):
-    import signal
-
     signal.signal(signal.SIGALRM, lambda *_: os._exit(3))
     signal.alarm(seconds)
 

@@ -132,6 +132,7 @@ TEST(GemmPlanTest, RefusesWhatKernelsCannotCount) {
   EXPECT_TRUE(refuses(16, 16, 1ll << 31));
   EXPECT_TRUE(refuses(1ll << 30, 1ll << 30, 16));
   EXPECT_FALSE(refuses(1ll << 30, 64, 16));
+  EXPECT_TRUE(refuses(1ll << 21, 1ll << 18, 16));  // more blocks of 8×64 in four slices than 2^31
 }
 
 TEST(GemmPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
