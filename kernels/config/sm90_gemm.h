@@ -38,7 +38,8 @@ constexpr const char* word(OperandLoad load) {
 enum class OutputStore : unsigned char {
   kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
   kDirect,     // straight from registers: any row stride
-  kTmaPieces,  // FP32, a tile of which takes much memory: each math warp by itself
+  kTmaPieces,     // by each math warp by itself, where a whole tile would take too much memory
+  kTmaAddPieces,  // the same, added to what is there: FP32, where C is D itself
 };
 
 constexpr const char* word(OutputStore store) {
@@ -46,15 +47,15 @@ constexpr const char* word(OutputStore store) {
     case OutputStore::kTma: return "by TMA";
     case OutputStore::kDirect: return "direct";
     case OutputStore::kTmaPieces: return "by TMA in pieces";
+    case OutputStore::kTmaAddPieces: return "by TMA in pieces, added in place";
   }
   return "?";
 }
 
-// A piece: so many rows and columns of FP32, 128 bytes wide; each math warp has two, to fill one
-// while the other is read.
+// A piece: the rows that a math warp has of a sub-tile, 128 bytes wide.
 inline constexpr int kPieceRows = 16;
-inline constexpr int kPieceColumns = 32;
-inline constexpr int kPieceBytes = 4 * kPieceRows * kPieceColumns;
+inline constexpr int kPieceRowBytes = 128;
+inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
 
 // What promotion overlaps with.
 enum class MathOrder : unsigned char {
@@ -98,6 +99,8 @@ struct Sm90GemmConfig {
 
   OperandLoad load = OperandLoad::kTma;
   OutputStore store = OutputStore::kTma;
+  // Pieces of shared memory that a math warp has, to fill one while others are read.
+  int pieces = 2;
   MathOrder order = MathOrder::kFree;
   // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
   // costs one stage of latency tolerance.
@@ -120,6 +123,7 @@ struct Sm90GemmConfig {
     field("blocks_per_multiprocessor", blocks_per_multiprocessor);
     field("load", load);
     field("store", store);
+    field("pieces", pieces);
     field("order", order);
     field("early_wait", early_wait);
     field("raster_rows", raster_rows);
@@ -131,6 +135,15 @@ struct Sm90GemmConfig {
   // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
+
+  constexpr bool stores_pieces() const {
+    return store == OutputStore::kTmaPieces || store == OutputStore::kTmaAddPieces;
+  }
+  constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
+  // Whether threads read C: TMA adds to it otherwise.
+  constexpr bool reads_c() const {
+    return form.c != Addend::kNone && store != OutputStore::kTmaAddPieces;
+  }
 
   constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
@@ -238,10 +251,10 @@ struct Sm90SmemLayout {
         while (owned % output_box_columns != 0) output_box_columns /= 2;
       }
       end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
-    } else if (config.store == OutputStore::kTmaPieces) {
+    } else if (config.stores_pieces()) {
       output_box_rows = kPieceRows;
-      output_box_columns = kPieceColumns;
-      end = config.math_threads() / 32 * 2 * kPieceBytes;
+      output_box_columns = config.piece_columns();
+      end = config.math_threads() / 32 * config.pieces * kPieceBytes;
     }
     rows = end;
     columns = rows + config.stages * rows_bytes;
@@ -307,9 +320,12 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (store == OutputStore::kTma && form.out == DType::kFloat32) {
     return "a tile of FP32 leaves too little shared memory for the pipeline";
   }
-  if (store == OutputStore::kTmaPieces &&
-      (form.out != DType::kFloat32 || swapped || owned_columns() % kPieceColumns != 0)) {
-    return "pieces are of FP32, of whole groups of columns, and of rows that are D's";
+  if (stores_pieces() && (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
+    return "pieces are of whole groups of columns, and of rows that are D's";
+  }
+  if (store == OutputStore::kTmaAddPieces &&
+      (form.out != DType::kFloat32 || form.c == Addend::kNone)) {
+    return "TMA adds FP32 to a C that is D";
   }
   if (order == MathOrder::kOrdered && math_warpgroups < 2) return "an order is one of several";
   if (order == MathOrder::kAlternating && (sub_tiles() != 1 || !promote() || early_wait)) {

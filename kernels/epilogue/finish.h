@@ -21,7 +21,7 @@ __device__ inline float load_addend(const void* data, long long index) {
 template <Sm90GemmConfig kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
-    kConfig.form.c == Addend::kNone && kConfig.form.bias == Addend::kNone;
+    !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
 // Index of an element of D, or of C with its stride.
 template <Sm90GemmConfig kConfig>
@@ -93,14 +93,15 @@ struct RowTerms {
       } else if constexpr (kHasScale) {
         values[i] *= scale;
       }
-      if constexpr (kConfig.form.c != Addend::kNone) {
-        if (exists && i < columns.existing) {
-          const long long index = index_of<kConfig>(row, columns.column + i, c_stride);
-          values[i] += load_addend<kConfig, kConfig.form.c>(c, index);
-        }
-      }
       if constexpr (kConfig.form.bias != Addend::kNone) {
         values[i] += kConfig.swapped ? bias : columns.bias[i];
+      }
+      // At last, and rounded by itself, as TMA adds it: the same bits.
+      if constexpr (kConfig.reads_c()) {
+        if (exists && i < columns.existing) {
+          const long long index = index_of<kConfig>(row, columns.column + i, c_stride);
+          values[i] = __fadd_rn(values[i], load_addend<kConfig, kConfig.form.c>(c, index));
+        }
       }
     }
     return {values[0], values[1]};

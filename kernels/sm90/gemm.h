@@ -43,6 +43,7 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
   const int rank = slice_of_block<kConfig>();
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
+  PieceStore<kConfig> pieces(smem);
   MathWarpgroup<kConfig> math(smem, walk.tile().k_begin < walk.tile().k_end);
   for (unsigned parity = 1; walk.has_tile(); walk.advance(), parity ^= 1) {
     const Tile tile = walk.tile();
@@ -62,13 +63,13 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
-    } else if constexpr (kConfig.store == config::OutputStore::kTmaPieces) {
-      store_pieces(params, smem, tile, rank, sums);
+    } else if constexpr (kConfig.stores_pieces()) {
+      pieces.store(params, tile, rank, sums);
     } else {
       store_directly<kConfig>(params, tile, rank, sums);
     }
   }
-  if constexpr (kConfig.store == config::OutputStore::kTmaPieces) ptx::tma_store_wait_read<0>();
+  if constexpr (kConfig.stores_pieces()) pieces.finish();
 }
 
 }  // namespace sm90

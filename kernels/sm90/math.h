@@ -55,6 +55,9 @@ class MathWarpgroup {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[sub_tile][i] = 0.0f;
     }
+    if constexpr (kConfig.math_warpgroups > 1) {
+      if (tile.row + first_row_ >= tile.row_end) return pass_tile(tile, stages_follow);
+    }
     row_scales_.begin_tile(tile);
     column_scales_.begin_tile(tile);
     if constexpr (!kConfig.promote()) {
@@ -69,6 +72,24 @@ class MathWarpgroup {
   }
 
  private:
+  // No row of this warpgroup's is D's: only the others' stages and turns are its business.
+  __device__ void pass_tile(const Tile& tile, bool stages_follow) {
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
+      ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
+      if constexpr (kConfig.order == MathOrder::kOrdered) {
+        for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+          await_turn();
+          let_next_multiply();
+        }
+      }
+      release(position_.stage);
+      position_.advance();
+    }
+    if constexpr (kConfig.early_wait) {
+      if (stages_follow) await_stage();
+    }
+  }
+
   // One stage: into partial sums by the tensor core, from there into the sums in FP32.
   __device__ void add_promoted(Sums<kConfig>& sums, bool stages_follow) {
     if constexpr (!kConfig.early_wait) await_stage();

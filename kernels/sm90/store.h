@@ -131,44 +131,82 @@ __device__ void stage_columns(const Sm90GemmParams& params, const SharedMemory<k
   }
 }
 
-// FP32: each math warp sends its rows out in pieces, one under way while it fills the other.
+// Each math warp sends its own rows out in pieces, some under way while it fills the next one.
 template <Sm90GemmConfig kConfig>
-__device__ void store_pieces(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                             const Tile& tile, int rank, const Sums<kConfig>& sums) {
-  using config::kPieceBytes, config::kPieceColumns;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row_in_piece = lane / 4, first_column = 2 * (lane % 4);
-  const int first_row = tile.row + first_row_of_thread<kConfig>();
-  unsigned piece = smem.output() + warp * 2 * kPieceBytes;
+class PieceStore {
+ public:
+  __device__ explicit PieceStore(const SharedMemory<kConfig>& smem)
+      : pieces_(smem.output() + static_cast<int>(threadIdx.x) / 32 * kConfig.pieces * kPieceBytes) {
+  }
+
+  __device__ void store(const Sm90GemmParams& params, const Tile& tile, int rank,
+                        const Sums<kConfig>& sums) {
+    const int row_of_thread = first_row_of_thread<kConfig>();
+    const int row_of_warp = tile.row + row_of_thread - lane() / 4;
 #pragma unroll
-  for (int begin = 0; begin < kConfig.tile_columns; begin += kPieceColumns) {
-    if (!owns<kConfig>(begin, rank)) continue;
+    for (int begin = 0; begin < kConfig.tile_columns; begin += kColumns) {
+      if (!owns<kConfig>(begin, rank)) continue;
 #pragma unroll
-    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-      const int row = first_row + 64 * sub_tile;
-      const RowTerms<kConfig> upper(params, tile, row), lower(params, tile, row + 8);
-      if (lane == 0) ptx::tma_store_wait_read<1>();  // the piece before the last one is free
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kPieceColumns / 8; ++j) {
-        const ColumnTerms<kConfig> columns(params, tile,
-                                           tile.column + begin + first_column + 8 * j);
-        const float* pairs = &sums[sub_tile][(begin / 8 + j) * 4];
-        const int chunk = (2 * j + lane % 4 / 2) ^ row_in_piece;
-        const unsigned target = piece + row_in_piece * 128 + 16 * chunk + lane % 2 * 8;
-        ptx::store_shared(target, upper.finish(columns, pairs[0], pairs[1]));
-        ptx::store_shared(target + 8 * 128, lower.finish(columns, pairs[2], pairs[3]));
+      for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+        const int row = row_of_warp + 64 * sub_tile;
+        if (row >= tile.row_end) break;
+        if (lane() == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
+        __syncwarp();
+        const unsigned piece = pieces_ + next_ * kPieceBytes;
+        fill(params, tile, begin, sub_tile, piece, sums);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane() == 0) {
+          if constexpr (kConfig.store == config::OutputStore::kTmaAddPieces) {
+            ptx::tma_add(&params.out_map, piece, tile.column + begin, row);
+          } else {
+            ptx::tma_store(&params.out_map, piece, tile.column + begin, row);
+          }
+          ptx::tma_store_commit();
+        }
+        next_ = next_ + 1 == kConfig.pieces ? 0 : next_ + 1;
       }
-      ptx::fence_proxy_async();
-      __syncwarp();
-      if (lane == 0) {
-        ptx::tma_store(&params.out_map, piece, tile.column + begin, row);
-        ptx::tma_store_commit();
-      }
-      piece ^= kPieceBytes;
     }
   }
-}
+
+  // Shared memory has to last until all of it is read.
+  __device__ void finish() const { ptx::tma_store_wait_read<0>(); }
+
+ private:
+  static constexpr int kPieceBytes = config::kPieceBytes;
+  static constexpr int kColumns = kConfig.piece_columns();
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // Rows of 128 bytes under the 128-byte swizzle.
+  __device__ static void fill(const Sm90GemmParams& params, const Tile& tile, int begin,
+                              int sub_tile, unsigned piece, const Sums<kConfig>& sums) {
+    const int first_row = tile.row + first_row_of_thread<kConfig>() + 64 * sub_tile;
+    const int first_column = tile.column + begin + 2 * (lane() % 4);
+    const RowTerms<kConfig> upper(params, tile, first_row), lower(params, tile, first_row + 8);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const ColumnTerms<kConfig> columns(params, tile, first_column + 8 * j);
+      const float* pairs = &sums[sub_tile][(begin / 8 + j) * 4];
+      const float2 above = upper.finish(columns, pairs[0], pairs[1]);
+      const float2 below = lower.finish(columns, pairs[2], pairs[3]);
+      if constexpr (kConfig.form.out == DType::kFloat32) {
+        const int row = lane() / 4, chunk = 2 * j + lane() % 4 / 2;
+        const unsigned target = piece + row * 128 + 16 * (chunk ^ row) + lane() % 2 * 8;
+        ptx::store_shared(target, above);
+        ptx::store_shared(target + 8 * 128, below);
+      } else {  // lane l addresses row l, of the upper 8 or (l ≥ 8) the lower 8
+        const int row = lane() % 16;
+        ptx::store_matrices(piece + row * 128 + 16 * (j ^ row % 8),
+                            pack_pair<kConfig.form.out>(above.x, above.y),
+                            pack_pair<kConfig.form.out>(below.x, below.y));
+      }
+    }
+  }
+
+  unsigned pieces_;  // of the warp
+  int next_ = 0;
+};
 
 // One thread of the loading warpgroup: the math warpgroups go on with the next tile meanwhile.
 template <Sm90GemmConfig kConfig>

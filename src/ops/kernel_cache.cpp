@@ -46,10 +46,17 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kOperation, problem.form);
-    const plan::GemmPlan plan = plan::plan_gemm(plan::contiguous(problem), gpu);
-    jit::Program program = cuda::program_of(plan.kernels.front(), gpu);
-    if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
-      programs.push_back(std::move(program));
+    plan::GemmProblem planned = plan::contiguous(problem);
+    const bool may_add_in_place =
+        problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
+    for (const bool c_is_out : {false, true}) {
+      if (c_is_out && !may_add_in_place) continue;
+      planned.c_is_out = c_is_out;
+      const plan::GemmPlan plan = plan::plan_gemm(planned, gpu);
+      jit::Program program = cuda::program_of(plan.kernels.front(), gpu);
+      if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
+        programs.push_back(std::move(program));
+      }
     }
   }
   return programs;

@@ -24,7 +24,31 @@ constexpr int kMostStages = 16;
 
 bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.compute_minor == 0; }
 
-// The kernel of this problem with this tiling, and with as many stages as fit.
+// How D leaves: FP32 in pieces, as a tile of it would take too much shared memory.
+OutputStore store_of(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  if (!problem.output_fits_tma) return OutputStore::kDirect;
+  if (problem.product.form.out == DType::kFloat32) {
+    if (config.swapped || config.owned_columns() % config.piece_columns() != 0) {
+      return OutputStore::kDirect;
+    }
+    return problem.c_is_out ? OutputStore::kTmaAddPieces : OutputStore::kTmaPieces;
+  }
+  return problem.operands_fit_tma ? OutputStore::kTma : OutputStore::kDirect;
+}
+
+// With as many stages as fit, and in what they leave as many pieces as are of use.
+void fill_shared_memory(Sm90GemmConfig& config, int memory) {
+  const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
+  config.stages = kMostStages;
+  while (config.stages > 2 && !fits()) --config.stages;
+  if (!config.stores_pieces()) return;
+  const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
+  while (config.pieces < most && (++config.pieces, fits())) {
+  }
+  if (!fits()) --config.pieces;
+}
+
+// The kernel of this problem with this tiling.
 Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const Gpu& gpu) {
   const bool promote = !problem.product.form.fast_accumulation;
   Sm90GemmConfig config{
@@ -33,25 +57,25 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
       .math_warpgroups = tiling.math_warpgroups,
-      .stages = kMostStages,
       .cluster_rows = tiling.cluster_rows,
       .cluster_columns = tiling.cluster_columns,
       .cluster_depth = tiling.cluster_depth,
       .blocks_per_multiprocessor = tiling.blocks_per_multiprocessor,
       .load = problem.operands_fit_tma ? OperandLoad::kTma : OperandLoad::kThreads,
-      .store = problem.output_fits_tma ? OutputStore::kTma : OutputStore::kDirect,
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
   };
-  if (config.store == OutputStore::kTma && problem.product.form.out == DType::kFloat32) {
-    const bool in_pieces = !config.swapped && config.owned_columns() % config::kPieceColumns == 0;
-    config.store = in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect;
-  } else if (config.load == OperandLoad::kThreads) {
-    config.store = OutputStore::kDirect;
-  }
+  config.store = store_of(problem, config);
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
-  while (config.stages > 2 && config::Sm90SmemLayout(config).total > memory) --config.stages;
+  fill_shared_memory(config, memory);
+  // Two stages are in use at one time: of three, one would be left to be loaded.
+  constexpr int kStagesWithoutPromotion = 4;
+  if (!promote && config.stages < kStagesWithoutPromotion && config.store == OutputStore::kTma &&
+      config.owned_columns() % config.piece_columns() == 0) {
+    config.store = OutputStore::kTmaPieces;
+    fill_shared_memory(config, memory);
+  }
   return config;
 }
 
@@ -109,7 +133,10 @@ GemmProblem problem_of(const GemmArguments& arguments) {
                                .fast_accumulation = arguments.fast_accumulation}},
           .operands_fit_tma = tma_obstacle(arguments.a.data) == nullptr &&
                               tma_obstacle(arguments.b.data) == nullptr,
-          .output_fits_tma = tma_store_obstacle(out) == nullptr};
+          .output_fits_tma = tma_store_obstacle(out) == nullptr,
+          .c_is_out = out.dtype == DType::kFloat32 && arguments.c &&
+                      arguments.c->data == out.data && arguments.c->dtype == out.dtype &&
+                      arguments.c->strides[0] == out.strides[0]};
 }
 
 GemmProblem contiguous(const octofold::GemmProblem& product) {

@@ -21,12 +21,15 @@ struct GemmProblem {
   /// Whether TMA can address A and B, and D (plan/tma.h).
   bool operands_fit_tma = true;
   bool output_fits_tma = true;
+  /// Whether C is D itself, in FP32: then TMA may add to it.
+  bool c_is_out = false;
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("product", product);
     field("operands_fit_tma", operands_fit_tma);
     field("output_fits_tma", output_fits_tma);
+    field("c_is_out", c_is_out);
   }
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };

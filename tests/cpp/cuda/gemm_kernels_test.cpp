@@ -56,7 +56,13 @@ Problems problems() {
     const bool is_usual =
         form.a.scales == form.b.scales ||
         (form.a.scales == Granularity::kBlock1x128 && varies_along_k(form.b.scales));
-    if (is_tma && is_usual) problems[name + "_Plain"] = problem;
+    if (is_tma && is_usual) {
+      problems[name + "_Plain"] = problem;
+      GemmProblem& added = problems[name + "_AddedInPlace"] = problem;
+      added.product.form.out = DType::kFloat32;
+      added.product.form.c = Addend::kOutputType;
+      added.c_is_out = true;
+    }
     if (form.a.scales == Granularity::kTensor || form.b.scales == Granularity::kTensor) continue;
     if (form.fast_accumulation && !is_tma) continue;
     problem.product.form.a.type = DType::kE5M2;
