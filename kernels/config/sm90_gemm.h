@@ -38,8 +38,7 @@ constexpr const char* word(OperandLoad load) {
 enum class OutputStore : unsigned char {
   kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
   kDirect,     // straight from registers: any row stride
-  kTmaPieces,     // by each math warp by itself, where a whole tile would take too much memory
-  kTmaAddPieces,  // the same, added to what is there: FP32, where C is D itself
+  kTmaPieces,  // by each math warp by itself, where a whole tile would take too much memory
 };
 
 constexpr const char* word(OutputStore store) {
@@ -47,7 +46,6 @@ constexpr const char* word(OutputStore store) {
     case OutputStore::kTma: return "by TMA";
     case OutputStore::kDirect: return "direct";
     case OutputStore::kTmaPieces: return "by TMA in pieces";
-    case OutputStore::kTmaAddPieces: return "by TMA in pieces, added in place";
   }
   return "?";
 }
@@ -101,6 +99,8 @@ struct Sm90GemmConfig {
   OutputStore store = OutputStore::kTma;
   // Pieces of shared memory that a math warp has, to fill one while others are read.
   int pieces = 2;
+  // C is D itself: TMA adds to what is there.
+  bool adds_in_place = false;
   MathOrder order = MathOrder::kFree;
   // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
   // costs one stage of latency tolerance.
@@ -124,6 +124,7 @@ struct Sm90GemmConfig {
     field("load", load);
     field("store", store);
     field("pieces", pieces);
+    field("adds_in_place", adds_in_place);
     field("order", order);
     field("early_wait", early_wait);
     field("raster_rows", raster_rows);
@@ -136,14 +137,9 @@ struct Sm90GemmConfig {
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
 
-  constexpr bool stores_pieces() const {
-    return store == OutputStore::kTmaPieces || store == OutputStore::kTmaAddPieces;
-  }
   constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
-  // Whether threads read C: TMA adds to it otherwise.
-  constexpr bool reads_c() const {
-    return form.c != Addend::kNone && store != OutputStore::kTmaAddPieces;
-  }
+  // Whether threads read C.
+  constexpr bool reads_c() const { return form.c != Addend::kNone && !adds_in_place; }
 
   constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
@@ -213,6 +209,21 @@ constexpr int scales_per_stage(Granularity scales, int extent) {
   return ceil_divide(rows - common_divisor(extent, rows) + extent, rows);
 }
 
+// Where the scale of a tile's column lies among those of a stage, if each has one of its own: a
+// thread's, of columns 8j + 2q and 8j + 2q + 1 for its q, one after another, to be read four at a
+// time. The q's begin at distances at which no two meet in a bank.
+struct ColumnScaleOrder {
+  int quarter;  // from the first of one q to that of the next
+
+  constexpr explicit ColumnScaleOrder(int columns)
+      : quarter(columns / 4 + (columns / 4 % 16 == 0 ? 4 : 0)) {}
+  constexpr int place(unsigned column) const {
+    return static_cast<int>(column % 8 / 2) * quarter +
+           static_cast<int>(column / 8 * 2 + column % 2);
+  }
+  constexpr int count() const { return 4 * quarter; }
+};
+
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
   int output = 0;         // what the block stores of D: boxes, one after another
@@ -238,8 +249,11 @@ struct Sm90SmemLayout {
     columns_bytes = config.tile_columns * kStageDepth;
     // Two neighbours are read at once, as 8 bytes.
     row_scales_bytes = round_up(4 * scales_per_stage(config.rows().scales, config.tile_rows), 16);
-    column_scales_bytes =
-        round_up(4 * scales_per_stage(config.columns().scales, config.tile_columns), 16);
+    const int column_scale_count =
+        config.columns().scales == Granularity::kBlock1x128
+            ? ColumnScaleOrder(config.tile_columns).count()
+            : scales_per_stage(config.columns().scales, config.tile_columns);
+    column_scales_bytes = round_up(4 * column_scale_count, 16);
     int end = 0;
     if (config.store == OutputStore::kTma) {
       const int owned = config.owned_columns();
@@ -251,7 +265,7 @@ struct Sm90SmemLayout {
         while (owned % output_box_columns != 0) output_box_columns /= 2;
       }
       end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
-    } else if (config.stores_pieces()) {
+    } else if (config.store == OutputStore::kTmaPieces) {
       output_box_rows = kPieceRows;
       output_box_columns = config.piece_columns();
       end = config.math_threads() / 32 * config.pieces * kPieceBytes;
@@ -317,14 +331,15 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (load == OperandLoad::kThreads && math_warpgroups > 2) {
     return "two warpgroups that copy leave registers for two that multiply";
   }
-  if (store == OutputStore::kTma && form.out == DType::kFloat32) {
-    return "a tile of FP32 leaves too little shared memory for the pipeline";
+  if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
+    return "16-bit elements alone are turned on their way to shared memory";
   }
-  if (stores_pieces() && (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
+  if (store == OutputStore::kTmaPieces &&
+      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
     return "pieces are of whole groups of columns, and of rows that are D's";
   }
-  if (store == OutputStore::kTmaAddPieces &&
-      (form.out != DType::kFloat32 || form.c == Addend::kNone)) {
+  if (adds_in_place &&
+      (form.out != DType::kFloat32 || form.c == Addend::kNone || store == OutputStore::kDirect)) {
     return "TMA adds FP32 to a C that is D";
   }
   if (order == MathOrder::kOrdered && math_warpgroups < 2) return "an order is one of several";

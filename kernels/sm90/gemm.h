@@ -63,13 +63,13 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
-    } else if constexpr (kConfig.stores_pieces()) {
+    } else if constexpr (kConfig.store == config::OutputStore::kTmaPieces) {
       pieces.store(params, tile, rank, sums);
     } else {
       store_directly<kConfig>(params, tile, rank, sums);
     }
   }
-  if constexpr (kConfig.stores_pieces()) pieces.finish();
+  if constexpr (kConfig.store == config::OutputStore::kTmaPieces) pieces.finish();
 }
 
 }  // namespace sm90

@@ -83,12 +83,14 @@ __device__ inline RowRange columns_of(const Tile& tile) {
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
 // left in its loop. `range_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
-// scales go. Nothing is copied for units beyond the last: their products are not stored. (Copies of
-// the last one's scale, all from one address, took up to a third of a stage's time.)
+// scales go, in the order that `place(unit)` tells. Nothing is copied for units beyond the last:
+// their products are not stored. (Copies of the last one's scale, all from one address, made a
+// stage up to a quarter longer.)
 template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename RangeOf,
-          typename Target>
+          typename Target, typename Place>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                            const config::ScaleParams& scale, RangeOf&& range_of, Target&& target) {
+                            const config::ScaleParams& scale, RangeOf&& range_of, Target&& target,
+                            Place&& place) {
   constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
   constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
   static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
@@ -111,10 +113,10 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
 #pragma unroll 1
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
-      const unsigned destination = target(position.stage) + 4 * lane;
+      const unsigned destination = target(position.stage) + 4 * place(lane);
 #pragma unroll
       for (int i = 0; i < kUnitsOfLane; ++i) {
-        if (32 * i <= behind) ptx::copy_word_async(destination + 4 * 32 * i, sources[i]);
+        if (32 * i <= behind) ptx::copy_word_async(destination + 4 * place(32 * i), sources[i]);
         sources[i] += scale.k_stride;
       }
       ptx::mbarrier_arrive_after_copies(smem.full(position.stage));
@@ -127,8 +129,8 @@ template <Sm90GemmConfig kConfig>
 __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   if constexpr (varies_along_k(kConfig.rows().scales)) {
     load_scales<kConfig.rows().scales, kConfig.tile_rows>(
-        params, smem, params.rows.scale, rows_of,
-        [&](int stage) { return smem.row_scales(stage); });
+        params, smem, params.rows.scale, rows_of, [&](int stage) { return smem.row_scales(stage); },
+        [](int row) { return row; });
   }
 }
 
@@ -138,7 +140,12 @@ __device__ void load_column_scales(const Sm90GemmParams& params,
   if constexpr (varies_along_k(kConfig.columns().scales)) {
     load_scales<kConfig.columns().scales, kConfig.tile_columns>(
         params, smem, params.columns.scale, columns_of,
-        [&](int stage) { return smem.column_scales(stage); });
+        [&](int stage) { return smem.column_scales(stage); },
+        [](int column) {
+          constexpr config::ColumnScaleOrder kOrder(kConfig.tile_columns);
+          constexpr bool kOwn = kConfig.columns().scales == Granularity::kBlock1x128;
+          return kOwn ? kOrder.place(column) : column;
+        });
   }
 }
 

@@ -101,24 +101,33 @@ template <Sm90GemmConfig kConfig>
 class ColumnScales<kConfig, Granularity::kBlock1x128> {
  public:
   // `first_column`: of the thread's first pair in the tile.
-  __device__ explicit ColumnScales(int first_column) : column_(first_column) {}
+  __device__ explicit ColumnScales(int first_column)
+      : first_(4 * config::ColumnScaleOrder(kConfig.tile_columns).place(first_column)) {}
 
   __device__ void begin_tile(const Tile&) {}
 
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
+    const unsigned first = smem.column_scales(stage) + first_;
+    if constexpr (kCount == 2) {
+      const float2 pair = ptx::load_shared_pair(first);
+      values_[0] = pair.x, values_[1] = pair.y;
+    } else {
 #pragma unroll
-    for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
-      const float2 pair = ptx::load_shared_pair(smem.column_scales(stage) + 4 * (8 * j + column_));
-      values_[2 * j] = pair.x;
-      values_[2 * j + 1] = pair.y;
+      for (int i = 0; i < kCount; i += 4) {
+        const float4 four = ptx::load_shared_four(first + 4 * i);
+        values_[i] = four.x, values_[i + 1] = four.y;
+        values_[i + 2] = four.z, values_[i + 3] = four.w;
+      }
     }
   }
 
   __device__ float at(int i) const { return values_[i / 4 * 2 + i % 2]; }
 
  private:
-  int column_;
-  float values_[kConfig.tile_columns / 4];
+  static constexpr int kCount = kConfig.tile_columns / 4;
+
+  int first_;  // the thread's, in bytes
+  float values_[kCount];
 };
 
 template <Sm90GemmConfig kConfig>

@@ -55,20 +55,47 @@ __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile, i
   }
 }
 
-// Writes the tile to shared memory as the boxes that TMA stores: rows of 128, 64 or 32 bytes under
-// the swizzle of that width, so that neither stmatrix nor the copy engine meets a bank conflict.
+// Sixteen columns of a warp's 16 rows into a box that TMA stores: rows of 128, 64 or 32 bytes under
+// the swizzle of that width, so that neither threads nor the copy engine meet a bank conflict.
+// `rows`: where the first of these rows lies in the box; `first`: the columns' place in it.
+template <DType kOut, int kRowBytes>
+__device__ void write_to_box(unsigned rows, int first, float2 upper_left, float2 lower_left,
+                             float2 upper_right, float2 lower_right) {
+  constexpr int kChunks = kRowBytes / 16;  // what the swizzle moves
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (kOut == DType::kFloat32) {
+    const int row = lane / 4, swizzle = row * kRowBytes / 128 % kChunks;
+    const int left = first / 4 + lane % 4 / 2;
+    const auto target = [&](int chunk) {
+      return rows + row * kRowBytes + 16 * (chunk ^ swizzle) + 8 * (lane % 2);
+    };
+    ptx::store_shared(target(left), upper_left);
+    ptx::store_shared(target(left) + 8 * kRowBytes, lower_left);
+    ptx::store_shared(target(left + 2), upper_right);
+    ptx::store_shared(target(left + 2) + 8 * kRowBytes, lower_right);
+  } else {
+    // stmatrix: lane l addresses row l % 16, of the left or (l ≥ 16) the right 8 columns.
+    const int row = lane % 16, swizzle = row * kRowBytes / 128 % kChunks;
+    const int chunk = first / 8 + lane / 16;
+    ptx::store_matrices(rows + row * kRowBytes + 16 * (chunk ^ swizzle),
+                        pack_pair<kOut>(upper_left.x, upper_left.y),
+                        pack_pair<kOut>(lower_left.x, lower_left.y),
+                        pack_pair<kOut>(upper_right.x, upper_right.y),
+                        pack_pair<kOut>(lower_right.x, lower_right.y));
+  }
+}
+
+// Writes the tile to shared memory as the boxes that TMA stores.
 template <Sm90GemmConfig kConfig>
 __device__ void stage_rows(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                            const Tile& tile, int rank, const Sums<kConfig>& sums) {
   constexpr int kBoxColumns = SharedMemory<kConfig>::kLayout.output_box_columns;
-  constexpr int kRowBytes = 2 * kBoxColumns;
-  constexpr int kChunks = kRowBytes / 16;  // 16 bytes: 8 columns, what the swizzle moves
+  constexpr int kRowBytes = kBoxColumns * size_of(kConfig.form.out);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_row = tile.row + first_row_of_thread<kConfig>();
+  const int row_of_thread = first_row_of_thread<kConfig>();
+  const int first_row = tile.row + row_of_thread;
   const int first_column = tile.column + 2 * (lane % 4);
-  // stmatrix: lane l addresses row l % 16, of the left or (l ≥ 16) the right 8 of 16 columns.
-  const int row_of_lane = first_row_of_thread<kConfig>() - lane / 4 + lane % 16;
-  const int swizzle = row_of_lane * kRowBytes / 128 % kChunks;
+  const unsigned rows_of_warp = smem.output() + (row_of_thread - lane / 4) * kRowBytes;
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; j += 2) {
     if (!owns<kConfig>(8 * j, rank)) continue;
@@ -77,24 +104,17 @@ __device__ void stage_rows(const Sm90GemmParams& params, const SharedMemory<kCon
     if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
     const ColumnTerms<kConfig> left(params, tile, first_column + 8 * j);
     const ColumnTerms<kConfig> right(params, tile, first_column + 8 * (j + 1));
-    const int box = 8 * j % kConfig.owned_columns() / kBoxColumns;
-    const int chunk = (j % kChunks + lane / 16) ^ swizzle;
-    const unsigned target =
-        smem.output() + (box * kConfig.tile_rows + row_of_lane) * kRowBytes + 16 * chunk;
+    const int owned = 8 * j % kConfig.owned_columns();
+    const unsigned box = rows_of_warp + owned / kBoxColumns * kConfig.tile_rows * kRowBytes;
 #pragma unroll
     for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
       const RowTerms<kConfig> upper(params, tile, first_row + 64 * sub_tile);
       const RowTerms<kConfig> lower(params, tile, first_row + 64 * sub_tile + 8);
       const float* pairs = &sums[sub_tile][4 * j];
-      const float2 upper_left = upper.finish(left, pairs[0], pairs[1]);
-      const float2 lower_left = lower.finish(left, pairs[2], pairs[3]);
-      const float2 upper_right = upper.finish(right, pairs[4], pairs[5]);
-      const float2 lower_right = lower.finish(right, pairs[6], pairs[7]);
-      ptx::store_matrices(target + 64 * sub_tile * kRowBytes,
-                          pack_pair<kConfig.form.out>(upper_left.x, upper_left.y),
-                          pack_pair<kConfig.form.out>(lower_left.x, lower_left.y),
-                          pack_pair<kConfig.form.out>(upper_right.x, upper_right.y),
-                          pack_pair<kConfig.form.out>(lower_right.x, lower_right.y));
+      write_to_box<kConfig.form.out, kRowBytes>(
+          box + 64 * sub_tile * kRowBytes, owned % kBoxColumns,
+          upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
+          upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7]));
     }
   }
 }
@@ -131,6 +151,16 @@ __device__ void stage_columns(const Sm90GemmParams& params, const SharedMemory<k
   }
 }
 
+// To D, or added to it: one thread.
+template <Sm90GemmConfig kConfig>
+__device__ void send_box(const Sm90GemmParams& params, unsigned box, int column, int row) {
+  if constexpr (kConfig.adds_in_place) {
+    ptx::tma_add(&params.out_map, box, column, row);
+  } else {
+    ptx::tma_store(&params.out_map, box, column, row);
+  }
+}
+
 // Each math warp sends its own rows out in pieces, some under way while it fills the next one.
 template <Sm90GemmConfig kConfig>
 class PieceStore {
@@ -141,27 +171,33 @@ class PieceStore {
 
   __device__ void store(const Sm90GemmParams& params, const Tile& tile, int rank,
                         const Sums<kConfig>& sums) {
-    const int row_of_thread = first_row_of_thread<kConfig>();
-    const int row_of_warp = tile.row + row_of_thread - lane() / 4;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int begin = 0; begin < kConfig.tile_columns; begin += kColumns) {
       if (!owns<kConfig>(begin, rank)) continue;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = row_of_warp + 64 * sub_tile;
-        if (row >= tile.row_end) break;
-        if (lane() == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
+        const int row = tile.row + first_row_of_thread<kConfig>() + 64 * sub_tile;
+        if (row - lane / 4 >= tile.row_end) break;
+        if (lane == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
         __syncwarp();
         const unsigned piece = pieces_ + next_ * kPieceBytes;
-        fill(params, tile, begin, sub_tile, piece, sums);
+        const RowTerms<kConfig> upper(params, tile, row), lower(params, tile, row + 8);
+#pragma unroll
+        for (int column = 0; column < kColumns; column += 16) {
+          const int first_column = tile.column + begin + column + 2 * (lane % 4);
+          const ColumnTerms<kConfig> left(params, tile, first_column);
+          const ColumnTerms<kConfig> right(params, tile, first_column + 8);
+          const float* pairs = &sums[sub_tile][(begin + column) / 2];
+          write_to_box<kConfig.form.out, config::kPieceRowBytes>(
+              piece, column, upper.finish(left, pairs[0], pairs[1]),
+              lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
+              lower.finish(right, pairs[6], pairs[7]));
+        }
         ptx::fence_proxy_async();
         __syncwarp();
-        if (lane() == 0) {
-          if constexpr (kConfig.store == config::OutputStore::kTmaAddPieces) {
-            ptx::tma_add(&params.out_map, piece, tile.column + begin, row);
-          } else {
-            ptx::tma_store(&params.out_map, piece, tile.column + begin, row);
-          }
+        if (lane == 0) {
+          send_box<kConfig>(params, piece, tile.column + begin, row);
           ptx::tma_store_commit();
         }
         next_ = next_ + 1 == kConfig.pieces ? 0 : next_ + 1;
@@ -175,34 +211,6 @@ class PieceStore {
  private:
   static constexpr int kPieceBytes = config::kPieceBytes;
   static constexpr int kColumns = kConfig.piece_columns();
-
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-
-  // Rows of 128 bytes under the 128-byte swizzle.
-  __device__ static void fill(const Sm90GemmParams& params, const Tile& tile, int begin,
-                              int sub_tile, unsigned piece, const Sums<kConfig>& sums) {
-    const int first_row = tile.row + first_row_of_thread<kConfig>() + 64 * sub_tile;
-    const int first_column = tile.column + begin + 2 * (lane() % 4);
-    const RowTerms<kConfig> upper(params, tile, first_row), lower(params, tile, first_row + 8);
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      const ColumnTerms<kConfig> columns(params, tile, first_column + 8 * j);
-      const float* pairs = &sums[sub_tile][(begin / 8 + j) * 4];
-      const float2 above = upper.finish(columns, pairs[0], pairs[1]);
-      const float2 below = lower.finish(columns, pairs[2], pairs[3]);
-      if constexpr (kConfig.form.out == DType::kFloat32) {
-        const int row = lane() / 4, chunk = 2 * j + lane() % 4 / 2;
-        const unsigned target = piece + row * 128 + 16 * (chunk ^ row) + lane() % 2 * 8;
-        ptx::store_shared(target, above);
-        ptx::store_shared(target + 8 * 128, below);
-      } else {  // lane l addresses row l, of the upper 8 or (l ≥ 8) the lower 8
-        const int row = lane() % 16;
-        ptx::store_matrices(piece + row * 128 + 16 * (j ^ row % 8),
-                            pack_pair<kConfig.form.out>(above.x, above.y),
-                            pack_pair<kConfig.form.out>(below.x, below.y));
-      }
-    }
-  }
 
   unsigned pieces_;  // of the warp
   int next_ = 0;
@@ -234,7 +242,7 @@ __device__ void store_staged_tiles(const Sm90GemmParams& params, const SharedMem
             rank * kOwned + i >= kConfig.tile_columns) {
           continue;
         }
-        ptx::tma_store(&params.out_map, source, column + j, row + i);
+        send_box<kConfig>(params, source, column + j, row + i);
       }
     }
     ptx::tma_store_commit();

@@ -24,28 +24,43 @@ constexpr int kMostStages = 16;
 
 bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.compute_minor == 0; }
 
-// How D leaves: FP32 in pieces, as a tile of it would take too much shared memory.
-OutputStore store_of(const GemmProblem& problem, const Sm90GemmConfig& config) {
-  if (!problem.output_fits_tma) return OutputStore::kDirect;
-  if (problem.product.form.out == DType::kFloat32) {
-    if (config.swapped || config.owned_columns() % config.piece_columns() != 0) {
-      return OutputStore::kDirect;
-    }
-    return problem.c_is_out ? OutputStore::kTmaAddPieces : OutputStore::kTmaPieces;
-  }
-  return problem.operands_fit_tma ? OutputStore::kTma : OutputStore::kDirect;
-}
+// Stages that a pipeline has at least where shared memory holds whole tiles of D: one in use and
+// two on their way, or without promotion two in use.
+constexpr int kFewestStages = 3;
+constexpr int kFewestStagesWithoutPromotion = 4;
 
 // With as many stages as fit, and in what they leave as many pieces as are of use.
 void fill_shared_memory(Sm90GemmConfig& config, int memory) {
   const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
   config.stages = kMostStages;
   while (config.stages > 2 && !fits()) --config.stages;
-  if (!config.stores_pieces()) return;
+  if (config.store != OutputStore::kTmaPieces) return;
   const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
-  while (config.pieces < most && (++config.pieces, fits())) {
+  while (config.pieces < most) {
+    ++config.pieces;
+    if (!fits()) {
+      --config.pieces;
+      return;
+    }
   }
-  if (!fits()) --config.pieces;
+}
+
+// How D leaves, and what of shared memory that takes.
+void choose_store(Sm90GemmConfig& config, const GemmProblem& problem, int memory) {
+  const bool turns_fp32 = config.swapped && config.form.out == DType::kFloat32;
+  const bool has_pieces = !config.swapped && config.owned_columns() % config.piece_columns() == 0;
+  if (!problem.output_fits_tma || turns_fp32) {
+    config.store = OutputStore::kDirect;
+  } else if (!problem.operands_fit_tma) {
+    config.store = has_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect;
+  } else {
+    config.store = OutputStore::kTma;
+    fill_shared_memory(config, memory);
+    const int fewest = config.promote() ? kFewestStages : kFewestStagesWithoutPromotion;
+    if (config.stages < fewest && has_pieces) config.store = OutputStore::kTmaPieces;
+  }
+  config.adds_in_place = problem.c_is_out && config.store != OutputStore::kDirect;
+  fill_shared_memory(config, memory);
 }
 
 // The kernel of this problem with this tiling.
@@ -65,17 +80,9 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
   };
-  config.store = store_of(problem, config);
-  const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
-                              gpu.shared_memory_per_block);
-  fill_shared_memory(config, memory);
-  // Two stages are in use at one time: of three, one would be left to be loaded.
-  constexpr int kStagesWithoutPromotion = 4;
-  if (!promote && config.stages < kStagesWithoutPromotion && config.store == OutputStore::kTma &&
-      config.owned_columns() % config.piece_columns() == 0) {
-    config.store = OutputStore::kTmaPieces;
-    fill_shared_memory(config, memory);
-  }
+  choose_store(config, problem,
+               std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
+                        gpu.shared_memory_per_block));
   return config;
 }
 

@@ -40,8 +40,7 @@ double stage_factor(const Sm90GemmConfig& config) {
 double store_microseconds(const Sm90GemmConfig& config) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
-    case config::OutputStore::kTmaPieces:
-    case config::OutputStore::kTmaAddPieces: return 0.35;
+    case config::OutputStore::kTmaPieces: return 0.35;
     case config::OutputStore::kDirect: return 0.61;
   }
   return 0;

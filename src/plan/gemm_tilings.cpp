@@ -17,6 +17,7 @@ struct Straight {
   MathOrder order;
   bool early_wait;
   int stage_nanoseconds, tile_nanoseconds;
+  int blocks = 1;  // to a multiprocessor
 };
 constexpr Straight kStraight[] = {
     {256, 128, 2, {1, 2, 1}, kFree, true, 766, 1406},
@@ -46,6 +47,8 @@ constexpr Straight kStraight[] = {
     {128, 64, 2, {1, 1, 2}, kFree, true, 161, 459},
     {64, 64, 1, {1, 1, 1}, kAlternating, false, 131, 264},
     {64, 64, 1, {1, 1, 2}, kAlternating, false, 131, 264},
+    {64, 64, 1, {1, 1, 1}, kAlternating, false, 131, 264, 2},
+    {64, 64, 1, {1, 1, 2}, kAlternating, false, 131, 264, 2},
     // Without promotion the sums leave room for more columns.
     {128, 176, 2, {1, 1, 1}, kFree, false, 480, 1200},
     {128, 256, 2, {2, 1, 1}, kFree, false, 720, 1800},
@@ -63,7 +66,7 @@ struct Swapped {
   int stage_nanoseconds, tile_nanoseconds;  // one stage after another
   int alternating_stage_nanoseconds, alternating_tile_nanoseconds;
 };
-constexpr Filling kOfFew[] = {{1, 1}, {1, 3}, {1, 4}, {2, 1}, {2, 3}, {4, 3}};
+constexpr Filling kOfFew[] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 1}, {2, 2}, {2, 3}, {4, 3}};
 constexpr Filling kOfMore[] = {{1, 2}, {1, 3}, {1, 4}, {2, 1}, {2, 2}, {3, 1}};
 constexpr Filling kOf64[] = {{1, 2}, {1, 3}, {3, 3}};
 
@@ -82,6 +85,7 @@ std::vector<Tiling> all_tilings() {
                    .cluster_rows = straight.cluster.rows,
                    .cluster_columns = straight.cluster.columns,
                    .cluster_depth = straight.cluster.depth,
+                   .blocks_per_multiprocessor = straight.blocks,
                    .order = straight.order,
                    .early_wait = straight.early_wait,
                    .stage_nanoseconds = straight.stage_nanoseconds,
