@@ -24,10 +24,8 @@ constexpr int kMostStages = 16;
 
 bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.compute_minor == 0; }
 
-// Stages that a pipeline has at least where shared memory holds whole tiles of D: one in use and
-// two on their way, or without promotion two in use.
-constexpr int kFewestStages = 3;
-constexpr int kFewestStagesWithoutPromotion = 4;
+// With fewer, whole tiles of D in shared memory cost more than they save.
+constexpr int kFewestStages = 4;
 
 // With as many stages as fit, and in what they leave as many pieces as are of use.
 void fill_shared_memory(Sm90GemmConfig& config, int memory) {
@@ -56,8 +54,12 @@ void choose_store(Sm90GemmConfig& config, const GemmProblem& problem, int memory
   } else {
     config.store = OutputStore::kTma;
     fill_shared_memory(config, memory);
-    const int fewest = config.promote() ? kFewestStages : kFewestStagesWithoutPromotion;
-    if (config.stages < fewest && has_pieces) config.store = OutputStore::kTmaPieces;
+    const int stages = config.stages;
+    if (stages < kFewestStages && has_pieces) {
+      config.store = OutputStore::kTmaPieces;
+      fill_shared_memory(config, memory);
+      if (config.stages == stages) config.store = OutputStore::kTma;
+    }
   }
   config.adds_in_place = problem.c_is_out && config.store != OutputStore::kDirect;
   fill_shared_memory(config, memory);
@@ -96,7 +98,7 @@ std::string name_of(const Sm90GemmConfig& config) {
 }
 
 GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, const Gpu& gpu) {
-  int clusters = clusters_of_tiles(problem, config);
+  int clusters = cluster_tiles(problem, config).count();
   // A block stays for all its tiles, unless it shares one.
   if (config.cluster_depth == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
   KernelPlan kernel =

@@ -11,29 +11,27 @@ namespace {
 
 using config::Sm90GemmConfig;
 
-// Fitted to 15 000 times of 50 configurations at 449 shapes on an H200 (docs/kernels.md, "How a
+// Fitted to 14 000 times of 59 configurations at 496 shapes on an H200 (docs/kernels.md, "How a
 // tiling is chosen"; tests/gpu/measure_candidates.py measures them).
-constexpr double kStart = 2.39;                         // µs, launch and first bytes
-constexpr double kMemoryBytes = 3.97e6;                 // a µs
-constexpr double kCacheBytes = 11.2e6;                  // a µs, from L2 to all multiprocessors
-constexpr double kCacheShareOfFew = 0.48;               // of it, where few multiprocessors ask
-constexpr double kStageOf64x64 = 0.048;                 // µs of a multiprocessor's tensor core
-constexpr double kCrowding = 0.33;                      // of the work, for each block more
-constexpr double kOverlap = 3.9;                        // 1: one after another; large: all at once
-constexpr double kLaterWaveOfSlices = 2.77;             // µs: these blocks do not stay
-constexpr double kMulticast = 0.82;                     // µs
-constexpr double kSlices[] = {0, 0, 0.09, 0.18, 0.28};  // µs, by depth
-constexpr double kSlicesOf64x64 = 0.78;                 // µs for the sums, but a block's own
-constexpr double kLastTile = 0.3;                       // of a tile, which no other stage hides
+constexpr double kMemoryBytes = 4.19e6;      // a µs
+constexpr double kCacheBytes = 11.6e6;       // a µs, from L2 to all multiprocessors
+constexpr double kCacheShareOfFew = 0.51;    // of it, where few multiprocessors ask
+constexpr double kCrowding = 0.54;           // of the work, for each block more to a multiprocessor
+constexpr double kOverlap = 3.07;            // 1: one after another; large: all at once
+constexpr double kLaterWaveOfSlices = 3.89;  // µs: these blocks do not stay
+constexpr double kLastTile = 0.3;            // of a slow store, which no other stage hides
 
-// Factors of a stage's time. Where each element has a factor of its own, a second operation is
-// hidden by the products only if there are registers for the factors.
+// Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
+// which either order or few columns leave time for.
 double stage_factor(const Sm90GemmConfig& config) {
   if (!config.promote()) return 0.9;
   const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
                               config.rows().scales == Granularity::kBlock1x128;
   if (!factors_differ) return 1.0;
-  return config.early_wait && config.tile_rows == 128 && config.tile_columns == 96 ? 1.4 : 1.75;
+  if (config.tile_columns <= 64) return 1.2;
+  const bool has_time = config.order == config::MathOrder::kOrdered ||
+                        (config.early_wait && config.tile_columns <= 96);
+  return has_time ? 1.3 : 1.7;
 }
 
 // µs for 64×64 elements of a tile that does not leave by TMA as a whole.
@@ -50,7 +48,11 @@ double store_microseconds(const Sm90GemmConfig& config) {
 constexpr double kCopiedRow = 0.003;
 
 // What L2 reads more for TMA's rows of 128 bytes where they do not begin with a line, or a sector.
-double misalignment(std::int64_t k) { return k % 128 == 0 ? 1 : k % 32 == 0 ? 1.18 : 1.62; }
+double misalignment(std::int64_t k) {
+  if (k % 128 == 0) return 1;
+  if (k % 64 == 0) return 1.10;
+  return k % 32 == 0 ? 1.18 : 1.66;
+}
 
 double bytes_of_memory(const GemmProblem& problem) {
   const auto& [m, n, k, form] = problem.product;
@@ -70,54 +72,61 @@ int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
   return std::max((gpu.multiprocessors - left_over) * config.blocks_per_multiprocessor / size, 1);
 }
 
-int clusters_of_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
+config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
   const auto m = static_cast<int>(problem.product.m), n = static_cast<int>(problem.product.n);
   return config::tile_schedule(config.swapped ? n : m, config.swapped ? m : n,
                                config.cluster_tile_rows(), config.cluster_tile_columns(),
-                               config.raster_rows)
-      .count();
+                               config.raster_rows);
 }
+
+namespace {
+
+// What all blocks together take of a stage from L2. Absent rows are not read, but in a box that
+// several blocks share.
+double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
+                      const config::TileSchedule& clusters) {
+  const auto existing = static_cast<int>(config.swapped ? problem.product.n : problem.product.m);
+  const double rows = config.cluster_columns == 1
+                          ? config::round_up(existing, 8)
+                          : static_cast<double>(clusters.tiles_m) * config.cluster_tile_rows();
+  const double columns = static_cast<double>(clusters.tiles_n) * config.cluster_tile_columns();
+  return config::kStageDepth * config.cluster_depth *
+         (rows * clusters.tiles_n + columns * clusters.tiles_m);
+}
+
+}  // namespace
 
 double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu) {
-  const int clusters = clusters_of_tiles(problem, config);
+  const config::TileSchedule tiles = cluster_tiles(problem, config);
   const int at_once = clusters_at_once(config, gpu);
-  const int waves = config::ceil_divide(clusters, at_once);
-  const int blocks = std::min(clusters, at_once) * config.cluster_size();
-  const int sharers =
-      std::min(config::ceil_divide(blocks, gpu.multiprocessors), config.blocks_per_multiprocessor);
+  const int waves = config::ceil_divide(tiles.count(), at_once);
+  const int running = std::min(tiles.count(), at_once);
+  const int sharers = config::ceil_divide(running * config.blocks_per_multiprocessor,
+                                          at_once);  // blocks of one multiprocessor
   const auto stages = static_cast<double>(
       config::ceil_divide(config::ceil_divide(problem.product.k, config::kStageDepth),
                           std::int64_t{config.cluster_depth}));
-  const double area = config.tile_rows * config.tile_columns / 4096.0;
-  const bool in_slices = config.cluster_depth > 1;
 
-  double stage = std::max(1e-3 * tiling.stage_nanoseconds * stage_factor(config),
-                          sharers * area * kStageOf64x64);
+  double stage = 1e-3 * tiling.stage_nanoseconds * stage_factor(config);
   if (config.load == config::OperandLoad::kThreads) {
     stage = std::max(stage, sharers * (config.tile_rows + config.tile_columns) * kCopiedRow);
   }
-  const double tile = 1e-3 * tiling.tile_nanoseconds + area * store_microseconds(config);
+  const double area = config.tile_rows * config.tile_columns / 4096.0;
+  const double store = area * store_microseconds(config);
+  const double tile = 1e-3 * tiling.tile_nanoseconds + store;
   const double work = waves * stages * stage * (1 + kCrowding * (sharers - 1)) +
-                      (waves - 1) * (in_slices ? kLaterWaveOfSlices : tile);
+                      (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem) / kMemoryBytes;
-  const double stage_bytes =
-      config::kStageDepth * (static_cast<double>(config.tile_rows) / config.cluster_columns +
-                             static_cast<double>(config.tile_columns) / config.cluster_rows);
-  const double busy = std::min(1.0, static_cast<double>(blocks) / gpu.multiprocessors);
-  const double cache = misalignment(problem.product.k) * clusters * config.cluster_size() * stages *
-                       stage_bytes / kCacheBytes /
+  const double busy =
+      std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);
+  const double cache = misalignment(problem.product.k) * stages *
+                       bytes_of_stage(problem, config, tiles) / kCacheBytes /
                        (kCacheShareOfFew + (1 - kCacheShareOfFew) * busy);
-
   const double body =
       std::pow(std::pow(work, kOverlap) + std::pow(memory, kOverlap) + std::pow(cache, kOverlap),
                1 / kOverlap);
-  const double slices =
-      !in_slices ? 0
-                 : kSlices[config.cluster_depth] +
-                       kSlicesOf64x64 * area * (config.cluster_depth - 1) / config.cluster_depth;
-  const bool multicasts = config.cluster_rows * config.cluster_columns > 1;
-  return kStart + body + kLastTile * tile + slices + (multicasts ? kMulticast : 0);
+  return 1e-3 * tiling.start_nanoseconds + body + kLastTile * store;
 }
 
 }  // namespace octofold::plan

@@ -9,8 +9,9 @@ namespace octofold::plan {
 /// Clusters of this configuration that run at one time.
 int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
 
-/// Clusters that D is cut into.
-int clusters_of_tiles(const GemmProblem& problem, const config::Sm90GemmConfig& config);
+/// The tiles of D that a cluster has at a time.
+config::TileSchedule cluster_tiles(const GemmProblem& problem,
+                                   const config::Sm90GemmConfig& config);
 
 /// Predicted time of the product on a GPU with an H200's clock and memory. Good for comparisons of
 /// one problem's configurations.

@@ -9,16 +9,17 @@ namespace octofold::plan {
 
 /// What of a Sm90GemmConfig is chosen; the rest follows from the problem.
 struct Tiling {
-  bool swapped = false;
-  int rows = 0, columns = 0, math_warpgroups = 0;
-  int cluster_rows = 1, cluster_columns = 1, cluster_depth = 1;
-  int blocks_per_multiprocessor = 1;
-  config::MathOrder order = config::MathOrder::kFree;
-  bool early_wait = false;
+  bool swapped;
+  int rows, columns, math_warpgroups;
+  int cluster_rows, cluster_columns, cluster_depth;
+  int blocks_per_multiprocessor;
+  config::MathOrder order;
+  bool early_wait;
 
-  /// As measured on an H200 with block scales and BF16 output, with all loads arriving in time: of
-  /// one stage of K, and of a tile besides.
-  int stage_nanoseconds = 0, tile_nanoseconds = 0;
+  /// As fitted to times on an H200 with block scales and BF16 output (gemm_cost.h): of one stage of
+  /// K with all loads arriving in time, of a tile besides where others follow, and of all that a
+  /// product with one tile to a block takes besides its stages.
+  int stage_nanoseconds, tile_nanoseconds, start_nanoseconds;
 };
 
 /// All of them. Not from each a kernel can be built for each form.

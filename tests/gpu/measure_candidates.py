@@ -2,7 +2,8 @@
 from, and what it is judged by.
 
     python tests/gpu/measure_candidates.py RESULTS.jsonl SHAPE ... [--seconds 300]
-        [--pair 1x128 128x128] [--out float32] [--add] [--fast] [--unaligned] [--only TEXT ...]
+        [--pair 1x128 128x128] [--out float32] [--add] [--fast] [--unaligned]
+        [--only TEXT ... | --planned]
 
 SHAPE is M,N,K; M may be several, with slashes: 1/16/64,4096,7168; @FILE has one a line. Each
 result is checked against FP32 first (NaN there before). Then all are screened in turns, and the
@@ -240,7 +241,7 @@ def is_sensible(name, m):
     rows, columns = (int(size) for size in name.split(".")[0].split("x"))
     if ".swapped" in name:
         return columns <= max(16, 2 * m) and m <= 4 * columns
-    return m > 32 and rows <= max(128, 2 * m)
+    return m > 8 and rows <= max(128, 2 * m)
 
 
 def names_of(options):
@@ -292,6 +293,7 @@ def parsed():
     parser.add_argument("--fast", action="store_true", help="fast_accumulation")
     parser.add_argument("--unaligned", action="store_true", help="K is no multiple of 16")
     parser.add_argument("--only", nargs="*", default=(), help="parts of candidates' names")
+    parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -307,7 +309,7 @@ def main():
     count = min(12, multiprocessing.cpu_count())
     compilers = [
         subprocess.Popen([sys.executable, *sys.argv, "--share", str(i), "--of", str(count)])
-        for i in range(count)
+        for i in range(0 if options.planned else count)
     ]
     pool = Pool()
     if any(compiler.wait() for compiler in compilers):
@@ -320,15 +322,16 @@ def main():
                 break
             # A kernel that hangs ends the process, but not what was measured before.
             signal_alarm(60)
-            sensible = [name for name in names if is_sensible(name, shape[0])]
+            sensible = [] if options.planned else names
+            sensible = [name for name in sensible if is_sensible(name, shape[0])]
             times, wrong = measured(Products(pool, options, *shape), sensible, options.pair)
             signal_alarm(0)
             line = {"shape": shape, "times": times, "wrong": wrong}
             print(json.dumps(line), file=results, flush=True)
-            ours = {name: t[-1] for name, t in times.items() if "." in name and len(t) > 1}
+            ours = {name: t[-1] for name, t in times.items() if name in names and len(t) > 1}
+            ours = ours or {"planned": times["planned"][0]}
             best = min(ours, key=ours.get)
-            rest = {name: t[0] / ours[best] for name, t in times.items() if "." not in name}
-            rest["planned"] = times["planned"][0] / ours[best]
+            rest = {name: t[0] / ours[best] for name, t in times.items() if name not in names}
             others = " ".join(f"{name} {ratio:.2f}" for name, ratio in rest.items())
             mark = f" WRONG {wrong}" if wrong else ""
             print(f"{shape} {ours[best]:.2f} {best}: {others}{mark}", flush=True)

@@ -11,6 +11,7 @@
 #include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
+#include "plan/gemm.h"
 
 namespace octofold::cuda {
 namespace {
@@ -136,15 +137,37 @@ TEST_F(GemmTest, SwappedOperandsChangePlacesButDDoesNot) {
   EXPECT_EQ(last().cluster, 2u);
 }
 
-TEST_F(GemmTest, FP32LeavesInPieces) {
+TEST_F(GemmTest, FP32LeavesInPiecesWhereTilesAreLarge) {
   GemmArguments arguments = product(1000, 512, 640);
   arguments.out.dtype = DType::kFloat32;
-  gemm(arguments);
-  const fake::TensorMapCall& out = state().tensor_maps.back();
-  EXPECT_EQ(out.address, address(0x5000));
-  EXPECT_EQ(out.data_type, 7);  // FP32
-  EXPECT_EQ(out.box_rows, 16u);
-  EXPECT_EQ(out.box_cols, 32u);
+  const auto box_rows = [&](std::string_view candidate) {
+    cuda::gemm(runtime().device(0), arguments, {}, candidate);
+    const fake::TensorMapCall& map = state().tensor_maps.back();
+    EXPECT_EQ(map.address, address(0x5000));
+    EXPECT_EQ(map.data_type, 7);  // FP32
+    EXPECT_EQ(map.box_cols, 32u);
+    return map.box_rows;
+  };
+  EXPECT_EQ(box_rows("256x128.w2.c1x1x1.b1.early"), 16u);
+  EXPECT_EQ(box_rows("128x64.w2.c1x1x1.b1.early"), 128u);
+}
+
+TEST_F(GemmTest, TmaAddsToAnFP32OutputThatIsC) {
+  GemmArguments arguments = product(1000, 512, 640);
+  arguments.out.dtype = DType::kFloat32;
+  const auto adds = [&](const TensorView& c) {
+    arguments.c = c;
+    return plan::plan_gemm(plan::problem_of(arguments), plan::kHopper).config.adds_in_place;
+  };
+  TensorView other = arguments.out;
+  EXPECT_TRUE(adds(other));
+  other.strides[0] = 1024;
+  EXPECT_FALSE(adds(other));
+  other = arguments.out;
+  other.data = address(0x6000);
+  EXPECT_FALSE(adds(other));
+  arguments.out.dtype = DType::kBFloat16;
+  EXPECT_FALSE(adds(arguments.out));
 }
 
 TEST_F(GemmTest, AProblemIsPreparedOnce) {
@@ -219,7 +242,9 @@ TEST_F(GemmTest, RowsThatRepeatOrRunBackwardsAreCopiedByThreads) {
     EXPECT_EQ(last_params().rows.stride, stride);
     EXPECT_THAT(log_.back(), HasSubstr("'a': its rows overlap or run backwards"));
   }
-  EXPECT_TRUE(state().tensor_maps.empty());
+  for (const fake::TensorMapCall& map : state().tensor_maps) {
+    EXPECT_EQ(map.address, address(0x5000));  // D's
+  }
 }
 
 TEST_F(GemmTest, AlignedOperandsAreNotWorthAWord) {

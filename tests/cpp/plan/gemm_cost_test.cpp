@@ -1,5 +1,5 @@
-// The planner's choices held against times that were measured: of each configuration at 449 shapes
-// on an H200, 167 of them random (tests/gpu/measure_candidates.py).
+// The planner's choices held against times that were measured: of each configuration at 496 shapes
+// on an H200, 200 of them random (tests/gpu/measure_candidates.py).
 #include "plan/gemm_cost.h"
 
 #include <algorithm>
@@ -79,8 +79,8 @@ TEST(GemmCostTest, ChoicesAreNearlyTheBestThatWasMeasured) {
   std::printf("median %.3f, 90 %% %.3f, 98 %% %.3f, worst %.3f\n", quantile(0.5), quantile(0.9),
               quantile(0.98), ratios.back());
   EXPECT_LE(quantile(0.5), 1.02);
-  EXPECT_LE(quantile(0.9), 1.10);
-  EXPECT_LE(quantile(0.98), 1.18);
+  EXPECT_LE(quantile(0.9), 1.08);
+  EXPECT_LE(quantile(0.98), 1.15);
   EXPECT_LE(ratios.back(), 1.25);
 }
 
