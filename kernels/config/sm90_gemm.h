@@ -26,12 +26,21 @@ inline constexpr int kSm90SharedMemory = shared_memory_of_block(1);
 // Bytes that hold 128 of a row at any address, in units of 16.
 inline constexpr int kUnalignedRow = kStageDepth + 16;
 
-// How the operands reach shared memory. Threads copy what TMA cannot address: rows whose bytes or
-// address are not multiples of 16.
-enum class OperandLoad : unsigned char { kTma, kThreads };
+// How the operands reach shared memory. Threads copy what TMA cannot address: rows whose length in
+// bytes or address is no multiple of 16.
+enum class OperandLoad : unsigned char {
+  kTma,
+  kWords,    // by threads, where addresses and rows are multiples of 4 bytes
+  kThreads,  // by threads, which shift what they copy into place
+};
 
 constexpr const char* word(OperandLoad load) {
-  return load == OperandLoad::kTma ? "by TMA" : "by threads (slower)";
+  switch (load) {
+    case OperandLoad::kTma: return "by TMA";
+    case OperandLoad::kWords: return "by threads, in words";
+    case OperandLoad::kThreads: return "by threads (slower)";
+  }
+  return "?";
 }
 
 // How D reaches global memory.
@@ -325,10 +334,10 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
       scales_per_stage(columns().scales, tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
   }
-  if (load == OperandLoad::kThreads && (cluster_size() != 1 || store == OutputStore::kTma)) {
+  if (load != OperandLoad::kTma && (cluster_size() != 1 || store == OutputStore::kTma)) {
     return "threads that load neither share with others nor leave a warp to store";
   }
-  if (load == OperandLoad::kThreads && math_warpgroups > 2) {
+  if (load != OperandLoad::kTma && math_warpgroups > 2) {
     return "two warpgroups that copy leave registers for two that multiply";
   }
   if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {

@@ -145,4 +145,11 @@ __device__ inline void copy_word_async(unsigned destination, const void* source)
                : "memory");
 }
 
+// The same of its first `bytes`, and zeros.
+__device__ inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 }  // namespace octofold::ptx

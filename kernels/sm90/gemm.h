@@ -11,6 +11,7 @@
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/sm90/load.h"
 #include "kernels/sm90/load_unaligned.h"
+#include "kernels/sm90/load_words.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/slices.h"
 #include "kernels/sm90/store.h"
@@ -27,6 +28,8 @@ __device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<
     load_row_scales(params, smem);
   } else if (warp == 3) {
     load_column_scales(params, smem);
+  } else if constexpr (kConfig.load == config::OperandLoad::kWords) {
+    load_operands_by_words(params, smem, warp < 2 ? warp : warp - 2);
   } else if constexpr (kConfig.load == config::OperandLoad::kThreads) {
     UnalignedCopy<kConfig>(params, smem, warp < 2 ? warp : warp - 2).run();
   } else if (lane == 0) {

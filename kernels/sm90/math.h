@@ -144,7 +144,7 @@ class MathWarpgroup {
 
   __device__ int begin_stage(float (&partial)[kSums]) {
     const int stage = position_.stage;
-    ptx::mbarrier_wait(smem_.full(stage), position_.parity);
+    await_operands();
     ptx::wgmma_fence();
     issue(stage, 0, partial, false);
     ptx::wgmma_commit();
@@ -170,7 +170,7 @@ class MathWarpgroup {
     int before = -1;  // the stage that may still be read
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       const int stage = position_.stage;
-      ptx::mbarrier_wait(smem_.full(stage), position_.parity);
+      await_operands();
       ptx::wgmma_fence();
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
@@ -187,9 +187,15 @@ class MathWarpgroup {
   }
 
   __device__ void await_stage() {
-    ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
+    await_operands();
     row_scales_.read(smem_, position_.stage);
     column_scales_.read(smem_, position_.stage);
+  }
+
+  __device__ void await_operands() {
+    ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
+    // Words were written by threads that did not wait for them.
+    if constexpr (kConfig.load == config::OperandLoad::kWords) ptx::fence_proxy_async();
   }
 
   // Products of a sub-tile's 64 rows and all columns of the tile, over one stage.

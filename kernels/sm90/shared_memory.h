@@ -45,9 +45,15 @@ struct SharedMemory {
     return base + kLayout.unaligned + buffer * kLayout.unaligned_bytes;
   }
 
-  // Loading warps that copy operands where TMA cannot: all but the two that copy scales. Threads of
-  // one of these, which has nothing to do where none vary along K.
+  // Loading warps that copy operands where TMA cannot: all but the two that copy scales.
   static constexpr int kCopyWarps = 4 * kConfig.load_warpgroups() - 2;
+  // Arrivals that tell of operands: TMA's thread, a lane of each warp that shifts, each that
+  // copies.
+  static constexpr unsigned kOperandProducers = kConfig.load == config::OperandLoad::kTma ? 1
+                                                : kConfig.load == config::OperandLoad::kWords
+                                                    ? 32 * kCopyWarps
+                                                    : kCopyWarps;
+  // Threads of a warp that copies scales, which has nothing to do where none vary along K.
   static constexpr unsigned scale_threads(Granularity scales, int extent) {
     const int units = config::scales_per_stage(scales, extent);
     return units < 32 ? units : 32;
@@ -56,7 +62,7 @@ struct SharedMemory {
   // The first warp.
   __device__ void init_barriers() const {
     constexpr unsigned kMathWarps = 4 * kConfig.math_warpgroups;
-    constexpr unsigned kProducers = (kConfig.load == config::OperandLoad::kTma ? 1 : kCopyWarps) +
+    constexpr unsigned kProducers = kOperandProducers +
                                     scale_threads(kConfig.rows().scales, kConfig.tile_rows) +
                                     scale_threads(kConfig.columns().scales, kConfig.tile_columns);
     static_assert(kConfig.stages <= 32);

@@ -78,7 +78,9 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
       .cluster_columns = tiling.cluster_columns,
       .cluster_depth = tiling.cluster_depth,
       .blocks_per_multiprocessor = tiling.blocks_per_multiprocessor,
-      .load = problem.operands_fit_tma ? OperandLoad::kTma : OperandLoad::kThreads,
+      .load = problem.operands_fit_tma     ? OperandLoad::kTma
+              : problem.operands_fit_words ? OperandLoad::kWords
+                                           : OperandLoad::kThreads,
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
   };
@@ -142,6 +144,7 @@ GemmProblem problem_of(const GemmArguments& arguments) {
                                .fast_accumulation = arguments.fast_accumulation}},
           .operands_fit_tma = tma_obstacle(arguments.a.data) == nullptr &&
                               tma_obstacle(arguments.b.data) == nullptr,
+          .operands_fit_words = has_words(arguments.a.data) && has_words(arguments.b.data),
           .output_fits_tma = tma_store_obstacle(out) == nullptr,
           .c_is_out = out.dtype == DType::kFloat32 && arguments.c &&
                       arguments.c->data == out.data && arguments.c->dtype == out.dtype &&
@@ -157,6 +160,7 @@ GemmProblem contiguous(const octofold::GemmProblem& product) {
   return {.product = product,
           .operands_fit_tma = tma_obstacle(tensor(form.a.type, m, k)) == nullptr &&
                               tma_obstacle(tensor(form.b.type, n, k)) == nullptr,
+          .operands_fit_words = k % 4 == 0,
           .output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr};
 }
 

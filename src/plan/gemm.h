@@ -18,8 +18,9 @@ namespace octofold::plan {
 /// addresses only share a plan.
 struct GemmProblem {
   octofold::GemmProblem product{};
-  /// Whether TMA can address A and B, and D (plan/tma.h).
+  /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words.
   bool operands_fit_tma = true;
+  bool operands_fit_words = true;
   bool output_fits_tma = true;
   /// Whether C is D itself, in FP32: then TMA may add to it.
   bool c_is_out = false;
@@ -28,6 +29,7 @@ struct GemmProblem {
   constexpr void visit(Visit&& field) const {
     field("product", product);
     field("operands_fit_tma", operands_fit_tma);
+    field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);
     field("c_is_out", c_is_out);
   }

@@ -45,7 +45,14 @@ double store_microseconds(const Sm90GemmConfig& config) {
 }
 
 // µs for a row of a stage that threads copy.
-constexpr double kCopiedRow = 0.003;
+double row_microseconds(const Sm90GemmConfig& config) {
+  switch (config.load) {
+    case config::OperandLoad::kTma: return 0;
+    case config::OperandLoad::kWords: return 0.002;
+    case config::OperandLoad::kThreads: return 0.013;
+  }
+  return 0;
+}
 
 // What L2 reads more for TMA's rows of 128 bytes where they do not begin with a line, or a sector.
 double misalignment(std::int64_t k) {
@@ -109,9 +116,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                           std::int64_t{config.cluster_depth}));
 
   double stage = 1e-3 * tiling.stage_nanoseconds * stage_factor(config);
-  if (config.load == config::OperandLoad::kThreads) {
-    stage = std::max(stage, sharers * (config.tile_rows + config.tile_columns) * kCopiedRow);
-  }
+  stage = std::max(stage,
+                   sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   const double area = config.tile_rows * config.tile_columns / 4096.0;
   const double store = area * store_microseconds(config);
   const double tile = 1e-3 * tiling.tile_nanoseconds + store;

@@ -28,4 +28,9 @@ const char* tma_store_obstacle(const TensorView& matrix) {
   return tma_obstacle(matrix);
 }
 
+bool has_words(const TensorView& matrix) {
+  return reinterpret_cast<std::uintptr_t>(matrix.data) % 4 == 0 &&
+         (matrix.shape[0] <= 1 || matrix.strides[0] % 4 == 0);
+}
+
 }  // namespace octofold::plan

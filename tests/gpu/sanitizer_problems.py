@@ -12,10 +12,12 @@ import sys
 
 import octofold
 import torch
+from octofold._library import library
 
 PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
-# Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load.
-SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 301))
+# Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load, in words
+# and not.
+SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 300), (70, 90, 301))
 FLOATS = (torch.bfloat16, torch.float32)
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"
 
@@ -47,6 +49,30 @@ def products():
         yield name + " in place + bias", out, expected
 
 
+def candidates():
+    """The same of every configuration: BF16, and FP32 in place."""
+    m, n, k = 300, 264, 1040
+    a, b = operand(m, k, "1x128"), operand(n, k, "128x128")
+    device_a, device_b = to_device(a), to_device(b)
+    form = {"a": "e4m3", "a_granularity": "1x128", "b": "e4m3", "b_granularity": "128x128"}
+    rest = {"bias": None, "fast_accumulation": False}
+    for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
+        c = torch.randn(m, n) if c_name else None
+        expected = octofold.gemm(a, b, c=c, out_dtype=out_dtype)
+        out_name = str(out_dtype).removeprefix("torch.")
+        problem = {"m": m, "n": n, "k": k, **form, "out": out_name, "c": c_name, **rest}
+        for name in library.gemm_candidates(problem, True, True):
+            out = torch.zeros(m, n, dtype=out_dtype, device=DEVICE)
+            if c is not None:
+                out.copy_(c)
+            library.gemm_by_candidate(
+                device_a.data, device_a.scale, device_b.data, device_b.scale,
+                out if c_name else None, None, out, "1x128", "128x128", False,
+                torch.cuda.current_stream().cuda_stream, str(name),
+            )  # fmt: skip
+            yield f"{name} {out_name}", out, expected
+
+
 def casts():
     """Name, result and what the CPU backend gives: the same bits, so the same values."""
     problems = itertools.product(
@@ -70,7 +96,7 @@ def main():
     torch.manual_seed(0)
     count = 0
     for count, (name, actual, expected) in enumerate(  # noqa: B007
-        itertools.chain(products(), casts()), start=1
+        itertools.chain(products(), candidates(), casts()), start=1
     ):
         actual, expected = actual.cpu().double(), expected.double()
         error = torch.linalg.norm(actual - expected) / torch.linalg.norm(expected)

@@ -39,6 +39,7 @@ class Kind(NamedTuple):
     dtypes: tuple[str, str] = ("e4m3", "e4m3")
     fast: bool = False
     in_place: bool = False  # c is the output itself
+    words: bool = False  # operands that threads load consist of words
 
 
 KINDS = {
@@ -51,6 +52,10 @@ KINDS = {
     "float32_by_tma": Kind("float32"),
     "float32_in_place": Kind("float32", c="float32", in_place=True),
     "float32_in_place_biased": Kind("float32", c="float32", bias="float32", in_place=True),
+    "words_load": Kind(operands_by_tma=False, words=True, dtypes=("e4m3", "e5m2")),
+    "words_load_addends": Kind(
+        "float32", False, False, c="float32", bias="bfloat16", dtypes=("e5m2", "e4m3"), words=True
+    ),
     "threads_load": Kind(operands_by_tma=False, output_by_tma=False, dtypes=("e5m2", "e5m2")),
     "threads_load_addends": Kind("float32", False, False, c="float32", bias="float32"),
     "fast": Kind(fast=True),
@@ -87,11 +92,14 @@ def shapes_of(kind):
         yield 129, 257, 0
 
 
-def placed(matrix, by_tma):
-    """Amid poison, aligned for TMA or not."""
+def placed(matrix, kind):
+    """Amid poison, aligned for TMA, in words, or not at all."""
     cols = matrix.shape[1]
-    padding = 16 + -cols % 16 if by_tma else 17 - cols % 2
-    return surrounded_copy(matrix, padding, 16 if by_tma else 1)
+    if kind.operands_by_tma:
+        return surrounded_copy(matrix, 16 + -cols % 16, 16)
+    if kind.words:
+        return surrounded_copy(matrix, 20 + -cols % 16, 4)
+    return surrounded_copy(matrix, 17 - cols % 2, 1)
 
 
 class Problem:
@@ -100,7 +108,7 @@ class Problem:
     def __init__(self, generator, kind, pair, m, n, k):
         self.kind = kind
         self.a, self.b = (
-            with_data(x, placed(x.data, kind.operands_by_tma))
+            with_data(x, placed(x.data, kind))
             for x in operands(generator, m, n, k, pair, kind.dtypes)
         )
         self.c = self.bias = None

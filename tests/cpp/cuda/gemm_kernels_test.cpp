@@ -37,8 +37,10 @@ Problems mainloops() {
         problems[text + "_Tma"] = problem;
         problems[text + "_DirectStores"] = problem;
         problems[text + "_DirectStores"].output_fits_tma = false;
-        problems[text + "_Threads"] = problem;
-        problems[text + "_Threads"].operands_fit_tma = false;
+        problems[text + "_Words"] = problem;
+        problems[text + "_Words"].operands_fit_tma = false;
+        problems[text + "_Threads"] = problems[text + "_Words"];
+        problems[text + "_Threads"].operands_fit_words = false;
       }
     }
   }

@@ -1,5 +1,5 @@
-// What the copying warps leave in the stages, for operands of any address, stride and K: the
-// kernel's own code, with a thread for each lane.
+// What the copying warps leave in the stages, for operands of any address, stride and K, and for
+// such that consist of words: the kernel's own code, with a thread for each lane.
 #include "kernels/sm90/load_unaligned.h"
 
 #include <algorithm>
@@ -8,18 +8,23 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/sm90/load_words.h"
+
 namespace octofold::sm90 {
 namespace {
 
-constexpr Sm90GemmConfig kConfig{
-    .form = {.a = {.scales = Granularity::kTensor}, .b = {.scales = Granularity::kTensor}},
-    .tile_rows = 64,
-    .tile_columns = 32,
-    .math_warpgroups = 1,
-    .stages = 12,
-    .load = config::OperandLoad::kThreads,
-    .store = config::OutputStore::kDirect};
-static_assert(kConfig.invalid_reason() == nullptr);
+constexpr Sm90GemmConfig config_of(config::OperandLoad load) {
+  return {.form = {.a = {.scales = Granularity::kTensor}, .b = {.scales = Granularity::kTensor}},
+          .tile_rows = 64,
+          .tile_columns = 32,
+          .math_warpgroups = 1,
+          .stages = 12,
+          .load = load,
+          .store = config::OutputStore::kDirect};
+}
+constexpr Sm90GemmConfig kAny = config_of(config::OperandLoad::kThreads);
+constexpr Sm90GemmConfig kWords = config_of(config::OperandLoad::kWords);
+static_assert(kAny.invalid_reason() == nullptr && kWords.invalid_reason() == nullptr);
 
 constexpr unsigned char kPoison = 0x7F;
 
@@ -48,6 +53,7 @@ struct Matrix {
   }
 };
 
+template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   for (int warp = 0; warp < SharedMemory<kConfig>::kCopyWarps; ++warp) {
     std::barrier<> lanes(32);
@@ -57,7 +63,11 @@ void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& sm
       threads.emplace_back([&, lane] {
         threadIdx.x = lane;
         gridDim.x = 1;
-        UnalignedCopy<kConfig>(params, smem, warp).run();
+        if constexpr (kConfig.load == config::OperandLoad::kWords) {
+          load_operands_by_words(params, smem, warp);
+        } else {
+          UnalignedCopy<kConfig>(params, smem, warp).run();
+        }
       });
     }
   }
@@ -68,11 +78,14 @@ unsigned swizzled(int row, int i) {
   return static_cast<unsigned>(row * 128 + ((i / 16) ^ (row % 8)) * 16 + i % 16);
 }
 
+// B lies another way than A by so many bytes.
+template <Sm90GemmConfig kConfig, int kMore>
 void expect_stages(int rows, int columns, int k, int padding, int offset) {
   SCOPED_TRACE(testing::Message() << rows << "×" << columns << "×" << k << ", rows of "
                                   << k + padding << " bytes from " << offset << " on");
   std::mt19937 random(7);
-  Matrix a(rows, k, padding, offset, random), b(columns, k, padding + 1, offset + 3, random);
+  Matrix a(rows, k, padding, offset, random),
+      b(columns, k, padding + kMore, offset + 3 * kMore, random);
   Sm90GemmParams params{.rows = a.params(),
                         .columns = b.params(),
                         .out = nullptr,
@@ -80,7 +93,7 @@ void expect_stages(int rows, int columns, int k, int padding, int offset) {
                         .work = {.rows = rows, .columns = columns, .depth = k}};
   ptx::shared.fill(kPoison);
   const SharedMemory<kConfig> smem{1024};
-  run_all_warps(params, smem);
+  run_all_warps<kConfig>(params, smem);
 
   int stage = 0;
   for (config::TileWalk<kConfig> walk(params.work, 0, 1); walk.has_tile(); walk.advance()) {
@@ -104,14 +117,24 @@ void expect_stages(int rows, int columns, int k, int padding, int offset) {
 }
 
 TEST(UnalignedCopyTest, StagesHoldTheOperandsAtAnyAddress) {
-  for (int offset = 0; offset < 16; offset += 5) expect_stages(70, 33, 300, 0, offset);
-  for (const int padding : {1, 2, 4, 7}) expect_stages(64, 32, 300, padding, 3);
+  for (int offset = 0; offset < 16; offset += 5) expect_stages<kAny, 1>(70, 33, 300, 0, offset);
+  for (const int padding : {1, 2, 4, 7}) expect_stages<kAny, 1>(64, 32, 300, padding, 3);
 }
 
 TEST(UnalignedCopyTest, AnyKAndFewRows) {
-  for (const int k : {1, 15, 127, 128, 129, 257, 1000}) expect_stages(5, 3, k, 0, 1);
-  expect_stages(1, 1, 5, 0, 0);
-  expect_stages(130, 32, 385, 1, 0);  // tiles one after another
+  for (const int k : {1, 15, 127, 128, 129, 257, 1000}) expect_stages<kAny, 1>(5, 3, k, 0, 1);
+  expect_stages<kAny, 1>(1, 1, 5, 0, 0);
+  expect_stages<kAny, 1>(130, 32, 385, 1, 0);  // tiles one after another
+}
+
+TEST(WordsTest, StagesHoldTheOperandsAtMultiplesOfFourBytes) {
+  for (int offset = 0; offset < 16; offset += 4) expect_stages<kWords, 4>(70, 33, 300, 0, offset);
+  expect_stages<kWords, 4>(130, 32, 384, 4, 0);
+  expect_stages<kWords, 4>(1, 1, 4, 0, 4);
+}
+
+TEST(WordsTest, TheLastWordMayEndBehindK) {
+  for (const int k : {1, 127, 130, 259}) expect_stages<kWords, 4>(5, 3, k, (8 - k % 4) % 8, 0);
 }
 
 }  // namespace

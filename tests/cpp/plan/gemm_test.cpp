@@ -30,7 +30,7 @@ TEST(GemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
     ASSERT_EQ(config.invalid_reason(), nullptr) << config.invalid_reason();
     EXPECT_EQ(config.form, problem.product.form);
     // What TMA cannot address it is not given.
-    EXPECT_EQ(config.load == OperandLoad::kThreads, !problem.operands_fit_tma);
+    EXPECT_EQ(config.load == OperandLoad::kTma, problem.operands_fit_tma);
     EXPECT_TRUE(problem.output_fits_tma || config.store == OutputStore::kDirect);
     ASSERT_EQ(plan.kernels.size(), 1u);
     const KernelPlan& kernel = plan.kernels.front();
@@ -70,6 +70,18 @@ TEST(GemmPlanTest, CandidatesHaveNamesOfTheirOwnAndCanBeAskedFor) {
     }
     EXPECT_FALSE(names.empty());
   }
+}
+
+TEST(GemmPlanTest, NamesOfCandidatesDoNotDependOnHowThreadsLoad) {
+  const auto names = [](bool words) {
+    std::vector<std::string> names;
+    const GemmProblem problem{.operands_fit_tma = false, .operands_fit_words = words};
+    for (const GemmCandidate& candidate : gemm_candidates(problem, kHopper)) {
+      names.push_back(candidate.name);
+    }
+    return names;
+  };
+  EXPECT_EQ(names(true), names(false));
 }
 
 TEST(GemmPlanTest, AnUnknownCandidateIsToldWhichThereAre) {

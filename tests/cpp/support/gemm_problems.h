@@ -43,6 +43,7 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
                       .k = random() % 20 == 0 ? 0 : random_size(random),
                       .form = form},
           .operands_fit_tma = random() % 4 != 0,
+          .operands_fit_words = random() % 2 == 0,
           .output_fits_tma = random() % 4 != 0};
 }
 

@@ -60,6 +60,10 @@ inline void store_shared_word(unsigned address, unsigned value) {
 }
 
 inline void copy_word_async(unsigned, const void*) {}
+inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
+  std::memset(&shared[destination], 0, 4);
+  std::memcpy(&shared[destination], source, bytes);
+}
 
 }  // namespace octofold::ptx
 
