@@ -48,7 +48,7 @@ double store_microseconds(const Sm90GemmConfig& config) {
 double row_microseconds(const Sm90GemmConfig& config) {
   switch (config.load) {
     case config::OperandLoad::kTma: return 0;
-    case config::OperandLoad::kWords: return 0.002;
+    case config::OperandLoad::kWords: return 0.0085;
     case config::OperandLoad::kThreads: return 0.013;
   }
   return 0;

@@ -29,7 +29,7 @@ const char* tma_store_obstacle(const TensorView& matrix) {
 }
 
 bool has_words(const TensorView& matrix) {
-  return reinterpret_cast<std::uintptr_t>(matrix.data) % 4 == 0 &&
+  return reinterpret_cast<std::uintptr_t>(matrix.data) % 4 == 0 && matrix.shape[1] % 4 == 0 &&
          (matrix.shape[0] <= 1 || matrix.strides[0] % 4 == 0);
 }
 

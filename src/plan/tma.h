@@ -23,7 +23,7 @@ const char* tma_obstacle(const TensorView& matrix);
 /// manual says so): what lies behind rows that end within one would be overwritten.
 const char* tma_store_obstacle(const TensorView& matrix);
 
-/// Whether a matrix of bytes has rows that begin at multiples of 4.
+/// Whether the rows of a matrix of bytes consist of words: begin at multiples of 4, and end there.
 bool has_words(const TensorView& matrix);
 
 }  // namespace octofold::plan

@@ -54,7 +54,7 @@ KINDS = {
     "float32_in_place_biased": Kind("float32", c="float32", bias="float32", in_place=True),
     "words_load": Kind(operands_by_tma=False, words=True, dtypes=("e4m3", "e5m2")),
     "words_load_addends": Kind(
-        "float32", False, False, c="float32", bias="bfloat16", dtypes=("e5m2", "e4m3"), words=True
+        "float32", False, False, c="float32", bias="float32", dtypes=("e5m2", "e4m3"), words=True
     ),
     "threads_load": Kind(operands_by_tma=False, output_by_tma=False, dtypes=("e5m2", "e5m2")),
     "threads_load_addends": Kind("float32", False, False, c="float32", bias="float32"),
