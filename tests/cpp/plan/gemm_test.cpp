@@ -74,12 +74,12 @@ TEST(GemmPlanTest, CandidatesHaveNamesOfTheirOwnAndCanBeAskedFor) {
 
 TEST(GemmPlanTest, NamesOfCandidatesDoNotDependOnHowThreadsLoad) {
   const auto names = [](bool words) {
-    std::vector<std::string> names;
+    std::vector<std::string> found;
     const GemmProblem problem{.operands_fit_tma = false, .operands_fit_words = words};
     for (const GemmCandidate& candidate : gemm_candidates(problem, kHopper)) {
-      names.push_back(candidate.name);
+      found.push_back(candidate.name);
     }
-    return names;
+    return found;
   };
   EXPECT_EQ(names(true), names(false));
 }
