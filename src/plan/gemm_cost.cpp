@@ -24,7 +24,7 @@ constexpr double kLastTile = 0.3;            // of a slow store, which no other 
 // Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
 // which either order or few columns leave time for.
 double stage_factor(const Sm90GemmConfig& config) {
-  if (!config.promote()) return 0.9;
+  if (!config.promote()) return 0.98;
   const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
                               config.rows().scales == Granularity::kBlock1x128;
   if (!factors_differ) return 1.0;
@@ -38,7 +38,7 @@ double stage_factor(const Sm90GemmConfig& config) {
 double store_microseconds(const Sm90GemmConfig& config) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
-    case config::OutputStore::kTmaPieces: return 0.35;
+    case config::OutputStore::kTmaPieces: return config.form.out == DType::kFloat32 ? 0.35 : 0;
     case config::OutputStore::kDirect: return 0.61;
   }
   return 0;

@@ -40,9 +40,9 @@ constexpr Tiling kTilings[] = {
     {false, 64, 64, 1, 1, 1, 1, 2, kAlternating, false, 125, 17, 2786},
     {false, 64, 64, 1, 1, 1, 2, 2, kAlternating, false, 151, 0, 3265},
     // The same where sums alone take registers: without promotion, or without scales along K.
-    {false, 128, 176, 2, 1, 1, 1, 1, kFree, false, 477, 900, 3190},
-    {false, 128, 256, 2, 2, 1, 1, 1, kFree, false, 719, 1256, 3300},
-    {false, 128, 256, 2, 1, 1, 1, 1, kFree, false, 700, 1450, 3500},
+    {false, 128, 176, 2, 1, 1, 1, 1, kFree, false, 441, 801, 2928},
+    {false, 128, 256, 2, 2, 1, 1, 1, kFree, false, 707, 856, 3568},
+    {false, 128, 256, 2, 1, 1, 1, 1, kFree, false, 618, 2152, 3003},
     // 64 rows of B and few of A. Which of them is best is a question of how many such tiles fill
     // the multiprocessors once: slices of K, and blocks to a multiprocessor.
     {true, 64, 8, 1, 1, 1, 1, 1, kFree, false, 99, 468, 2240},
