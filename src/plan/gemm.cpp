@@ -27,42 +27,35 @@ bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.comput
 // With fewer, whole tiles of D in shared memory cost more than they save.
 constexpr int kFewestStages = 4;
 
-// With as many stages as fit, and in what they leave as many pieces as are of use.
-void fill_shared_memory(Sm90GemmConfig& config, int memory) {
+// D leaves in this way, from as many stages as fit; in what they leave, as many pieces as are of
+// use.
+Sm90GemmConfig with_store(Sm90GemmConfig config, OutputStore store, int memory) {
   const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
+  config.store = store;
   config.stages = kMostStages;
   while (config.stages > 2 && !fits()) --config.stages;
-  if (config.store != OutputStore::kTmaPieces) return;
+  if (store != OutputStore::kTmaPieces) return config;
   const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
-  while (config.pieces < most) {
-    ++config.pieces;
-    if (!fits()) {
-      --config.pieces;
-      return;
-    }
+  for (++config.pieces; config.pieces <= most && fits(); ++config.pieces) {
   }
+  --config.pieces;
+  return config;
 }
 
-// How D leaves, and what of shared memory that takes.
-void choose_store(Sm90GemmConfig& config, const GemmProblem& problem, int memory) {
+// In the way that suits the problem.
+Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& problem, int memory) {
   const bool turns_fp32 = config.swapped && config.form.out == DType::kFloat32;
-  const bool has_pieces = !config.swapped && config.owned_columns() % config.piece_columns() == 0;
   if (!problem.output_fits_tma || turns_fp32) {
-    config.store = OutputStore::kDirect;
-  } else if (!problem.operands_fit_tma) {
-    config.store = has_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect;
-  } else {
-    config.store = OutputStore::kTma;
-    fill_shared_memory(config, memory);
-    const int stages = config.stages;
-    if (stages < kFewestStages && has_pieces) {
-      config.store = OutputStore::kTmaPieces;
-      fill_shared_memory(config, memory);
-      if (config.stages == stages) config.store = OutputStore::kTma;
-    }
+    return with_store(config, OutputStore::kDirect, memory);
   }
-  config.adds_in_place = problem.c_is_out && config.store != OutputStore::kDirect;
-  fill_shared_memory(config, memory);
+  const bool has_pieces = !config.swapped && config.owned_columns() % config.piece_columns() == 0;
+  if (!problem.operands_fit_tma) {
+    return with_store(config, has_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
+  }
+  const Sm90GemmConfig whole = with_store(config, OutputStore::kTma, memory);
+  if (whole.stages >= kFewestStages || !has_pieces) return whole;
+  const Sm90GemmConfig in_pieces = with_store(config, OutputStore::kTmaPieces, memory);
+  return in_pieces.stages > whole.stages ? in_pieces : whole;
 }
 
 // The kernel of this problem with this tiling.
@@ -84,9 +77,10 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
   };
-  choose_store(config, problem,
-               std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
-                        gpu.shared_memory_per_block));
+  const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
+                              gpu.shared_memory_per_block);
+  config = with_store(config, problem, memory);
+  config.adds_in_place = problem.c_is_out && config.store != OutputStore::kDirect;
   return config;
 }
 
