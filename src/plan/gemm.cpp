@@ -49,8 +49,9 @@ Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& probl
     return with_store(config, OutputStore::kDirect, memory);
   }
   const bool has_pieces = !config.swapped && config.owned_columns() % config.piece_columns() == 0;
-  if (!problem.operands_fit_tma) {
-    return with_store(config, has_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
+  if (!problem.operands_fit_tma) {  // pieces of 16-bit elements take registers that these lack
+    const bool in_pieces = has_pieces && config.form.out == DType::kFloat32;
+    return with_store(config, in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
   }
   const Sm90GemmConfig whole = with_store(config, OutputStore::kTma, memory);
   if (whole.stages >= kFewestStages || !has_pieces) return whole;
