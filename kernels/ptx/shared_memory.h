@@ -96,13 +96,6 @@ __device__ inline void store_matrices(unsigned row_address, unsigned first, unsi
       : "memory");
 }
 
-// Two of them: lane l gives the address of row l % 8 of matrix l / 8 % 2.
-__device__ inline void store_matrices(unsigned row_address, unsigned first, unsigned second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row_address),
-               "r"(first), "r"(second)
-               : "memory");
-}
-
 // Two of them, each transposed: lane l gives the address of row l % 8 of matrix l / 8 % 2 as it is
 // to lie in memory.
 __device__ inline void store_matrices_transposed(unsigned row_address, unsigned first,
