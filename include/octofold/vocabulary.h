@@ -25,6 +25,26 @@ enum class Granularity : unsigned char { kTensor, kChannel, kBlock1x128, kBlock1
 /// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
 inline constexpr int kScaleBlock = 128;
 
+/// What stands between the two linear layers of an MLP. The gated ones take two values for each
+/// result, gate and up ("GLU Variants Improve Transformer", Shazeer 2020, arXiv:2002.05202).
+enum class Activation : unsigned char {
+  kSwiGlu,       ///< silu(gate) · up
+  kGeGluTanh,    ///< gelu_tanh(gate) · up
+  kGeGluErf,     ///< gelu(gate) · up
+  kSilu,         ///< x / (1 + exp(-x))
+  kGelu,         ///< x · Φ(x), with the error function
+  kGeluTanh,     ///< x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2
+  kReluSquared,  ///< max(x, 0)²
+};
+
+constexpr bool is_gated(Activation activation) { return activation <= Activation::kGeGluErf; }
+
+/// Where gate and up of column i of the result are among 2·K columns.
+enum class GateLayout : unsigned char {
+  kHalves,       ///< i and K + i: as the product with both weights, one below the other, has them
+  kInterleaved,  ///< 2·i and 2·i + 1
+};
+
 /// Bytes of one element; 0 for a value that is no DType.
 constexpr int size_of(DType dtype) {
   switch (dtype) {

@@ -8,6 +8,7 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/config/cast_rule.h"
+#include "kernels/config/cast_source.h"
 
 namespace octofold::config {
 
@@ -51,18 +52,6 @@ struct CastFormat {
   }
 };
 
-// What is read: each a device type in a file of kernels/cast/sources.
-enum class CastSource {
-  kPlain,  // x as it is
-};
-
-constexpr const char* word(CastSource source) {
-  switch (source) {
-    case CastSource::kPlain: return "";
-  }
-  return "?";
-}
-
 // What of a cast a kernel does.
 enum class CastPhase {
   kWhole,        // all: scales from the amax that it finds, and codes
@@ -84,7 +73,7 @@ constexpr const char* word(CastPhase phase) {
 // A tile of x to a block of threads.
 struct TileCastConfig {
   CastFormat format{};
-  CastSource source = CastSource::kPlain;
+  CastSource source{};
   CastPhase phase = CastPhase::kWhole;
   // What is written: the cast of x, that of its transpose, or both from one read of x.
   bool to_rows = true;
@@ -161,7 +150,7 @@ struct TileCastConfig {
 // Whole rows, each with one scale, to groups of threads.
 struct RowCastConfig {
   CastFormat format{.granularity = Granularity::kChannel};
-  CastSource source = CastSource::kPlain;
+  CastSource source{};
   bool vector_loads = true;
   bool vector_stores = true;
 

@@ -14,9 +14,13 @@ struct CastTarget {
   long long scale_col_stride;
 };
 
+// Of the matrix [rows, cols] that is cast, and of what it is made from (cast_source.h).
 struct CastParams {
-  const void* x;  // [rows, cols]
+  const void*
+      x;  // [rows, cols]; of a gated activation, or its gradient: [rows, two for each result]
   long long x_stride;
+  const void* gradient;  // by the activation, [rows, its columns]
+  long long gradient_stride;
   long long rows;
   long long cols;
   CastTarget row_target;         // [rows, cols]

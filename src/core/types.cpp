@@ -39,6 +39,9 @@ constexpr Names<CastProfile, 9> kProfiles{
     "profile",
     {"deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
      "compressed-tensors", "compressed-tensors-0.12"}};
+constexpr Names<Activation, 7> kActivations{
+    "activation", {"swiglu", "geglu-tanh", "geglu", "silu", "gelu", "gelu-tanh", "relu-squared"}};
+constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
 
 }  // namespace
 
@@ -46,6 +49,8 @@ std::string_view name(DType dtype) { return kDTypes.of(dtype); }
 std::string_view name(Granularity granularity) { return kGranularities.of(granularity); }
 std::string_view name(Overflow overflow) { return kOverflows.of(overflow); }
 std::string_view name(CastProfile profile) { return kProfiles.of(profile); }
+std::string_view name(Activation activation) { return kActivations.of(activation); }
+std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
 
 DType parse_dtype(std::string_view text) {
   if (text == "float8_e4m3fn") return DType::kE4M3;
@@ -55,5 +60,7 @@ DType parse_dtype(std::string_view text) {
 Granularity parse_granularity(std::string_view text) { return kGranularities.parse(text); }
 Overflow parse_overflow(std::string_view text) { return kOverflows.parse(text); }
 CastProfile parse_profile(std::string_view text) { return kProfiles.parse(text); }
+Activation parse_activation(std::string_view text) { return kActivations.parse(text); }
+GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
 
 }  // namespace octofold

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/scale_layout.h"
@@ -136,6 +137,16 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
       }
     };
   });
+}
+
+void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
+              ScaleSource scales) {
+  if (out.rows) quantize(x, *out.rows, format, scales);
+  if (!out.transposed) return;
+  TensorView transposed = x;
+  std::swap(transposed.shape[0], transposed.shape[1]);
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  quantize(transposed, *out.transposed, format, scales);
 }
 
 void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {

@@ -12,6 +12,10 @@ namespace octofold::cpu {
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
               const config::CastFormat& format, ScaleSource scales);
 
+/// The same for each target that there is: of x, and of its transpose.
+void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
+              ScaleSource scales);
+
 /// octofold::dequantize.
 void dequantize(const ScaledTensorView& x, const MutableTensorView& out);
 

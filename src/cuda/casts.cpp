@@ -36,6 +36,16 @@ config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) 
           .scale_col_stride = scale.col_stride};
 }
 
+struct Sizes {
+  std::int64_t rows, cols;
+};
+
+// Of the matrix that is cast.
+Sizes sizes_of(const CastTargets& out) {
+  if (out.rows) return {out.rows->data.shape[0], out.rows->data.shape[1]};
+  return {out.transposed->data.shape[1], out.transposed->data.shape[0]};
+}
+
 // `scale` is read where the problem is scaled.
 void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const float> scale,
              const TensorView& x, const MutableTensorView& out, Stream stream) {
@@ -61,21 +71,25 @@ void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const flo
 
 }  // namespace
 
-void quantize(Device& device, const TensorView& x, const CastTargets& out,
+void quantize(Device& device, const CastInput& input, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream) {
+  const auto [rows, cols] = sizes_of(out);
   const CastProblem problem{
-      .rows = x.shape[0],
-      .cols = x.shape[1],
+      .rows = rows,
+      .cols = cols,
       .format = format,
+      .source = input.source,
       .to_rows = out.rows.has_value(),
       .to_transposed = out.transposed.has_value(),
       .scales_given = scales == ScaleSource::kGiven,
-      .x_is_aligned = is_aligned(x, 16),
+      .x_is_aligned = is_aligned(input.x, 16) && is_aligned(input.gradient, 16),
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
-  const config::CastParams params{.x = x.data,
-                                  .x_stride = x.strides[0],
-                                  .rows = x.shape[0],
-                                  .cols = x.shape[1],
+  const config::CastParams params{.x = input.x.data,
+                                  .x_stride = input.x.strides[0],
+                                  .gradient = input.gradient.data,
+                                  .gradient_stride = input.gradient.strides[0],
+                                  .rows = rows,
+                                  .cols = cols,
                                   .row_target = target_of(out.rows),
                                   .transposed_target = target_of(out.transposed)};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })

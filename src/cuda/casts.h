@@ -8,10 +8,19 @@
 
 namespace octofold::cuda {
 
-/// On checked matrices that lie on `device`: the targets of x that there are, from one read of x.
+/// What is cast: x itself, or what a source makes of x, and of the gradient where it takes one.
+/// Matrices of as many rows.
+struct CastInput {
+  config::CastSource source{};
+  TensorView x{};
+  TensorView gradient{};
+};
+
+/// On checked matrices that lie on `device`: the targets that there are, from one read of the
+/// input.
 /// Queues one kernel, or four where a scale is worked out that is not known before all of x is
 /// read; the first call of a problem also plans it and loads its kernels.
-void quantize(Device& device, const TensorView& x, const CastTargets& out,
+void quantize(Device& device, const CastInput& input, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream);
 
 /// octofold::dequantize() on checked arguments that lie on `device`.

@@ -99,7 +99,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
 // to a multiprocessor than one, and rather few to a row.
 std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int64_t vectors,
                                            const Gpu& gpu) {
-  if (problem.source != config::CastSource::kPlain || !loads_fit(problem)) return std::nullopt;
+  if (problem.source.kind != config::SourceKind::kPlain || !loads_fit(problem)) return std::nullopt;
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
     if (WideRowCastConfig::kStages * part_bytes > gpu.shared_memory_per_block) continue;

@@ -18,7 +18,7 @@ struct CastProblem {
   std::int64_t rows = 0;  ///< of what is cast
   std::int64_t cols = 0;
   config::CastFormat format{};
-  config::CastSource source = config::CastSource::kPlain;
+  config::CastSource source{};
   bool to_rows = true;  ///< what is written: the cast, that of the transpose, or both
   bool to_transposed = false;
   bool scales_given = false;

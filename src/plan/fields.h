@@ -71,7 +71,7 @@ std::size_t hash(const T& value) {
 /// that is empty, as where a bool is false, the field goes without saying.
 template <typename T>
 std::string words_of(const T& value) {
-  if constexpr (std::is_same_v<T, DType> || std::is_same_v<T, Granularity>) {
+  if constexpr (requires { octofold::name(value); }) {
     return std::string(octofold::name(value));
   } else if constexpr (requires { word(value); }) {
     return std::string(word(value));

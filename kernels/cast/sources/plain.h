@@ -6,8 +6,8 @@
 
 namespace octofold::cast {
 
-template <DType kIn, bool kVectors>
-class Source<config::CastSource::kPlain, kIn, kVectors> {
+template <config::CastSource kSource, DType kIn, bool kVectors>
+class Source<kSource, kIn, kVectors, config::SourceKind::kPlain> {
   using Input = Storage<kIn>;
 
  public:

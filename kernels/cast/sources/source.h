@@ -1,4 +1,4 @@
-// What casts read their values from. Each CastSource is a specialization, in a file of its own:
+// What casts read their values from. Each SourceKind is a specialization, in a file of its own:
 //
 //   // At (row, col) of the matrix [rows, cols] that is cast.
 //   __device__ Source(const config::CastParams& params, long long row, long long col);
@@ -17,7 +17,8 @@
 
 namespace octofold::cast {
 
-template <config::CastSource kSource, DType kIn, bool kVectors>
+template <config::CastSource kSource, DType kIn, bool kVectors,
+          config::SourceKind kKind = kSource.kind>
 class Source;
 
 }  // namespace octofold::cast

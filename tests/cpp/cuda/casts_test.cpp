@@ -25,7 +25,7 @@ class CastTest : public FakeGpuTest {
     const MutableScaledTensorView& any = out.rows ? *out.rows : *out.transposed;
     const config::CastFormat format{
         .in = x_.dtype, .out = any.data.dtype, .granularity = any.granularity};
-    cuda::quantize(runtime().device(0), x_, out, format, scales, {&stream_});
+    cuda::quantize(runtime().device(0), {.x = x_}, out, format, scales, {&stream_});
   }
 
   TensorView x_ = matrix<const void>(address(0x1000), DType::kBFloat16, kRows, kCols, 648, kGpu);

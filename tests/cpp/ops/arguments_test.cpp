@@ -265,7 +265,7 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
   ScaledMatrix out(2, 4, Granularity::kTensor);
   const TensorView source = matrix(x.data(), DType::kFloat32, 2, 4);
   EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.profile = profile}); }),
-              HasSubstr("profile 99"));
+              HasSubstr("'profile': expected a CastProfile, got 99"));
   EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.overflow = overflow}); }),
               HasSubstr("argument 'overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
   EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), dtype, 2, 4)); }),

@@ -1,0 +1,113 @@
+#include "ops/cast_targets.h"
+
+#include <array>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "core/flatten.h"
+
+namespace octofold::ops {
+namespace {
+
+const config::CastRule& rule_of(const core::Arguments& check, CastProfile profile) {
+  switch (profile) {
+    case CastProfile::kDeepGemm: return config::kDeepGemmRule;
+    case CastProfile::kVllm: return config::kVllmRule;
+    case CastProfile::kVllmPerToken: return config::kVllmPerTokenRule;
+    case CastProfile::kTransformerEngine: return config::kTransformerEngineRule;
+    case CastProfile::kTorchAo: return config::kTorchAoRule;
+    case CastProfile::kTorchAoTensor: return config::kTorchAoTensorRule;
+    case CastProfile::kDeepSeek: return config::kDeepSeekRule;
+    case CastProfile::kCompressedTensors: return config::kCompressedTensorsRule;
+    case CastProfile::kCompressedTensors012: return config::kCompressedTensors012Rule;
+  }
+  check.fail("profile", "a CastProfile", core::format("{}", static_cast<int>(profile)));
+}
+
+// A target as matrices, checked against `shape`, that of its codes.
+MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
+                                       const MutableScaledTensorView& target,
+                                       std::span<const std::int64_t> shape,
+                                       std::span<const CastInput> inputs, ScaleSource scales) {
+  check.require_shape(argument, target.data, shape);
+  const MutableScaledTensorView out = core::flatten(check, argument, target);
+  check.require_scaled(argument, out);
+  check.require_same_device(argument, out.data, inputs.front().view.device);
+  check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
+  for (const CastInput& input : inputs) {
+    check.require_disjoint(argument, out.data, input.argument, input.view);
+    if (scales == ScaleSource::kGiven) continue;
+    check.require_disjoint(argument + ".scale", out.scale, input.argument, input.view);
+  }
+  if (scales == ScaleSource::kComputed) {
+    const bool any = out.scale.element_count() > 0;
+    for (int i = 0; any && i < out.scale.rank; ++i) {
+      if (out.scale.shape[i] > 1 && out.scale.strides[i] == 0) {
+        check.fail(argument + ".scale", "scales that do not overlap", core::describe(out.scale));
+      }
+    }
+  }
+  return out;
+}
+
+void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
+                             const MutableScaledTensorView& transposed, ScaleSource scales) {
+  check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
+  if (transposed.granularity != rows.granularity) {
+    check.fail("out.transposed",
+               core::format("granularity {}, as 'out.rows'", name(rows.granularity)),
+               name(transposed.granularity));
+  }
+  check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);
+  check.require_disjoint("out.transposed", transposed.data, "out.rows.scale", rows.scale);
+  check.require_disjoint("out.rows", rows.data, "out.transposed.scale", transposed.scale);
+  if (scales == ScaleSource::kGiven) return;  // both may read the same
+  check.require_disjoint("out.transposed.scale", transposed.scale, "out.rows.scale", rows.scale);
+}
+
+}  // namespace
+
+std::span<const std::int64_t> shape_of(const TensorView& tensor) {
+  return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
+}
+
+CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
+                            std::span<const std::int64_t> shape, std::span<const CastInput> inputs,
+                            ScaleSource scales) {
+  if (!out.rows && !out.transposed) check.fail("out", "rows, transposed or both", "neither");
+  CastTargets targets;
+  if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, inputs, scales);
+  if (out.transposed) {
+    const auto leading = shape.first(shape.size() - 1);
+    const std::array transposed_shape{
+        shape.back(), std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
+                                      std::multiplies<std::int64_t>())};
+    targets.transposed =
+        checked_target(check, "out.transposed", *out.transposed, transposed_shape, inputs, scales);
+  }
+  if (targets.rows && targets.transposed) {
+    require_alike_and_apart(check, *targets.rows, *targets.transposed, scales);
+  }
+  return targets;
+}
+
+config::CastFormat format_of(const core::Arguments& check, const QuantizeOptions& options, DType in,
+                             const CastTargets& out) {
+  check.require_enumerator("overflow", options.overflow);
+  const config::CastRule& rule = rule_of(check, options.profile);
+  const MutableScaledTensorView& target = out.rows ? *out.rows : *out.transposed;
+  const bool given = options.scales == ScaleSource::kGiven;
+  if (given && options.power_of_two.value_or(false)) {
+    check.fail("power_of_two", "unset or false, as given scales are taken as they are", "true");
+  }
+  return {.in = in,
+          .out = target.data.dtype,
+          .granularity = target.granularity,
+          .rule = rule,
+          .power_of_two = !given && options.power_of_two.value_or(rule.power_of_two_by_default),
+          .saturate = options.overflow == Overflow::kSaturate};
+}
+
+}  // namespace octofold::ops

@@ -1,0 +1,33 @@
+// What every operation that casts checks, whatever it casts: its targets and options.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "octofold/casts.h"
+
+#include "core/check.h"
+#include "kernels/config/cast_config.h"
+
+namespace octofold::ops {
+
+/// What is read while targets are written.
+struct CastInput {
+  std::string_view argument;
+  TensorView view;  ///< a matrix
+};
+
+std::span<const std::int64_t> shape_of(const TensorView& tensor);
+
+/// The targets as matrices: codes of `shape` [..., K], and of its transpose [K, rows]; on the
+/// device of the inputs, of which there is at least one, and apart from all of them.
+CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
+                            std::span<const std::int64_t> shape, std::span<const CastInput> inputs,
+                            ScaleSource scales);
+
+/// What is computed for checked targets, from values of dtype `in`.
+config::CastFormat format_of(const core::Arguments& check, const QuantizeOptions& options, DType in,
+                             const CastTargets& out);
+
+}  // namespace octofold::ops
