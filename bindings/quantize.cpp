@@ -1,5 +1,3 @@
-#include <optional>
-#include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
@@ -8,6 +6,7 @@
 #include "octofold/casts.h"
 #include "octofold/scale_layout.h"
 
+#include "cast_arguments.h"
 #include "error.h"
 #include "stream.h"
 #include "tensor.h"
@@ -15,36 +14,18 @@
 
 namespace octofold::bindings {
 
-namespace {
-
-std::optional<MutableScaledTensorView> target(std::string_view argument, const OptionalTensor& data,
-                                              const OptionalTensor& scale, Granularity unit) {
-  if (!data) return std::nullopt;
-  const std::string scale_argument = std::string(argument) + ".scale";
-  return MutableScaledTensorView{
-      view_of("quantize", argument, *data, "e4m3 or e5m2"),
-      scale ? view_of("quantize", scale_argument, *scale, "float32") : MutableTensorView{}, unit};
-}
-
-}  // namespace
-
-// The casts of x, of its transpose, or both. With static_scales the scales are inputs.
+// With static_scales the scales are inputs.
 void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
               OptionalTensor transposed_data, OptionalTensor transposed_scale,
               tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
               tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
               OptionalStream stream) {
-  const Granularity unit = parse_granularity(view_of(granularity));
-  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
-                          .overflow = parse_overflow(view_of(overflow)),
-                          .scales = static_scales ? ScaleSource::kGiven : ScaleSource::kComputed};
-  if (power_of_two) options.power_of_two = *power_of_two;
-  const TensorView source = view_of("quantize", "x", x, "float32, float16 or bfloat16");
-  octofold::quantize(
-      source,
-      {.rows = target("out.rows", data, scale, unit),
-       .transposed = target("out.transposed", transposed_data, transposed_scale, unit)},
-      options, stream_of(stream, x));
+  QuantizeOptions options = options_of(power_of_two, overflow, profile);
+  if (static_scales) options.scales = ScaleSource::kGiven;
+  const CastOperation operation{"quantize"};
+  octofold::quantize(operation.input("x", x),
+                     operation.targets(data, scale, transposed_data, transposed_scale, granularity),
+                     options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,

@@ -1,6 +1,7 @@
 // All of Octofold's public API.
 #pragma once
 
+#include "octofold/activations.h"
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/error.h"

@@ -117,14 +117,16 @@ struct TileCastConfig {
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
-  // instruction and register more, given scales of a tile are two, and element-wise accesses take
-  // what they take.
+  // instruction and register more, given scales of a tile are two, values that are worked out take
+  // what they are made from, and element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
-    if (format.in == DType::kFloat32) return 1024 / threads();
+    const bool works_out = source.kind != SourceKind::kPlain;
+    if (format.in == DType::kFloat32) return (works_out ? 512 : 1024) / threads();
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
-    return (takes_more && shares_scale ? 512 : 768) / threads();
+    const bool fills_two = (takes_more && shares_scale) || (works_out && to_transposed);
+    return (fills_two ? 512 : 768) / threads();
   }
 
   // Null if a kernel can be built from it, else why not.
@@ -179,7 +181,8 @@ struct RowCastConfig {
   constexpr int threads() const { return rows_per_block() * threads_per_row; }
   // As in TileCastConfig.
   constexpr int resident_blocks() const {
-    return vector_loads && vector_stores ? (reread ? 512 : 1024) / threads() : 1;
+    if (!vector_loads || !vector_stores) return 1;
+    return (reread ? 512 : source.kind != SourceKind::kPlain ? 768 : 1024) / threads();
   }
 
   constexpr const char* invalid_reason() const {

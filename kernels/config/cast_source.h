@@ -40,6 +40,11 @@ struct CastSource {
   constexpr bool has_activation() const {
     return kind == SourceKind::kActivation || kind == SourceKind::kActivationGradient;
   }
+  // Whether the columns that are cast are halves, each of which is to begin at a whole vector.
+  constexpr bool casts_halves() const {
+    return kind == SourceKind::kActivationGradient && is_gated(activation) &&
+           layout == GateLayout::kHalves;
+  }
 };
 
 }  // namespace octofold::config

@@ -13,6 +13,7 @@ from ._core import torch_import
 from ._core.ops import scale_shape
 from ._info import Component, Gpu, Info, info
 from ._log import set_log_handler
+from .activations import quantize_activation, quantize_activation_gradient
 from .casts import convert, quantize, quantize_both
 from .errors import (
     BadFormatError,
@@ -58,6 +59,8 @@ __all__ = [
     "info",
     "kernel_cache",
     "quantize",
+    "quantize_activation",
+    "quantize_activation_gradient",
     "quantize_both",
     "quantize_checkpoint",
     "scale_shape",

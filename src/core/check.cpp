@@ -119,6 +119,14 @@ void Arguments::require_enumerator(std::string_view argument, Overflow overflow)
   require_up_to(*this, argument, "Overflow", overflow, Overflow::kNan);
 }
 
+void Arguments::require_enumerator(std::string_view argument, Activation activation) const {
+  require_up_to(*this, argument, "Activation", activation, Activation::kReluSquared);
+}
+
+void Arguments::require_enumerator(std::string_view argument, GateLayout layout) const {
+  require_up_to(*this, argument, "GateLayout", layout, GateLayout::kInterleaved);
+}
+
 void Arguments::require_enumerator(std::string_view argument, DeviceType type) const {
   require_up_to(*this, argument, "DeviceType", type, DeviceType::kCuda);
 }

@@ -50,6 +50,8 @@ class Arguments {
   void require_enumerator(std::string_view argument, DType dtype) const;
   void require_enumerator(std::string_view argument, Granularity granularity) const;
   void require_enumerator(std::string_view argument, Overflow overflow) const;
+  void require_enumerator(std::string_view argument, Activation activation) const;
+  void require_enumerator(std::string_view argument, GateLayout layout) const;
   void require_enumerator(std::string_view argument, DeviceType type) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;

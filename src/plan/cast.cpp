@@ -40,7 +40,8 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
 }
 
 bool loads_fit(const CastProblem& problem) {
-  return problem.x_is_aligned && problem.cols % problem.format.vector() == 0;
+  const int parts = problem.source.casts_halves() ? 2 : 1;
+  return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
 }
 
 bool stores_fit(const CastProblem& problem) {

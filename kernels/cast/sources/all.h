@@ -1,4 +1,6 @@
 // Every source, for the kernels that take any.
 #pragma once
 
+#include "kernels/cast/sources/activation.h"
+#include "kernels/cast/sources/activation_gradient.h"
 #include "kernels/cast/sources/plain.h"

@@ -114,6 +114,41 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Targets::kRows, Targets::kTransposed, Targets::kBoth)),
     name_of);
 
+// Of all that a source changes nothing in (rules, wide rows), one will do.
+TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  for (const auto kind :
+       {config::SourceKind::kActivation, config::SourceKind::kActivationGradient}) {
+    const auto expect_sound = [&](Granularity granularity, DType in, Activation activation,
+                                  GateLayout layout, bool rows, bool transposed, bool aligned) {
+      compiler.expect_sound(CastProblem{.rows = 256,
+                                        .cols = 7168,
+                                        .format = {.in = in, .granularity = granularity},
+                                        .source = {kind, activation, layout},
+                                        .to_rows = rows,
+                                        .to_transposed = transposed,
+                                        .x_is_aligned = aligned,
+                                        .codes_are_aligned = aligned});
+    };
+    using enum Granularity;
+    using enum Activation;
+    using enum GateLayout;
+    for (const Activation activation :
+         {kSwiGlu, kGeGluTanh, kGeGluErf, kSilu, kGelu, kGeluTanh, kReluSquared}) {
+      expect_sound(kBlock1x128, DType::kBFloat16, activation, kHalves, true, true, true);
+    }
+    for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+      expect_sound(granularity, DType::kBFloat16, kSwiGlu, kHalves, true, false, true);
+      expect_sound(granularity, DType::kFloat16, kSwiGlu, kInterleaved, true, true, true);
+      expect_sound(granularity, DType::kFloat32, kSwiGlu, kHalves, false, true, true);
+      expect_sound(granularity, DType::kBFloat16, kGeGluErf, kHalves, true, false, false);
+    }
+    expect_sound(kBlock1x128, DType::kFloat32, kGeGluErf, kInterleaved, true, true, false);
+    expect_sound(kBlock1x128, DType::kFloat16, kGeGluTanh, kHalves, true, true, false);
+  }
+}
+
 TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;

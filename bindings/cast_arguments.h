@@ -1,0 +1,53 @@
+// What the operations that cast have in common.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tvm/ffi/optional.h>
+
+#include "octofold/casts.h"
+
+#include "tensor.h"
+#include "text.h"
+
+namespace octofold::bindings {
+
+inline QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
+                                  const tvm::ffi::String& overflow,
+                                  const tvm::ffi::String& profile) {
+  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
+                          .overflow = parse_overflow(view_of(overflow))};
+  if (power_of_two) options.power_of_two = *power_of_two;
+  return options;
+}
+
+/// Views of its tensors, with errors that name it.
+struct CastOperation {
+  std::string_view name;
+
+  TensorView input(std::string_view argument, const tvm::ffi::TensorView& tensor) const {
+    return view_of(name, argument, tensor, "float32, float16 or bfloat16");
+  }
+  CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
+                      const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
+                      const tvm::ffi::String& granularity) const {
+    const Granularity unit = parse_granularity(view_of(granularity));
+    return {.rows = target("out.rows", data, scale, unit),
+            .transposed = target("out.transposed", transposed_data, transposed_scale, unit)};
+  }
+
+ private:
+  std::optional<MutableScaledTensorView> target(std::string_view argument,
+                                                const OptionalTensor& data,
+                                                const OptionalTensor& scale,
+                                                Granularity unit) const {
+    if (!data) return std::nullopt;
+    const std::string scale_argument = std::string(argument) + ".scale";
+    return MutableScaledTensorView{
+        view_of(name, argument, *data, "e4m3 or e5m2"),
+        scale ? view_of(name, scale_argument, *scale, "float32") : MutableTensorView{}, unit};
+  }
+};
+
+}  // namespace octofold::bindings

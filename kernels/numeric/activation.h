@@ -1,0 +1,72 @@
+// Activations and their slopes in FP32. Every operation is rounded as it says, none is fused by the
+// compiler's choice: a cast and the epilogue of a product give the same bits.
+// src/cpu/activations.cpp works them out in FP64. At -∞ SiLU and GELU are NaN, as the products 0 ·
+// ∞ in them.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+#include "kernels/ptx/approximate.h"
+
+namespace octofold::numeric {
+
+inline constexpr float kLog2OfE = 1.44269504f;
+
+// f of an activation f(x), or f(gate) · up, and its derivative.
+struct Curve {
+  float value, slope;
+};
+
+// 1 / (1 + exp(-x)).
+__device__ inline float sigmoid(float x) {
+  return ptx::reciprocal(__fadd_rn(1.0f, ptx::exp2(__fmul_rn(x, -kLog2OfE))));
+}
+
+// (1 + tanh(u)) / 2 is the sigmoid of 2u: here 2u is x · (kLinear + kCubic · x²).
+struct GeluTanh {
+  static constexpr float kLinear = 1.59576912f;   // 2 · √(2/π)
+  static constexpr float kCubic = 0.0713548162f;  // 2 · √(2/π) · 0.044715
+
+  static __device__ float part(float x) {
+    return sigmoid(__fmul_rn(x, __fmaf_rn(kCubic, __fmul_rn(x, x), kLinear)));
+  }
+  static __device__ float slope_of_exponent(float x) {
+    return __fmaf_rn(3 * kCubic, __fmul_rn(x, x), kLinear);
+  }
+};
+
+// Φ, the normal distribution, and its density.
+__device__ inline float normal_part(float x) {
+  return __fmaf_rn(0.5f, erff(__fmul_rn(x, 0.707106781f)), 0.5f);
+}
+__device__ inline float normal_density(float x) {
+  return __fmul_rn(0.398942280f, ptx::exp2(__fmul_rn(__fmul_rn(x, x), -0.5f * kLog2OfE)));
+}
+
+template <Activation kActivation>
+__device__ inline Curve curve(float x) {
+  using enum Activation;
+  if constexpr (kActivation == kReluSquared) {
+    const float positive = x < 0 ? 0.0f : x;  // NaN is handed on
+    return {__fmul_rn(positive, positive), __fmul_rn(2.0f, positive)};
+  } else if constexpr (kActivation == kGelu || kActivation == kGeGluErf) {
+    const float part = normal_part(x);
+    return {__fmul_rn(x, part), __fmaf_rn(x, normal_density(x), part)};
+  } else {  // x times a sigmoid s(e(x)): its slope is s + x · s · (1 - s) · e'
+    constexpr bool kTanh = kActivation == kGeluTanh || kActivation == kGeGluTanh;
+    const float part = kTanh ? GeluTanh::part(x) : sigmoid(x);
+    const float rest = __fmul_rn(part, __fadd_rn(1.0f, -part));
+    const float bent = kTanh ? __fmul_rn(rest, GeluTanh::slope_of_exponent(x)) : rest;
+    return {__fmul_rn(x, part), __fmaf_rn(x, bent, part)};
+  }
+}
+
+// f(gate) · up, or f(gate) where the activation is not gated.
+template <Activation kActivation>
+__device__ inline float activate(float gate, float up) {
+  const float value = curve<kActivation>(gate).value;
+  if constexpr (!is_gated(kActivation)) return value;
+  return __fmul_rn(value, up);
+}
+
+}  // namespace octofold::numeric

@@ -1,0 +1,201 @@
+// Casts of activations and of their gradients on the CPU: quantize() of values that are worked out
+// here, by definition or by differences.
+#include <array>
+#include <cmath>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <numbers>
+#include <random>
+#include <string>
+
+#include "octofold/octofold.h"
+
+#include "support/matrix.h"
+
+namespace octofold {
+namespace {
+
+using test::Matrix;
+using testing::HasSubstr;
+
+constexpr std::array kActivations{
+    Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf,   Activation::kSilu,
+    Activation::kGelu,   Activation::kGeluTanh,  Activation::kReluSquared};
+constexpr std::array kLayouts{GateLayout::kHalves, GateLayout::kInterleaved};
+constexpr std::int64_t kRows = 130, kCols = 150;  // of the activation
+
+double curve(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+    case Activation::kSilu: return x / (1 + std::exp(-x));
+    case Activation::kGeGluTanh:
+    case Activation::kGeluTanh:
+      return 0.5 * x *
+             (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * std::pow(x, 3))));
+    case Activation::kGeGluErf:
+    case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2)));
+    case Activation::kReluSquared: return x > 0 ? x * x : 0;
+  }
+  return 0;
+}
+
+double slope(Activation activation, double x) {
+  constexpr double kStep = 1e-5;
+  return (curve(activation, x + kStep) - curve(activation, x - kStep)) / (2 * kStep);
+}
+
+std::int64_t gate_of(GateLayout layout, std::int64_t col) {
+  return layout == GateLayout::kHalves ? col : 2 * col;
+}
+std::int64_t up_of(GateLayout layout, std::int64_t col) {
+  return layout == GateLayout::kHalves ? kCols + col : 2 * col + 1;
+}
+
+class ActivationsTest : public testing::Test {
+ protected:
+  Matrix input(std::int64_t cols) { return test::random_matrix(random_, kRows, cols, 3); }
+
+  // Every value half a step of FP8 from what it stands for, and a little more for what is not
+  // rounded here.
+  static void expect_cast(const ScaledMatrix& actual, const Matrix& expected) {
+    Matrix values(DType::kFloat32, expected.rows(), expected.cols());
+    dequantize(actual.view(), values.view());
+    double largest = 0;
+    for (std::int64_t row = 0; row < values.rows(); ++row) {
+      for (std::int64_t col = 0; col < values.cols(); ++col) {
+        const double value = expected.at(row, col);
+        largest = std::max(largest, std::abs(value));
+        const double step = std::max(std::abs(value) / 16, double{actual.scales()[0]} / 1024);
+        ASSERT_NEAR(values.at(row, col), value, 1.001 * step) << row << ", " << col;
+      }
+    }
+    EXPECT_NEAR(actual.scales()[0] * 448, largest, 1e-5 * largest);
+  }
+
+  std::mt19937 random_{20261122};
+};
+
+ScaledMatrix cast_matrix(std::int64_t rows, std::int64_t cols) {
+  return ScaledMatrix(rows, cols, Granularity::kTensor, DType::kE4M3);
+}
+
+TEST_F(ActivationsTest, AreCastAsTheyAreDefined) {
+  for (const Activation activation : kActivations) {
+    for (const GateLayout layout : kLayouts) {
+      const bool gated = is_gated(activation);
+      Matrix x = input(gated ? 2 * kCols : kCols), expected(DType::kFloat32, kRows, kCols);
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t col = 0; col < kCols; ++col) {
+          const double gate = x.at(row, gated ? gate_of(layout, col) : col);
+          const double up = gated ? x.at(row, up_of(layout, col)) : 1;
+          expected.float_at(row, col) = static_cast<float>(curve(activation, gate) * up);
+        }
+      }
+      ScaledMatrix out = cast_matrix(kRows, kCols);
+      quantize_activation(x.view(), activation, layout, {.rows = out.view()});
+      SCOPED_TRACE(name(activation));
+      expect_cast(out, expected);
+    }
+  }
+}
+
+TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
+  for (const Activation activation : kActivations) {
+    for (const GateLayout layout : kLayouts) {
+      const bool gated = is_gated(activation);
+      const std::int64_t cols = gated ? 2 * kCols : kCols;
+      Matrix x = input(cols), gradient = input(kCols), expected(DType::kFloat32, kRows, cols);
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t col = 0; col < kCols; ++col) {
+          const std::int64_t at_gate = gated ? gate_of(layout, col) : col;
+          const double gate = x.at(row, at_gate), by_value = gradient.at(row, col);
+          const double up = gated ? x.at(row, up_of(layout, col)) : 1;
+          expected.float_at(row, at_gate) =
+              static_cast<float>(by_value * slope(activation, gate) * up);
+          if (gated) {
+            expected.float_at(row, up_of(layout, col)) =
+                static_cast<float>(by_value * curve(activation, gate));
+          }
+        }
+      }
+      ScaledMatrix out = cast_matrix(kRows, cols);
+      quantize_activation_gradient(gradient.view(), x.view(), activation, layout,
+                                   {.rows = out.view()});
+      SCOPED_TRACE(name(activation));
+      expect_cast(out, expected);
+    }
+  }
+}
+
+// Of what is rounded to BF16 first, each target is what quantize() makes of the same values.
+TEST_F(ActivationsTest, BothTargetsAreCastsOfTheSameValues) {
+  Matrix wide = input(2 * kCols), x(DType::kBFloat16, kRows, 2 * kCols);
+  convert(wide.view(), x.view());
+  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
+                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    ScaledMatrix rows(kRows, kCols, granularity, DType::kE5M2);
+    ScaledMatrix columns(kCols, kRows, granularity, DType::kE5M2);
+    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
+                        {.rows = rows.view(), .transposed = columns.view()});
+    ScaledMatrix alone(kCols, kRows, granularity, DType::kE5M2);
+    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
+                        {.transposed = alone.view()});
+    EXPECT_THAT(columns.codes(), testing::ElementsAreArray(alone.codes()));
+
+    // With scales of one, codes are the values themselves, rounded: they agree across targets.
+    for (float& scale : rows.scales()) scale = 1;
+    for (float& scale : columns.scales()) scale = 1;
+    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
+                        {.rows = rows.view(), .transposed = columns.view()},
+                        {.scales = ScaleSource::kGiven});
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      for (std::int64_t col = 0; col < kCols; ++col) {
+        ASSERT_EQ(rows.codes()[static_cast<std::size_t>(row * kCols + col)],
+                  columns.codes()[static_cast<std::size_t>(col * kRows + row)]);
+      }
+    }
+  }
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(ActivationsTest, ErrorsNameTheArgument) {
+  Matrix x = input(2 * kCols), odd = input(2 * kCols - 1), gradient = input(kCols);
+  ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
+  const auto activate = [&](const Matrix& input, Activation activation, GateLayout layout) {
+    return error_of(
+        [&] { quantize_activation(input.view(), activation, layout, {.rows = out.view()}); });
+  };
+  const auto halves = GateLayout::kHalves;
+  EXPECT_THAT(activate(odd, Activation::kSwiGlu, halves), HasSubstr("'x': expected an even"));
+  EXPECT_THAT(activate(x, Activation::kSilu, halves), HasSubstr("'out.rows': expected shape"));
+  EXPECT_THAT(activate(x, static_cast<Activation>(40), halves), HasSubstr("'activation'"));
+  EXPECT_THAT(activate(x, Activation::kSwiGlu, static_cast<GateLayout>(7)), HasSubstr("'layout'"));
+
+  const auto go_back = [&](const Matrix& gradient, const CastTargets& targets) {
+    return error_of([&] {
+      quantize_activation_gradient(gradient.view(), x.view(), Activation::kSwiGlu, halves, targets);
+    });
+  };
+  EXPECT_THAT(go_back(x, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
+  EXPECT_THAT(go_back(Matrix(DType::kBFloat16, kRows, kCols), {.rows = of_x.view()}),
+              HasSubstr("'gradient': expected dtype float32"));
+  EXPECT_THAT(go_back(gradient, {.rows = out.view()}), HasSubstr("'out.rows': expected shape"));
+  EXPECT_THAT(go_back(gradient, {}), HasSubstr("'out': expected rows, transposed or both"));
+  // Codes over the gradient that they are worked out from.
+  MutableScaledTensorView over = of_x.view();
+  over.data.data = gradient.data();
+  EXPECT_THAT(go_back(gradient, {.rows = over}), HasSubstr("'out.rows'"));
+}
+
+}  // namespace
+}  // namespace octofold

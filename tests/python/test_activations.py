@@ -1,0 +1,121 @@
+"""Casts of activations and of their gradients, against FP64."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+import reference_activations as reference
+
+ROWS, COLS = 131, 200
+LAYOUTS = ("halves", "interleaved")
+CASES = [
+    (name, layout)
+    for name, layout in itertools.product(reference.ACTIVATIONS, LAYOUTS)
+    if layout == "halves" or name in reference.GATED
+]
+every_case = pytest.mark.parametrize(("activation", "layout"), CASES)
+
+
+def inputs(rng, activation, dtype=ml_dtypes.bfloat16):
+    """x and a gradient, of rows of very different magnitude."""
+    magnitude = np.exp2(rng.uniform(-3, 3, (ROWS, 1)))
+    cols = 2 * COLS if activation in reference.GATED else COLS
+    x = magnitude * rng.normal(0, 1, (ROWS, cols))
+    return x.astype(dtype), rng.normal(0, 1, (ROWS, COLS)).astype(dtype)
+
+
+@every_case
+def test_is_the_cast_of_the_activation(activation, layout, rng):
+    x, _ = inputs(rng, activation)
+    values = reference.activation(x, activation, layout).astype(np.float32).astype(x.dtype)
+    for granularity, dtype in itertools.product(
+        ("tensor", "channel", "1x128", "128x128"), ("e4m3", "e5m2")
+    ):
+        rows, transposed = octofold.quantize_activation(
+            x, activation, layout, dtype, granularity, targets="both"
+        )
+        assert rows.equals(octofold.quantize(values, dtype, granularity))
+        assert transposed.equals(octofold.quantize(values, dtype, granularity, transpose=True))
+
+
+@every_case
+def test_gradient_is_that_of_the_activation(activation, layout, rng):
+    x, gradient = inputs(rng, activation)
+    expected = reference.activation_gradient(gradient, x, activation, layout)
+    values = expected.astype(np.float32).astype(x.dtype)
+    for granularity in ("tensor", "channel", "1x128", "128x128"):
+        rows = octofold.quantize_activation_gradient(
+            gradient, x, activation, layout, granularity=granularity
+        )
+        assert rows.equals(octofold.quantize(values, granularity=granularity))
+    transposed = octofold.quantize_activation_gradient(
+        gradient, x, activation, layout, targets="transposed"
+    )
+    assert transposed.equals(octofold.quantize(values, transpose=True))
+
+
+def test_options_are_those_of_quantize(rng):
+    x, _ = inputs(rng, "swiglu", np.float32)
+    values = reference.activation(x, "swiglu", "halves").astype(np.float32)
+    options = {"power_of_two": True, "overflow": "nan", "profile": "vllm"}
+    actual = octofold.quantize_activation(x, **options)
+    assert actual.equals(octofold.quantize(values, **options))
+
+
+def test_leading_dimensions_and_strides(rng):
+    x, gradient = inputs(rng, "swiglu")
+    flat = octofold.quantize_activation(x[:130])
+    leading = octofold.quantize_activation(x[:130].reshape(2, 65, -1))
+    assert leading.shape == (2, 65, COLS)
+    assert np.array_equal(leading.data.reshape(130, COLS).view("u1"), flat.data.view("u1"))
+    back = octofold.quantize_activation_gradient(gradient[::2], x[::2])
+    contiguous = octofold.quantize_activation_gradient(gradient[::2].copy(), x[::2].copy())
+    assert back.equals(contiguous)
+
+
+def test_nan_and_infinity_are_handed_on():
+    x = np.zeros((1, 256), np.float32)
+    x[0, 0], x[0, 1], x[0, 2] = np.nan, np.inf, -np.inf
+    x[0, 128:] = 1
+    values = octofold.quantize_activation(x, "silu", granularity="1x128").dequantize()
+    assert np.isnan(values[0, :128]).any()
+    assert np.isfinite(values[0, 128:]).all()
+
+
+def test_no_rows():
+    empty = octofold.quantize_activation(np.zeros((0, 256), np.float32))
+    assert empty.shape == (0, 128)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
+        ({"layout": "thirds"}, "gate layout 'thirds' is not one of: halves"),
+        ({"targets": "all"}, "argument 'targets': expected one of rows, transposed, both"),
+        ({"granularity": "64"}, "granularity '64' is not one of"),
+        ({"dtype": "float16"}, "argument 'dtype': expected one of e4m3, e5m2"),
+        ({"x": np.zeros((4, 7), np.float32)}, "argument 'x': expected an even last dimension"),
+        ({"x": np.zeros(8, np.float32)}, "argument 'x'"),
+        ({"x": np.zeros((4, 8), np.int32)}, "argument 'x'"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        octofold.quantize_activation(**{"x": np.zeros((4, 8), np.float32), **arguments})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (np.zeros((4, 8), np.float32), "argument 'gradient': expected shape [4, 4]"),
+        (np.zeros((4, 4), np.float16), "argument 'gradient': expected dtype float32"),
+    ],
+)
+def test_gradient_has_to_fit(gradient, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        octofold.quantize_activation_gradient(gradient, np.zeros((4, 8), np.float32))
+    assert message in str(error.value)
