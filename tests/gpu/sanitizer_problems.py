@@ -1,14 +1,17 @@
 """Small problems through every kernel path, to run under compute-sanitizer:
 
     compute-sanitizer --tool memcheck python tests/gpu/sanitizer_problems.py
+    compute-sanitizer --tool racecheck python tests/gpu/sanitizer_problems.py --every 4
 
-Needs no pytest. Each result is compared with the CPU backend's, so that no kernel but ours computes
-anything. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an allocation of its own, and a step
-over its edge is seen. Exit code 1 if a result is wrong.
+racecheck takes seconds a problem. Needs no pytest. Each result is compared with the CPU backend's,
+so that no kernel but ours computes anything. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an
+allocation of its own, and a step over its edge is seen. Exit code 1 if a result is wrong.
 """
 
+import argparse
 import itertools
 import sys
+from functools import partial
 
 import octofold
 import torch
@@ -19,7 +22,20 @@ PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1
 # and not.
 SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 300), (70, 90, 301))
 FLOATS = (torch.bfloat16, torch.float32)
-DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device", nargs="?", default="cuda")
+    parser.add_argument("--every", type=int, default=1, help="of so many problems one")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="those with such a text in the name"
+    )
+    return parser.parse_args()
+
+
+ARGUMENTS = arguments()
+DEVICE = ARGUMENTS.device
 
 
 def operand(rows, cols, granularity):
@@ -39,48 +55,87 @@ def to_device(x):
     return octofold.ScaledTensor(data, x.scale.to(DEVICE), x.granularity)
 
 
+def product(a, b, c=None, bias=None, out_dtype=None):
+    """On the device, C in place, and what the CPU backend gives."""
+    expected = octofold.gemm(a, b, c=c, bias=bias, out_dtype=out_dtype)
+    a, b = to_device(a), to_device(b)
+    if c is None:
+        return octofold.gemm(a, b, out_dtype=out_dtype), expected
+    out = c.to(DEVICE)
+    octofold.gemm(a, b, out=out, c=out, bias=bias.to(DEVICE))
+    return out, expected
+
+
 def products():
-    """Name, result and what the CPU backend gives."""
+    """Names, and what computes a result on the device and on the CPU."""
     for pair, (m, n, k), out_dtype in itertools.product(PAIRS, SHAPES, FLOATS):
         a, b = operand(m, k, pair[0]), operand(n, k, pair[1])
-        c, bias = torch.randn(m, n), torch.randn(n)
+        c, bias = torch.randn(m, n).to(out_dtype), torch.randn(n)
         name = f"gemm {pair[0]} x {pair[1]} {m},{n},{k} {out_dtype}"
-        expected = octofold.gemm(a, b, out_dtype=out_dtype)
-        device_a, device_b = to_device(a), to_device(b)
-        yield name, octofold.gemm(device_a, device_b, out_dtype=out_dtype), expected
+        yield name, partial(product, a, b, out_dtype=out_dtype)
+        yield name + " in place + bias", partial(product, a, b, c, bias, out_dtype)
 
-        expected = octofold.gemm(a, b, c=c.to(out_dtype), bias=bias, out_dtype=out_dtype)
-        out = c.to(out_dtype).to(DEVICE)
-        octofold.gemm(device_a, device_b, out=out, c=out, bias=bias.to(DEVICE))
-        yield name + " in place + bias", out, expected
+
+def by_candidate(name, a, b, c, out_dtype):
+    device_a, device_b = to_device(a), to_device(b)
+    out = torch.zeros(a.shape[0], b.shape[0], dtype=out_dtype, device=DEVICE)
+    if c is not None:
+        out.copy_(c)
+    library.gemm_by_candidate(
+        device_a.data, device_a.scale, device_b.data, device_b.scale,
+        out if c is not None else None, None, out, "1x128", "128x128", False,
+        torch.cuda.current_stream().cuda_stream, name,
+    )  # fmt: skip
+    return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)
 
 
 def candidates():
     """The same of every configuration: BF16, and FP32 in place."""
     m, n, k = 300, 264, 1040
     a, b = operand(m, k, "1x128"), operand(n, k, "128x128")
-    device_a, device_b = to_device(a), to_device(b)
     form = {"a": "e4m3", "a_granularity": "1x128", "b": "e4m3", "b_granularity": "128x128"}
     rest = {"bias": None, "fast_accumulation": False}
     for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
         c = torch.randn(m, n) if c_name else None
-        expected = octofold.gemm(a, b, c=c, out_dtype=out_dtype)
         out_name = str(out_dtype).removeprefix("torch.")
         problem = {"m": m, "n": n, "k": k, **form, "out": out_name, "c": c_name, **rest}
-        for name in library.gemm_candidates(problem, True, True):
-            out = torch.zeros(m, n, dtype=out_dtype, device=DEVICE)
-            if c is not None:
-                out.copy_(c)
-            library.gemm_by_candidate(
-                device_a.data, device_a.scale, device_b.data, device_b.scale,
-                out if c_name else None, None, out, "1x128", "128x128", False,
-                torch.cuda.current_stream().cuda_stream, str(name),
-            )  # fmt: skip
-            yield f"{name} {out_name}", out, expected
+        for name in map(str, library.gemm_candidates(problem, True, True)):
+            yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
+
+
+def activation(x, gradient, options):
+    """Both casts of it, or of its gradient where there is one; few codes differ by one step."""
+    if gradient is None:
+        cast, arguments = octofold.quantize_activation, (x,)
+    else:
+        cast, arguments = octofold.quantize_activation_gradient, (gradient, x)
+    on_device = cast(*(array.to(DEVICE) for array in arguments), **options, targets="both")
+    results = [
+        torch.cat([result.dequantize().flatten().cpu() for result in results])
+        for results in (on_device, cast(*arguments, **options, targets="both"))
+    ]
+    return results[0], results[1]
+
+
+def activations():
+    for granularity, (rows, cols), layout in itertools.product(
+        ("tensor", "channel", "1x128", "128x128"),
+        ((256, 256), (131, 264), (5, 7)),
+        ("halves", "interleaved"),
+    ):
+        x, gradient = torch.randn(rows, 2 * cols), torch.randn(rows, cols)
+        options = {"granularity": granularity, "layout": layout}
+        for name, operand in (("activation", None), ("activation gradient", gradient)):
+            yield f"{name} {options} {rows},{cols}", partial(activation, x, operand, options)
+
+
+def cast(x, options):
+    """The same bits, so the same values."""
+    on_device = octofold.quantize(x.to(DEVICE), **options)
+    return on_device.dequantize(), octofold.quantize(x, **options).dequantize()
 
 
 def casts():
-    """Name, result and what the CPU backend gives: the same bits, so the same values."""
     problems = itertools.product(
         ("tensor", "channel", "1x128", "128x128"),
         ((256, 384), (131, 200), (1, 1)),
@@ -93,21 +148,20 @@ def casts():
     for granularity, shape, dtype, profile, transpose in itertools.chain(problems, wide):
         x = torch.randn(shape).to(dtype)
         options = {"granularity": granularity, "profile": profile, "transpose": transpose}
-        name = f"cast {options} {shape} {dtype}"
-        cast = octofold.quantize(x.to(DEVICE), **options)
-        yield name, cast.dequantize(), octofold.quantize(x, **options).dequantize()
+        yield f"cast {options} {shape} {dtype}", partial(cast, x, options)
 
 
 def main():
     torch.manual_seed(0)
+    problems = itertools.chain(products(), candidates(), casts(), activations())
+    wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0
-    for count, (name, actual, expected) in enumerate(  # noqa: B007
-        itertools.chain(products(), candidates(), casts()), start=1
-    ):
-        actual, expected = actual.cpu().double(), expected.double()
+    for name, compute in itertools.islice(wanted, 0, None, ARGUMENTS.every):
+        actual, expected = (result.cpu().double() for result in compute())
         error = torch.linalg.norm(actual - expected) / torch.linalg.norm(expected)
         if not error < 5e-3:  # NaN is wrong too
             sys.exit(f"{name}: relative error {error:.1e} against the CPU backend")
+        count += 1
     print(f"{count} problems computed as on the CPU")
 
 

@@ -1,0 +1,128 @@
+"""Fused casts: their share of the rate at which a copy moves the least bytes, beside what
+torch.compile makes of the same arithmetic, measured in the same run:
+
+    python tests/gpu/bench_fused_casts.py [--shape ROWS COLUMNS ...] [--only TEXT ...] [--peers]
+
+Least bytes: each input read once, each code written once; scales are not counted. Times are of CUDA
+graphs that go round operands that together are larger than the L2 cache; all take turns.
+"""
+
+import argparse
+import statistics
+
+import octofold
+import torch
+from octofold_tool.gpu.timing import MIN_BYTES, graph_sampler, take_turns
+
+ROUNDS = 9
+
+
+def reference_cast(values):
+    """quantize() with 1x128 scales, as torch has it."""
+    units = values.float().unflatten(-1, (-1, 128))
+    scale = units.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    return (units / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
+
+
+def reference_both(values):
+    return *reference_cast(values), *reference_cast(values.t().contiguous())
+
+
+def swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return (torch.nn.functional.silu(gate.float()) * up.float()).bfloat16()
+
+
+def swiglu_gradient(gradient, x):
+    gate, up = (half.float() for half in x.chunk(2, -1))
+    sigmoid = torch.sigmoid(gate)
+    by_gate = gradient * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat([by_gate, gradient * gate * sigmoid], -1).bfloat16()
+
+
+def activations(rows, cols):
+    """Name, widths of the inputs, codes written, the cast and torch's."""
+    for targets, reference, written in (("rows", reference_cast, 1), ("both", reference_both, 2)):
+        for layout in ("halves", "interleaved"):
+            halves = layout == "halves"
+            options = {"targets": targets, "layout": layout}
+            yield (
+                f"swiglu {targets} {layout}",
+                (2 * cols,),
+                written * rows * cols,
+                lambda x, options=options: octofold.quantize_activation(x, **options),
+                (lambda x, cast=reference: cast(swiglu(x))) if halves else None,
+            )
+            yield (
+                f"swiglu gradient {targets} {layout}",
+                (cols, 2 * cols),
+                written * 2 * rows * cols,
+                lambda g, x, options=options: octofold.quantize_activation_gradient(
+                    g, x, **options
+                ),
+                (lambda g, x, cast=reference: cast(swiglu_gradient(g, x))) if halves else None,
+            )
+
+
+def call_of(function, inputs, kept, index):
+    """Keeps its result until its next call, so that no other one writes to the same memory."""
+
+    def call():
+        kept[index] = function(*inputs)
+
+    return call
+
+
+def copies(bytes_moved, count):
+    pairs = [
+        [torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda").random_() for _ in "ab"]
+        for _ in range(count)
+    ]
+    return [lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs]
+
+
+def measure(rows, name, widths, written, cast, reference, with_peers):
+    read = 2 * rows * sum(widths)
+    sets = max(2, -(-MIN_BYTES // read))
+    inputs = [
+        [torch.randn(rows, width, device="cuda").bfloat16() for width in widths]
+        for _ in range(sets)
+    ]
+    functions = [cast]
+    if with_peers and reference is not None:
+        functions.append(torch.compile(reference))
+    peers = [
+        [call_of(function, arrays, kept, index) for index, arrays in enumerate(inputs)]
+        for function, kept in ((function, {}) for function in functions)
+    ]
+    peers.append(copies(read + written, sets))
+    for calls in peers:
+        for call in calls:
+            call()
+    samples = take_turns([graph_sampler(calls) for calls in peers], ROUNDS)
+    ours, *others, copy = (statistics.median(sample) for sample in samples)
+    spread = (max(samples[0]) - min(samples[0])) / ours
+    of_peers = "".join(f" {copy / seconds:7.1%}" for seconds in others)
+    print(
+        f"{name:<36} {ours * 1e6:8.1f} µs {spread:6.1%} {(read + written) / copy / 1e9:6.0f} GB/s"
+        f" {copy / ours:7.1%}{of_peers}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", nargs=2, type=int, action="append")
+    parser.add_argument("--only", nargs="*", default=[""])
+    parser.add_argument("--peers", action="store_true")
+    arguments = parser.parse_args()
+    print(f"{'cast':<36} {'time':>11} {'spread':>6} {'copy':>11} {'share':>7} {'compiled':>7}")
+    for rows, cols in arguments.shape or [(8192, 7168), (16384, 4096)]:
+        print(f"{rows} x {cols}")
+        for case in activations(rows, cols):
+            if any(text in case[0] for text in arguments.only):
+                measure(rows, *case, arguments.peers)
+
+
+if __name__ == "__main__":
+    main()
