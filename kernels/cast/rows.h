@@ -74,7 +74,7 @@ class RowCast {
     const Source<kConfig.source, kIn, kConfig.vector_loads> source(params_, row_, 0);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      source.load(0, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
+      source.read(0, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
     }
   }
 

@@ -1,5 +1,6 @@
 // A tile of what is cast, 128 columns wide, in the registers of a block of threads: of each
-// thread's rows one vector each.
+// thread's rows one vector each. Where a source makes two halves at a time, a block has the tile at
+// the same place of either.
 #pragma once
 
 #include "kernels/cast/access.h"
@@ -8,6 +9,7 @@
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/config/tile_schedule.h"
+#include "kernels/ptx/shared_memory.h"
 
 namespace octofold::cast {
 
@@ -20,12 +22,14 @@ struct Tile {
   static constexpr int kLanes = kConfig.lanes();
   static constexpr int kRows = kConfig.rows_per_thread;
 
-  explicit __device__ Tile(const CastParams& params) {
+  __device__ Tile(const CastParams& params, int part) {
+    const long long width = params.cols / kConfig.source.parts();
     const config::TileSchedule schedule{
         .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kConfig.tile_rows)),
-        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kScaleBlock)),
+        .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .raster_rows = kConfig.raster_rows};
     place = schedule.at(static_cast<int>(blockIdx.x));
+    begin = part * width;
     lane = static_cast<int>(threadIdx.x % kLanes);
     group = static_cast<int>(threadIdx.x / kLanes);
     cols = at_most(params.cols - first_col() - lane * kVector, kVector);
@@ -35,7 +39,9 @@ struct Tile {
   __device__ long long first_row() const {
     return static_cast<long long>(place.m) * kConfig.tile_rows;
   }
-  __device__ long long first_col() const { return static_cast<long long>(place.n) * kScaleBlock; }
+  __device__ long long first_col() const {
+    return begin + static_cast<long long>(place.n) * kScaleBlock;
+  }
 
   // How many elements of row `row` of this thread exist.
   template <bool kVectors>
@@ -43,19 +49,94 @@ struct Tile {
     return row < rows ? (kVectors ? kVector : cols) : 0;
   }
 
-  __device__ void load(const CastParams& params) {
-    using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;
-    const Values source(params, first_row() + group * kRows, first_col() + lane * kVector);
+  __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      source.load(i, 0, exist<kConfig.vector_loads>(i), words[i]);
+    for (auto& row : words) {
+#pragma unroll
+      for (unsigned& word : row) word = 0;
     }
   }
 
   config::TileCoordinate place;
   int lane, group;  // column and row of this thread among the threads of the tile
   int rows, cols;   // how much of what this thread holds exists: 0 or less, nothing
+  long long begin;  // first column of the half
   unsigned words[kRows][4];
 };
+
+template <TileCastConfig kConfig>
+using Tiles = Tile<kConfig>[kConfig.source.parts()];
+
+__device__ inline void* staged_memory() {
+  extern __shared__ uint4 staged[];
+  return staged;
+}
+
+// What a thread's vectors are made from, on its way to shared memory: each thread reads what it has
+// copied itself.
+template <TileCastConfig kConfig>
+class StagedPieces {
+  using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;
+  static constexpr int kPieces = Values::kPieces;
+  static_assert(kPieces == kConfig.pieces());
+
+ public:
+  using Vector = unsigned[kPieces][4];
+
+  __device__ StagedPieces(const Values& source, const Tile<kConfig>& tile) {
+#pragma unroll
+    for (int row = 0; row < tile.kRows; ++row) {
+      if (tile.template exist<true>(row) == 0) break;
+      source.for_each_piece(row, 0, [&](auto piece, const void* address) {
+        ptx::copy_async<Values::bytes_of(piece)>(slot(row, piece), address);
+      });
+    }
+    ptx::copies_commit();
+  }
+
+  static __device__ void read(int row, Vector& pieces) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      ptx::load_shared_words(slot(row, piece), pieces[piece]);
+    }
+  }
+
+ private:
+  static __device__ unsigned slot(int row, int piece) {
+    return ptx::shared_address(staged_memory()) +
+           16 * ((row * kPieces + piece) * kConfig.threads() + static_cast<int>(threadIdx.x));
+  }
+};
+
+// All tiles of the block, by one read.
+template <TileCastConfig kConfig>
+__device__ inline void load(const CastParams& params, Tiles<kConfig>& tiles) {
+  Tile<kConfig>& tile = tiles[0];
+  const Source<kConfig.source, kConfig.format.in, kConfig.vector_loads> source(
+      params, tile.first_row() + tile.group * tile.kRows,
+      tile.first_col() + tile.lane * tile.kVector);
+  if constexpr (!kConfig.is_staged()) {
+#pragma unroll
+    for (int row = 0; row < tile.kRows; ++row) {
+      source.read(row, 0, tile.template exist<kConfig.vector_loads>(row), tile.words[row]);
+    }
+  } else {
+    const StagedPieces<kConfig> staged(source, tile);
+    for (Tile<kConfig>& part : tiles) part.clear();
+    ptx::copies_wait<0>();
+#pragma unroll
+    for (int row = 0; row < tile.kRows; ++row) {
+      if (tile.template exist<true>(row) == 0) break;
+      typename StagedPieces<kConfig>::Vector pieces;
+      staged.read(row, pieces);
+      if constexpr (kConfig.source.both_halves) {
+        source.make_halves(pieces, tile.words[row], tiles[1].words[row]);
+      } else {
+        source.make(0, pieces, tile.words[row]);
+      }
+    }
+    __syncthreads();  // all threads have read theirs
+  }
+}
 
 }  // namespace octofold::cast

@@ -37,11 +37,10 @@ class TileCast {
     typename Scales::Kept kept;
   };
 
-  __device__ TileCast(const CastParams& params, Shared& shared)
-      : params_(params), shared_(shared), tile_(params) {}
+  __device__ TileCast(const CastParams& params, Shared& shared, const Tile<kConfig>& tile)
+      : params_(params), shared_(shared), tile_(tile) {}
 
   __device__ void run() {
-    tile_.load(params_);
     Scales scales(params_, tile_, shared_.scratch, shared_.kept);
     if constexpr (kConfig.phase == CastPhase::kAmax) {
       scales.gather();
@@ -134,8 +133,20 @@ class TileCast {
 
   const CastParams& params_;
   Shared& shared_;
-  Tile<kConfig> tile_;
+  const Tile<kConfig>& tile_;
 };
+
+// Where pieces are staged, these have been read when it is used.
+template <TileCastConfig kConfig, typename Shared>
+__device__ Shared& shared_memory() {
+  if constexpr (kConfig.is_staged()) {
+    static_assert(sizeof(Shared) <= kConfig.shared_bytes());
+    return *reinterpret_cast<Shared*>(staged_memory());
+  } else {
+    __shared__ Shared shared;
+    return shared;
+  }
+}
 
 }  // namespace cast
 
@@ -145,8 +156,19 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  __shared__ typename cast::TileCast<kConfig>::Shared shared;
-  cast::TileCast<kConfig>(params, shared).run();
+  using Shared = typename cast::TileCast<kConfig>::Shared;
+  Shared& shared = cast::shared_memory<kConfig, Shared>();
+  if constexpr (kConfig.source.both_halves) {
+    cast::Tiles<kConfig> tiles{{params, 0}, {params, 1}};
+    cast::load<kConfig>(params, tiles);
+    cast::TileCast<kConfig>(params, shared, tiles[0]).run();
+    __syncthreads();  // shared memory has been read
+    cast::TileCast<kConfig>(params, shared, tiles[1]).run();
+  } else {
+    cast::Tiles<kConfig> tiles{{params, 0}};
+    cast::load<kConfig>(params, tiles);
+    cast::TileCast<kConfig>(params, shared, tiles[0]).run();
+  }
 }
 
 }  // namespace octofold

@@ -115,17 +115,26 @@ struct TileCastConfig {
   constexpr int column_units() const { return to_transposed ? kScaleBlock : 0; }
   constexpr int units() const { return column_units() + (to_rows ? tile_rows : 0); }
 
+  constexpr bool works_out() const { return source.kind != SourceKind::kPlain; }
+  // Whether what values are worked out from comes by way of shared memory: all of a thread's is
+  // then under way at once, for which there are no registers.
+  constexpr bool is_staged() const { return works_out() && vector_loads; }
+  constexpr int pieces() const { return source.pieces(); }
+  constexpr int shared_bytes() const {
+    return is_staged() ? 16 * rows_per_thread * pieces() * threads() : 0;
+  }
+
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
   // instruction and register more, given scales of a tile are two, values that are worked out take
   // what they are made from, and element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
-    const bool works_out = source.kind != SourceKind::kPlain;
-    if (format.in == DType::kFloat32) return (works_out ? 512 : 1024) / threads();
+    if (format.in == DType::kFloat32) return (works_out() ? 512 : 1024) / threads();
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
-    const bool fills_two = (takes_more && shares_scale) || (works_out && to_transposed);
+    const bool fills_two =
+        (takes_more && shares_scale) || (works_out() && (to_transposed || source.both_halves));
     return (fills_two ? 512 : 768) / threads();
   }
 

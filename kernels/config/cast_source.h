@@ -26,6 +26,9 @@ struct CastSource {
   // Of activations and their gradients.
   Activation activation = Activation::kSwiGlu;
   GateLayout layout = GateLayout::kHalves;
+  // Of a gradient that is two halves: whether a tile takes the same columns of both, which are
+  // worked out from the same values.
+  bool both_halves = false;
 
   static constexpr const char* kTypeName = "octofold::config::CastSource";
   template <typename Visit>
@@ -34,6 +37,7 @@ struct CastSource {
     if (!has_activation()) return;
     field("activation", activation);
     if (is_gated(activation)) field("layout", layout);
+    if (casts_halves()) field("both_halves", both_halves);
   }
   friend constexpr bool operator==(const CastSource&, const CastSource&) = default;
 
@@ -45,6 +49,15 @@ struct CastSource {
     return kind == SourceKind::kActivationGradient && is_gated(activation) &&
            layout == GateLayout::kHalves;
   }
+  // Of up to 16 bytes, that a vector of values is worked out from.
+  constexpr int pieces() const {
+    const int of_x = is_gated(activation) ? 2 : 1;
+    const bool takes_one = of_x == 1 || layout == GateLayout::kInterleaved;
+    if (kind == SourceKind::kActivationGradient) return takes_one ? 2 : 3;
+    return kind == SourceKind::kActivation ? of_x : 1;
+  }
+  // Tiles of what is cast that a block of threads takes together.
+  constexpr int parts() const { return both_halves ? 2 : 1; }
 };
 
 }  // namespace octofold::config

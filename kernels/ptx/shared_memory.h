@@ -32,6 +32,13 @@ __device__ inline unsigned load_shared_word(unsigned address) {
   return value;
 }
 
+__device__ inline void load_shared_words(unsigned address, unsigned (&words)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ inline void store_shared_word(unsigned address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -114,6 +121,19 @@ __device__ inline void copy_async(unsigned destination, const void* source, unsi
           "r"(destination),
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// Starts a copy of 8 or 16 bytes, at multiples of as many.
+template <int kBytes>
+__device__ inline void copy_async(unsigned destination, const void* source) {
+  static_assert(kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(destination), "l"(source)
+                 : "memory");
+  }
 }
 
 // Starts a copy to 16 bytes, at multiples of 16; of the source only so many are read, the others

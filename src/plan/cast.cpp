@@ -85,15 +85,20 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem)};
   if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
+  config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
+                              size_of(problem.format.in) == 2 &&
+                              problem.cols % (2 * kScaleBlock) == 0;
   // A small tile has its loads back early; transposes and square units need all 128 rows.
   if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128) {
-    config.tile_rows = 32;
-    config.rows_per_thread = 4;
+    const bool works_out = problem.source.kind != config::SourceKind::kPlain;
+    config.tile_rows = works_out ? 64 : 32;
+    config.rows_per_thread = works_out ? 8 : 4;
   }
   const std::int64_t down = ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.raster_rows = 2;
-  return {config, down * ceil_divide(problem.cols, kScaleBlock)};
+  const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
+  return {config, down * across};
 }
 
 // Rows of so many vectors by clusters, if the shared memory of one holds a row. Rather three blocks
@@ -165,6 +170,12 @@ std::vector<CastLaunch> all_launches(const CastProblem& problem, const Gpu& gpu)
 template <typename Config>
 KernelPlan kernel_of(const Config& config, std::int64_t blocks) {
   return kernel_plan("cast", Config::kHeader, Config::kKernel, config, blocks);
+}
+
+KernelPlan kernel_of(const TileCastConfig& config, std::int64_t blocks) {
+  KernelPlan kernel = kernel_of<>(config, blocks);
+  kernel.shared_bytes = config.shared_bytes();
+  return kernel;
 }
 
 KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {

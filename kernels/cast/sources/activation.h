@@ -6,27 +6,65 @@
 
 namespace octofold::cast {
 
-template <config::CastSource kSource, DType kIn, bool kVectors>
-class Source<kSource, kIn, kVectors, config::SourceKind::kActivation> {
+template <config::CastSource kSource, DType kIn>
+class Source<kSource, kIn, true, config::SourceKind::kActivation>
+    : public PiecewiseSource<Source<kSource, kIn, true>, is_gated(kSource.activation) ? 2 : 1> {
   static constexpr int kVector = 16 / size_of(kIn);
+  using Input = ActivationInput<kSource, kIn>;
 
  public:
+  static constexpr int kPieces = Input::kGated ? 2 : 1;
+
   __device__ Source(const config::CastParams& params, long long row, long long col)
       : input_(params, row, params.cols), col_(col) {}
 
-  __device__ void load(int rows, long long cols, int exist, unsigned (&words)[4]) const {
-    float gate[kVector], up[kVector];
-    input_.load(rows, col_ + cols, exist, true, gate, up);
-    float values[kVector];
+  template <typename Take>
+  __device__ void for_each_piece(int rows, long long cols, Take&& take) const {
+    take(Piece<0>(), input_.gate(rows, col_ + cols));
+    if constexpr (Input::kInterleaved) {
+      take(Piece<1>(), input_.gate(rows, col_ + cols) + kVector);
+    } else if constexpr (Input::kGated) {
+      take(Piece<1>(), input_.up(rows, col_ + cols));
+    }
+  }
+
+  __device__ void make(long long /*cols*/, const unsigned (&pieces)[kPieces][4],
+                       unsigned (&words)[4]) const {
+    float x[kPieces * kVector], values[kVector];
+    numeric::widen<kIn>(&pieces[0][0], x);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      values[i] = numeric::activate<kSource.activation>(gate[i], up[i]);
+      const float gate = x[Input::kInterleaved ? 2 * i : i];
+      const float up = x[Input::kInterleaved ? 2 * i + 1 : (kPieces - 1) * kVector + i];
+      values[i] = numeric::activate<kSource.activation>(gate, up);
     }
     numeric::narrow<kIn, false>(values, words);
   }
 
  private:
-  ActivationInput<kSource, kIn, kVectors> input_;
+  Input input_;
+  long long col_;
+};
+
+// Element by element.
+template <config::CastSource kSource, DType kIn>
+class Source<kSource, kIn, false, config::SourceKind::kActivation> {
+ public:
+  __device__ Source(const config::CastParams& params, long long row, long long col)
+      : input_(params, row, params.cols), col_(col) {}
+
+  __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
+    const auto value_at = [&](int i) {
+      const long long col = col_ + cols + i;
+      const float gate = load_value<kIn>(input_.gate(rows, col));
+      const float up = is_gated(kSource.activation) ? load_value<kIn>(input_.up(rows, col)) : 0;
+      return numeric::activate<kSource.activation>(gate, up);
+    };
+    pack_values<kIn>(exist, value_at, words);
+  }
+
+ private:
+  ActivationInput<kSource, kIn> input_;
   long long col_;
 };
 

@@ -1,6 +1,6 @@
 // The gradient by x of an activation of x, from the gradient by the activation, rounded to the type
-// of x. Of a gated one it has gate and up as x has them; where they are halves, two tiles read the
-// same values, the second one from cache.
+// of x. Of a gated one it has gate and up as x has them; where they are halves that no tile takes
+// together, two tiles read the same values, the second one from cache.
 #pragma once
 
 #include "kernels/cast/sources/activation_input.h"
@@ -8,72 +8,139 @@
 
 namespace octofold::cast {
 
-template <config::CastSource kSource, DType kIn, bool kVectors>
-class Source<kSource, kIn, kVectors, config::SourceKind::kActivationGradient> {
-  using Input = ActivationInput<kSource, kIn, kVectors>;
-  using Element = Storage<kIn>;
+// By gate, or by x, and by up.
+template <Activation kActivation>
+__device__ inline float2 activation_gradients(float gradient, float gate, float up) {
+  const numeric::Curve curve = numeric::curve<kActivation>(gate);
+  if constexpr (!is_gated(kActivation)) return {__fmul_rn(gradient, curve.slope), 0};
+  return {__fmul_rn(gradient, __fmul_rn(curve.slope, up)), __fmul_rn(gradient, curve.value)};
+}
+
+// What both ways to read it have.
+template <config::CastSource kSource, DType kIn>
+struct ActivationGradientInput : ActivationInput<kSource, kIn> {
+  __device__ ActivationGradientInput(const config::CastParams& params, long long row)
+      : ActivationInput<kSource, kIn>(params, row,
+                                      is_gated(kSource.activation) ? params.cols / 2 : params.cols),
+        by_value(static_cast<const Storage<kIn>*>(params.gradient) + row * params.gradient_stride),
+        stride(params.gradient_stride) {}
+
+  __device__ const Storage<kIn>* gradient(int rows, long long col) const {
+    return by_value + rows * stride + col;
+  }
+
+  const Storage<kIn>* by_value;
+  long long stride;
+};
+
+// A vector of gate and up next to each other has one of x, and half of one of the gradient; else
+// there are gate, up where there is one, and the gradient.
+template <config::CastSource kSource, DType kIn>
+class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
+    : public PiecewiseSource<
+          Source<kSource, kIn, true>,
+          is_gated(kSource.activation) && kSource.layout == GateLayout::kHalves ? 3 : 2,
+          is_gated(kSource.activation) && kSource.layout == GateLayout::kInterleaved ? 8 : 16> {
+  using Input = ActivationGradientInput<kSource, kIn>;
   static constexpr int kVector = 16 / size_of(kIn);
   static constexpr bool kHalves = Input::kGated && !Input::kInterleaved;
 
  public:
-  __device__ Source(const config::CastParams& params, long long row, long long col)
-      : width_(Input::kGated ? params.cols / 2 : params.cols),
-        input_(params, row, width_),
-        gradient_(static_cast<const Element*>(params.gradient) + row * params.gradient_stride),
-        stride_(params.gradient_stride),
-        col_(col) {}
+  static constexpr int kPieces = kHalves ? 3 : 2;
 
-  __device__ void load(int rows, long long cols, int exist, unsigned (&words)[4]) const {
-    float values[kVector];
+  __device__ Source(const config::CastParams& params, long long row, long long col)
+      : input_(params, row), col_(col) {}
+
+  template <typename Take>
+  __device__ void for_each_piece(int rows, long long cols, Take&& take) const {
+    const long long at = col_ + cols;
+    const long long col = Input::kInterleaved ? at / 2 : is_of_up(cols) ? at - input_.width() : at;
+    take(Piece<0>(), input_.gate(rows, col));
+    if constexpr (kHalves) take(Piece<1>(), input_.up(rows, col));
+    take(Piece<kPieces - 1>(), input_.gradient(rows, col));
+  }
+
+  __device__ void make(long long cols, const unsigned (&pieces)[kPieces][4],
+                       unsigned (&words)[4]) const {
     if constexpr (Input::kInterleaved) {
-      float gates[kVector / 2], ups[kVector / 2];
-      gradients((col_ + cols) / 2, rows, exist / 2, true, gates, ups);
+      float x[kVector], gradient[kVector / 2], values[kVector];
+      numeric::widen<kIn>(pieces[0], x);
+      numeric::widen<kIn>(pieces[1], gradient);
 #pragma unroll
-      for (int i = 0; i < kVector / 2; ++i) {
-        values[2 * i] = gates[i];
-        values[2 * i + 1] = ups[i];
+      for (int i = 0; i < kVector; i += 2) {
+        const float2 both =
+            activation_gradients<kSource.activation>(gradient[i / 2], x[i], x[i + 1]);
+        values[i] = both.x;
+        values[i + 1] = both.y;
       }
-    } else if constexpr (kHalves && !kVectors) {  // a vector may have columns of either half
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        float gate[1], up[1];
-        const long long col = col_ + cols + i;
-        const bool of_up = col >= width_;
-        gradients(of_up ? col - width_ : col, rows, exist - i, !of_up, gate, up);
-        values[i] = of_up ? up[0] : gate[0];
-      }
+      numeric::narrow<kIn, false>(values, words);
     } else {
       float gates[kVector], ups[kVector];
-      const long long col = col_ + cols;
-      const bool of_up = kHalves && col >= width_;
-      gradients(of_up ? col - width_ : col, rows, exist, !of_up, gates, ups);
+      gradients(pieces, gates, ups);
+      const bool of_up = is_of_up(cols);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) values[i] = of_up ? ups[i] : gates[i];
+      for (int i = 0; i < kVector; ++i) gates[i] = of_up ? ups[i] : gates[i];
+      numeric::narrow<kIn, false>(gates, words);
     }
-    numeric::narrow<kIn, false>(values, words);
+  }
+
+  // The same columns of both halves, from a place in the first.
+  __device__ void make_halves(const unsigned (&pieces)[kPieces][4], unsigned (&of_gate)[4],
+                              unsigned (&of_up)[4]) const {
+    float gates[kVector], ups[kVector];
+    gradients(pieces, gates, ups);
+    numeric::narrow<kIn, false>(gates, of_gate);
+    numeric::narrow<kIn, false>(ups, of_up);
   }
 
  private:
-  // By gate and by up of kCount neighbours of the activation's columns.
-  template <int kCount>
-  __device__ void gradients(long long col, int rows, int exist, bool needs_up,
-                            float (&gates)[kCount], float (&ups)[kCount]) const {
-    float gate[kCount], up[kCount], gradient[kCount];
-    input_.load(rows, col, exist, needs_up, gate, up);
-    load_values<kIn, kVectors>(gradient_ + rows * stride_ + col, exist, gradient);
+  __device__ bool is_of_up(long long cols) const {
+    return kHalves && !kSource.both_halves && col_ + cols >= input_.width();
+  }
+
+  static __device__ void gradients(const unsigned (&pieces)[kPieces][4], float (&gates)[kVector],
+                                   float (&ups)[kVector]) {
+    float gate[kVector], up[kVector], gradient[kVector];
+    numeric::widen<kIn>(pieces[0], gate);
+    if constexpr (kHalves) numeric::widen<kIn>(pieces[1], up);
+    numeric::widen<kIn>(pieces[kPieces - 1], gradient);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const numeric::Curve curve = numeric::curve<kSource.activation>(gate[i]);
-      const float slope = Input::kGated ? __fmul_rn(curve.slope, up[i]) : curve.slope;
-      gates[i] = __fmul_rn(gradient[i], slope);
-      if constexpr (Input::kGated) ups[i] = __fmul_rn(gradient[i], curve.value);
+    for (int i = 0; i < kVector; ++i) {
+      const float2 both = activation_gradients<kSource.activation>(gradient[i], gate[i], up[i]);
+      gates[i] = both.x;
+      ups[i] = both.y;
     }
   }
 
-  long long width_;  // columns of the activation
   Input input_;
-  const Element* gradient_;
-  long long stride_;
+  long long col_;
+};
+
+// Element by element: a vector may have columns of either half.
+template <config::CastSource kSource, DType kIn>
+class Source<kSource, kIn, false, config::SourceKind::kActivationGradient> {
+  using Input = ActivationGradientInput<kSource, kIn>;
+
+ public:
+  __device__ Source(const config::CastParams& params, long long row, long long col)
+      : input_(params, row), col_(col) {}
+
+  __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
+    const auto value_at = [&](int i) {
+      const long long at = col_ + cols + i;
+      const bool of_up = Input::kInterleaved ? at % 2 != 0 : at >= input_.width();
+      const long long col = Input::kInterleaved ? at / 2 : of_up ? at - input_.width() : at;
+      const float gate = load_value<kIn>(input_.gate(rows, col));
+      const float up = Input::kGated ? load_value<kIn>(input_.up(rows, col)) : 0;
+      const float gradient = load_value<kIn>(input_.gradient(rows, col));
+      const float2 both = activation_gradients<kSource.activation>(gradient, gate, up);
+      return of_up ? both.y : both.x;
+    };
+    pack_values<kIn>(exist, value_at, words);
+  }
+
+ private:
+  Input input_;
   long long col_;
 };
 

@@ -1,4 +1,4 @@
-// What an activation is worked out from: gate and up, or x alone, as FP32 values.
+// Where an activation's gate and up are, or its x, among the columns of x.
 #pragma once
 
 #include "kernels/cast/access.h"
@@ -7,29 +7,9 @@
 
 namespace octofold::cast {
 
-// kCount values at `data`, of which the first `exist` exist (where kVectors, all or none); the
-// others are zeros.
-template <DType kIn, bool kVectors, int kCount>
-__device__ inline void load_values(const Storage<kIn>* data, int exist, float (&values)[kCount]) {
-  constexpr int kLoad = !kVectors ? 1 : kCount < 16 / size_of(kIn) ? kCount : 16 / size_of(kIn);
-#pragma unroll
-  for (int first = 0; first < kCount; first += kLoad) {
-    unsigned words[kVectors ? kLoad * size_of(kIn) / 4 : 1] = {};
-    if constexpr (kVectors) {
-      cast::load<Storage<kIn>, true, kLoad>(data + first, exist - first, words);
-    } else if (first < exist) {
-      words[0] = data[first];
-    }
-    float part[kLoad];
-    numeric::widen<kIn>(words, part);
-#pragma unroll
-    for (int i = 0; i < kLoad; ++i) values[first + i] = part[i];
-  }
-}
-
-template <config::CastSource kSource, DType kIn, bool kVectors>
+template <config::CastSource kSource, DType kIn>
 class ActivationInput {
-  using Input = Storage<kIn>;
+  using Element = Storage<kIn>;
 
  public:
   static constexpr bool kGated = is_gated(kSource.activation);
@@ -37,35 +17,41 @@ class ActivationInput {
 
   // `width`: how many columns the activation has.
   __device__ ActivationInput(const config::CastParams& params, long long row, long long width)
-      : x_(static_cast<const Input*>(params.x) + row * params.x_stride),
+      : x_(static_cast<const Element*>(params.x) + row * params.x_stride),
         stride_(params.x_stride),
         width_(width) {}
 
-  // kCount neighbours of the activation's columns, from `col` on; as Source::load(). `up` is read
-  // where it is needed.
-  template <int kCount>
-  __device__ void load(int rows, long long col, int exist, bool needs_up, float (&gate)[kCount],
-                       float (&up)[kCount]) const {
-    const Input* row = x_ + rows * stride_;
-    if constexpr (kInterleaved) {
-      float pairs[2 * kCount];
-      load_values<kIn, kVectors>(row + 2 * col, 2 * exist, pairs);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        gate[i] = pairs[2 * i];
-        up[i] = pairs[2 * i + 1];
-      }
-    } else {
-      load_values<kIn, kVectors>(row + col, exist, gate);
-      if constexpr (kGated)
-        load_values<kIn, kVectors>(row + width_ + col, needs_up ? exist : 0, up);
-    }
+  __device__ long long width() const { return width_; }
+  // Of the activation's column `col`: where interleaved, up lies behind its gate.
+  __device__ const Element* gate(int rows, long long col) const {
+    return x_ + rows * stride_ + (kInterleaved ? 2 * col : col);
+  }
+  __device__ const Element* up(int rows, long long col) const {
+    return gate(rows, col) + (kInterleaved ? 1 : width_);
   }
 
  private:
-  const Input* x_;
+  const Element* x_;
   long long stride_;
   long long width_;
 };
+
+// One element in FP32.
+template <DType kIn>
+__device__ inline float load_value(const Storage<kIn>* data) {
+  const unsigned word = *data;
+  float value[1];
+  numeric::widen<kIn>(&word, value);
+  return value[0];
+}
+
+// A vector of values that are worked out one by one.
+template <DType kIn, typename ValueAt>
+__device__ inline void pack_values(int exist, ValueAt&& value_at, unsigned (&words)[4]) {
+  float values[16 / size_of(kIn)];
+#pragma unroll
+  for (int i = 0; i < 16 / size_of(kIn); ++i) values[i] = i < exist ? value_at(i) : 0.0f;
+  numeric::narrow<kIn, false>(values, words);
+}
 
 }  // namespace octofold::cast

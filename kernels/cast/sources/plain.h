@@ -15,7 +15,7 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kPlain> {
       : x_(static_cast<const Input*>(params.x) + row * params.x_stride + col),
         stride_(params.x_stride) {}
 
-  __device__ void load(int rows, long long cols, int exist, unsigned (&words)[4]) const {
+  __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
     cast::load<Input, kVectors, 16 / size_of(kIn)>(x_ + rows * stride_ + cols, exist, words);
   }
 

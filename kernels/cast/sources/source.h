@@ -1,10 +1,13 @@
-// What casts read their values from. Each SourceKind is a specialization, in a file of its own:
+// What casts get their values from. Each SourceKind is a specialization, in a file of its own, at
+// (row, col) of the matrix [rows, cols] that is cast:
 //
-//   // At (row, col) of the matrix [rows, cols] that is cast.
 //   __device__ Source(const config::CastParams& params, long long row, long long col);
-//   // One vector of values, packed as kIn, from so many rows and columns further on. The first
+//   // A vector of values, packed as kIn, from so many rows and columns further on. The first
 //   // `exist` exist (where kVectors, all or none); the others are zeros.
-//   __device__ void load(int rows, long long cols, int exist, unsigned (&words)[4]) const;
+//   __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const;
+//
+// A source whose vectors are worked out from several others (PiecewiseSource) says from which, so
+// that all of a thread's can be on their way before it waits for the first.
 //
 // A value may be asked for more than once (rows that are reread, scales of four steps), and has to
 // be the same each time.
@@ -14,11 +17,52 @@
 
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/ptx/global_memory.h"
 
 namespace octofold::cast {
 
 template <config::CastSource kSource, DType kIn, bool kVectors,
           config::SourceKind kKind = kSource.kind>
 class Source;
+
+// What Derived has for a vector, of kPieces pieces of 16 bytes, the last of kLastBytes:
+//
+//   // Calls take(integral constant, address) with the number and the place of each piece.
+//   template <typename Take>
+//   __device__ void for_each_piece(int rows, long long cols, Take&& take) const;
+//   // The vector at so many columns further on, made from them.
+//   __device__ void make(long long cols, const unsigned (&pieces)[kPieces][4],
+//                        unsigned (&words)[4]) const;
+template <typename Derived, int kPieceCount, int kLastPieceBytes = 16>
+class PiecewiseSource {
+ public:
+  static constexpr int kPieces = kPieceCount;
+  static constexpr int bytes_of(int piece) { return piece < kPieces - 1 ? 16 : kLastPieceBytes; }
+
+  __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
+    unsigned pieces[kPieces][4];
+    if (exist > 0) {
+      derived().for_each_piece(rows, cols, [&](auto piece, const void* address) {
+        unsigned loaded[bytes_of(piece) / 4];
+        ptx::load_global<bytes_of(piece)>(address, loaded);
+#pragma unroll
+        for (int i = 0; i < bytes_of(piece) / 4; ++i) pieces[piece][i] = loaded[i];
+      });
+      derived().make(cols, pieces, words);
+    } else {
+#pragma unroll
+      for (unsigned& word : words) word = 0;
+    }
+  }
+
+ private:
+  __device__ const Derived& derived() const { return static_cast<const Derived&>(*this); }
+};
+
+// The number of a piece, known to the compiler.
+template <int kNumber>
+struct Piece {
+  constexpr operator int() const { return kNumber; }
+};
 
 }  // namespace octofold::cast
