@@ -79,6 +79,8 @@ class StagedPieces {
   using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;
   static constexpr int kPieces = Values::kPieces;
   static_assert(kPieces == kConfig.pieces());
+  // Pieces of 16 bytes that lie next to each other: of either, a warp's are every second.
+  static constexpr bool kNeighbours = kConfig.source.reads_neighbours();
 
  public:
   using Vector = unsigned[kPieces][4];
@@ -88,7 +90,8 @@ class StagedPieces {
     for (int row = 0; row < tile.kRows; ++row) {
       if (tile.template exist<true>(row) == 0) break;
       source.for_each_piece(row, 0, [&](auto piece, const void* address) {
-        ptx::copy_async<Values::bytes_of(piece)>(slot(row, piece), address);
+        constexpr int kBytes = Values::bytes_of(piece);
+        ptx::copy_async<kBytes, kBytes == 8 || kNeighbours>(slot(row, piece), address);
       });
     }
     ptx::copies_commit();

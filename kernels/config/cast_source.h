@@ -56,6 +56,9 @@ struct CastSource {
     if (kind == SourceKind::kActivationGradient) return takes_one ? 2 : 3;
     return kind == SourceKind::kActivation ? of_x : 1;
   }
+  constexpr bool reads_neighbours() const {
+    return kind == SourceKind::kActivation && pieces() == 2 && layout == GateLayout::kInterleaved;
+  }
   // Tiles of what is cast that a block of threads takes together.
   constexpr int parts() const { return both_halves ? 2 : 1; }
 };

@@ -61,6 +61,7 @@ def assert_cast(cast, values, source, dtype, granularity):
     bound = torch.maximum(relative * values.abs(), absolute * scales.double())
     error = (cast.dequantize().double() - values).abs()
     rounded = rounding * values.abs() + of_source.smallest_normal * of_source.eps
+    rounded += 1e-6 * values.abs().max()  # of terms that cancel, as where a slope is 0
     assert bool((error <= (1 + rounding) * bound + rounded).all())
     whole = octofold.quantize(values.to(DTYPES[source]), dtype, granularity)
     assert torch.allclose(cast.scale, whole.scale, rtol=2 * rounding, atol=0)

@@ -309,6 +309,37 @@ def test_opcheck_quantize_both(opcheck, granularity):
     opcheck(torch.ops.octofold.quantize_both, arguments)
 
 
+@pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
+def test_opcheck_activations(opcheck, targets):
+    none = None, None
+    x, gradient = random(130, 600), random(130, 300)
+    for columns, op, inputs in (
+        (300, torch.ops.octofold.quantize_activation, (x,)),
+        (600, torch.ops.octofold.quantize_activation_gradient, (gradient, x)),
+    ):
+        rows = fp8(130, columns), scale_of("1x128", 130, columns)
+        transposed = fp8(columns, 130), scale_of("1x128", columns, 130)
+        results = {
+            "rows": rows + none,
+            "transposed": none + transposed,
+            "both": rows + transposed,
+        }[targets]
+        opcheck(op, (*inputs, *results, "swiglu", "halves", "1x128", *OPTIONS, targets))
+
+
+def test_activations_compile():
+    x, gradient = random(130, 600), random(130, 300)
+
+    @torch.compile(fullgraph=True)
+    def compiled(gradient, x):
+        both = octofold.quantize_activation(x, "geglu", targets="both")
+        return both[0].dequantize(), octofold.quantize_activation_gradient(gradient, x).dequantize()
+
+    forward, backward = compiled(gradient, x)
+    assert torch.equal(forward, octofold.quantize_activation(x, "geglu").dequantize())
+    assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
     out = torch.empty(130, 300, dtype=torch.bfloat16)
