@@ -154,6 +154,11 @@ struct TileCastConfig {
     if (square && tile_rows != kScaleBlock) return "units of 128 rows need a tile of 128 rows";
     if (to_transposed && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
     if (threads() < units()) return "a thread for each scale";
+    if (source.both_halves &&
+        (!source.casts_halves() || !vector_loads || size_of(format.in) != 2)) {
+      return "halves of 16-bit elements, in vectors, are taken together";
+    }
+    if (shared_bytes() > 227 * 1024) return "shared memory holds all pieces";
     return nullptr;
   }
 };

@@ -41,6 +41,11 @@ struct CastSource {
   }
   friend constexpr bool operator==(const CastSource&, const CastSource&) = default;
 
+  // Of one that has no gate, the layout is nothing.
+  static constexpr CastSource of(SourceKind kind, Activation activation, GateLayout layout) {
+    return {kind, activation, is_gated(activation) ? layout : GateLayout::kHalves};
+  }
+
   constexpr bool has_activation() const {
     return kind == SourceKind::kActivation || kind == SourceKind::kActivationGradient;
   }

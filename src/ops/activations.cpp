@@ -14,6 +14,9 @@
 namespace octofold {
 namespace {
 
+using config::CastSource;
+using config::SourceKind;
+
 TensorView checked_input(const core::Arguments& check, const TensorView& x, Activation activation,
                          GateLayout layout) {
   check.require_enumerator("activation", activation);
@@ -51,9 +54,10 @@ void quantize_activation(const TensorView& x, Activation activation, GateLayout 
     return cpu::quantize(cpu::activation(source, activation, layout).view, targets, format,
                          options.scales);
   }
-  cuda::quantize(ops::gpu("quantize_activation", x.device),
-                 {.source = {config::SourceKind::kActivation, activation, layout}, .x = source},
-                 targets, format, options.scales, stream);
+  cuda::quantize(
+      ops::gpu("quantize_activation", x.device),
+      {.source = CastSource::of(SourceKind::kActivation, activation, layout), .x = source}, targets,
+      format, options.scales, stream);
 }
 
 void quantize_activation_gradient(const TensorView& gradient, const TensorView& x,
@@ -75,7 +79,7 @@ void quantize_activation_gradient(const TensorView& gradient, const TensorView& 
                          targets, format, options.scales);
   }
   cuda::quantize(ops::gpu("quantize_activation_gradient", x.device),
-                 {.source = {config::SourceKind::kActivationGradient, activation, layout},
+                 {.source = CastSource::of(SourceKind::kActivationGradient, activation, layout),
                   .x = source,
                   .gradient = by_value},
                  targets, format, options.scales, stream);

@@ -4,8 +4,8 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitizer_problems.py --every 4
 
 racecheck takes seconds a problem. Needs no pytest. Each result is compared with the CPU backend's,
-so that no kernel but ours computes anything. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an
-allocation of its own, and a step over its edge is seen. Exit code 1 if a result is wrong.
+so that no kernel but ours computes anything. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is
+an allocation of its own, and a step over its edge is seen. Exit code 1 if a result is wrong.
 """
 
 import argparse

@@ -18,6 +18,7 @@ using config::CastPhase;
 using config::RowCastConfig;
 using config::ScaleStep;
 using config::ScaleStepConfig;
+using config::SourceKind;
 using config::TileCastConfig;
 using config::WideRowCastConfig;
 using testing::HasSubstr;
@@ -37,14 +38,16 @@ class Problems {
   CastProblem next() {
     const auto targets = below(3);
     const bool given = below(4) == 0;
+    const config::CastSource source = below(2) == 0 ? config::CastSource{} : worked_out();
     return {.rows = size(),
-            .cols = size(),
+            .cols = source.kind == SourceKind::kActivationGradient ? size() / 2 * 2 : size(),
             .format = {.in = static_cast<DType>(below(3)),
                        .out = static_cast<DType>(3 + below(2)),
                        .granularity = static_cast<Granularity>(below(4)),
                        .rule = kRules[below(kRules.size())],
                        .power_of_two = !given && below(2) == 1,
                        .saturate = below(2) == 1},
+            .source = source,
             .to_rows = targets != 1,
             .to_transposed = targets != 0,
             .scales_given = given,
@@ -53,6 +56,11 @@ class Problems {
   }
 
  private:
+  config::CastSource worked_out() {
+    return config::CastSource::of(
+        below(2) == 0 ? SourceKind::kActivation : SourceKind::kActivationGradient,
+        static_cast<Activation>(below(7)), static_cast<GateLayout>(below(2)));
+  }
   std::size_t below(std::size_t limit) { return random_() % limit; }
   // Of every magnitude, often a round number.
   std::int64_t size() {
@@ -101,6 +109,9 @@ TEST(PlanCastTest, VectorsAreNeverMisaligned) {
       const auto expect_fit = [&](bool vector_loads, bool vector_stores) {
         if (vector_loads) {
           EXPECT_TRUE(problem.x_is_aligned && cols_fit);
+          if (problem.source.casts_halves()) {
+            EXPECT_EQ(problem.cols / 2 % problem.format.vector(), 0);
+          }
           ++loads;
         }
         if (vector_stores) {
@@ -140,11 +151,29 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
         EXPECT_LE(16 * of_part, wide->part_bytes);
         EXPECT_LT((wide->blocks_per_row - 1) * of_part, vectors);  // the last part is not empty
       } else if (const auto* tiles = get<TileCastConfig>(launch)) {
+        const int parts = tiles->source.parts();
+        EXPECT_EQ(problem.cols % parts, 0);
         EXPECT_EQ(launch.blocks, core::ceil_divide(problem.rows, tiles->tile_rows) *
-                                     core::ceil_divide(problem.cols, 128));
+                                     core::ceil_divide(problem.cols / parts, 128));
       }
     }
   }
+}
+
+// Both halves of a gradient by one tile, where they are whole blocks and lie apart.
+TEST(PlanCastTest, HalvesAreTakenTogether) {
+  const auto takes_both = [](std::int64_t cols, GateLayout layout, DType in, bool aligned) {
+    CastProblem problem = problem_of(Granularity::kBlock1x128, 256, cols, true, true);
+    problem.format.in = in;
+    problem.source = {SourceKind::kActivationGradient, Activation::kSwiGlu, layout};
+    problem.x_is_aligned = aligned;
+    return get<TileCastConfig>(cast_launches(problem, kHopper)[0])->source.both_halves;
+  };
+  EXPECT_TRUE(takes_both(2 * 384, GateLayout::kHalves, DType::kBFloat16, true));
+  EXPECT_FALSE(takes_both(2 * 320, GateLayout::kHalves, DType::kBFloat16, true));
+  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kInterleaved, DType::kBFloat16, true));
+  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kHalves, DType::kFloat32, true));
+  EXPECT_FALSE(takes_both(2 * 384, GateLayout::kHalves, DType::kBFloat16, false));
 }
 
 TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
