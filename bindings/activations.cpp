@@ -14,29 +14,30 @@ namespace octofold::bindings {
 void quantize_activation(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
                          OptionalTensor transposed_data, OptionalTensor transposed_scale,
                          tvm::ffi::String activation, tvm::ffi::String layout,
-                         tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-                         tvm::ffi::String overflow, tvm::ffi::String profile,
-                         OptionalStream stream) {
+                         tvm::ffi::String granularity, OptionalText transposed_granularity,
+                         tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
+                         tvm::ffi::String profile, OptionalStream stream) {
   const CastOperation operation{"quantize_activation"};
-  octofold::quantize_activation(
-      operation.input("x", x), parse_activation(view_of(activation)),
-      parse_gate_layout(view_of(layout)),
-      operation.targets(data, scale, transposed_data, transposed_scale, granularity),
-      options_of(power_of_two, overflow, profile), stream_of(stream, x));
+  octofold::quantize_activation(operation.input("x", x), parse_activation(view_of(activation)),
+                                parse_gate_layout(view_of(layout)),
+                                operation.targets(data, scale, transposed_data, transposed_scale,
+                                                  granularity, transposed_granularity),
+                                options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }
 
 void quantize_activation_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x,
                                   OptionalTensor data, OptionalTensor scale,
                                   OptionalTensor transposed_data, OptionalTensor transposed_scale,
                                   tvm::ffi::String activation, tvm::ffi::String layout,
-                                  tvm::ffi::String granularity,
+                                  tvm::ffi::String granularity, OptionalText transposed_granularity,
                                   tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
                                   tvm::ffi::String profile, OptionalStream stream) {
   const CastOperation operation{"quantize_activation_gradient"};
   octofold::quantize_activation_gradient(
       operation.input("gradient", gradient), operation.input("x", x),
       parse_activation(view_of(activation)), parse_gate_layout(view_of(layout)),
-      operation.targets(data, scale, transposed_data, transposed_scale, granularity),
+      operation.targets(data, scale, transposed_data, transposed_scale, granularity,
+                        transposed_granularity),
       options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }
 

@@ -13,6 +13,8 @@
 
 namespace octofold::bindings {
 
+using OptionalText = tvm::ffi::Optional<tvm::ffi::String>;
+
 inline QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
                                   const tvm::ffi::String& overflow,
                                   const tvm::ffi::String& profile) {
@@ -31,10 +33,14 @@ struct CastOperation {
   }
   CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
                       const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
-                      const tvm::ffi::String& granularity) const {
+                      const tvm::ffi::String& granularity,
+                      const OptionalText& transposed_granularity) const {
     const Granularity unit = parse_granularity(view_of(granularity));
-    return {.rows = target("out.rows", data, scale, unit),
-            .transposed = target("out.transposed", transposed_data, transposed_scale, unit)};
+    const Granularity transposed_unit =
+        transposed_granularity ? parse_granularity(view_of(*transposed_granularity)) : unit;
+    return {
+        .rows = target("out.rows", data, scale, unit),
+        .transposed = target("out.transposed", transposed_data, transposed_scale, transposed_unit)};
   }
 
  private:

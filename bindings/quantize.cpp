@@ -17,14 +17,15 @@ namespace octofold::bindings {
 // With static_scales the scales are inputs.
 void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
               OptionalTensor transposed_data, OptionalTensor transposed_scale,
-              tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-              tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
-              OptionalStream stream) {
+              tvm::ffi::String granularity, OptionalText transposed_granularity,
+              tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
+              tvm::ffi::String profile, bool static_scales, OptionalStream stream) {
   QuantizeOptions options = options_of(power_of_two, overflow, profile);
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
   octofold::quantize(operation.input("x", x),
-                     operation.targets(data, scale, transposed_data, transposed_scale, granularity),
+                     operation.targets(data, scale, transposed_data, transposed_scale, granularity,
+                                       transposed_granularity),
                      options, stream_of(stream, x));
 }
 

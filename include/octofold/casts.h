@@ -26,8 +26,9 @@ namespace octofold {
 // | 1x128       | [..., ceil(K / 128)] or [rows, ceil(K / 128)]      |
 // | 128x128     | [ceil(rows / 128), ceil(K / 128)]                 |
 
-/// The casts of x to be made, at least one; with block scales from one pass over x on a GPU. Dtype
-/// and granularity of both are the same.
+/// The casts of x to be made, at least one; with block scales from one pass over x on a GPU. Both
+/// have one dtype, and one granularity, but beside rows of 1x128 the transpose may be of channels,
+/// as a weight gradient wants it: then x is read twice.
 struct CastTargets {
   /// Of x [..., K] itself. data: x's shape.
   std::optional<MutableScaledTensorView> rows{};

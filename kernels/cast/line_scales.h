@@ -45,7 +45,7 @@ class LineScales {
   // Makes the casters, and writes their scales where they are worked out here. Returns whether any
   // caster is unusual.
   __device__ bool prepare() {
-    if constexpr (kConfig.phase == CastPhase::kWhole) share_magnitudes();
+    if constexpr (kFindsRows || kFindsColumns) share_magnitudes();
     const int number = static_cast<int>(threadIdx.x);
     bool unusual = false;
     if (number < kConfig.units()) {
@@ -69,26 +69,34 @@ class LineScales {
   static constexpr int kLanes = Tile<kConfig>::kLanes;
   static constexpr int kRows = Tile<kConfig>::kRows;
   static constexpr DType kIn = kConfig.format.in;
-  static constexpr bool kFindsAmax =
-      kConfig.phase == CastPhase::kWhole || kConfig.phase == CastPhase::kAmax;
+  // Which magnitudes are worked out here; others the scale tensors hold.
+  static constexpr bool kFindsColumns =
+      kConfig.to_transposed &&
+      (kConfig.phase == CastPhase::kWhole || kConfig.phase == CastPhase::kAmax);
+  static constexpr bool kFindsRows = kConfig.to_rows && (kConfig.phase == CastPhase::kWhole ||
+                                                         kConfig.phase == CastPhase::kWholeRows ||
+                                                         kConfig.phase == CastPhase::kAmax);
 
   struct Unit {
     float* scale;  // null if there is no such line
-    float amax;    // where it is found here
+    bool is_found;
+    float amax;  // where it is found here
   };
 
   static __device__ Caster make_caster(const Unit& unit) {
     if constexpr (kConfig.phase == CastPhase::kWhole) {
       return Caster::make(write_scale<kConfig.format>(unit.scale, unit.amax));
-    } else {  // any usual number in place of one that does not exist
+    } else {
+      if (unit.is_found) return Caster::make(write_scale<kConfig.format>(unit.scale, unit.amax));
+      // Any usual number in place of one that does not exist.
       return held_caster<kConfig.format, kConfig.phase>(unit.scale != nullptr ? *unit.scale : 1.0f);
     }
   }
 
   // Leaves the largest magnitudes in each row and column in shared memory.
   __device__ void share_magnitudes() {
-    if constexpr (kConfig.to_transposed) share_columns();
-    if constexpr (kConfig.to_rows) share_rows();
+    if constexpr (kFindsColumns) share_columns();
+    if constexpr (kFindsRows) share_rows();
     __syncthreads();
   }
 
@@ -144,12 +152,12 @@ class LineScales {
     if (number < kConfig.column_units()) {
       float* scale = scale_of(params_.transposed_target, tile_.first_col() + number, params_.cols,
                               tile_.first_row());
-      return {scale, kFindsAmax ? amax_of_column(number) : 0};
+      return {scale, kFindsColumns, kFindsColumns ? amax_of_column(number) : 0};
     }
     const int row = number - kConfig.column_units();
     float* scale =
         scale_of(params_.row_target, tile_.first_row() + row, params_.rows, tile_.first_col());
-    return {scale, kFindsAmax ? numeric::largest<kIn>(scratch_.rows[row]) : 0};
+    return {scale, kFindsRows, kFindsRows ? numeric::largest<kIn>(scratch_.rows[row]) : 0};
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row, long long rows,
                                     long long col) {

@@ -48,8 +48,8 @@ struct PhaseCaster<kFormat, CastPhase::kEncodeGiven> {
 template <CastFormat kFormat, CastPhase kPhase>
 __device__ inline auto held_caster(float held) {
   using Caster = typename PhaseCaster<kFormat, kPhase>::Type;
-  if constexpr (kPhase == CastPhase::kEncode) return Caster::make(unit_cast<kFormat>(held).operand);
   if constexpr (kPhase == CastPhase::kEncodeGiven) return Caster::make(held);
+  return Caster::make(unit_cast<kFormat>(held).operand);
 }
 
 }  // namespace octofold::cast

@@ -55,6 +55,7 @@ struct CastFormat {
 // What of a cast a kernel does.
 enum class CastPhase {
   kWhole,        // all: scales from the amax that it finds, and codes
+  kWholeRows,    // all of rows; codes of the transpose, whose scale tensor holds the amax
   kAmax,         // raises what the scale tensor holds to the bits of the largest magnitude
   kEncode,       // codes; the scale tensor holds the largest magnitude
   kEncodeGiven,  // codes; it holds the scale
@@ -63,6 +64,7 @@ enum class CastPhase {
 constexpr const char* word(CastPhase phase) {
   switch (phase) {
     case CastPhase::kWhole: return "";
+    case CastPhase::kWholeRows: return "transposed codes only";
     case CastPhase::kAmax: return "amax only";
     case CastPhase::kEncode: return "codes only";
     case CastPhase::kEncodeGiven: return "codes, scales given";
@@ -144,6 +146,10 @@ struct TileCastConfig {
     if (!to_rows && !to_transposed) return "something has to be written";
     if (phase == CastPhase::kWhole && !format.scales_blocks())
       return "a tile holds whole blocks only";
+    if (phase == CastPhase::kWholeRows &&
+        (format.granularity != Granularity::kBlock1x128 || !to_rows || !to_transposed)) {
+      return "of rows of 1x128, beside the transpose";
+    }
     if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";

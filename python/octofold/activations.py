@@ -20,6 +20,7 @@ def quantize_activation(
     layout: str = "halves",
     dtype: DTypeLike = "e4m3",
     granularity: str = "1x128",
+    transposed_granularity: str | None = None,
     power_of_two: bool | None = None,
     overflow: str = "saturate",
     profile: str = "deepgemm",
@@ -34,6 +35,7 @@ def quantize_activation(
         plain: "silu", "gelu", "gelu-tanh", "relu-squared".
     layout: where gate and up are: "halves" of the last dimension, gate first, or "interleaved".
     dtype, granularity, power_of_two, overflow, profile, stream: as in quantize().
+    transposed_granularity: as in quantize_both().
     targets: "rows" for the cast of the activation, [..., cols]; "transposed" for that of its
         transpose, [cols, rows]; "both" for a pair of them from one read of x.
 
@@ -42,8 +44,19 @@ def quantize_activation(
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize_activation", "dtype", dtype, FP8)
-    options = (activation, layout, granularity, power_of_two, overflow, profile, targets)
-    return casts_of(_ACTIVATION((x,), options, name, None, stream), granularity)
+    options = (
+        activation,
+        layout,
+        granularity,
+        transposed_granularity,
+        power_of_two,
+        overflow,
+        profile,
+        targets,
+    )
+    return casts_of(
+        _ACTIVATION((x,), options, name, None, stream), granularity, transposed_granularity
+    )
 
 
 def quantize_activation_gradient(
@@ -53,6 +66,7 @@ def quantize_activation_gradient(
     layout: str = "halves",
     dtype: DTypeLike = "e4m3",
     granularity: str = "1x128",
+    transposed_granularity: str | None = None,
     power_of_two: bool | None = None,
     overflow: str = "saturate",
     profile: str = "deepgemm",
@@ -66,8 +80,19 @@ def quantize_activation_gradient(
     or of its transpose.
     """
     name = dtype_name("quantize_activation_gradient", "dtype", dtype, FP8)
-    options = (activation, layout, granularity, power_of_two, overflow, profile, targets)
-    return casts_of(_GRADIENT((gradient, x), options, name, None, stream), granularity)
+    options = (
+        activation,
+        layout,
+        granularity,
+        transposed_granularity,
+        power_of_two,
+        overflow,
+        profile,
+        targets,
+    )
+    return casts_of(
+        _GRADIENT((gradient, x), options, name, None, stream), granularity, transposed_granularity
+    )
 
 
 def _activation_shape(x: Array, activation: str) -> Sequence[int]:
@@ -89,14 +114,14 @@ def _activation_codes(framework: Framework, inputs: Arrays, options: Options, dt
     (x,) = inputs
     require_matrix("quantize_activation", "x", x.shape)
     shape = _activation_shape(x, options[0])
-    return allocate_targets("quantize_activation", framework, shape, dtype, options[2], options[-1])
+    return allocate_targets("quantize_activation", framework, shape, dtype, options)
 
 
 def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     _, x = inputs
     operation = "quantize_activation_gradient"
     require_matrix(operation, "x", x.shape)
-    return allocate_targets(operation, framework, x.shape, dtype, options[2], options[-1])
+    return allocate_targets(operation, framework, x.shape, dtype, options)
 
 
 _ACTIVATION: Final = Op(

@@ -73,18 +73,23 @@ def quantize_both(
     overflow: str = "saturate",
     profile: str = "deepgemm",
     stream: StreamLike | None = None,
+    *,
+    transposed_granularity: str | None = None,
 ) -> tuple[ScaledTensor, ScaledTensor]:
     """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
     with block scales from one pass over x. Arguments and errors are those of quantize().
+
+    transposed_granularity: of the transpose, if it is another: "channel" beside "1x128". Weight
+        gradients want it for one of their operands; x is read twice then, not three times.
     """
     name = dtype_name("quantize_both", "dtype", dtype, FP8)
-    options = (granularity, power_of_two, overflow, profile)
+    options = (granularity, power_of_two, overflow, profile, transposed_granularity)
     data, scale, transposed_data, transposed_scale = _QUANTIZE_BOTH(
         (x,), options, name, None, stream
     )
     return (
         ScaledTensor(data, scale, granularity),
-        ScaledTensor(transposed_data, transposed_scale, granularity),
+        ScaledTensor(transposed_data, transposed_scale, transposed_granularity or granularity),
     )
 
 
@@ -135,7 +140,7 @@ def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: s
     require_matrix("quantize_both", "x", x.shape)
     return (
         *_cast(framework, x.shape, dtype, options[0]),
-        *_cast(framework, _transposed(x.shape), dtype, options[0]),
+        *_cast(framework, _transposed(x.shape), dtype, options[-1] or options[0]),
     )
 
 
@@ -165,7 +170,7 @@ def _quantize(
     static = given is not None
     scale = given if static else computed
     rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))
-    options = (granularity, power_of_two, overflow, profile, static, stream)
+    options = (granularity, None, power_of_two, overflow, profile, static, stream)
     try:
         library.quantize(x, *rows, *transposed, *options)
     except InvalidArgumentError as error:  # in the library's words for its two targets
@@ -174,8 +179,12 @@ def _quantize(
         raise InvalidArgumentError(text) from None
 
 
-def _quantize_both(*arrays_options_and_stream: Array) -> None:
-    library.quantize(*arrays_options_and_stream[:-1], False, arrays_options_and_stream[-1])
+def _quantize_both(*arguments: Array) -> None:
+    *arrays, granularity, power_of_two, overflow, profile, transposed_granularity, stream = (
+        arguments
+    )
+    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False, stream)
+    library.quantize(*arrays, *options)
 
 
 _QUANTIZE: Final = Op(

@@ -143,10 +143,12 @@ void quantize(const TensorView& x, const CastTargets& out, const config::CastFor
               ScaleSource scales) {
   if (out.rows) quantize(x, *out.rows, format, scales);
   if (!out.transposed) return;
+  config::CastFormat of_transpose = format;
+  of_transpose.granularity = out.transposed->granularity;
   TensorView transposed = x;
   std::swap(transposed.shape[0], transposed.shape[1]);
   std::swap(transposed.strides[0], transposed.strides[1]);
-  quantize(transposed, *out.transposed, format, scales);
+  quantize(transposed, *out.transposed, of_transpose, scales);
 }
 
 void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {

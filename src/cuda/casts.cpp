@@ -81,6 +81,8 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .source = input.source,
       .to_rows = out.rows.has_value(),
       .to_transposed = out.transposed.has_value(),
+      .transposed_by_channel =
+          out.rows && out.transposed && out.rows->granularity != out.transposed->granularity,
       .scales_given = scales == ScaleSource::kGiven,
       .x_is_aligned = is_aligned(input.x, 16) && is_aligned(input.gradient, 16),
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};

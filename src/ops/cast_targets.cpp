@@ -55,9 +55,12 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
                              const MutableScaledTensorView& transposed, ScaleSource scales) {
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
-  if (transposed.granularity != rows.granularity) {
+  const bool by_channel = rows.granularity == Granularity::kBlock1x128 &&
+                          transposed.granularity == Granularity::kChannel;
+  if (transposed.granularity != rows.granularity && !by_channel) {
     check.fail("out.transposed",
-               core::format("granularity {}, as 'out.rows'", name(rows.granularity)),
+               core::format("granularity {}, as 'out.rows'{}", name(rows.granularity),
+                            rows.granularity == Granularity::kBlock1x128 ? ", or channel" : ""),
                name(transposed.granularity));
   }
   check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);

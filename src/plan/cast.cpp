@@ -54,6 +54,7 @@ bool stores_fit(const CastProblem& problem) {
 CastFormat format_of(const CastFormat& format, CastPhase phase) {
   switch (phase) {
     case CastPhase::kWhole:
+    case CastPhase::kWholeRows:
     case CastPhase::kEncode: return format;
     case CastPhase::kAmax: return {.in = format.in, .granularity = format.granularity};
     case CastPhase::kEncodeGiven: {  // the rule says how codes are made, no scale
@@ -159,6 +160,15 @@ CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
 // Scales that are known before x is read, that a tile finds, that a row finds, and others.
 std::vector<CastLaunch> all_launches(const CastProblem& problem, const Gpu& gpu) {
   if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven)};
+  if (problem.transposed_by_channel) {
+    CastProblem transposed = problem;
+    transposed.format.granularity = Granularity::kChannel;
+    transposed.to_rows = transposed.transposed_by_channel = false;
+    return {launch_scales(transposed, ScaleStep::kClear),
+            launch_tiles(transposed, CastPhase::kAmax),
+            launch_tiles(problem, CastPhase::kWholeRows),
+            launch_scales(transposed, ScaleStep::kFinish)};
+  }
   if (problem.format.scales_blocks()) return {launch_tiles(problem, CastPhase::kWhole)};
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed) {
     return {launch_rows(problem, gpu)};

@@ -21,6 +21,8 @@ struct CastProblem {
   config::CastSource source{};
   bool to_rows = true;  ///< what is written: the cast, that of the transpose, or both
   bool to_transposed = false;
+  /// Beside rows of 1x128: the transpose has one scale for each of its rows.
+  bool transposed_by_channel = false;
   bool scales_given = false;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
@@ -34,6 +36,7 @@ struct CastProblem {
     field("source", source);
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
+    field("transposed_by_channel", transposed_by_channel);
     field("scales_given", scales_given);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);

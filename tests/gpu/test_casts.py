@@ -79,6 +79,17 @@ def test_every_rule(options, transpose, generator):
         check(spread_out(generator, 264, 400, source), **options, transpose=transpose)
 
 
+@every_source
+@pytest.mark.parametrize("profile", ["vllm", "torchao"])
+def test_transpose_by_channels_beside_rows_of_blocks(profile, source, generator):
+    options = {"profile": profile, "transposed_granularity": "channel"}
+    for rows, cols in ((256, 512), (264, 400), (129, 77)):
+        x = spread_out(generator, rows, cols, source)
+        actual = octofold.quantize_both(x, **options)
+        for cast, expected in zip(actual, octofold.quantize_both(x.cpu(), **options), strict=True):
+            assert_same_cast(cast, expected)
+
+
 SIZES = ((1, 1), (1, 128), (3, 4096), (128, 129), (129, 8), (257, 136), (1000, 24), (40, 20_000))
 EMPTY = ((0, 16), (16, 0), (0, 0))
 

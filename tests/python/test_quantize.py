@@ -77,6 +77,22 @@ def test_profiles_differ():
     assert len(set(results.values())) == len(results)
 
 
+@pytest.mark.parametrize("profile", reference.PROFILES)
+def test_transpose_by_channels_beside_rows_of_blocks(profile, rng):
+    for x in matrices(rng, np.float32):
+        rows, transposed = octofold.quantize_both(
+            x, profile=profile, transposed_granularity="channel"
+        )
+        assert rows.equals(octofold.quantize(x, profile=profile))
+        expected = octofold.quantize(x, granularity="channel", profile=profile, transpose=True)
+        assert transposed.equals(expected)
+
+
+def test_other_pairs_of_granularities_are_refused():
+    with pytest.raises(octofold.InvalidArgumentError, match="as 'out.rows', or channel"):
+        octofold.quantize_both(np.zeros((4, 8), np.float32), transposed_granularity="tensor")
+
+
 def test_power_of_two_scales_are_powers_of_two(rng):
     x = rng.normal(0, 1, (64, 1000)).astype(np.float32)
     for profile in reference.PROFILES:

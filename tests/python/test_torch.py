@@ -305,7 +305,7 @@ def test_opcheck_quantize_with_given_scales(opcheck):
 def test_opcheck_quantize_both(opcheck, granularity):
     results = fp8(130, 300), scale_of(granularity, 130, 300)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    arguments = (random(130, 300), *results, *transposed, granularity, *OPTIONS)
+    arguments = (random(130, 300), *results, *transposed, granularity, *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize_both, arguments)
 
 
@@ -324,7 +324,7 @@ def test_opcheck_activations(opcheck, targets):
             "transposed": none + transposed,
             "both": rows + transposed,
         }[targets]
-        opcheck(op, (*inputs, *results, "swiglu", "halves", "1x128", *OPTIONS, targets))
+        opcheck(op, (*inputs, *results, "swiglu", "halves", "1x128", None, *OPTIONS, targets))
 
 
 def test_activations_compile():

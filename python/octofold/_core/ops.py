@@ -56,6 +56,7 @@ class Option:
 
 _OPTIONS: Final[dict[Any, Option]] = {
     str: Option("str", (str,), "text"),
+    str | None: Option("str?", (str, type(None)), "text or None"),
     bool: Option("bool", (bool,), "True or False"),
     bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
 }

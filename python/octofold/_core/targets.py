@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .frameworks import Framework
-from .ops import Arrays, quick_scale_shape, row_count
+from .ops import Arrays, Options, quick_scale_shape, row_count
 
 Casts: TypeAlias = Any
 """A ScaledTensor; of both targets a pair of them, (rows, transposed)."""
@@ -22,32 +22,35 @@ def allocate_targets(
     framework: Framework,
     shape: Sequence[int],
     dtype: str,
-    granularity: str,
-    targets: str,
+    options: Options,
 ) -> Arrays:
-    """RESULTS for a matrix of `shape`."""
+    """RESULTS for a matrix of `shape`. Of the options the third is the granularity, the fourth that
+    of the transpose if it is another, the last the targets."""
+    granularity, transposed_granularity = options[2:4]
+    targets = options[-1]
 
-    def cast(shape: Sequence[int]) -> Arrays:
+    def cast(shape: Sequence[int], granularity: str) -> Arrays:
         scale_shape = quick_scale_shape(granularity, shape)
         return framework.empty(shape, dtype), framework.empty_scale(scale_shape, granularity)
 
     transposed = (shape[-1], row_count(shape))
     if targets == "rows":
-        return cast(shape) + _NONE
+        return cast(shape, granularity) + _NONE
+    of_transpose = granularity if transposed_granularity is None else transposed_granularity
     if targets == "transposed":
-        return _NONE + cast(transposed)
+        return _NONE + cast(transposed, of_transpose)
     if targets == "both":
-        return cast(shape) + cast(transposed)
+        return cast(shape, granularity) + cast(transposed, of_transpose)
     expected = "one of rows, transposed, both"
     raise invalid_argument(operation, "targets", expected, repr(targets))
 
 
-def casts_of(results: Arrays, granularity: str) -> Casts:
+def casts_of(results: Arrays, granularity: str, transposed_granularity: str | None) -> Casts:
     """What the caller gets of RESULTS."""
     rows, rows_scale, transposed, transposed_scale = results
     if transposed is None:
         return ScaledTensor(rows, rows_scale, granularity)
-    of_transpose = ScaledTensor(transposed, transposed_scale, granularity)
+    of_transpose = ScaledTensor(transposed, transposed_scale, transposed_granularity or granularity)
     if rows is None:
         return of_transpose
     return ScaledTensor(rows, rows_scale, granularity), of_transpose

@@ -97,6 +97,20 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
   }
 }
 
+TEST(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  for (const DType in : kInputs) {
+    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+      compiler.expect_sound(CastProblem{.rows = 256,
+                                        .cols = 512,
+                                        .format = {.in = in, .rule = rule},
+                                        .to_transposed = true,
+                                        .transposed_by_channel = true});
+    }
+  }
+}
+
 using Info = testing::TestParamInfo<std::tuple<Granularity, Targets>>;
 
 std::string name_of(const Info& info) {

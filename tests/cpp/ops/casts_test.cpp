@@ -89,6 +89,18 @@ TEST_F(CastsTest, BothTargetsAreTwoCasts) {
   }
 }
 
+TEST_F(CastsTest, TheTransposeMayBeOfChannelsBesideRowsOfBlocks) {
+  ScaledMatrix rows(kRows, kCols, Granularity::kBlock1x128);
+  ScaledMatrix columns(kCols, kRows, Granularity::kChannel);
+  ScaledMatrix rows_alone(kRows, kCols, Granularity::kBlock1x128);
+  ScaledMatrix columns_alone(kCols, kRows, Granularity::kChannel);
+  quantize(x(), {.rows = rows.view(), .transposed = columns.view()});
+  quantize(x(), {.rows = rows_alone.view()});
+  quantize(x(), {.transposed = columns_alone.view()});
+  expect_same(rows, rows_alone);
+  expect_same(columns, columns_alone);
+}
+
 TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
   const auto block = Granularity::kBlock1x128;
   ScaledMatrix out(kRows, kCols, block), columns(kCols, kRows, block);

@@ -39,17 +39,20 @@ class Problems {
     const auto targets = below(3);
     const bool given = below(4) == 0;
     const config::CastSource source = below(2) == 0 ? config::CastSource{} : worked_out();
+    const auto granularity = static_cast<Granularity>(below(4));
     return {.rows = size(),
             .cols = source.kind == SourceKind::kActivationGradient ? size() / 2 * 2 : size(),
             .format = {.in = static_cast<DType>(below(3)),
                        .out = static_cast<DType>(3 + below(2)),
-                       .granularity = static_cast<Granularity>(below(4)),
+                       .granularity = granularity,
                        .rule = kRules[below(kRules.size())],
                        .power_of_two = !given && below(2) == 1,
                        .saturate = below(2) == 1},
             .source = source,
             .to_rows = targets != 1,
             .to_transposed = targets != 0,
+            .transposed_by_channel =
+                targets == 2 && granularity == Granularity::kBlock1x128 && below(2) == 0,
             .scales_given = given,
             .x_is_aligned = below(4) != 0,
             .codes_are_aligned = below(4) != 0};
@@ -158,6 +161,22 @@ TEST(PlanCastTest, BlocksCoverTheMatrixAndNoMore) {
       }
     }
   }
+}
+
+// The rows' scales are found where the codes of both are written.
+TEST(PlanCastTest, ChannelsOfTheTransposeTakeAnotherRead) {
+  CastProblem problem = problem_of(Granularity::kBlock1x128, 4096, 7168, true, true);
+  problem.transposed_by_channel = true;
+  const auto launches = cast_launches(problem, kHopper);
+  ASSERT_EQ(launches.size(), 4u);
+  EXPECT_EQ(get<ScaleStepConfig>(launches[0])->step, ScaleStep::kClear);
+  EXPECT_FALSE(get<ScaleStepConfig>(launches[0])->to_rows);
+  EXPECT_EQ(get<TileCastConfig>(launches[1])->phase, CastPhase::kAmax);
+  EXPECT_FALSE(get<TileCastConfig>(launches[1])->to_rows);
+  EXPECT_EQ(get<TileCastConfig>(launches[2])->phase, CastPhase::kWholeRows);
+  EXPECT_EQ(get<ScaleStepConfig>(launches[3])->step, ScaleStep::kFinish);
+  problem.scales_given = true;
+  EXPECT_EQ(cast_launches(problem, kHopper).size(), 1u);
 }
 
 // Both halves of a gradient by one tile, where they are whole blocks and lie apart.
