@@ -121,6 +121,9 @@ class Linear(torch.nn.Linear):
         differentiates = torch.is_grad_enabled()
         main_grad = None
         if self.main_grad and differentiates and weight.requires_grad:
+            if self._is_sharded:
+                expected = "False where FSDP shards the weight: it reduces weight.grad"
+                raise invalid_argument(_NAME, "main_grad", expected, "True")
             main_grad = _main_grad_of(weight)
         if not self.force_fp8:
             sizes = input.numel() // self.in_features, self.in_features, self.out_features
@@ -155,9 +158,6 @@ class Linear(torch.nn.Linear):
         # FSDP2 swaps parameters by setattr: sharded ones, DTensors, between the passes; in a pass
         # one that has the same version and memory each time, whatever it holds.
         if name == "weight" and _is_dtensor(value):
-            if getattr(self, "main_grad", False):
-                expected = "False where FSDP shards the weight, which reduces weight.grad"
-                raise invalid_argument(_NAME, "main_grad", expected, "True")
             self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
 

@@ -78,8 +78,10 @@ class Recipe:
     gradient_dtype: str = "e4m3"
     power_of_two: bool = False
     """Scales rounded to powers of two, by the rule of the profile."""
-    profile: str = "deepgemm"
-    """Whose arithmetic the casts follow, as in quantize()."""
+    profile: str = "torchao"
+    """Whose arithmetic the casts follow, as in quantize(). Gradients are often small, and "deepgemm"
+    takes magnitudes below 1e-4 for 1e-4; "te" lets infinities saturate, "deepseek" makes NaN of a
+    unit of zeros."""
     delayed: Delayed | None = None
     """For products of "tensor" scales, `output` among them; None: scales are those of the data."""
 
@@ -165,7 +167,6 @@ rowwise: Final = Recipe(
     grad_input=Product("channel", "channel"),
     grad_weight=Product("channel", "channel"),
     power_of_two=True,
-    profile="torchao",
 )
 """torchao's: a scale for each row of every operand."""
 
@@ -174,7 +175,6 @@ rowwise_with_gw_hp: Final = Recipe(
     grad_input=Product("channel", "tensor"),
     grad_weight=None,
     power_of_two=True,
-    profile="torchao",
 )
 """torchao's: the weight gradient in high precision, for which x itself is kept."""
 
@@ -183,7 +183,6 @@ tensorwise: Final = Recipe(
     grad_input=Product("tensor", "tensor"),
     grad_weight=Product("tensor", "tensor"),
     gradient_dtype="e5m2",
-    profile="torchao",
 )
 """torchao's default: one scale for each tensor, gradients in e5m2."""
 
