@@ -59,8 +59,9 @@ def linear_with_casts(
     x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
         its casts), and the layer's histories, which backward takes the gradient's scale from.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    device, dtype = x.device.type, x.dtype
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
     rows, transposed = casts

@@ -18,7 +18,7 @@ from ..errors import InvalidArgumentError, invalid_argument
 
 _GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
 _CONSTANT_ALONG_K: Final = ("tensor", "channel")
-_PROFILES: Final = (
+PROFILES: Final = (
     "deepgemm",
     "vllm",
     "vllm-per-token",
@@ -79,9 +79,9 @@ class Recipe:
     power_of_two: bool = False
     """Scales rounded to powers of two, by the rule of the profile."""
     profile: str = "torchao"
-    """Whose arithmetic the casts follow, as in quantize(). Gradients are often small, and "deepgemm"
-    takes magnitudes below 1e-4 for 1e-4; "te" lets infinities saturate, "deepseek" makes NaN of a
-    unit of zeros."""
+    """Whose arithmetic the casts follow, as in quantize(). Gradients are small: "deepgemm" would
+    give units below 1e-4 the scale of 1e-4. "te" lets infinities saturate, and "deepseek" makes NaN
+    of zeros."""
     delayed: Delayed | None = None
     """For products of "tensor" scales, `output` among them; None: scales are those of the data."""
 
@@ -90,7 +90,7 @@ class Recipe:
             _require_product(name, getattr(self, name), self.delayed is not None)
         for name in ("input_dtype", "weight_dtype", "gradient_dtype"):
             _require_one_of(name, getattr(self, name), FP8)
-        _require_one_of("profile", self.profile, _PROFILES)
+        _require_one_of("profile", self.profile, PROFILES)
         _require_type("power_of_two", self.power_of_two, bool, "True or False")
         if self.delayed is None:
             return

@@ -14,7 +14,8 @@ def random(*shape, dtype=torch.float32):
 
 
 def relative_error(actual, expected):
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm())
 
 
 def gradients(function, x, weight, bias, dy):

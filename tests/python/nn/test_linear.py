@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
-# Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058 for
-# normally distributed values.
+# Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
+# for normally distributed values.
 LIMIT = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
 
 # x, weight of the output; dY, weight of the input gradient; dY, x of the weight gradient; accuracy.
@@ -74,8 +74,8 @@ def test_is_what_its_recipe_says(recipe):
 
 
 def test_outlier_channels():
-    """Features of x and of dY with magnitudes e^N(0, 2): where they share a scale the small ones are
-    lost. Errors of the weight gradient's worst column and worst row, each in its own measure."""
+    """Features of x and of dY with magnitudes e^N(0, 2): where they share a scale the small ones
+    are lost. Errors of the weight gradient's worst column and row, each in its own measure."""
     of_x, of_dy = torch.exp(2 * torch.randn(256)), torch.exp(2 * torch.randn(256))
     x, dy, weight = random(512, 256) * of_x, random(512, 256) * of_dy, random(256, 256)
     expected = exact(x, weight, None, dy)[2] / of_x / of_dy[:, None]
@@ -310,5 +310,5 @@ def test_torchao_computes_the_same():
 def test_scaled_tensor_is_no_x():
     x8 = octofold.quantize(random(3, 300))
     assert isinstance(x8, ScaledTensor)
-    with pytest.raises(octofold.InvalidArgumentError, match="'x': .*ScaledTensor"):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x': .*ScaledTensor"):
         octofold.linear(x8, random(200, 300))
