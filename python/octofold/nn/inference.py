@@ -75,7 +75,8 @@ class InferenceLinear(torch.nn.Module):
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
         """The FP8 twin of a torch.nn.Linear (or octofold.nn.Linear), whose results have the bits of
-        octofold.nn.Linear's with this recipe. The bias is shared, as a buffer."""
+        octofold.nn.Linear's with this recipe (if scales are not delayed). The bias is shared, as a
+        buffer."""
         operation = f"{_NAME}.from_linear"
         recipe = recipe_of(operation, recipe)
         _output_of(operation, recipe)

@@ -79,11 +79,12 @@ def test_main_grad(recipe):
 
 
 def test_sizes_do_not_recompile():
+    """As long as there is more than one unit of 128 tokens: one is a case of its own to torch."""
     model = model_of("blockwise")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    step(compiled, random(65, 300), random(65, 130))
+    step(compiled, random(260, 300), random(260, 130))
     with torch.compiler.set_stance("fail_on_recompile"):
-        for tokens in (66, 200):
+        for tokens in (261, 1000):
             x, dy = random(tokens, 300), random(tokens, 130)
             assert_same(step(compiled, x, dy), step(model, x, dy))
 
