@@ -1,5 +1,5 @@
-"""One of two processes on the CPU: DDP and FSDP2 of converted models, against the same model
-trained in one process. usage: distributed_worker.py RANK FILE"""
+"""One of two processes: DDP and FSDP2 of converted models, against the same model trained in one
+process. usage: distributed_worker.py RANK FILE [DEVICE]      cpu (by gloo) or cuda (by NCCL)"""
 
 import sys
 
@@ -13,16 +13,22 @@ PROCESSES = 2
 STEPS = 3
 
 
+def device():
+    """Of this process."""
+    return sys.argv[3] if len(sys.argv) > 3 else "cpu"
+
+
 def new_model():
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(256, 192), torch.nn.GELU(), torch.nn.Linear(192, 130, bias=False)
     )
-    return octofold.nn.convert(model)
+    return octofold.nn.convert(model.to(device()), force_fp8=True)
 
 
 def batch(step, rank):
-    return torch.randn(24, 256, generator=torch.Generator().manual_seed(10 * step + rank))
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(24, 256, generator=generator).to(device())
 
 
 def loss_of(model, step, rank):
@@ -93,8 +99,11 @@ def check_conversion_comes_first():
 def main():
     rank, file = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
+    if device() == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device() == "cpu" else "nccl"
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES
+        backend, init_method=f"file://{file}", rank=rank, world_size=PROCESSES
     )
     initial = [parameter.detach().clone() for parameter in new_model().parameters()]
     expected = [parameter.detach() for parameter in trained_alone().parameters()]
