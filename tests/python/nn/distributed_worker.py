@@ -18,12 +18,12 @@ def device():
     return sys.argv[3] if len(sys.argv) > 3 else "cpu"
 
 
-def new_model():
+def new_model(recipe="blockwise"):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(256, 192), torch.nn.GELU(), torch.nn.Linear(192, 130, bias=False)
     )
-    return octofold.nn.convert(model.to(device()), force_fp8=True)
+    return octofold.nn.convert(model.to(device()), recipe, force_fp8=True)
 
 
 def batch(step, rank):
@@ -69,6 +69,16 @@ def check_ddp(rank, expected, initial):
     require_same(model.parameters(), expected, initial)
 
 
+def check_ddp_of_histories(rank):
+    """Delayed scaling's are copied from rank 0 in each forward, as all buffers are: so those of x,
+    but not of gradients, are that rank's until its next forward."""
+    model = new_model("delayed")
+    train(DistributedDataParallel(model), rank)
+    amaxes = [float(batch(step, 0).abs().max()) for step in range(STEPS)]
+    assert model[0].amax_history[0, 1:STEPS].tolist() == amaxes[-2::-1]
+    assert model[2].amax_history[:, :STEPS].all()
+
+
 def check_fsdp(rank, expected, initial, reshard_after_forward):
     model = new_model()
     names = list(model.state_dict())
@@ -108,6 +118,7 @@ def main():
     initial = [parameter.detach().clone() for parameter in new_model().parameters()]
     expected = [parameter.detach() for parameter in trained_alone().parameters()]
     check_ddp(rank, expected, initial)
+    check_ddp_of_histories(rank)
     for reshard_after_forward in (True, False):
         check_fsdp(rank, expected, initial, reshard_after_forward)
     check_conversion_comes_first()
