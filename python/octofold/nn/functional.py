@@ -108,11 +108,13 @@ def _forward(
         recipe,
         x_scale,
     )
-    if bias is not None and bias.dtype != dtype:
-        bias = bias.to(dtype) if bias.dtype != torch.float32 or output is None else bias
-    if output is None or x_rows is None or weight_rows is None:
+    if bias is not None and (output is None or bias.dtype != torch.float32):
+        bias = bias.to(dtype)
+    if output is None:
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
     else:
+        assert x_rows is not None
+        assert weight_rows is not None
         y = gemm(x_rows, weight_rows, None, None, bias, dtype, output.fast_accumulation)
     return y, x_transposed
 
