@@ -109,25 +109,30 @@ def test_graph_over_forward_and_backward(recipe):
         graph.replay()
         actual = [y, x.grad, *[p.grad for p in model.parameters()]]
         for left, right in zip(actual, step(twin, x, dy), strict=True):
-            assert torch.equal(left, right)
+            if recipe == "rowwise_with_gw_hp":  # whose weight gradient is cuBLAS's
+                assert relative_error(left, right) < 2**-8
+            else:
+                assert torch.equal(left, right)
 
 
 @needs_gpu
 def test_capture_leaves_no_casts_behind():
-    """They lie in the graph's memory."""
-    layer = nn.Linear(IN, OUT, device=DEVICE, force_fp8=True)
+    """They lie in the graph's memory. Nor does a graph use what was kept, which goes with the next
+    version."""
+    layer = nn.Linear(IN, OUT, device=DEVICE, force_fp8=True).requires_grad_(False)
     x = random(TOKENS, IN)
-    for requires_grad in (True, False):
-        layer.weight.requires_grad_(requires_grad)
-        with torch.no_grad():
-            expected = layer(x)
+    for kept in (True, False):
+        layer(x)
+        if not kept:
             layer.forget_casts()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = layer(x)
-        assert layer._weight_casts._entry is None
+        entry = layer._weight_casts._entry
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        assert layer._weight_casts._entry is entry
+        layer.weight.mul_(2)
         graph.replay()
-        assert torch.equal(y, expected)
+        assert torch.equal(y, layer(x))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])

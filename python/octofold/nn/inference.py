@@ -60,15 +60,16 @@ class InferenceLinear(torch.nn.Module):
         recipe: Recipe | str = "blockwise",
     ) -> None:
         require_features(_NAME, in_features, out_features)
-        self._recipe = recipe_of(_NAME, recipe)
-        self._product = _output_of(_NAME, self._recipe)
+        recipe = recipe_of(_NAME, recipe)
+        product = _output_of(_NAME, recipe)
         super().__init__()
+        self._recipe, self._product = recipe, product
         self.in_features, self.out_features = in_features, out_features
         shape = (out_features, in_features)
-        weight = torch.empty(shape, device=device, dtype=DTYPES[self._recipe.weight_dtype])
-        scale = torch.empty(scale_shape(self._product.b, *shape), device=device)
+        weight = torch.empty(shape, device=device, dtype=DTYPES[recipe.weight_dtype])
+        scale = torch.empty(scale_shape(product.b, *shape), dtype=torch.float32, device=device)
         self._hold(
-            ScaledTensor(weight, scale, self._product.b),
+            ScaledTensor(weight, scale, product.b),
             torch.empty(out_features, device=device, dtype=dtype) if bias else None,
         )
 

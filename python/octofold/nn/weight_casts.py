@@ -21,8 +21,8 @@ class WeightCasts:
     A version is a parameter, its version counter and its memory. Kept is nothing
     - of what is no parameter (it was computed, by a parametrization for example), or was made in
       inference mode, where nothing is counted;
-    - while a CUDA graph is captured, of a weight that requires a gradient: each replay has to cast
-      it as it is then.
+    - while a CUDA graph is captured: each replay casts the weight as it is then, and what was kept
+      before would not outlive the next version, as the graph does.
 
     Copies and files of it are empty.
     """
@@ -53,7 +53,7 @@ class WeightCasts:
         """
         if type(weight) is not torch.nn.Parameter or weight.is_inference():
             return _cast(weight, recipe, amax_history, transposed, remember)
-        if weight.is_cuda and weight.requires_grad and _is_capturing():
+        if _is_captured(weight):
             return _cast(weight, recipe, amax_history, transposed, remember)
         casts: Casts | None = None
         if self._entry is not None:
@@ -71,9 +71,12 @@ class WeightCasts:
                 casts = _cast(weight, recipe, amax_history, transposed, remember)
             else:
                 casts = _with_transposed(casts, weight, recipe)
-        if not (weight.is_cuda and _is_capturing()):  # a graph's memory is not ours to keep
-            self._entry = weakref.ref(weight), weight._version, weight.data_ptr(), casts
+        self._entry = weakref.ref(weight), weight._version, weight.data_ptr(), casts
         return casts
+
+
+def _is_captured(weight: Tensor) -> bool:
+    return weight.is_cuda and _is_capturing()
 
 
 def _cast(

@@ -92,6 +92,21 @@ def test_changed_weights_are_cast_again(change):
     assert torch.equal(after, step(copy.deepcopy(layer), x, dy)[0])
 
 
+def test_graphs_cast_and_keep_nothing(casts, monkeypatch):
+    """What a CUDA graph captures is replayed with other weights; tests/gpu has real ones."""
+    from octofold.nn import weight_casts
+
+    layer, x, dy = case()
+    step(layer, x, dy)
+    entry = layer._weight_casts._entry
+    monkeypatch.setattr(weight_casts, "_is_captured", lambda weight: True)
+    for _ in range(2):
+        casts.clear()
+        step(layer, x, dy)
+        assert casts.count(WEIGHT) == 1
+    assert layer._weight_casts._entry is entry
+
+
 def test_functional_call_takes_the_weights_that_it_is_given():
     layer, x, dy = case()
     step(layer, x, dy)
