@@ -5,6 +5,7 @@ from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .casts import Casts, cast_weight
 from .delayed import WEIGHT, delayed_scale
@@ -18,7 +19,8 @@ _is_capturing: Final = torch.cuda.is_current_stream_capturing
 class WeightCasts:
     """Of one layer, for one version of its weight: gradient accumulation casts it once.
 
-    A version is a parameter, its version counter and its memory. Kept is nothing
+    A version is a parameter, its version counter and its memory. Fused optimizers write past the
+    counter; a hook on every optimizer's step moves it. Kept is nothing
     - of what is no parameter (it was computed, by a parametrization for example), or was made in
       inference mode, where nothing is counted;
     - while a CUDA graph is captured: each replay casts the weight as it is then, and what was kept
@@ -104,3 +106,15 @@ def weight_scale(
         return None
     history = amax_history[WEIGHT]
     return delayed_scale(weight, history, recipe.weight_dtype, recipe.delayed, remember)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _count_step(optimizer: Optimizer, arguments: object, options: object) -> None:
+    """torch's fused optimizers, and others' kernels, write parameters without counting it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.is_inference():
+                torch.autograd.graph.increment_version(parameter)
+
+
+register_optimizer_step_post_hook(_count_step)
