@@ -175,7 +175,9 @@ def main() -> int:
     if not complete:
         console.print(f"{options.output}: no complete run yet")
         return 0
-    table = Table(*plots.COLUMNS)
+    table = Table()
+    for index, name in enumerate(plots.COLUMNS):
+        table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
     for row in plots.table(complete):
         table.add_row(*row)
     console.print(table)

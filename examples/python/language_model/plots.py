@@ -10,7 +10,7 @@ import numpy as np
 from .training import RECIPES, read_lines
 
 BASELINE = "bfloat16"
-BASELINE_COLORS = ("#555555", "#AAAAAA")
+BASELINE_COLORS = ("#333333", "#999999", "#C8B08A")
 COLOR = "#0072B2"
 SMOOTHED_OVER = 50  # a curve of training losses is a running mean over 1 / 50 of the steps
 COLUMNS = (
@@ -140,29 +140,25 @@ def figure_of(runs: list[Run]) -> Any:
     figure = Figure(figsize=(1.5 + 3.6 * len(columns), 8.5), layout="constrained")
     axes = figure.subplots(3, len(columns), squeeze=False, sharex=True, sharey="row")
     mean_validation = np.mean([run.validation_losses for run in seeds], axis=0)
-    mean_training = np.mean([smoothed(run.losses)[1] for run in seeds], axis=0)
     for column, recipe in enumerate(columns):
         training, validation, difference = axes[:, column]
         training.set_title(recipe)
         shown = [*seeds, *(run for run in runs if run.recipe == recipe and recipe != BASELINE)]
         for index, run in enumerate(shown):
             is_baseline = run.recipe == BASELINE
-            color = BASELINE_COLORS[index % 2] if is_baseline else COLOR
+            color = BASELINE_COLORS[index % len(BASELINE_COLORS)] if is_baseline else COLOR
             style = {"color": color, "linewidth": 1.2, "label": f"{run.recipe}, seed {run.seed}"}
             steps, means = smoothed(run.losses)
             training.plot(steps, means, **style)
             validation.plot(run.validation_steps, run.validation_losses, **style)
             delta = run.validation_losses - mean_validation
             difference.plot(run.validation_steps, delta, marker=".", **style)
-            if not is_baseline:
-                faint = {"color": color, "linewidth": 0.6, "alpha": 0.4}
-                difference.plot(steps, means - mean_training, **faint)
         validation.legend(frameon=False, fontsize="small")
         difference.set_xlabel("step")
         for axis in axes[:, column]:
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.3)
-    names = ("training loss, nats a byte", "validation loss", "difference from BF16's mean")
+    names = ("training loss, nats a byte", "validation loss", "validation loss − BF16's mean")
     for axis, name in zip(axes[:, 0], names, strict=True):
         axis.set_ylabel(name)
     # From where the curves are flat enough to be told apart.
