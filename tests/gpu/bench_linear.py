@@ -19,7 +19,8 @@ Sections:
 All results are first compared with FP64 (the block's with FP32). Times are medians of rounds in
 which all take turns, of CUDA graphs over operands that together are larger than the L2 cache, or,
 where one call takes more than 2 ms, between events behind a call that is not timed; ± is half the
-quartile range over the median. Every result goes to the JSON-lines file as it comes; tables last.
+quartile range over the median. A way that fails or is wrong is left out and said; exit code 1 if it
+was ours. Every result goes to the JSON-lines file as it comes; tables last.
 """
 
 import argparse
@@ -92,6 +93,8 @@ def measure(section: str, options: argparse.Namespace, results: Results) -> None
 def main() -> int:
     options = parsed()
     torch.manual_seed(0)
+    torch._dynamo.config.recompile_limit = 64  # all ways compile the same module's code
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     on_gpu = options.device.startswith("cuda")
     results = Results(options.output, options.seconds, options.rounds)
     results.begin(
@@ -107,7 +110,7 @@ def main() -> int:
         print(f"stopped after {options.seconds:.0f} s", flush=True)
     finally:
         results.show()
-    return 0
+    return 1 if results.failed else 0
 
 
 if __name__ == "__main__":

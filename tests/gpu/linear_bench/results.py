@@ -20,6 +20,7 @@ class Results:
     rounds: int
     tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
+    failed: bool = False
 
     def begin(self, **facts: Any) -> None:
         self._write({"section": "environment", **environment(), **facts}, "w")
@@ -32,6 +33,12 @@ class Results:
             for key, value in facts.items()
         )
         print(f"{section}: {', '.join(texts)}", flush=True)
+
+    def leave_out(self, way: str, ours: bool, error: Exception, **where: Any) -> None:
+        """A way that does not work, or gives something wrong. Ours has to."""
+        self.failed = self.failed or ours
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        self.add("failed" if ours else "missing", way=way, **where, reason=reason)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """To be shown at the end of the run."""

@@ -25,6 +25,10 @@ class Way:
     def is_fp8(self) -> bool:
         return self.name not in (BFLOAT16, BFLOAT16_COMPILED)
 
+    @property
+    def is_ours(self) -> bool:
+        return self.recipe is not None
+
     def build(self, model: nn.Module) -> nn.Module:
         """A copy of the model, converted. Raises what torchao raises for what it cannot do."""
         built = copy.deepcopy(model)
