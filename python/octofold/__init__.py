@@ -5,7 +5,16 @@
 >>> y = octofold.gemm(x8, w8, out_dtype="bfloat16")       # [M, N]
 
 Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
+
+With torch, octofold.linear() is a differentiable layer, octofold.nn holds modules of it, and
+
+>>> octofold.nn.convert(model)                            # every torch.nn.Linear
+
+makes a model train in FP8.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from . import kernel_cache
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
@@ -27,17 +36,26 @@ from .errors import (
 from .gemm import gemm
 from .scaled_tensor import ScaledTensor
 
+if TYPE_CHECKING:
+    from . import nn as nn
+    from .nn.functional import linear as linear
+
 torch_import.introduce()
 
 __version__: str
 
 
-def __getattr__(name: str) -> str:
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version  # takes longer than the rest of this file
+def __getattr__(name: str) -> object:
+    """What takes longer to import than the rest of this file; nn and linear need torch."""
+    if name == "__version__":
+        from importlib.metadata import version
 
-    return version("octofold")
+        return version("octofold")
+    if name == "nn":
+        return importlib.import_module(".nn", __name__)
+    if name == "linear":
+        return importlib.import_module(".nn.functional", __name__).linear
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

@@ -3,11 +3,14 @@
 import atexit
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ._library import library
 
 LogHandler: TypeAlias = Callable[[str, str], None]
+
+_handler: LogHandler | None = None
+_warned: Final[set[str]] = set()
 
 
 def set_log_handler(handler: LogHandler | None) -> None:
@@ -20,9 +23,19 @@ def set_log_handler(handler: LogHandler | None) -> None:
 
     Example: octofold.set_log_handler(lambda level, message: print(level, message))
     """
+    global _handler
     if handler is not None:
         _drop_at_exit()
     library.set_log_handler(handler)
+    _handler = handler
+
+
+def warn_once(message: str) -> None:
+    """A warning of the Python side: to the handler that is installed, if any, and the same message
+    only once in a process."""
+    if _handler is not None and message not in _warned:
+        _warned.add(message)
+        _handler("warning", message)
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Parts of train_language_model.py: text, model, training, plots."""

@@ -1,0 +1,27 @@
+"""Linear layers in FP8 for torch: train, convert a model, serve one.
+
+>>> octofold.nn.convert(model)                      # each torch.nn.Linear, in place
+>>> octofold.nn.convert(model, recipe="rowwise", module_filter_fn=lambda m, fqn: fqn != "lm_head")
+>>> octofold.nn.restore(model)                      # the way back
+
+docs/training.md says how they go with the rest of torch, docs/recipes.md what recipes there are.
+"""
+
+from . import recipes
+from .choice import fp8_wins
+from .convert import convert, restore
+from .inference import InferenceLinear
+from .linear import Linear
+from .recipes import Delayed, Product, Recipe
+
+__all__ = [
+    "Delayed",
+    "InferenceLinear",
+    "Linear",
+    "Product",
+    "Recipe",
+    "convert",
+    "fp8_wins",
+    "recipes",
+    "restore",
+]

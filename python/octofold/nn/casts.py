@@ -1,0 +1,64 @@
+"""What a recipe casts: each tensor as rows, transposed, or both."""
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+from ..casts import quantize, quantize_both
+from ..scaled_tensor import ScaledTensor
+from .recipes import Recipe
+
+Casts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
+"""Of a matrix, and of its transpose; None where no product wants it."""
+
+
+def walkable(x: Tensor) -> Tensor:
+    """x [..., cols] as casts take it: contiguous columns, leading dimensions that one stride walks.
+    Copied only where it is neither contiguous nor a matrix of contiguous columns."""
+    if x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1):
+        return x
+    return x.contiguous()
+
+
+def cast(
+    x: Tensor,
+    dtype: str,
+    rows: str | None,
+    transposed: str | None,
+    recipe: Recipe,
+    scale: Tensor | None = None,
+) -> Casts:
+    """x [..., cols], and its transpose [cols, ...], at these granularities (None: not at all), from
+    one read where they are the same; with a static tensor scale [1] if one is given."""
+    power_of_two, profile = recipe.power_of_two, recipe.profile
+    if scale is not None:
+        return (
+            None if rows is None else quantize(x, dtype, rows, profile=profile, scale=scale),
+            None
+            if transposed is None
+            else quantize(x, dtype, transposed, profile=profile, transpose=True, scale=scale),
+        )
+    if rows == transposed and rows is not None:
+        return quantize_both(x, dtype, rows, power_of_two, "saturate", profile)
+    return (
+        None if rows is None else quantize(x, dtype, rows, power_of_two, "saturate", profile),
+        None
+        if transposed is None
+        else quantize(x, dtype, transposed, power_of_two, "saturate", profile, True),
+    )
+
+
+def cast_weight(
+    weight: Tensor, recipe: Recipe, rows: bool, transposed: bool, scale: Tensor | None = None
+) -> Casts:
+    """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
+    wanted and as the recipe has these products in FP8. It may require a gradient."""
+    output, grad_input = recipe.output, recipe.grad_input
+    return cast(
+        walkable(weight.detach()),
+        recipe.weight_dtype,
+        output.b if rows and output is not None else None,
+        grad_input.b if transposed and grad_input is not None else None,
+        recipe,
+        scale,
+    )

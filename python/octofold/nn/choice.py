@@ -1,0 +1,54 @@
+"""Where a layer computes in FP8: where that is not measured to be slower than BF16."""
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from .recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From which sizes on a layer gains by FP8, forward and backward with all casts.
+
+    A product takes time as tokens · in · out, its casts as tokens · in + tokens · out + in · out.
+    The quotient, 1 / (1 / tokens + 1 / in + 1 / out), has to be at least `size`; and the products
+    have to be long enough to hide the launches of the casts: tokens · in · out at least
+    `multiplications`.
+    """
+
+    size: float
+    multiplications: float
+
+
+MEASURED: Final[dict[str, dict[str, Threshold]]] = {}
+"""By the GPU's name and the recipe's. What is not in here is not known to be slower."""
+
+
+def fp8_wins(
+    tokens: int, in_features: int, out_features: int, recipe: Recipe, device: torch.device
+) -> bool:
+    """Whether a linear layer of these sizes is to use FP8: unless it was measured to be slower
+    there. On the CPU always, which is the reference and not meant to be quick."""
+    if device.type != "cuda" or not MEASURED or tokens == 0:
+        return True
+    threshold = MEASURED.get(_gpu_name(device.index), {}).get(recipe.name)
+    if threshold is None:
+        return True
+    multiplications = tokens * in_features * out_features
+    casts = tokens * in_features + tokens * out_features + in_features * out_features
+    return (
+        multiplications >= threshold.multiplications and multiplications >= threshold.size * casts
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _gpu_name(index: int) -> str:
+    return _gpu_name_once(index)
+
+
+@functools.cache
+def _gpu_name_once(index: int) -> str:
+    return torch.cuda.get_device_name(index)

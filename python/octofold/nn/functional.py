@@ -1,0 +1,233 @@
+"""The linear layer as a function with a gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError, invalid_argument
+from ..gemm import gemm
+from ..scaled_tensor import ScaledTensor
+from .casts import Casts, cast, cast_weight, walkable
+from .delayed import GRADIENT, delayed_scale
+from .fitting import require_fitting
+from .recipes import Product, Recipe, recipe_of
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, recipe: Recipe | str = "blockwise"
+) -> Tensor:
+    """x · weightᵀ (+ bias) in FP8, differentiable as torch.nn.functional.linear is.
+
+    x: [..., in] bfloat16, float16 or float32, any strides; zero tokens too.
+    weight: [out, in] of any of these dtypes, whatever that of x; cast in each call
+        (octofold.nn.Linear keeps the casts of a weight that has not changed).
+    bias: [out], of any of these dtypes.
+    recipe: an octofold.nn.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
+        "rowwise_with_gw_hp". "delayed" needs a layer to keep its histories in.
+
+    Returns [..., out] in the dtype of x, under autocast in autocast's. Gradients have the dtypes of
+    what they belong to. For backward the FP8 operands are kept: x transposed and weight transposed;
+    x itself only where the recipe has the weight gradient in high precision. What needs no gradient
+    costs no product and no cast. NaN and infinities make NaN of all that shares a scale with them.
+    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
+    itself to be differentiated.
+    """
+    recipe = recipe_of("linear", recipe)
+    if recipe.delayed is not None:
+        expected = "one without delayed scaling, whose histories octofold.nn.Linear keeps"
+        raise invalid_argument("linear", "recipe", expected, str(recipe))
+    require_fitting("linear", x, weight, bias)
+    casts = cast_weight(weight, recipe, True, torch.is_grad_enabled() and x.requires_grad)
+    return linear_with_casts(x, weight, bias, recipe, casts)
+
+
+def linear_with_casts(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    recipe: Recipe,
+    casts: Casts,
+    main_grad: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    amax_history: Tensor | None = None,
+) -> Tensor:
+    """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
+    missing backward makes it, of the weight as it is then.
+
+    main_grad: float32 [out, in]: the weight's gradient is added to it, and weight.grad left alone.
+    x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
+        its casts), and the layer's histories, which backward takes the gradient's scale from.
+    """
+    device, dtype = x.device.type, x.dtype
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    is_vector = x.dim() == 1
+    x = walkable(x[None] if is_vector else x)
+    rows, transposed = casts
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x,
+            weight,
+            bias,
+            None if rows is None else rows.data,
+            None if rows is None else rows.scale,
+            x_scale,
+            None if transposed is None else transposed.data,
+            # A delayed scale is that of both: Dynamo takes no tensor twice.
+            None if transposed is None or recipe.delayed is not None else transposed.scale,
+            amax_history,
+            main_grad,
+            recipe,
+            dtype,
+        )
+    else:
+        y, _ = _forward(x, weight, bias, rows, x_scale, recipe, dtype, False)
+    return y[0] if is_vector else y
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_rows: ScaledTensor | None,
+    x_scale: Tensor | None,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    needs_weight_gradient: bool,
+) -> tuple[Tensor, ScaledTensor | None]:
+    """x · weightᵀ (+ bias), and x transposed as the weight gradient wants it in FP8."""
+    output, grad_weight = recipe.output, recipe.grad_weight
+    x_rows, x_transposed = cast(
+        x,
+        recipe.input_dtype,
+        None if output is None else output.a,
+        grad_weight.b if needs_weight_gradient and grad_weight is not None else None,
+        recipe,
+        x_scale,
+    )
+    if bias is not None and (output is None or bias.dtype != torch.float32):
+        bias = bias.to(dtype)
+    if output is None:
+        y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
+    else:
+        assert x_rows is not None
+        assert weight_rows is not None
+        y = gemm(x_rows, weight_rows, None, None, bias, dtype, output.fast_accumulation)
+    return y, x_transposed
+
+
+class _Linear(torch.autograd.Function):
+    """linear() where something is to be differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_data: Tensor | None,
+        weight_scale: Tensor | None,
+        x_scale: Tensor | None,
+        transposed_data: Tensor | None,
+        transposed_scale: Tensor | None,
+        amax_history: Tensor | None,
+        main_grad: Tensor | None,
+        recipe: Recipe,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        rows = None
+        if recipe.output is not None and weight_data is not None:
+            rows = ScaledTensor(weight_data, weight_scale, recipe.output.b)
+        y, x_transposed = _forward(x, weight, bias, rows, x_scale, recipe, dtype, needs_weight)
+        kept_x = kept_x_scale = None
+        if x_transposed is not None:
+            kept_x, kept_x_scale = x_transposed.data, x_transposed.scale
+        elif needs_weight:
+            kept_x = x.to(dtype)
+        kept_weight = None
+        if needs_x:
+            kept_weight = weight if transposed_data is None else transposed_data
+        scale = transposed_scale if recipe.delayed is None else weight_scale
+        ctx.save_for_backward(kept_x, kept_x_scale, kept_weight, scale)
+        ctx.transposed_is_cast = transposed_data is not None
+        ctx.recipe = recipe
+        ctx.amax_history = amax_history
+        ctx.x_dtype = x.dtype
+        ctx.main_grad = main_grad
+        ctx.weight_dtype = weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                "octofold.linear: its backward cannot be differentiated: expected backward() or "
+                "grad() without create_graph, got create_graph=True"
+            )
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        recipe: Recipe = ctx.recipe
+        grad_input = recipe.grad_input if needs_x else None
+        grad_weight = recipe.grad_weight if needs_weight else None
+        dy = walkable(dy)
+        scale = None
+        if recipe.delayed is not None and (grad_input is not None or grad_weight is not None):
+            history = ctx.amax_history[GRADIENT]
+            scale = delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
+        dy_rows, dy_transposed = cast(
+            dy,
+            recipe.gradient_dtype,
+            None if grad_input is None else grad_input.a,
+            None if grad_weight is None else grad_weight.a,
+            recipe,
+            scale,
+        )
+        dx = dw = db = transposed = None
+        if grad_input is not None:
+            if ctx.transposed_is_cast:
+                transposed = ScaledTensor(weight, weight_scale, grad_input.b)
+            else:
+                _, transposed = cast_weight(weight, recipe, False, True, weight_scale)
+            dx = _product(grad_input, dy_rows, transposed, ctx.x_dtype)
+        elif needs_x:
+            dx = torch.matmul(dy, weight.to(dy.dtype)).to(ctx.x_dtype)
+        if grad_weight is not None:
+            x_transposed = ScaledTensor(x, x_scale, grad_weight.b)
+            dw = _product(grad_weight, dy_transposed, x_transposed, ctx.weight_dtype, ctx.main_grad)
+        elif needs_weight:
+            dw = _flat(dy).t() @ _flat(x)
+            dw = dw.to(ctx.weight_dtype) if ctx.main_grad is None else ctx.main_grad.add_(dw)
+        if ctx.main_grad is not None:
+            dw = None
+        if needs_bias:
+            db = _flat(dy).sum(0, dtype=ctx.bias_dtype)
+        return dx, dw, db, None, None, None, None, None, None, None, None, None
+
+
+def _product(
+    product: Product,
+    a: ScaledTensor | None,
+    b: ScaledTensor | None,
+    dtype: torch.dtype,
+    added_to: Tensor | None = None,
+) -> Tensor:
+    """a · bᵀ, new and of `dtype`, or added to a tensor."""
+    assert a is not None
+    assert b is not None
+    fast = product.fast_accumulation
+    result: Tensor = (
+        gemm(a, b, None, None, None, dtype, fast)
+        if added_to is None
+        else gemm(a, b, added_to, added_to, None, None, fast)
+    )
+    return result
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[..., cols] as a matrix."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -1,0 +1,241 @@
+"""torch.nn.Linear in FP8."""
+
+from collections.abc import Callable
+from typing import Any, Final, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._log import warn_once
+from ..errors import invalid_argument
+from .buffers import keep_dtypes
+from .casts import Casts, cast_weight
+from .choice import fp8_wins
+from .delayed import INPUT, delayed_scale, new_history
+from .fitting import is_fp8, require_features, require_fitting
+from .functional import linear_with_casts
+from .recipes import Recipe, recipe_of
+from .weight_casts import WeightCasts, weight_scale
+
+_NAME: Final = "octofold.nn.Linear"
+_PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
+_OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_weight_casts", "_is_sharded")
+
+_is_compiling: Final = torch.compiler.is_compiling
+
+AnyLinear = TypeVar("AnyLinear", bound=torch.nn.Linear)
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear whose products are FP8: same parameters, same state_dict().
+
+    in_features, out_features, bias, device, dtype: as of torch.nn.Linear; dtype bfloat16, float16
+        or float32.
+    recipe: an octofold.nn.Recipe or the name of one (octofold.nn.recipes).
+    main_grad: accumulate the weight's gradient, in the product that makes it, in weight.main_grad
+        (float32, shape of the weight; made of zeros if there is none as forward runs), as Megatron
+        does. weight.grad stays as it is: DDP, FSDP and optimizers that read it are not for this.
+    force_fp8: use FP8 also where it was measured to be slower than BF16 (octofold.nn.fp8_wins).
+
+    forward: x [..., in] of bfloat16, float16 or float32, whatever the weight's dtype, to [..., out]
+    in the dtype of x, or in autocast's; octofold.linear() says what is kept for backward.
+
+    The casts of the weight are kept until it changes, so that gradient accumulation makes them
+    once; under torch.compile and FSDP each forward makes them. What changes a weight past torch's
+    version counter, as writing to weight.data does, has to call forget_casts().
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    amax_history: Tensor | None
+    """Delayed scaling: the largest magnitudes [3, history] of x, weight and gradient, newest first.
+    Not in state_dict(): a layer that starts anew takes its first scales from the data. Forward adds
+    to it in training mode only."""
+
+    main_grad: bool
+    force_fp8: bool
+    _is_sharded = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe | str = "blockwise",
+        main_grad: bool = False,
+        force_fp8: bool = False,
+    ) -> None:
+        recipe = recipe_of(_NAME, recipe)
+        require_features(_NAME, in_features, out_features)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._adopt(recipe, main_grad, force_fp8)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        recipe: Recipe | str = "blockwise",
+        *,
+        main_grad: bool = False,
+        force_fp8: bool = False,
+    ) -> Self:
+        """A layer with the very parameters of a torch.nn.Linear, its hooks, its training mode and
+        whatever else was set on it. Raises InvalidArgumentError for anything else, subclasses of
+        it too, as these may compute something else, and for a weight that FSDP has sharded."""
+        operation = f"{_NAME}.from_linear"
+        recipe = recipe_of(operation, recipe)
+        if type(linear) is not torch.nn.Linear:
+            got = f"{type(linear).__module__}.{type(linear).__qualname__}"
+            raise invalid_argument(operation, "linear", "a torch.nn.Linear itself", got)
+        if _is_dtensor(linear.weight):
+            expected = "a weight that is not sharded yet: convert before fully_shard()"
+            raise invalid_argument(operation, "linear", expected, "a DTensor")
+        require_features(operation, linear.in_features, linear.out_features)
+        layer = _with_state_of(linear, cls)
+        layer._adopt(recipe, main_grad, force_fp8)
+        return layer
+
+    def to_linear(self) -> torch.nn.Linear:
+        """The way back: a torch.nn.Linear with these very parameters, hooks and so on."""
+        linear = _with_state_of(self, torch.nn.Linear)
+        for name in _OWN_ATTRIBUTES:
+            linear.__dict__.pop(name, None)
+        linear._buffers.pop("amax_history")
+        linear._non_persistent_buffers_set.discard("amax_history")
+        return linear
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is cast, and how."""
+        return self._recipe
+
+    def forget_casts(self) -> None:
+        """Cast the weight anew in the next forward, whether or not it seems to have changed."""
+        self._weight_casts.clear()
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias, recipe = self.weight, self.bias, self._recipe
+        require_fitting(_NAME, input, weight, bias)
+        differentiates = torch.is_grad_enabled()
+        main_grad = None
+        if self.main_grad and differentiates and weight.requires_grad:
+            if self._is_sharded:
+                expected = "False where FSDP shards the weight: it reduces weight.grad"
+                raise invalid_argument(_NAME, "main_grad", expected, "True")
+            main_grad = _main_grad_of(weight)
+        if not self.force_fp8:
+            sizes = input.numel() // self.in_features, self.in_features, self.out_features
+            if not fp8_wins(*sizes, recipe, input.device):
+                return self._plain(input, main_grad)
+        x_scale = history = None
+        if recipe.delayed is not None:
+            history, dtype = self.amax_history, recipe.input_dtype
+            assert history is not None
+            x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
+        both = differentiates and input.requires_grad
+        casts: Casts
+        if self._is_sharded or _is_compiling():
+            scale = weight_scale(weight, recipe, history, self.training)
+            # A transposed cast kept for backward would be a whole weight: cast there what FSDP
+            # gathers anew.
+            casts = cast_weight(weight, recipe, True, both and not self._is_sharded, scale)
+        else:
+            casts = self._weight_casts.of(weight, recipe, history, both, self.training)
+        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, x_scale, history)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        history = self._buffers.get("amax_history")  # not there yet as torch's __init__ calls this
+        if history is not None:
+            history.zero_()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self._recipe}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP2 swaps parameters by setattr: sharded ones, DTensors, between the passes; in a pass
+        # one that has the same version and memory each time, whatever it holds.
+        if name == "weight" and _is_dtensor(value):
+            self.__dict__["_is_sharded"] = True
+        super().__setattr__(name, value)
+
+    def _adopt(self, recipe: Recipe, main_grad: bool, force_fp8: bool) -> None:
+        self._recipe = recipe
+        self.main_grad = main_grad
+        self.force_fp8 = force_fp8
+        self._weight_casts = WeightCasts()
+        device = self.weight.device
+        history = None if recipe.delayed is None else new_history(recipe.delayed, device)
+        self.register_buffer("amax_history", history, persistent=False)
+
+    def _plain(self, x: Tensor, main_grad: Tensor | None) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if not _is_compiling():
+            warn_once(
+                f"{_NAME}: {self.in_features} -> {self.out_features} features, recipe "
+                f"{self._recipe}: FP8 is slower here than x's own dtype, which is used for as few "
+                "tokens (force_fp8=True: FP8 all the same)"
+            )
+        if main_grad is not None:
+            return linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
+        dtype = x.dtype
+        return torch.nn.functional.linear(
+            x, weight.to(dtype), None if bias is None else bias.to(dtype)
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        history = self.amax_history
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.forget_casts()
+        if history is not None:
+            keep_dtypes(self, {"amax_history": history})
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if is_fp8(weight):
+            error_msgs.append(
+                f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
+                f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def _with_state_of(module: torch.nn.Linear, kind: type[AnyLinear]) -> AnyLinear:
+    """A module of another class with all that one holds: parameters and hooks are the same ones."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        twin.__dict__[name] = module.__dict__[name].copy()
+    return twin
+
+
+def _is_dtensor(value: object) -> bool:
+    return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
+
+
+def _main_grad_of(weight: Tensor) -> Tensor:
+    held = getattr(weight, "main_grad", None)
+    if held is None:
+        held = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        weight.main_grad = held  # type: ignore[attr-defined]
+    if not isinstance(held, Tensor) or held.dtype != torch.float32 or held.shape != weight.shape:
+        is_tensor = isinstance(held, Tensor)
+        got = f"{held.dtype} {list(held.shape)}" if is_tensor else type(held).__qualname__
+        expected = f"float32 {list(weight.shape)}, the shape of the weight"
+        raise invalid_argument(_NAME, "weight.main_grad", expected, got)
+    return held

@@ -1,0 +1,130 @@
+"""One of two processes: DDP and FSDP2 of converted models, against the same model trained in one
+process. usage: distributed_worker.py RANK FILE [DEVICE]      cpu (by gloo) or cuda (by NCCL)"""
+
+import sys
+
+import octofold
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+PROCESSES = 2
+STEPS = 3
+
+
+def device():
+    """Of this process."""
+    return sys.argv[3] if len(sys.argv) > 3 else "cpu"
+
+
+def new_model(recipe="blockwise"):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 192), torch.nn.GELU(), torch.nn.Linear(192, 130, bias=False)
+    )
+    return octofold.nn.convert(model.to(device()), recipe, force_fp8=True)
+
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(24, 256, generator=generator).to(device())
+
+
+def loss_of(model, step, rank):
+    return model(batch(step, rank)).square().mean()
+
+
+def trained_alone():
+    """The gradients of all processes' batches, averaged, in each step."""
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(STEPS):
+        for rank in range(PROCESSES):
+            (loss_of(model, step, rank) / PROCESSES).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def train(model, rank):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(STEPS):
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def require_same(parameters, expected, initial):
+    """Up to the order of sums: as measured by how far training has gone."""
+    for actual, wanted, start in zip(parameters, expected, initial, strict=True):
+        gone = (wanted - start).norm()
+        assert gone > 0
+        assert (actual - wanted).norm() < 1e-3 * gone, (actual - wanted).norm() / gone
+
+
+def check_ddp(rank, expected, initial):
+    model = DistributedDataParallel(new_model())
+    train(model, rank)
+    require_same(model.parameters(), expected, initial)
+
+
+def check_ddp_of_histories(rank):
+    """Delayed scaling's are copied from rank 0 in each forward, as all buffers are: so those of x,
+    but not of gradients, are that rank's until its next forward."""
+    model = new_model("delayed")
+    train(DistributedDataParallel(model), rank)
+    amaxes = [float(batch(step, 0).abs().max()) for step in range(STEPS)]
+    assert model[0].amax_history[0, 1:STEPS].tolist() == amaxes[-2::-1]
+    assert model[2].amax_history[:, :STEPS].all()
+
+
+def check_fsdp(rank, expected, initial, reshard_after_forward):
+    model = new_model()
+    names = list(model.state_dict())
+    for layer in (model[0], model[2]):
+        fully_shard(layer, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, reshard_after_forward=reshard_after_forward)
+    assert model[0].weight.to_local().shape == (96, 256)
+    train(model, rank)
+    assert list(model.state_dict()) == names
+    for layer in (model[0], model[2]):
+        # FSDP gathers a weight into a parameter of one version, often at one address: kept casts
+        # would be of the step before, and as large as the whole weight.
+        assert layer._weight_casts._entry is None
+    full = [parameter.full_tensor() for parameter in model.parameters()]
+    require_same(full, expected, initial)
+    model[0].main_grad = True
+    with pytest.raises(octofold.InvalidArgumentError, match="'main_grad': expected False where"):
+        loss_of(model, 0, rank)
+
+
+def check_conversion_comes_first():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 192))
+    fully_shard(model)
+    with pytest.raises(octofold.InvalidArgumentError, match="convert before fully_shard"):
+        octofold.nn.convert(model)
+
+
+def main():
+    rank, file = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    if device() == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device() == "cpu" else "nccl"
+    torch.distributed.init_process_group(
+        backend, init_method=f"file://{file}", rank=rank, world_size=PROCESSES
+    )
+    initial = [parameter.detach().clone() for parameter in new_model().parameters()]
+    expected = [parameter.detach() for parameter in trained_alone().parameters()]
+    check_ddp(rank, expected, initial)
+    check_ddp_of_histories(rank)
+    for reshard_after_forward in (True, False):
+        check_fsdp(rank, expected, initial, reshard_after_forward)
+    check_conversion_comes_first()
+    torch.distributed.destroy_process_group()
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

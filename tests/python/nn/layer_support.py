@@ -1,0 +1,32 @@
+"""What tests of layers share."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+NAMES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise", "delayed")
+STATELESS = NAMES[:-1]
+"""Those of octofold.linear(), which keeps no history."""
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def relative_error(actual, expected):
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm())
+
+
+def gradients(function, x, weight, bias, dy):
+    """(y, dx, dw, db) of function(x, weight, bias), from fresh leaves."""
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+    y = function(*leaves)
+    y.backward(dy.to(y.dtype))
+    return y.detach(), *[None if leaf is None else leaf.grad for leaf in leaves]
+
+
+def exact(x, weight, bias, dy):
+    """The same in FP64."""
+    operands = [None if t is None else t.double() for t in (x, weight, bias)]
+    return gradients(torch.nn.functional.linear, *operands, dy.double())

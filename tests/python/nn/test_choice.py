@@ -1,0 +1,90 @@
+"""Where a layer computes in FP8."""
+
+import octofold
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from octofold.nn import choice  # noqa: E402
+
+nn = octofold.nn
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A GPU of which something is known."""
+    monkeypatch.setattr(choice, "_gpu_name_once", lambda index: f"GPU {index}")
+    table = {"GPU 0": {"blockwise": choice.Threshold(size=512, multiplications=1e9)}}
+    monkeypatch.setattr(choice, "MEASURED", table)
+
+
+@pytest.mark.usefixtures("measured")
+def test_thresholds():
+    def wins(tokens, in_features, out_features, recipe="blockwise", device=GPU):
+        recipe = nn.recipes.NAMED[recipe]
+        return nn.fp8_wins(tokens, in_features, out_features, recipe, device)
+
+    assert wins(1536, 1536, 1536)  # 1 / (3 / 1536) = 512
+    assert not wins(1535, 1536, 1536)
+    assert wins(520, 1 << 20, 1 << 20)
+    assert not wins(511, 1 << 20, 1 << 20)
+    assert wins(1, 1, 1, "rowwise")
+    assert wins(1, 1, 1, device=torch.device("cuda", 1))
+    assert wins(1, 1, 1, device=torch.device("cpu"))
+    assert wins(0, 1536, 1536)
+
+
+@pytest.mark.usefixtures("measured")
+def test_few_multiplications(monkeypatch):
+    table = {"GPU 0": {"blockwise": choice.Threshold(size=1, multiplications=1e9)}}
+    monkeypatch.setattr(choice, "MEASURED", table)
+    assert nn.fp8_wins(1000, 1000, 1000, nn.recipes.blockwise, GPU)
+    assert not nn.fp8_wins(999, 1000, 1000, nn.recipes.blockwise, GPU)
+
+
+def test_nothing_is_known_to_be_slower():
+    assert not choice.MEASURED
+    assert nn.fp8_wins(1, 1, 1, nn.recipes.blockwise, GPU)
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    from octofold.nn import linear
+
+    monkeypatch.setattr(linear, "fp8_wins", lambda *arguments: False)
+
+
+@pytest.mark.usefixtures("losing")
+def test_plain_product_where_fp8_loses(casts):
+    messages = []
+    octofold.set_log_handler(lambda level, message: messages.append((level, message)))
+    try:
+        layer = nn.Linear(301, 200, dtype=torch.float32)
+        x = torch.randn(5, 301, dtype=torch.bfloat16)
+        y = layer(x)
+        layer(x)
+        nn.Linear(301, 200)(x)
+    finally:
+        octofold.set_log_handler(None)
+    weight, bias = layer.weight.bfloat16(), layer.bias.bfloat16()
+    assert torch.equal(y, torch.nn.functional.linear(x, weight, bias))
+    assert not casts
+    assert [level for level, _ in messages] == ["warning"]
+    assert "301 -> 200 features, recipe blockwise: FP8 is slower" in messages[0][1]
+    forced = nn.Linear(301, 200, force_fp8=True)
+    forced(x)
+    assert casts.count((200, 301)) == 1
+
+
+@pytest.mark.usefixtures("losing")
+def test_main_grad_of_a_plain_product(casts):
+    layer = nn.Linear(300, 200, main_grad=True)
+    x, dy = torch.randn(5, 300, requires_grad=True), torch.randn(5, 200)
+    for _ in range(2):
+        x.grad = None
+        layer(x).backward(dy)
+    assert layer.weight.grad is None
+    assert torch.allclose(layer.weight.main_grad, 2 * dy.t() @ x.detach(), atol=1e-4)
+    assert torch.allclose(x.grad, dy @ layer.weight.detach(), atol=1e-4)
+    assert not casts

@@ -1,0 +1,168 @@
+"""Models to FP8 layers, and back."""
+
+import octofold
+import pytest
+from layer_support import random
+
+torch = pytest.importorskip("torch")
+
+nn = octofold.nn
+
+
+class Special(torch.nn.Linear):
+    pass
+
+
+def new_model():
+    shared = torch.nn.Linear(16, 16)
+    return torch.nn.ModuleDict(
+        {
+            "first": torch.nn.Linear(16, 16, bias=False),
+            "block": torch.nn.Sequential(shared, torch.nn.ReLU(), shared),
+            "special": Special(16, 16),
+            "attention": torch.nn.MultiheadAttention(16, 2),
+            "again": shared,
+            "head": torch.nn.Linear(16, 3),
+        }
+    )
+
+
+def kinds(model):
+    return {
+        name: type(module)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, torch.nn.Linear)
+    }
+
+
+CONVERTED = {"first", "block.0", "block.2", "again", "head"}
+
+
+def test_converts_in_place_and_back():
+    model = new_model()
+    before, parameters = kinds(model), list(model.parameters())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert nn.convert(model, "rowwise", main_grad=True, force_fp8=True) is model
+    after = kinds(model)
+    assert {name for name, kind in after.items() if kind is nn.Linear} == CONVERTED
+    assert {name: after[name] for name in after.keys() - CONVERTED} == {
+        name: before[name] for name in before.keys() - CONVERTED
+    }
+    assert model["block"][0] is model["block"][2] is model["again"]
+    head = model["head"]
+    assert (head.recipe, head.main_grad, head.force_fp8) == (nn.recipes.rowwise, True, True)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert list(model.state_dict()) == list(state)
+
+    assert nn.restore(model) is model
+    assert kinds(model) == before
+    assert model["block"][0] is model["block"][2] is model["again"]
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert vars(model["head"]).keys() == vars(torch.nn.Linear(3, 3)).keys()
+    x = random(5, 16)
+    expected = torch.nn.functional.linear(x, state["head.weight"], state["head.bias"])
+    assert torch.equal(model["head"](x), expected)
+    assert nn.restore(model) is model  # there is nothing left to do
+
+
+def test_model_may_be_a_layer():
+    linear = torch.nn.Linear(16, 3)
+    layer = nn.convert(linear)
+    assert type(layer) is nn.Linear
+    assert type(linear) is torch.nn.Linear
+    assert layer.weight is linear.weight
+    back = nn.restore(layer)
+    assert type(back) is torch.nn.Linear
+    assert back.weight is linear.weight
+
+
+def test_filter_has_names_and_modules():
+    asked = []
+
+    def filter_fn(module, fqn):
+        asked.append((type(module), fqn))
+        return fqn != "head"
+
+    model = nn.convert(new_model(), module_filter_fn=filter_fn)
+    # Each layer once, by its first name.
+    linear = torch.nn.Linear
+    assert asked == [(linear, "first"), (linear, "block.0"), (linear, "head")]
+    assert type(model["head"]) is linear
+    assert type(model["again"]) is nn.Linear
+    nn.convert(model, "rowwise", lambda module, fqn: fqn == "head")
+    assert [model[name].recipe.name for name in ("first", "head")] == ["blockwise", "rowwise"]
+
+
+def test_keeps_hooks_mode_and_attributes():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 3))
+    calls = []
+    handle = model[0].register_forward_hook(lambda *_: calls.append("forward"))
+    model[0].weight.requires_grad_(False)
+    model[0].tag = "first"
+    model.eval()
+    nn.convert(model)
+    model(random(5, 16))
+    assert calls == ["forward"]
+    assert model[0].tag == "first"
+    assert not model[0].training
+    assert not model[0].weight.requires_grad
+    handle.remove()
+    model(random(5, 16))
+    assert calls == ["forward"]
+    assert nn.restore(model)[0].tag == "first"
+
+
+def test_tied_weights_stay_tied():
+    model = torch.nn.ModuleDict(
+        {"embedding": torch.nn.Embedding(5, 16), "head": torch.nn.Linear(16, 5, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    nn.convert(model)
+    assert model["head"].weight is model["embedding"].weight
+
+
+def test_optimizer_made_before_trains_it():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    nn.convert(model)
+    x, losses = random(64, 16), []
+    for _ in range(20):
+        loss = (model(x) - x[:, :1]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"module_filter_fn": lambda module, fqn: False},
+            "'module_filter_fn': expected to pick a torch.nn.Linear, got ModuleDict with 3",
+        ),
+        ({"module_filter_fn": "head"}, r"'module_filter_fn': expected a function \(module, fqn\)"),
+        ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
+        ({"model": torch.nn.ReLU()}, "'model': expected a torch.nn.Linear, got ReLU with 0"),
+        ({"model": Special(3, 3)}, "'model': expected a torch.nn.Linear, got Special with 0"),
+        ({"model": [torch.nn.Linear(3, 3)]}, "'model': expected a torch.nn.Module, got list"),
+        ({"model": nn.Linear(3, 3)}, "'model': expected linear layers that are not converted yet"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError, match="^octofold.nn.convert: .*" + message):
+        nn.convert(**({"model": new_model()} | arguments))
+
+
+def test_converting_twice():
+    model = nn.convert(new_model(), module_filter_fn=lambda module, fqn: fqn == "head")
+    before = kinds(model)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"not converted yet .* at 'head'"):
+        nn.convert(model)
+    assert kinds(model) == before
+
+
+def test_restore_takes_modules():
+    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected a torch"):
+        nn.restore("model")

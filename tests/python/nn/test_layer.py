@@ -1,0 +1,317 @@
+"""octofold.nn.Linear as a module: casts that are kept, main_grad, what torch does with modules."""
+
+import copy
+import io
+import pickle
+
+import octofold
+import pytest
+from layer_support import NAMES, STATELESS, random, relative_error
+
+torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+nn = octofold.nn
+WEIGHT = (200, 300)
+
+
+def step(layer, x, dy):
+    """Gradients of one step, as a list."""
+    layer.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+    return [y.detach(), x.grad, *[p.grad.clone() for p in layer.parameters() if p.grad is not None]]
+
+
+def case(**options):
+    return nn.Linear(300, 200, **options), random(2, 65, 300), random(2, 65, 200)
+
+
+def all_equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_computes_what_the_function_does(recipe):
+    layer, x, dy = case(recipe=recipe)
+    y, dx, dw, db = step(layer, x, dy)
+    leaves = [t.detach().clone().requires_grad_() for t in (x, layer.weight, layer.bias)]
+    expected = octofold.linear(*leaves, recipe)
+    expected.backward(dy)
+    assert all_equal([y, dx, dw, db], [expected, *[leaf.grad for leaf in leaves]])
+
+
+def test_weight_is_cast_once_per_version(casts):
+    layer, x, dy = case()
+    step(layer, x, dy)
+    assert casts.count(WEIGHT) == 1
+    for _ in range(3):
+        layer(x.requires_grad_()).backward(dy)  # gradient accumulation
+    assert casts.count(WEIGHT) == 1
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    after = step(layer, x, dy)
+    assert casts.count(WEIGHT) == 2
+    assert all_equal(after, step(copy.deepcopy(layer), x, dy))
+
+
+def test_only_the_casts_that_are_needed(casts):
+    layer, x, dy = case()
+    with torch.no_grad():
+        layer(x)
+    layer(x)  # x needs no gradient
+    assert casts.count(WEIGHT) == 1
+    step(layer, x, dy)  # now the transposed one is missing
+    assert casts.count(WEIGHT) == 2
+    step(layer, x, dy)
+    assert casts.count(WEIGHT) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: (layer.weight.data.mul_(2), layer.forget_casts()),
+        lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight.data * 2)),
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight.data.mul_(2))),
+        lambda layer: layer.load_state_dict({"weight": layer.weight * 2, "bias": layer.bias}),
+        lambda layer: torch._foreach_mul_([layer.weight.detach()], 2),
+        lambda layer: layer.weight.detach().mul_(2),
+        lambda layer: torch.nn.utils.vector_to_parameters(
+            torch.cat([layer.weight.view(-1) * 2, layer.bias]), layer.parameters()
+        ),
+    ],
+)
+def test_changed_weights_are_cast_again(change):
+    layer, x, dy = case()
+    before, y, *_ = copy.deepcopy(layer.weight), *step(layer, x, dy)
+    change(layer)
+    assert torch.equal(layer.weight, before * 2)
+    after, *_ = step(layer, x, dy)
+    assert not torch.equal(after, y)
+    assert torch.equal(after, step(copy.deepcopy(layer), x, dy)[0])
+
+
+def test_graphs_cast_and_keep_nothing(casts, monkeypatch):
+    """What a CUDA graph captures is replayed with other weights; tests/gpu has real ones."""
+    from octofold.nn import weight_casts
+
+    layer, x, dy = case()
+    step(layer, x, dy)
+    entry = layer._weight_casts._entry
+    monkeypatch.setattr(weight_casts, "_is_captured", lambda weight: True)
+    for _ in range(2):
+        casts.clear()
+        step(layer, x, dy)
+        assert casts.count(WEIGHT) == 1
+    assert layer._weight_casts._entry is entry
+
+
+def test_functional_call_takes_the_weights_that_it_is_given():
+    layer, x, dy = case()
+    step(layer, x, dy)
+    other = {"weight": random(*WEIGHT), "bias": random(200)}
+    expected = octofold.linear(x, **other)
+    assert torch.equal(torch.func.functional_call(layer, other, x), expected)
+    assert not torch.equal(layer(x), expected)
+
+
+def test_parametrized_weight():
+    layer, x, dy = case()
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    first = step(layer, x, dy)
+    with torch.no_grad():
+        layer.parametrizations.weight.original0.mul_(2)
+    assert relative_error(step(layer, x, dy)[0] - layer.bias, 2 * (first[0] - layer.bias)) < 0.05
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_inference_mode_leaves_nothing_that_training_trips_over(recipe, casts):
+    layer, x, dy = case(recipe=recipe)
+    with torch.inference_mode():
+        y = layer(x)
+        layer(x)
+    assert casts.count(WEIGHT) == 1
+    if recipe != "delayed":
+        assert torch.equal(step(layer, x, dy)[0], y)
+    step(layer, x, dy)
+    with torch.inference_mode():
+        made_there = nn.Linear(300, 200)
+        assert made_there(x).shape == (2, 65, 200)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_main_grad(recipe):
+    layer, x, dy = case(recipe=recipe, dtype=torch.bfloat16)
+    x, dy = x.bfloat16(), dy.bfloat16()
+    twin = copy.deepcopy(layer)
+    twin.main_grad = True
+    y, dx, dw, db = step(layer, x, dy)
+    assert all_equal(step(twin, x, dy), [y, dx, db])
+    assert twin.weight.grad is None
+    assert twin.weight.main_grad.dtype == torch.float32
+    assert relative_error(twin.weight.main_grad, dw) < 2**-8
+    held, once = twin.weight.main_grad, twin.weight.main_grad.clone()
+    if recipe == "delayed":
+        twin.amax_history.zero_()
+    step(twin, x, dy)
+    assert twin.weight.main_grad is held
+    assert relative_error(held, 2 * once) < 1e-6
+
+
+def test_main_grad_of_a_frozen_weight():
+    layer, x, dy = case(main_grad=True)
+    layer.weight.requires_grad_(False)
+    step(layer, x, dy)
+    assert not hasattr(layer.weight, "main_grad")
+
+
+def test_main_grad_that_does_not_fit():
+    layer, x, _ = case(main_grad=True)
+    for bad, got in (
+        (random(*WEIGHT).half(), "torch.float16"),
+        (random(3, 3), r"\[3, 3\]"),
+        (1, "int"),
+    ):
+        layer.weight.main_grad = bad
+        with pytest.raises(
+            octofold.InvalidArgumentError, match=f"weight.main_grad': expected float32 .*{got}"
+        ):
+            layer(x)
+
+
+def test_state_dict_is_that_of_torch():
+    plain = torch.nn.Linear(300, 200)
+    for recipe in NAMES:
+        layer, x, dy = case(recipe=recipe)
+        step(layer, x, dy)
+        assert list(layer.state_dict()) == list(plain.state_dict())
+        layer.load_state_dict(plain.state_dict())
+        plain.load_state_dict(layer.state_dict())
+        assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_copies_and_files(recipe):
+    layer, x, dy = case(recipe=recipe, main_grad=True, force_fp8=True)
+    step(layer, x, dy)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for twin in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        torch.load(file, weights_only=False),
+    ):
+        assert (twin.recipe, twin.main_grad, twin.force_fp8) == (layer.recipe, True, True)
+        assert twin.weight is not layer.weight
+        expected = copy.deepcopy(layer)
+        assert all_equal(step(twin, x, dy), step(expected, x, dy))
+        with torch.no_grad():
+            twin.weight.zero_()
+        assert not torch.equal(layer(x), twin(x))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_activation_checkpointing(recipe, use_reentrant, casts):
+    model = nn.convert(
+        torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.GELU(), torch.nn.Linear(200, 300)),
+        recipe,
+    )
+    x, dy = random(65, 300), random(65, 300)
+    expected = step(model, x, dy)
+    casts.clear()
+    wrapped = Checkpointed(model, use_reentrant)
+    assert all_equal(step(wrapped, x, dy), expected)
+    assert casts.count(WEIGHT) == 0  # of the same version
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, model, use_reentrant):
+        super().__init__()
+        self.model, self.use_reentrant = model, use_reentrant
+
+    def forward(self, x):
+        return checkpoint(self.model, x, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_autocast(recipe):
+    layer, x, dy = case(recipe=recipe)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        assert torch.nn.functional.linear(x, layer.weight).dtype == y.dtype == torch.bfloat16
+    y.backward(dy.bfloat16())
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_moves_and_converts():
+    for recipe in NAMES:
+        layer, x, dy = case(recipe=recipe)
+        step(layer, x, dy)
+        assert layer._weight_casts._entry is not None
+        layer.bfloat16()
+        assert layer._weight_casts._entry is None
+        assert layer(x.bfloat16()).dtype == torch.bfloat16
+        assert layer.weight.dtype == torch.bfloat16
+        meta = copy.deepcopy(layer).to("meta")
+        assert meta(x.bfloat16().to("meta")).shape == (2, 65, 200)
+        back = meta.to_empty(device="cpu")
+        back.reset_parameters()
+        assert step(back, x.bfloat16(), dy.bfloat16())[0].isfinite().all()
+
+
+def test_extra_repr():
+    assert str(nn.Linear(3, 5)) == (
+        "Linear(in_features=3, out_features=5, bias=True, recipe=blockwise)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"in_features": 0}, "'in_features': expected a whole number of at least 1, got 0"),
+        ({"out_features": -1}, "'out_features': expected a whole number of at least 1, got -1"),
+        ({"in_features": 2.5}, "'in_features': expected a whole number of at least 1, got 2.5"),
+        ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*'mxfp8'"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"octofold.nn.Linear: .*" + message):
+        nn.Linear(**({"in_features": 3, "out_features": 5} | arguments))
+
+
+def test_bad_input():
+    layer, x, _ = case()
+    with pytest.raises(octofold.InvalidArgumentError, match=r"octofold.nn.Linear: argument 'x'"):
+        layer(x[..., :-1])
+    with pytest.raises(
+        octofold.InvalidArgumentError, match=r"Linear: argument 'weight': .*float64"
+    ):
+        layer.double()(x)
+
+
+@pytest.mark.parametrize(
+    ("linear", "message"),
+    [
+        (torch.nn.Bilinear(3, 3, 3), "expected a torch.nn.Linear itself, got torch.nn.*Bilinear"),
+        (torch.nn.LazyLinear(3), "expected a torch.nn.Linear itself, got torch.nn.*LazyLinear"),
+        (nn.Linear(3, 3), "expected a torch.nn.Linear itself, got octofold.nn.linear.Linear"),
+    ],
+)
+def test_from_linear_takes_no_other_module(linear, message):
+    with pytest.raises(octofold.InvalidArgumentError, match="'linear': " + message):
+        nn.Linear.from_linear(linear)
+
+
+def test_fp8_state_is_refused():
+    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
+    layer, x, _ = case()
+    before = layer(x)
+    model, state = torch.nn.Sequential(layer), torch.nn.Sequential(served).state_dict()
+    with pytest.raises(
+        RuntimeError, match=r"'0.weight': expected bfloat16, .*float8_e4m3fn: .*Infer"
+    ):
+        model.load_state_dict(state)
+    assert torch.equal(layer(x), before)

@@ -1,0 +1,314 @@
+"""octofold.linear(): its result and gradients, against FP64 and against the casts and products that
+each recipe stands for."""
+
+import octofold
+import pytest
+from layer_support import STATELESS, exact, gradients, random, relative_error
+from octofold import ScaledTensor
+
+torch = pytest.importorskip("torch")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+# Two operands rounded to 3 bits of mantissa (e4m3), and one of them to 2 (e5m2): 0.037 and 0.058
+# for normally distributed values.
+LIMIT = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
+
+# x, weight of the output; dY, weight of the input gradient; dY, x of the weight gradient; accuracy.
+PRODUCTS = {
+    "blockwise": ("1x128", "128x128", "1x128", "128x128", "1x128", "channel", "e4m3", False),
+    "rowwise": ("channel", "channel", "channel", "channel", "channel", "channel", "e4m3", True),
+    "tensorwise": ("tensor", "tensor", "tensor", "tensor", "tensor", "tensor", "e5m2", False),
+    "rowwise_with_gw_hp": ("channel", "channel", "channel", "tensor", None, None, "e4m3", True),
+}
+
+
+def case(dtype=FP32, tokens=(2, 65), weight_dtype=None):
+    x = random(*tokens, 300, dtype=dtype)
+    weight = random(200, 300, dtype=weight_dtype or dtype)
+    return x, weight, random(200, dtype=weight_dtype or dtype), random(*tokens, 200, dtype=dtype)
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_gradients_against_float64(recipe):
+    x, weight, bias, dy = case()
+    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    expected = exact(x, weight, bias, dy)
+    of_gradients = LIMIT[PRODUCTS[recipe][6]]
+    limits = {
+        "y": LIMIT["e4m3"],
+        "x": of_gradients,
+        "weight": LIMIT["high"] if recipe == "rowwise_with_gw_hp" else of_gradients,
+        "bias": LIMIT["high"],
+    }
+    for (name, limit), left, right in zip(limits.items(), actual, expected, strict=True):
+        assert left.shape == right.shape
+        error = relative_error(left, right)
+        assert error < limit, name
+        assert limit == LIMIT["high"] or error > 0.5 * limit, f"{name} was not cast"
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_is_what_its_recipe_says(recipe):
+    """Bit by bit, of casts and products made by hand."""
+    x_of_y, w_of_y, dy_of_dx, w_of_dx, dy_of_dw, x_of_dw, gradient, power_of_two = PRODUCTS[recipe]
+    x, weight, bias, dy = case(tokens=(130,))
+
+    def cast(tensor, granularity, dtype="e4m3", transpose=False):
+        options = {"power_of_two": power_of_two, "profile": "torchao", "transpose": transpose}
+        return octofold.quantize(tensor, dtype, granularity, **options)
+
+    def product(a, b, **options):
+        return octofold.gemm(a, b, out_dtype="float32", **options)
+
+    y, dx, dw, db = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    assert torch.equal(y, product(cast(x, x_of_y), cast(weight, w_of_y), bias=bias))
+    dy_rows = cast(dy, dy_of_dx, gradient)
+    assert torch.equal(dx, product(dy_rows, cast(weight, w_of_dx, transpose=True)))
+    if dy_of_dw is None:
+        assert torch.equal(dw, dy.t() @ x)
+    else:
+        dy_columns = cast(dy, dy_of_dw, gradient, transpose=True)
+        assert torch.equal(dw, product(dy_columns, cast(x, x_of_dw, transpose=True)))
+    assert torch.equal(db, dy.sum(0))
+
+
+def test_outlier_channels():
+    """Features of x and of dY with magnitudes e^N(0, 2): where they share a scale the small ones
+    are lost. Errors of the weight gradient's worst column and row, each in its own measure."""
+    of_x, of_dy = torch.exp(2 * torch.randn(256)), torch.exp(2 * torch.randn(256))
+    x, dy, weight = random(512, 256) * of_x, random(512, 256) * of_dy, random(256, 256)
+    expected = exact(x, weight, None, dy)[2] / of_x / of_dy[:, None]
+    worst = {}
+    for recipe in STATELESS:
+        dw = gradients(lambda *t, r=recipe: octofold.linear(*t, r), x, weight, None, dy)[2]
+        error = dw / of_x / of_dy[:, None] - expected
+        worst[recipe] = max(
+            float((error.norm(dim=dim) / expected.norm(dim=dim)).max()) for dim in (0, 1)
+        )
+    assert worst["blockwise"] < 0.05
+    assert worst["rowwise"] < 0.05
+    assert worst["rowwise_with_gw_hp"] < 1e-5
+    assert worst["tensorwise"] > 5 * worst["blockwise"]
+
+
+@pytest.mark.parametrize("exponent", [-30, 20])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_gradients_of_any_magnitude(recipe, exponent):
+    """A mean over many tokens makes them tiny: they lose nothing by that (down to 1e-12)."""
+    x, weight, bias, dy = case()
+    scaled = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy * 2.0**exponent)
+    plain = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    for left, right in zip(scaled[1:], plain[1:], strict=True):
+        assert relative_error(left, right * 2.0**exponent) < 1e-6
+
+
+@pytest.mark.parametrize("weight_dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_dtypes(recipe, dtype, weight_dtype):
+    x, weight, bias, dy = case(dtype, weight_dtype=weight_dtype)
+    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    assert [t.dtype for t in actual] == [dtype, dtype, weight_dtype, weight_dtype]
+    for left, right in zip(actual, exact(x, weight, bias, dy), strict=True):
+        assert relative_error(left, right) < LIMIT["e5m2"]
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_leading_dimensions_and_strides(recipe):
+    x, weight, bias, dy = case(tokens=(6, 20))
+    expected = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+
+    def check(view, dy_view):
+        actual = gradients_of_view(view, weight, bias, dy_view, recipe)
+        for left, right in zip(actual, expected, strict=True):
+            assert left.shape == right.reshape(left.shape).shape
+            assert torch.equal(left, right.reshape(left.shape))
+
+    check(x.view(2, 3, 20, 300), dy.view(2, 3, 20, 200))
+    check(x.view(120, 300), dy.view(120, 200))
+    wide = torch.full((6, 40, 300), torch.nan)
+    wide[:, :20] = x
+    check(wide[:, :20], dy)  # no one stride walks it
+    check(x.view(120, 300).t().contiguous().t(), dy.view(120, 200).t().contiguous().t())
+    with torch.no_grad():
+        one = octofold.linear(x[0, 0], weight, bias, recipe)
+        assert torch.equal(one, octofold.linear(x[:1, 0], weight, bias, recipe)[0])
+
+
+def gradients_of_view(x, weight, bias, dy, recipe):
+    """As gradients(), with x and dy in the strides that they have."""
+    x, weight, bias = (t.detach().requires_grad_() for t in (x, weight.clone(), bias.clone()))
+    y = octofold.linear(x, weight, bias, recipe)
+    return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy)
+
+
+def test_expanded_gradient():
+    """As sum() hands it back: without memory of its own."""
+    x, weight, bias, _ = case()
+    weight.requires_grad_()
+    octofold.linear(x, weight, bias).sum().backward()
+    expected = exact(x, weight.detach(), bias, torch.ones(2, 65, 200))[2]
+    assert relative_error(weight.grad, expected) < LIMIT["e4m3"]
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("tokens", [(0,), (3, 0)])
+def test_no_tokens(recipe, tokens):
+    x, weight, bias, dy = case(tokens=tokens)
+    y, dx, dw, db = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    assert y.shape == (*tokens, 200)
+    assert dx.shape == x.shape
+    assert not dw.any()
+    assert not db.any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 3), (129, 127, 1), (3, 1, 257)])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_odd_sizes(recipe, shape):
+    tokens, in_features, out_features = shape
+    x, weight = random(tokens, in_features), random(out_features, in_features)
+    dy = random(tokens, out_features)
+    actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, None, dy)
+    for left, right in zip(actual[:3], exact(x, weight, None, dy)[:3], strict=True):
+        assert relative_error(left, right) < 0.15  # of few elements
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_only_what_needs_a_gradient(recipe, casts):
+    """No casts for frozen parts, nor gradients."""
+    x, weight, bias, dy = case()
+    both_of_dy = 1 if PRODUCTS[recipe][2] == PRODUCTS[recipe][4] else 2
+    both_of_dy = 1 if recipe == "rowwise_with_gw_hp" else both_of_dy
+    for needs in ("x", "weight", "bias"):
+        leaves = {"x": x.clone(), "weight": weight.clone(), "bias": bias.clone()}
+        leaves[needs].requires_grad_()
+        casts.clear()
+        y = octofold.linear(**leaves, recipe=recipe)
+        forward = casts.copy()
+        y.backward(dy)
+        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
+        in_backward = casts[len(forward) :]
+        if needs == "x":  # weight twice where its granularities differ
+            assert forward.count((200, 300)) == (2 if recipe == "rowwise_with_gw_hp" else 1)
+            assert forward.count((2, 65, 300)) == 1
+            assert in_backward == [(2, 65, 200)]
+        elif needs == "weight":
+            assert forward.count((200, 300)) == 1
+            assert forward.count((2, 65, 300)) == (2 if recipe == "blockwise" else 1)
+            assert in_backward == [] if recipe == "rowwise_with_gw_hp" else [(2, 65, 200)]
+        else:
+            assert len(forward) == 2
+            assert in_backward == []
+
+
+def test_x_is_not_kept():
+    """Of what backward needs, x is kept in FP8."""
+    x, weight, _, _ = case(BF16)
+    saved = []
+    weight.requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        octofold.linear(x, weight)
+        assert [(t.dtype, tuple(t.shape)) for t in saved] == [
+            (torch.float8_e4m3fn, (300, 130)),
+            (FP32, (300,)),
+        ]
+        saved.clear()
+        octofold.linear(x, weight, recipe="rowwise_with_gw_hp")
+        assert [t.data_ptr() for t in saved] == [x.data_ptr()]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_nan_and_infinities_propagate(recipe, value):
+    x, weight, bias, dy = case(tokens=(130,))
+    bad = x.clone()
+    bad[3, 7] = value
+    y, dx, dw, _ = gradients(lambda *t: octofold.linear(*t, recipe), bad, weight, bias, dy)
+    assert not y[3].isfinite().any()
+    assert not dw[:, 7].isfinite().any()
+    if recipe != "tensorwise":
+        others = torch.arange(130) != 3
+        assert y[others].isfinite().all()
+    assert dx.isfinite().all()
+    bad = dy.clone()
+    bad[3, 7] = value
+    y, dx, dw, db = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, bad)
+    assert y.isfinite().all()
+    assert not dx[3].isfinite().any()
+    assert not dw[7].isfinite().any()
+    assert not db[7].isfinite()
+
+
+def test_backward_is_not_differentiated():
+    x, weight, _, _ = case()
+    y = octofold.linear(x.requires_grad_(), weight)
+    with pytest.raises(octofold.UnsupportedError, match="create_graph"):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_autocast(recipe, dtype):
+    """x is cast from what it is; the result has autocast's dtype, gradients their own."""
+    x, weight, bias, dy = case()
+    with torch.autocast("cpu", dtype):
+        actual = gradients(lambda *t: octofold.linear(*t, recipe), x, weight, bias, dy)
+    assert [t.dtype for t in actual] == [dtype, FP32, FP32, FP32]
+    for left, right in zip(actual, exact(x, weight, bias, dy), strict=True):
+        assert relative_error(left, right) < LIMIT["e5m2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"x": random(3, 299)},
+            r"'x': expected \[..., 300\] for weight \[200, 300\], got \[3, 299\]",
+        ),
+        ({"x": random()}, r"'x': expected \[..., 300\]"),
+        ({"x": random(3, 300).double()}, "'x': expected a torch tensor of .*, got torch.float64"),
+        ({"x": random(3, 300).numpy()}, "'x': expected a torch tensor of .*, got numpy.ndarray"),
+        ({"x": random(3, 300).to("meta")}, "'x': expected a tensor on cpu, .*, got meta"),
+        ({"weight": random(200)}, r"'weight': expected \[out, in\]"),
+        ({"weight": torch.empty(0, 300)}, r"'weight': expected .*at least 1 .*, got \[0, 300\]"),
+        ({"weight": random(200, 300).to(torch.float8_e4m3fn)}, "'weight': .*float8_e4m3fn"),
+        ({"weight": None}, "'weight': expected a torch tensor of .*NoneType"),
+        ({"bias": random(199)}, r"'bias': expected \[200\], .*, got \[199\]"),
+        ({"bias": random(200).int()}, "'bias': expected a torch tensor of .*int32"),
+        ({"bias": random(200).to("meta")}, "'bias': expected a tensor on cpu, .*, got meta"),
+        ({"recipe": "mxfp8"}, "'recipe': expected a Recipe or one of blockwise, .*, got 'mxfp8'"),
+        ({"recipe": None}, "'recipe': expected a Recipe or one of blockwise, .*, got None"),
+        ({"recipe": "delayed"}, "'recipe': expected one without delayed .*, got delayed"),
+    ],
+)
+def test_bad_arguments(change, message):
+    arguments = {"x": random(3, 300), "weight": random(200, 300), "bias": random(200)}
+    with pytest.raises(octofold.InvalidArgumentError, match="^linear: argument " + message):
+        octofold.linear(**(arguments | change))
+
+
+def test_torchao_computes_the_same():
+    """Its recipes, emulated on the CPU."""
+    training = pytest.importorskip("torchao.float8")
+    from torchao.float8.config import Float8LinearConfig
+
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        config = Float8LinearConfig.from_recipe_name(recipe)
+        config = type(config)(**{**vars(config), "emulate": True})
+        layer = torch.nn.Sequential(torch.nn.Linear(256, 192, bias=False))
+        x, dy = random(64, 256), random(64, 192)
+        ours = gradients(lambda *t, r=recipe: octofold.linear(*t, r), x, layer[0].weight, None, dy)
+        layer = training.convert_to_float8_training(layer, config=config)
+        theirs_x = x.clone().requires_grad_()
+        y = layer(theirs_x)
+        y.backward(dy)
+        for left, right in zip(ours, (y, theirs_x.grad, layer[0].weight.grad), strict=False):
+            assert relative_error(left, right.detach()) < 1e-6, recipe
+
+
+def test_scaled_tensor_is_no_x():
+    x8 = octofold.quantize(random(3, 300))
+    assert isinstance(x8, ScaledTensor)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x': .*ScaledTensor"):
+        octofold.linear(x8, random(200, 300))
