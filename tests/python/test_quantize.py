@@ -89,7 +89,7 @@ def test_transpose_by_channels_beside_rows_of_blocks(profile, rng):
 
 
 def test_other_pairs_of_granularities_are_refused():
-    with pytest.raises(octofold.InvalidArgumentError, match="as 'out.rows', or channel"):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"as 'out\.rows', or channel"):
         octofold.quantize_both(np.zeros((4, 8), np.float32), transposed_granularity="tensor")
 
 

@@ -1,12 +1,21 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from torch import Tensor
 
 from ..casts import quantize, quantize_both
 from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
+
+# Granularities of rows and of the transpose that one call casts to.
+_TOGETHER: Final = (
+    ("tensor", "tensor"),
+    ("channel", "channel"),
+    ("1x128", "1x128"),
+    ("1x128", "channel"),
+    ("128x128", "128x128"),
+)
 
 Casts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """Of a matrix, and of its transpose; None where no product wants it."""
@@ -29,7 +38,7 @@ def cast(
     scale: Tensor | None = None,
 ) -> Casts:
     """x [..., cols], and its transpose [cols, ...], at these granularities (None: not at all), from
-    one read where they are the same; with a static tensor scale [1] if one is given."""
+    with as few reads as that takes; with a static tensor scale [1] if one is given."""
     power_of_two, profile = recipe.power_of_two, recipe.profile
     if scale is not None:
         return (
@@ -38,8 +47,11 @@ def cast(
             if transposed is None
             else quantize(x, dtype, transposed, profile=profile, transpose=True, scale=scale),
         )
-    if rows == transposed and rows is not None:
-        return quantize_both(x, dtype, rows, power_of_two, "saturate", profile)
+    if rows is not None and (rows, transposed) in _TOGETHER:
+        other = None if rows == transposed else transposed
+        return quantize_both(
+            x, dtype, rows, power_of_two, "saturate", profile, transposed_granularity=other
+        )
     return (
         None if rows is None else quantize(x, dtype, rows, power_of_two, "saturate", profile),
         None
