@@ -1,5 +1,5 @@
-// What becomes of a product whose columns are gate and up of a gated activation: the activation, and
-// the FP8 codes of what it gives, with a scale for each 1x128.
+// What becomes of a product whose columns are gate and up of a gated activation: the activation,
+// and the FP8 codes of what it gives, with a scale for each 1x128.
 #pragma once
 
 #include "octofold/vocabulary.h"

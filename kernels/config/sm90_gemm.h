@@ -235,10 +235,9 @@ struct Sm90SmemLayout {
     columns_bytes = config.operand_columns() * kStageDepth;
     // Two neighbours are read at once, as 8 bytes.
     row_scales_bytes = round_up(4 * scales_per_stage(config.rows().scales, config.tile_rows), 16);
-    const int column_scale_count =
-        config.columns().scales == Granularity::kBlock1x128
-            ? ColumnScaleOrder(config.tile_columns).count()
-            : config.column_scales_per_stage();
+    const int column_scale_count = config.columns().scales == Granularity::kBlock1x128
+                                       ? ColumnScaleOrder(config.tile_columns).count()
+                                       : config.column_scales_per_stage();
     column_scales_bytes = round_up(4 * column_scale_count, 16);
     int end = 0;
     if (config.store == OutputStore::kTma) {

@@ -44,11 +44,11 @@ struct Sm90GemmParams {
 
   OperandParams rows;
   OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them
-  void* out;  // [rows, columns], or [columns, rows] where they are swapped
+  void* out;              // [rows, columns], or [columns, rows] where they are swapped
   long long out_stride;
   const void* c{};  // likewise
   long long c_stride{};
-  const void* bias{};  // [columns]
+  const void* bias{};             // [columns]
   OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
 
   WorkParams work;

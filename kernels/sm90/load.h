@@ -85,8 +85,8 @@ __device__ inline RowRange columns_of(const Tile& tile) {
   return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
 }
 
-// Units of an operand's scales that a tile takes: from the first on, so far apart, and how many there
-// are, perhaps more than the tile holds.
+// Units of an operand's scales that a tile takes: from the first on, so far apart, and how many
+// there are, perhaps more than the tile holds.
 struct UnitRange {
   int first;
   int distance;
@@ -104,10 +104,10 @@ __device__ UnitRange units_of(const RowRange& rows) {
 // The scales of one operand that vary along K, word by word: any layout of the scale tensor will
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
-// left in its loop. `units_of(tile)`: those of a tile, of which a stage holds kUnits; `target(stage)`:
-// where they go, in the order that `place(unit)` tells. Nothing is copied for units beyond the last:
-// their products are not stored. (Copies of the last one's scale, all from one address, made a
-// stage up to a quarter longer.)
+// left in its loop. `units_of(tile)`: those of a tile, of which a stage holds kUnits;
+// `target(stage)`: where they go, in the order that `place(unit)` tells. Nothing is copied for
+// units beyond the last: their products are not stored. (Copies of the last one's scale, all from
+// one address, made a stage up to a quarter longer.)
 template <int kUnits, Sm90GemmConfig kConfig, typename UnitsOf, typename Target, typename Place>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                             const config::ScaleParams& scale, UnitsOf&& units_of, Target&& target,

@@ -230,8 +230,8 @@ class MathWarpgroup {
   };
 
   // A first warpgroup that leads takes the first stages of a tile without waiting, while the second
-  // one finishes the tile before; of the last ones it has no more to let go. Where there is no order
-  // the second one begins a tile when the lead is there: it lasts, as both take as long for a
+  // one finishes the tile before; of the last ones it has no more to let go. Where there is no
+  // order the second one begins a tile when the lead is there: it lasts, as both take as long for a
   // stage. The ring keeps a tile that is longer apart from its neighbours, whose turns would mix.
   __device__ Turns turns_of(const Tile& tile, int k) const {
     constexpr int kLead = kConfig.lead * kStageDepth;

@@ -34,8 +34,8 @@ __device__ unsigned activate_row(const Sums<kConfig>& sums, int half, RowPairs<k
     numeric::widen<DType::kBFloat16>(&ups, up);
     pairs[j] = ptx::bfloat16_pair(numeric::activate<kActivation>(gate[0], up[0]),
                                   numeric::activate<kActivation>(gate[1], up[1]));
-    magnitudes = numeric::larger<DType::kBFloat16>(
-        magnitudes, numeric::magnitude<DType::kBFloat16>(pairs[j]));
+    magnitudes = numeric::larger<DType::kBFloat16>(magnitudes,
+                                                   numeric::magnitude<DType::kBFloat16>(pairs[j]));
   }
   return magnitudes;
 }

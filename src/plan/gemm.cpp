@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/ranges.h>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -203,8 +204,8 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view 
     if (name == candidate) return plan_config(problem, config, gpu);
     names.push_back(name);
   }
-  core::fail_argument(operation_of(problem), "candidate", core::format("one of {}", fmt::join(names, ", ")),
-                      candidate);
+  core::fail_argument(operation_of(problem), "candidate",
+                      core::format("one of {}", fmt::join(names, ", ")), candidate);
 }
 
 std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu& gpu) {
