@@ -46,7 +46,8 @@ def gated_gemm(
     name = dtype_name("gated_gemm", "dtype", dtype, FP8)
     inputs = (a.data, a.scale, b.data, b.scale)
     options = (a.granularity, b.granularity, activation, power_of_two, overflow, profile)
-    return ScaledTensor(*_GATED_GEMM(inputs, options, name, None, stream), "1x128")
+    data, scale = _GATED_GEMM(inputs, options, name, None, stream)
+    return ScaledTensor(data, scale, "1x128")
 
 
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:

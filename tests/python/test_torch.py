@@ -360,6 +360,13 @@ def test_opcheck_gemm(opcheck, addend, in_place):
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
+def test_opcheck_gated_gemm(opcheck):
+    operands = (*scaled(5, 300, "1x128"), *scaled(400, 300, "128x128"))
+    results = fp8(5, 200), scale_of("1x128", 5, 200)
+    arguments = (*operands, *results, "1x128", "128x128", "swiglu", *OPTIONS)
+    opcheck(torch.ops.octofold.gated_gemm, arguments)
+
+
 @pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
 def test_import_leaves_cuda_alone(users, seen):
     """torch asks the management library, unless the user has it otherwise; else no child by fork
