@@ -3,6 +3,7 @@
 
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/control.h"
+#include "kernels/ptx/tma.h"
 #include "kernels/ptx/wgmma.h"
 #include "kernels/ptx/wgmma_fp8.h"
 #include "kernels/sm90/pipeline.h"
