@@ -33,9 +33,9 @@ def gated_gemm(
     stream: as in gemm().
 
     Returns a ScaledTensor [..., N] with scales 1x128, in the framework of a: what
-    quantize_activation(gemm(a, b), activation) gives. Gate and up are rounded to bfloat16, and so
-    is what the activation makes of them in FP32; that is cast. Nothing is differentiated, as in
-    quantize().
+    quantize_activation(gemm(a, b), activation) gives, to the bit where gemm() does not sum K in
+    slices. Gate and up are rounded to bfloat16, and so is what the activation makes of them in
+    FP32; that is cast. Nothing is differentiated, as in quantize().
     Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
     driver or compiler and UnsupportedError without kernels for it or for such sizes or strides.
     """
