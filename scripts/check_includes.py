@@ -26,7 +26,7 @@ DOORS = {
     "kernels/ptx": ["kernels/config"],
     "kernels/numeric": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
-    "kernels/sm90": ["kernels/epilogue", "kernels/ptx", "kernels/config"],
+    "kernels/sm90": ["kernels/epilogue", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],

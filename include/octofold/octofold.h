@@ -5,6 +5,7 @@
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/error.h"
+#include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
 #include "octofold/gemm_form.h"
 #include "octofold/info.h"

@@ -1,4 +1,4 @@
-// The kernels that gemm() chooses among, by name: for tests and for tuning.
+// The kernels that gemm() and gated_gemm() choose among, by name: for tests and for tuning.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "octofold/export.h"
+#include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
 
 namespace octofold {
@@ -26,5 +27,11 @@ OCTOFOLD_API std::vector<std::string> gemm_candidates(const GemmProblem& problem
 /// in a CUDA graph. Throws as gemm() does; Error(kInvalidArgument) lists the candidates where there
 /// is none of this name, and refuses tensors on the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream, std::string_view candidate);
+
+/// The same of gated_gemm(), whatever the arguments. In "128x128.w2.c2x1x1.b1.early.lead1" the
+/// first of two math warpgroups is a stage ahead of the second.
+OCTOFOLD_API std::vector<std::string> gated_gemm_candidates();
+OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream,
+                             std::string_view candidate);
 
 }  // namespace octofold

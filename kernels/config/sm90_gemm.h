@@ -1,13 +1,14 @@
 // The configuration of Hopper's GEMM kernel: a value that the planner builds, the host compiler
-// checks, the JIT prints into the kernel's name and the kernel reads; where everything lies in
-// shared memory; and what the host passes to the kernel.
+// checks, the JIT prints into the kernel's name and the kernel reads; and where everything lies in
+// shared memory.
 #pragma once
 
 #include "octofold/gemm_form.h"
 
 #include "kernels/config/arithmetic.h"
+#include "kernels/config/gated_output.h"
+#include "kernels/config/sm90_gemm_params.h"
 #include "kernels/config/stage_scales.h"
-#include "kernels/config/work.h"
 
 namespace octofold::config {
 
@@ -86,12 +87,14 @@ constexpr const char* word(MathOrder order) {
 // where they are swapped.
 struct Sm90GemmConfig {
   GemmForm form{};
+  // D's columns are there twice, as gate and up, and what is written are the codes of H.
+  GatedOutput gated{};
   // The instruction takes 64 rows at least, and 8 columns: B's rows as its rows, where A has few.
   // Whatever stands below counts them as the instruction does; the store alone turns D back.
   bool swapped = false;
 
   // The output tile of a block of threads. Each math warpgroup owns tile_rows / math_warpgroups of
-  // its rows and works on them in sub-tiles of 64.
+  // its rows and works on them in sub-tiles of 64, twice where the output is gated.
   int tile_rows = 128;
   int tile_columns = 128;
   int math_warpgroups = 2;
@@ -115,6 +118,9 @@ struct Sm90GemmConfig {
   // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
   // costs one stage of latency tolerance.
   bool early_wait = false;
+  // Stages by which the first of two warpgroups is ahead of the second, so that what one does at
+  // the end of a tile lies under products of the other. It costs as many of latency tolerance.
+  int lead = 0;
   // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
 
@@ -122,6 +128,7 @@ struct Sm90GemmConfig {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("form", form);
+    field("gated", gated);
     field("swapped", swapped);
     field("tile_rows", tile_rows);
     field("tile_columns", tile_columns);
@@ -137,6 +144,7 @@ struct Sm90GemmConfig {
     field("adds_in_place", adds_in_place);
     field("order", order);
     field("early_wait", early_wait);
+    field("lead", lead);
     field("raster_rows", raster_rows);
   }
   friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
@@ -154,7 +162,15 @@ struct Sm90GemmConfig {
   constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
-  constexpr int sub_tiles() const { return tile_rows / (64 * math_warpgroups); }
+  constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
+  // Those of a math warpgroup: one below the other; then the same for the ups.
+  constexpr int row_sub_tiles() const { return warpgroup_rows() / 64; }
+  constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
+  // Rows of the columns' operand that a stage holds, and scales of theirs.
+  constexpr int operand_columns() const { return tile_columns * (gated.exists ? 2 : 1); }
+  constexpr int column_scales_per_stage() const {
+    return scales_per_stage(columns().scales, tile_columns) * (gated.exists ? 2 : 1);
+  }
   constexpr int math_threads() const { return 128 * math_warpgroups; }
   // One warpgroup more loads, reads scales and stores; two where threads copy the operands.
   constexpr int load_warpgroups() const { return load == OperandLoad::kTma ? 1 : 2; }
@@ -189,13 +205,16 @@ struct Sm90GemmConfig {
 
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const;
+
+ private:
+  constexpr const char* gated_invalid_reason() const;
 };
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
 struct Sm90SmemLayout {
   int output = 0;         // what the block stores of D: boxes, one after another
   int rows = 0;           // [stages][tile_rows][128], 128-byte swizzle
-  int columns = 0;        // [stages][tile_columns][128], likewise
+  int columns = 0;        // [stages][operand_columns][128], likewise; ups behind gates
   int row_scales = 0;     // [stages][…]
   int column_scales = 0;  // [stages][…]
   int unaligned = 0;      // [2][rows and columns][kUnalignedRow]: copied, not yet shifted
@@ -213,13 +232,12 @@ struct Sm90SmemLayout {
 
   constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
     rows_bytes = config.tile_rows * kStageDepth;
-    columns_bytes = config.tile_columns * kStageDepth;
+    columns_bytes = config.operand_columns() * kStageDepth;
     // Two neighbours are read at once, as 8 bytes.
     row_scales_bytes = round_up(4 * scales_per_stage(config.rows().scales, config.tile_rows), 16);
-    const int column_scale_count =
-        config.columns().scales == Granularity::kBlock1x128
-            ? ColumnScaleOrder(config.tile_columns).count()
-            : scales_per_stage(config.columns().scales, config.tile_columns);
+    const int column_scale_count = config.columns().scales == Granularity::kBlock1x128
+                                       ? ColumnScaleOrder(config.tile_columns).count()
+                                       : config.column_scales_per_stage();
     column_scales_bytes = round_up(4 * column_scale_count, 16);
     int end = 0;
     if (config.store == OutputStore::kTma) {
@@ -254,9 +272,26 @@ struct Sm90SmemLayout {
   }
 };
 
+constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
+  if (!is_gated(gated.activation)) return "an activation of gate and up";
+  if (!is_fp8(form.out)) return "what a gated activation gives is cast to FP8";
+  if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
+    return "gate and up are products of 1x128 and 128x128 scales";
+  }
+  if (form.c != Addend::kNone || form.bias != Addend::kNone) return "gate and up are just products";
+  if (swapped || tile_columns != kScaleBlock || row_sub_tiles() != 1) {
+    return "a thread holds gate and up of the same elements, four of them a unit of 1x128";
+  }
+  if (cluster_depth != 1) return "gate and up are not shared";
+  if (load != OperandLoad::kTma || store != OutputStore::kTma) return "all moves by TMA";
+  return nullptr;
+}
+
 constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
-  if (is_fp8(form.out) || form.out == DType::kInt32) {
+  if (gated.exists) {
+    if (const char* reason = gated_invalid_reason()) return reason;
+  } else if (is_fp8(form.out) || form.out == DType::kInt32) {
     return "D has to be float32, float16 or bfloat16";
   }
   if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 math warpgroups";
@@ -317,6 +352,10 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (early_wait && order == MathOrder::kOrdered) {
     return "a warpgroup that waits for the next stage early keeps the others waiting too long";
   }
+  if (lead < 0 || (lead > 0 && (math_warpgroups != 2 || !promote() ||
+                                order == MathOrder::kAlternating || stages < lead + 2))) {
+    return "the first of two warpgroups leads, within the ring, where partial sums are promoted";
+  }
   if (math_registers() < load_registers()) return "fewer registers than the block needs";
   if (tile_columns / 2 + 26 > registers_at_start()) {
     return "the instruction's sums do not fit into the registers that the block starts with";
@@ -330,56 +369,6 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
     return "more shared memory than a block has";
   }
   return nullptr;
-}
-
-// A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
-struct alignas(64) TensorMap {
-  unsigned char opaque[128];
-};
-
-// Scale of unit (row, k) at [row * row_stride + k * k_stride]. The units are those of the
-// granularity: a tensor has one, a channel one k.
-struct ScaleParams {
-  const float* data;
-  long long row_stride;
-  long long k_stride;
-};
-
-// A matrix of codes [rows, k]. Strides count elements.
-struct OperandParams {
-  const unsigned char* data;
-  long long stride;
-  ScaleParams scale;
-};
-
-// What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
-// maps are used, with OutputStore::kTma that of D; the pointers otherwise.
-struct Sm90GemmParams {
-  TensorMap
-      rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
-  TensorMap last_rows_map{};  // box [last_rows, 128], likewise
-  TensorMap columns_map{};  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise
-  TensorMap out_map{};      // box of Sm90SmemLayout, swizzle of its width
-
-  OperandParams rows;
-  OperandParams columns;
-  void* out;  // [rows, columns], or [columns, rows] where they are swapped
-  long long out_stride;
-  const void* c{};  // likewise
-  long long c_stride{};
-  const void* bias{};  // [columns]
-
-  WorkParams work;
-  int last_rows{};  // 0: last_rows_map is not used
-};
-
-// Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there
-// are, as TMA takes its time over rows that are not (54 µs against 34 for 1 row and for 64 at N, K
-// = 7168, 16384 on an H200). What a stage holds in the other rows is of no account: their sums are
-// not stored. 0: as in all others.
-constexpr int last_rows(int tile_rows, int cluster_columns, int rows) {
-  const int existing = round_up(rows % tile_rows, 8);
-  return cluster_columns == 1 && existing < tile_rows ? existing : 0;
 }
 
 }  // namespace octofold::config

@@ -43,6 +43,11 @@ __device__ inline void store_shared_word(unsigned address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ inline void store_shared_half(unsigned address, unsigned value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(value))
+               : "memory");
+}
+
 // Starts a store to the same offset in the shared memory of block `rank` of the cluster, which
 // counts 4 bytes on the barrier with the same offset there.
 __device__ inline void store_async_at_rank(unsigned address, unsigned rank, unsigned value,

@@ -1,4 +1,5 @@
-// The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias).
+// The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias), or the codes
+// of a gated activation of two such products.
 //
 // As many blocks of threads as run at one time stay for the whole product and walk over tiles of D;
 // those that share a tile, each with a slice of K, have one. A block's last warpgroup keeps a ring
@@ -15,6 +16,7 @@
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/slices.h"
 #include "kernels/sm90/store.h"
+#include "kernels/sm90/store_gated.h"
 #include "kernels/sm90/walk.h"
 
 namespace octofold {
@@ -58,7 +60,9 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
     }
     if constexpr (kStaged) {
       ptx::mbarrier_wait(smem.output_empty(), parity);
-      if constexpr (kConfig.swapped) {
+      if constexpr (kConfig.gated.exists) {
+        stage_gated(params, smem, tile, sums);
+      } else if constexpr (kConfig.swapped) {
         stage_columns(params, smem, tile, rank, sums);
       } else {
         stage_rows(params, smem, tile, rank, sums);

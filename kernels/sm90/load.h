@@ -55,12 +55,18 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
       ptx::tma_load(smem.rows(stage), is_last ? &params.last_rows_map : &params.rows_map, full, k,
                     tile.operand_row);
     }
-    if constexpr (kConfig.cluster_rows > 1) {
-      const int row = rank * kShareOfColumns;
-      ptx::tma_load_multicast(smem.columns(stage) + row * kStageDepth, &params.columns_map, full, k,
-                              tile.operand_column + row, kEveryBlock);
-    } else {
-      ptx::tma_load(smem.columns(stage), &params.columns_map, full, k, tile.operand_column);
+    // Of a gated output the gates, then the ups, which begin where the gates' rows end.
+#pragma unroll
+    for (int part = 0; part < kConfig.operand_columns() / kConfig.tile_columns; ++part) {
+      const unsigned target = smem.columns(stage) + part * kConfig.tile_columns * kStageDepth;
+      const int column = tile.operand_column + part * tile.column_end;
+      if constexpr (kConfig.cluster_rows > 1) {
+        const int row = rank * kShareOfColumns;
+        ptx::tma_load_multicast(target + row * kStageDepth, &params.columns_map, full, k,
+                                column + row, kEveryBlock);
+      } else {
+        ptx::tma_load(target, &params.columns_map, full, k, column);
+      }
     }
   });
 }
@@ -79,35 +85,46 @@ __device__ inline RowRange columns_of(const Tile& tile) {
   return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
 }
 
+// Units of an operand's scales that a tile takes: from the first on, so far apart, and how many
+// there are, perhaps more than the tile holds.
+struct UnitRange {
+  int first;
+  int distance;
+  int count;
+};
+
+template <Granularity kScales>
+__device__ UnitRange units_of(const RowRange& rows) {
+  constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
+  static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
+  const int first = rows.first / kRowsOfUnit;
+  return {first, 1, (rows.end - 1) / kRowsOfUnit + 1 - first};
+}
+
 // The scales of one operand that vary along K, word by word: any layout of the scale tensor will
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
-// left in its loop. `range_of(tile)`: the operand's rows of a tile, `target(stage)`: where their
-// scales go, in the order that `place(unit)` tells. Nothing is copied for units beyond the last:
-// their products are not stored. (Copies of the last one's scale, all from one address, made a
-// stage up to a quarter longer.)
-template <Granularity kScales, int kExtent, Sm90GemmConfig kConfig, typename RangeOf,
-          typename Target, typename Place>
+// left in its loop. `units_of(tile)`: those of a tile, of which a stage holds kUnits;
+// `target(stage)`: where they go, in the order that `place(unit)` tells. Nothing is copied for
+// units beyond the last: their products are not stored. (Copies of the last one's scale, all from
+// one address, made a stage up to a quarter longer.)
+template <int kUnits, Sm90GemmConfig kConfig, typename UnitsOf, typename Target, typename Place>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                            const config::ScaleParams& scale, RangeOf&& range_of, Target&& target,
+                            const config::ScaleParams& scale, UnitsOf&& units_of, Target&& target,
                             Place&& place) {
-  constexpr int kUnits = config::scales_per_stage(kScales, kExtent);
-  constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
-  static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (lane >= kUnits) return;
   RingPosition<kConfig.stages> position;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
-    const RowRange rows = range_of(tile);
-    const int first = rows.first / kRowsOfUnit + lane;
-    const int last = (rows.end - 1) / kRowsOfUnit;
-    const int behind = min(last - first, kUnits - 1 - lane);  // units of the tile behind this one
+    const UnitRange units = units_of(tile);
+    const int first = units.first + lane * units.distance;
+    const int behind = min(units.count, kUnits) - 1 - lane;  // units of the tile behind this one
     const float* sources[kUnitsOfLane];
 #pragma unroll
     for (int i = 0; i < kUnitsOfLane; ++i) {
-      sources[i] = scale.data + (first + 32 * i) * scale.row_stride +
+      sources[i] = scale.data + (first + 32 * i * units.distance) * scale.row_stride +
                    tile.k_begin / kScaleBlock * scale.k_stride;
     }
 #pragma unroll 1
@@ -127,23 +144,35 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
 
 template <Sm90GemmConfig kConfig>
 __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
-  if constexpr (varies_along_k(kConfig.rows().scales)) {
-    load_scales<kConfig.rows().scales, kConfig.tile_rows>(
-        params, smem, params.rows.scale, rows_of, [&](int stage) { return smem.row_scales(stage); },
-        [](int row) { return row; });
+  constexpr Granularity kScales = kConfig.rows().scales;
+  if constexpr (varies_along_k(kScales)) {
+    load_scales<config::scales_per_stage(kScales, kConfig.tile_rows)>(
+        params, smem, params.rows.scale,
+        [](const Tile& tile) { return units_of<kScales>(rows_of(tile)); },
+        [&](int stage) { return smem.row_scales(stage); }, [](int row) { return row; });
   }
 }
 
 template <Sm90GemmConfig kConfig>
 __device__ void load_column_scales(const Sm90GemmParams& params,
                                    const SharedMemory<kConfig>& smem) {
-  if constexpr (varies_along_k(kConfig.columns().scales)) {
-    load_scales<kConfig.columns().scales, kConfig.tile_columns>(
-        params, smem, params.columns.scale, columns_of,
+  constexpr Granularity kScales = kConfig.columns().scales;
+  if constexpr (varies_along_k(kScales)) {
+    load_scales<kConfig.column_scales_per_stage()>(
+        params, smem, params.columns.scale,
+        [](const Tile& tile) {
+          if constexpr (kConfig.gated.exists) {  // the gates' block and the ups'
+            constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
+            return UnitRange{tile.operand_column / kRowsOfUnit, tile.column_end / kRowsOfUnit,
+                             tile.column < tile.column_end ? 2 : 0};
+          } else {
+            return units_of<kScales>(columns_of(tile));
+          }
+        },
         [&](int stage) { return smem.column_scales(stage); },
         [](int column) {
           constexpr config::ColumnScaleOrder kOrder(kConfig.tile_columns);
-          constexpr bool kOwn = kConfig.columns().scales == Granularity::kBlock1x128;
+          constexpr bool kOwn = kScales == Granularity::kBlock1x128;
           return kOwn ? kOrder.place(column) : column;
         });
   }

@@ -35,18 +35,20 @@ class RowScales<kConfig, Granularity::kBlock1x128> {
 
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
 #pragma unroll
-    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+    for (int sub_tile = 0; sub_tile < kConfig.row_sub_tiles(); ++sub_tile) {
       const unsigned rows = smem.row_scales(stage) + 4 * (row_ + 64 * sub_tile);
       values_[sub_tile][0] = ptx::load_shared(rows);
       values_[sub_tile][1] = ptx::load_shared(rows + 4 * 8);
     }
   }
 
-  __device__ float at(int sub_tile, int i) const { return values_[sub_tile][i / 2 % 2]; }
+  __device__ float at(int sub_tile, int i) const {
+    return values_[sub_tile % kConfig.row_sub_tiles()][i / 2 % 2];
+  }
 
  private:
   int row_;
-  float values_[kConfig.sub_tiles()][2];
+  float values_[kConfig.row_sub_tiles()][2];
 };
 
 template <Sm90GemmConfig kConfig>
@@ -94,7 +96,7 @@ class ColumnScales {
   __device__ explicit ColumnScales(int) {}
   __device__ void begin_tile(const Tile&) {}
   __device__ void read(const SharedMemory<kConfig>&, int) {}
-  __device__ float at(int) const { return 1.0f; }
+  __device__ float at(int, int) const { return 1.0f; }
 };
 
 template <Sm90GemmConfig kConfig>
@@ -121,7 +123,7 @@ class ColumnScales<kConfig, Granularity::kBlock1x128> {
     }
   }
 
-  __device__ float at(int i) const { return values_[i / 4 * 2 + i % 2]; }
+  __device__ float at(int, int i) const { return values_[i / 4 * 2 + i % 2]; }
 
  private:
   static constexpr int kCount = kConfig.tile_columns / 4;
@@ -145,8 +147,10 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
     values_[1] = pair.y;
   }
 
-  // A strip of columns lies in one block, wherever the tile begins.
-  __device__ float at(int i) const {
+  // A strip of columns lies in one block, wherever the tile begins. Of a gated output all gates lie
+  // in one, all ups in another.
+  __device__ float at(int sub_tile, int i) const {
+    if constexpr (kConfig.gated.exists) return values_[sub_tile / kConfig.row_sub_tiles()];
     const bool second = kTwo && 2 * i / kStrip * kStrip >= split_;
     return second ? values_[1] : values_[0];
   }

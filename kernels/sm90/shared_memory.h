@@ -54,17 +54,14 @@ struct SharedMemory {
                                                     ? 32 * kCopyWarps
                                                     : kCopyWarps;
   // Threads of a warp that copies scales, which has nothing to do where none vary along K.
-  static constexpr unsigned scale_threads(Granularity scales, int extent) {
-    const int units = config::scales_per_stage(scales, extent);
-    return units < 32 ? units : 32;
-  }
+  static constexpr unsigned scale_threads(int units) { return units < 32 ? units : 32; }
 
   // The first warp.
   __device__ void init_barriers() const {
     constexpr unsigned kMathWarps = 4 * kConfig.math_warpgroups;
-    constexpr unsigned kProducers = kOperandProducers +
-                                    scale_threads(kConfig.rows().scales, kConfig.tile_rows) +
-                                    scale_threads(kConfig.columns().scales, kConfig.tile_columns);
+    constexpr int kRowScales = config::scales_per_stage(kConfig.rows().scales, kConfig.tile_rows);
+    constexpr unsigned kProducers = kOperandProducers + scale_threads(kRowScales) +
+                                    scale_threads(kConfig.column_scales_per_stage());
     static_assert(kConfig.stages <= 32);
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {

@@ -15,7 +15,7 @@ namespace octofold::sm90 {
 template <Sm90GemmConfig kConfig>
 __device__ int first_row_of_thread() {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  return warp / 4 * 64 * kConfig.sub_tiles() + warp % 4 * 16 + lane / 4;
+  return warp / 4 * kConfig.warpgroup_rows() + warp % 4 * 16 + lane / 4;
 }
 
 // Whether this block stores the eight columns of the tile that begin with this one.

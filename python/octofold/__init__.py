@@ -33,6 +33,7 @@ from .errors import (
     UnavailableError,
     UnsupportedError,
 )
+from .gated_gemm import gated_gemm
 from .gemm import gemm
 from .scaled_tensor import ScaledTensor
 
@@ -73,6 +74,7 @@ __all__ = [
     "UnsupportedError",
     "convert",
     "default_skip_patterns",
+    "gated_gemm",
     "gemm",
     "info",
     "kernel_cache",

@@ -36,8 +36,10 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
           .scale = {scale.data, scale.row_stride, scale.col_stride}};
 }
 
-Sm90GemmParams params_of(const Driver& driver, const GemmArguments& arguments,
-                         const Sm90GemmConfig& config) {
+}  // namespace
+
+Sm90GemmParams gemm_params(const Driver& driver, const GemmArguments& arguments,
+                           const Sm90GemmConfig& config) {
   const ScaledTensorView& row_operand = config.swapped ? arguments.b : arguments.a;
   const ScaledTensorView& column_operand = config.swapped ? arguments.a : arguments.b;
   const TensorView& rows = row_operand.data;
@@ -50,8 +52,8 @@ Sm90GemmParams params_of(const Driver& driver, const GemmArguments& arguments,
                         .c = arguments.c ? arguments.c->data : nullptr,
                         .c_stride = arguments.c ? arguments.c->strides[0] : 0,
                         .bias = arguments.bias ? arguments.bias->data : nullptr,
-                        .work = {.rows = static_cast<int>(rows.shape[0]),
-                                 .columns = static_cast<int>(columns.shape[0]),
+                        .work = {.rows = static_cast<int>(out.shape[config.swapped ? 1 : 0]),
+                                 .columns = static_cast<int>(out.shape[config.swapped ? 0 : 1]),
                                  .depth = static_cast<int>(rows.shape[1])}};
   if (config.load == config::OperandLoad::kTma) {
     params.rows_map = encode_tensor_map(driver, rows, config.tile_rows / config.cluster_columns,
@@ -72,9 +74,11 @@ Sm90GemmParams params_of(const Driver& driver, const GemmArguments& arguments,
   return params;
 }
 
+namespace {
+
 void launch(const Device& device, const GemmArguments& arguments, Stream stream,
             const Prepared<Sm90GemmConfig>& prepared) {
-  const Sm90GemmParams params = params_of(device.driver(), arguments, prepared.config);
+  const Sm90GemmParams params = gemm_params(device.driver(), arguments, prepared.config);
   prepared.launch(stream, &params);
 }
 

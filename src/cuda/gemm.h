@@ -6,6 +6,7 @@
 #include "octofold/gemm.h"
 
 #include "cuda/device.h"
+#include "kernels/config/sm90_gemm.h"
 
 namespace octofold::cuda {
 
@@ -17,5 +18,10 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream);
 /// tuning.
 void gemm(Device& device, const GemmArguments& arguments, Stream stream,
           std::string_view candidate);
+
+/// What the kernel of this configuration is given. Of a gated product B has the rows of gates and
+/// ups, `out` the codes of H, and the scales of these are left to the caller.
+config::Sm90GemmParams gemm_params(const Driver& driver, const GemmArguments& arguments,
+                                   const config::Sm90GemmConfig& config);
 
 }  // namespace octofold::cuda

@@ -26,7 +26,8 @@ const config::CastRule& rule_of(const core::Arguments& check, CastProfile profil
   check.fail("profile", "a CastProfile", core::format("{}", static_cast<int>(profile)));
 }
 
-// A target as matrices, checked against `shape`, that of its codes.
+}  // namespace
+
 MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
                                        const MutableScaledTensorView& target,
                                        std::span<const std::int64_t> shape,
@@ -51,6 +52,8 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
   }
   return out;
 }
+
+namespace {
 
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
                              const MutableScaledTensorView& transposed, ScaleSource scales) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "octofold/casts.h"
@@ -19,6 +20,12 @@ struct CastInput {
 };
 
 std::span<const std::int64_t> shape_of(const TensorView& tensor);
+
+/// A target as matrices, checked against `shape`, that of its codes; as below.
+MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
+                                       const MutableScaledTensorView& target,
+                                       std::span<const std::int64_t> shape,
+                                       std::span<const CastInput> inputs, ScaleSource scales);
 
 /// The targets as matrices: codes of `shape` [..., K], and of its transpose [K, rows]; on the
 /// device of the inputs, of which there is at least one, and apart from all of them.

@@ -33,19 +33,6 @@ void require_accumulation(const core::Arguments& check, Granularity a, Granulari
              core::format("true for {} × {}", name(a), name(b)));
 }
 
-void check_operands(const core::Arguments& check, const GemmArguments& arguments) {
-  const ScaledTensorView& a = arguments.a;
-  const ScaledTensorView& b = arguments.b;
-  check.require_scaled_input("a", a);
-  check.require_scaled_input("b", b);
-  check.require_same_device("b", b.data, a.data.device);
-  if (b.data.shape[1] != a.data.shape[1]) {
-    check.fail("b", core::format("K = {} columns as in 'a'", a.data.shape[1]),
-               core::format("{}", b.data.shape[1]));
-  }
-  require_accumulation(check, a.granularity, b.granularity, arguments.fast_accumulation);
-}
-
 void check_output(const core::Arguments& check, const GemmArguments& arguments) {
   const MutableTensorView& out = arguments.out;
   check.require_matrix("out", out);
@@ -90,7 +77,9 @@ GemmArguments checked(GemmArguments arguments) {
   const core::Arguments check("gemm");
   const GemmArguments given = arguments;
   arguments.a = core::flatten(check, "a", given.a);
-  check_operands(check, arguments);
+  ops::check_operands(check, arguments.a, arguments.b);
+  require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
+                       arguments.fast_accumulation);
   require_shape_of_result(check, "out", given.out, given);
   arguments.out = core::flatten(check, "out", given.out);
   check_output(check, arguments);
@@ -116,6 +105,17 @@ void ops::require_form(std::string_view operation, const GemmForm& form) {
   check.require_enumerator("a.granularity", form.a.scales);
   check.require_enumerator("b.granularity", form.b.scales);
   require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
+}
+
+void ops::check_operands(const core::Arguments& check, const ScaledTensorView& a,
+                         const ScaledTensorView& b) {
+  check.require_scaled_input("a", a);
+  check.require_scaled_input("b", b);
+  check.require_same_device("b", b.data, a.data.device);
+  if (b.data.shape[1] != a.data.shape[1]) {
+    check.fail("b", core::format("K = {} columns as in 'a'", a.data.shape[1]),
+               core::format("{}", b.data.shape[1]));
+  }
 }
 
 void gemm(const GemmArguments& given, Stream stream) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/ranges.h>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -64,6 +65,7 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
   const bool promote = !problem.product.form.fast_accumulation;
   Sm90GemmConfig config{
       .form = problem.product.form,
+      .gated = problem.gated,
       .swapped = tiling.swapped,
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
@@ -77,6 +79,7 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
                                            : OperandLoad::kThreads,
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
+      .lead = promote ? tiling.lead : 0,
   };
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
@@ -87,11 +90,12 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
 
 std::string name_of(const Sm90GemmConfig& config) {
   const char* order = config.order == MathOrder::kFree ? "" : config::word(config.order);
-  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}", config.tile_rows, config.tile_columns,
+  const std::string lead = config.lead > 0 ? core::format(".lead{}", config.lead) : "";
+  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}{}", config.tile_rows, config.tile_columns,
                       config.swapped ? ".swapped" : "", config.math_warpgroups, config.cluster_rows,
                       config.cluster_columns, config.cluster_depth,
                       config.blocks_per_multiprocessor, *order == 0 ? "" : ".", order,
-                      config.early_wait ? ".early" : "");
+                      config.early_wait ? ".early" : "", lead);
 }
 
 GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, const Gpu& gpu) {
@@ -105,6 +109,15 @@ GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, c
   return {config, {std::move(kernel)}};
 }
 
+// Those of all problems alike, in numbers of their own kind.
+std::span<const Tiling> tilings_for(const GemmProblem& problem) {
+  return problem.gated.exists ? gated_tilings() : tilings();
+}
+
+std::string_view operation_of(const GemmProblem& problem) {
+  return problem.gated.exists ? "gated_gemm" : "gemm";
+}
+
 void require_sizes(const GemmProblem& problem) {
   constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
   // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
@@ -114,8 +127,9 @@ void require_sizes(const GemmProblem& problem) {
   if (std::max({problem.product.m, problem.product.n, problem.product.k}) > kLargest ||
       tiles(problem.product.m, 8) > kMostTiles / tiles(problem.product.n, 64)) {
     core::fail(ErrorCode::kUnsupported,
-               "gemm: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}",
-               kLargest, kMostTiles, problem.product.m, problem.product.n, problem.product.k);
+               "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}",
+               operation_of(problem), kLargest, kMostTiles, problem.product.m, problem.product.n,
+               problem.product.k);
   }
 }
 
@@ -160,11 +174,11 @@ GemmProblem contiguous(const octofold::GemmProblem& product) {
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
-  require_gemm_support(gpu);
+  require_gemm_support(gpu, operation_of(problem));
   require_sizes(problem);
   Sm90GemmConfig best;
   double least = std::numeric_limits<double>::infinity();
-  for (const Tiling& tiling : tilings()) {
+  for (const Tiling& tiling : tilings_for(problem)) {
     const Sm90GemmConfig config = configure(problem, tiling, gpu);
     if (config.invalid_reason() != nullptr) continue;
     // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
@@ -176,26 +190,27 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
     }
   }
   if (least == std::numeric_limits<double>::infinity()) {
-    core::fail(ErrorCode::kInternal, "gemm: no tiling for {}", describe(problem));
+    core::fail(ErrorCode::kInternal, "{}: no tiling for {}", operation_of(problem),
+               describe(problem));
   }
   return plan_config(problem, best, gpu);
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view candidate) {
-  require_gemm_support(gpu);
+  require_gemm_support(gpu, operation_of(problem));
   require_sizes(problem);
   std::vector<std::string> names;
   for (const auto& [name, config] : gemm_candidates(problem, gpu)) {
     if (name == candidate) return plan_config(problem, config, gpu);
     names.push_back(name);
   }
-  core::fail_argument("gemm", "candidate", core::format("one of {}", fmt::join(names, ", ")),
-                      candidate);
+  core::fail_argument(operation_of(problem), "candidate",
+                      core::format("one of {}", fmt::join(names, ", ")), candidate);
 }
 
 std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu& gpu) {
   std::vector<GemmCandidate> candidates;
-  for (const Tiling& tiling : tilings()) {
+  for (const Tiling& tiling : tilings_for(problem)) {
     const Sm90GemmConfig config = configure(problem, tiling, gpu);
     // Without promotion tilings that differ in their order alone are one.
     if (config.invalid_reason() != nullptr ||
@@ -207,12 +222,12 @@ std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu
   return candidates;
 }
 
-void require_gemm_support(const Gpu& gpu) {
+void require_gemm_support(const Gpu& gpu, std::string_view operation) {
   if (supports_gemm(gpu)) return;
   core::fail(ErrorCode::kUnsupported,
-             "gemm: no kernel for compute capability {}.{}: FP8 products run on 9.0 (H100, H200), "
+             "{}: no kernel for compute capability {}.{}: FP8 products run on 9.0 (H100, H200), "
              "and on the CPU backend, which takes the same tensors in host memory",
-             gpu.compute_major, gpu.compute_minor);
+             operation, gpu.compute_major, gpu.compute_minor);
 }
 
 }  // namespace octofold::plan

@@ -18,6 +18,8 @@ namespace octofold::plan {
 /// addresses only share a plan.
 struct GemmProblem {
   octofold::GemmProblem product{};
+  /// Where it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
+  config::GatedOutput gated{};
   /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words.
   bool operands_fit_tma = true;
   bool operands_fit_words = true;
@@ -28,6 +30,7 @@ struct GemmProblem {
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("product", product);
+    field("gated", gated);
     field("operands_fit_tma", operands_fit_tma);
     field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);
@@ -46,7 +49,7 @@ GemmProblem contiguous(const octofold::GemmProblem& product);
 using GemmPlan = Plan<config::Sm90GemmConfig>;
 
 /// Throws Error(kUnsupported) for sizes or numbers of tiles near 2^31 and more, and for a GPU
-/// without kernels.
+/// without kernels. What is gated has to fit TMA, with whole tiles of columns.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
 
 /// The plan with the candidate of this name. Throws Error(kInvalidArgument) that lists the
@@ -64,7 +67,7 @@ std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu
 
 /// Throws Error(kUnsupported), with what the GPU is and what there is instead, where no GEMM kernel
 /// runs on it.
-void require_gemm_support(const Gpu& gpu);
+void require_gemm_support(const Gpu& gpu, std::string_view operation = "gemm");
 
 /// The header and the name of the kernel.
 inline constexpr const char* kGemmHeader = "kernels/sm90/gemm.h";

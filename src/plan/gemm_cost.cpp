@@ -65,7 +65,8 @@ double bytes_of_memory(const GemmProblem& problem) {
   const auto& [m, n, k, form] = problem.product;
   double out = size_of(form.out);
   if (form.c != Addend::kNone) out *= 2;
-  return static_cast<double>(m + n) * static_cast<double>(k) +
+  const std::int64_t b_rows = problem.gated.exists ? 2 * n : n;
+  return static_cast<double>(m + b_rows) * static_cast<double>(k) +
          out * static_cast<double>(m) * static_cast<double>(n);
 }
 
@@ -96,7 +97,8 @@ double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
   const double rows = config.cluster_columns == 1
                           ? config::round_up(existing, 8)
                           : static_cast<double>(clusters.tiles_m) * config.cluster_tile_rows();
-  const double columns = static_cast<double>(clusters.tiles_n) * config.cluster_tile_columns();
+  const double columns =
+      static_cast<double>(clusters.tiles_n) * config.cluster_columns * config.operand_columns();
   return config::kStageDepth * config.cluster_depth *
          (rows * clusters.tiles_n + columns * clusters.tiles_m);
 }

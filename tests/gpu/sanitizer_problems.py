@@ -129,6 +129,30 @@ def activations():
             yield f"{name} {options} {rows},{cols}", partial(activation, x, operand, options)
 
 
+def gated(name, a, b):
+    """By a configuration of gated products; few codes differ by one step."""
+    m, n = a.shape[0], b.shape[0] // 2
+    on_device = [to_device(x) for x in (a, b)]
+    codes = torch.zeros(m, n, dtype=torch.float8_e4m3fn, device=DEVICE)
+    scale = torch.zeros(m, n // 128, device=DEVICE)
+    library.gated_gemm_by_candidate(
+        *(part for x in on_device for part in (x.data, x.scale)), codes, scale,
+        "1x128", "128x128", "swiglu", None, "saturate", "deepgemm",
+        torch.cuda.current_stream().cuda_stream, name,
+    )  # fmt: skip
+    result = octofold.ScaledTensor(codes, scale, "1x128")
+    return result.dequantize(), octofold.gated_gemm(a, b).dequantize()
+
+
+def gated_products():
+    """The second K is longer than the ring: the tilings that have a lead take it there."""
+    for (m, n, k), name in itertools.product(
+        ((1, 128, 16), (300, 384, 1040)), map(str, library.gated_gemm_candidates())
+    ):
+        a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
+        yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
+
+
 def cast(x, options):
     """The same bits, so the same values."""
     on_device = octofold.quantize(x.to(DEVICE), **options)
@@ -153,7 +177,7 @@ def casts():
 
 def main():
     torch.manual_seed(0)
-    problems = itertools.chain(products(), candidates(), casts(), activations())
+    problems = itertools.chain(products(), candidates(), gated_products(), casts(), activations())
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0
     for name, compute in itertools.islice(wanted, 0, None, ARGUMENTS.every):

@@ -248,22 +248,6 @@ def test_compiles_without_recompiling_for_sizes():
         compiled(random(260, 300), w, bias)
 
 
-@pytest.fixture
-def opcheck(monkeypatch):
-    """torch.library.opcheck, which compares inputs before and after by torch.allclose: that has no
-    FP8, so here it compares FP8 by bytes."""
-    allclose = torch.allclose
-
-    def allclose_with_fp8(left, right, **options):
-        if left.dtype.itemsize == 1:
-            return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-        return allclose(left, right, **options)
-
-    monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers the ops
-    return torch.library.opcheck
-
-
 GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 

@@ -4,17 +4,15 @@
 #include <gtest/gtest.h>
 #include <map>
 
-#include "cuda/kernel_headers.h"
-#include "jit/nvrtc.h"
 #include "plan/gemm.h"
 #include "support/nvrtc.h"
-#include "support/sass.h"
+#include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
 
-using config::Sm90GemmConfig;
 using plan::GemmProblem;
+using test::expect_sound;
 
 using Problems = std::map<std::string, GemmProblem>;
 
@@ -73,24 +71,6 @@ Problems problems() {
     problems[name + "_WithCAndBias"] = problem;
   }
   return problems;
-}
-
-void expect_sound(const Sm90GemmConfig& config) {
-  const std::string description = plan::describe(config);
-  const jit::Binary binary =
-      jit::compile({plan::kGemmHeader, plan::kernel_name(plan::kGemmKernel, config),
-                    plan::architecture(plan::kHopper), description},
-                   kernel_headers());
-  EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
-  EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
-  EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0) << description;
-  EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kStl), 0) << description;
-  // Four products of 32 values of K for each sub-tile; the compiler unrolls the loop of small
-  // tiles.
-  const int products = test::count_operations(binary.cubin, test::SassOperation::kQgmma);
-  EXPECT_GE(products, 4 * config.sub_tiles()) << description;
-  EXPECT_EQ(products % (4 * config.sub_tiles()), 0) << description;
-  EXPECT_LE(binary.resources.registers, config.registers_at_start()) << description;
 }
 
 class NvrtcGemmTest : public testing::TestWithParam<Problems::value_type> {

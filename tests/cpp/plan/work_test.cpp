@@ -32,6 +32,8 @@ constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .math_warpg
 constexpr Sm90GemmConfig kAlongRows{.tile_columns = 192, .cluster_rows = 2};
 constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2, .raster_rows = 3};
 
+// Columns are those of what is written.
+constexpr Sm90GemmConfig kGated{.gated = {.exists = true}, .cluster_rows = 2};
 constexpr Sm90GemmConfig kInSlices{.tile_rows = 128, .tile_columns = 48, .cluster_depth = 3};
 
 template <Sm90GemmConfig kConfig>
@@ -69,6 +71,7 @@ TEST(TileWalkTest, BlocksTogetherCoverEachElementOfDOnce) {
       expect_each_element_once<kAlone>(work, blocks);
       expect_each_element_once<kAlongRows>(work, blocks);
       expect_each_element_once<kAlongColumns>(work, blocks);
+      expect_each_element_once<kGated>(work, blocks);
     }
   }
 }

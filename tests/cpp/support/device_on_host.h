@@ -20,3 +20,11 @@ inline float __frcp_rz(float value) {
 }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned from = selector >> 4 * i & 7;
+    result |= ((from < 4 ? low : high) >> from % 4 * 8 & 0xFF) << 8 * i;
+  }
+  return result;
+}

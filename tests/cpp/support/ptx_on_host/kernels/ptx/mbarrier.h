@@ -6,6 +6,7 @@ namespace octofold::ptx {
 inline void mbarrier_init(unsigned, unsigned) {}
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(unsigned) {}
+inline void mbarrier_arrive_at_rank(unsigned, unsigned) {}
 inline void mbarrier_arrive_expect_bytes(unsigned, unsigned) {}
 inline void mbarrier_arrive_after_copies(unsigned) {}
 inline void mbarrier_wait(unsigned, unsigned) {}

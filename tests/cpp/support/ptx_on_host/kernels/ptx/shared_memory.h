@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <barrier>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <vector>
@@ -16,6 +17,13 @@ struct Dimensions {
   unsigned x;
 };
 inline thread_local Dimensions threadIdx{}, blockIdx{}, gridDim{};
+
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
 
 namespace octofold::ptx {
 
@@ -59,6 +67,20 @@ inline void store_shared_word(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, sizeof(value));
 }
 
+inline void store_shared_half(unsigned address, unsigned value) {
+  std::memcpy(&shared[address], &value, 2);
+}
+
+// Of what is not run.
+unsigned opaque(unsigned value);
+float opaque(float value);
+float load_shared(unsigned address);
+float2 load_shared_pair(unsigned address);
+float4 load_shared_four(unsigned address);
+void store_shared(unsigned address, float2 pair);
+void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
+void store_matrices_transposed(unsigned, unsigned, unsigned);
+
 inline void copy_word_async(unsigned, const void*) {}
 inline void copy_word_async(unsigned destination, const void* source, unsigned bytes) {
   std::memset(&shared[destination], 0, 4);
@@ -68,6 +90,20 @@ inline void copy_word_async(unsigned destination, const void* source, unsigned b
 }  // namespace octofold::ptx
 
 inline void __syncwarp() { octofold::ptx::warp->arrive_and_wait(); }
+
+// Each lane's word, for the others to read.
+inline std::array<unsigned, 32> exchanged;
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int distance) {
+  const unsigned lane = threadIdx.x % 32;
+  exchanged[lane] = std::bit_cast<unsigned>(value);
+  __syncwarp();
+  const T other = std::bit_cast<T>(exchanged[lane ^ static_cast<unsigned>(distance)]);
+  __syncwarp();
+  return other;
+}
+int __shfl_sync(unsigned, int value, int lane);
 
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return shift % 32 == 0 ? low : low >> shift % 32 | high << (32 - shift % 32);

@@ -1,0 +1,43 @@
+// The first half of a gated MLP: both products, the activation and the cast of what it gives.
+#pragma once
+
+#include "octofold/casts.h"
+#include "octofold/export.h"
+#include "octofold/stream.h"
+#include "octofold/tensor.h"
+#include "octofold/vocabulary.h"
+
+namespace octofold {
+
+/// out = cast(activation(A · Wgᵀ, A · Wuᵀ)): neither gate nor up nor H is in memory.
+///
+/// a: [..., K], scales 1x128; e4m3 or e5m2.
+/// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu.
+/// activation: a gated one (vocabulary.h).
+/// out: codes [..., N], e4m3 or e5m2, scales 1x128 of any strides; columns contiguous, rows that do
+///   not overlap.
+/// options: of the cast, as in quantize(); scales are computed.
+///
+/// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and quantize_activation() of
+/// that, gate and up in halves: gate and up are the sums rounded to BF16, the activation is worked
+/// out in FP32 and rounded to BF16, and what is cast is that. To the bit, but that a product which
+/// gemm() sums in slices of K may round its sums otherwise.
+struct GatedGemmArguments {
+  ScaledTensorView a;
+  ScaledTensorView b;
+  MutableScaledTensorView out;
+  Activation activation = Activation::kSwiGlu;
+  QuantizeOptions options{};
+};
+
+/// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may
+/// be captured in a CUDA graph.
+///
+/// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
+/// kUnsupported: as gemm(), and on a GPU for N that is no multiple of 128 (there a block of 128
+/// rows of b would scale gates and ups), for K = 0, and where addresses or row strides of a, b or
+/// out's codes are no multiples of 16 bytes. gemm() and quantize_activation() take those, and the
+/// CPU.
+OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream = {});
+
+}  // namespace octofold

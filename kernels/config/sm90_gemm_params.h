@@ -1,0 +1,67 @@
+// What the host passes to Hopper's GEMM kernel.
+#pragma once
+
+#include "kernels/config/arithmetic.h"
+#include "kernels/config/work.h"
+
+namespace octofold::config {
+
+// A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// Scale of unit (row, k) at [row * row_stride + k * k_stride]. The units are those of the
+// granularity: a tensor has one, a channel one k.
+struct ScaleParams {
+  const float* data;
+  long long row_stride;
+  long long k_stride;
+};
+
+// Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
+struct OutputScaleParams {
+  float* data;
+  long long row_stride;
+  long long column_stride;
+};
+
+// A matrix of codes [rows, k]. Strides count elements.
+struct OperandParams {
+  const unsigned char* data;
+  long long stride;
+  ScaleParams scale;
+};
+
+// What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
+// maps are used, with OutputStore::kTma that of D; the pointers otherwise.
+struct Sm90GemmParams {
+  TensorMap
+      rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
+  TensorMap last_rows_map{};  // box [last_rows, 128], likewise
+  TensorMap columns_map{};  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise
+  TensorMap out_map{};      // box of Sm90SmemLayout, swizzle of its width
+
+  OperandParams rows;
+  OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them
+  void* out;              // [rows, columns], or [columns, rows] where they are swapped
+  long long out_stride;
+  const void* c{};  // likewise
+  long long c_stride{};
+  const void* bias{};             // [columns]
+  OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
+
+  WorkParams work;
+  int last_rows{};  // 0: last_rows_map is not used
+};
+
+// Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there
+// are, as TMA takes its time over rows that are not (54 µs against 34 for 1 row and for 64 at N, K
+// = 7168, 16384 on an H200). What a stage holds in the other rows is of no account: their sums are
+// not stored. 0: as in all others.
+constexpr int last_rows(int tile_rows, int cluster_columns, int rows) {
+  const int existing = round_up(rows % tile_rows, 8);
+  return cluster_columns == 1 && existing < tile_rows ? existing : 0;
+}
+
+}  // namespace octofold::config

@@ -1,0 +1,78 @@
+#include "cuda/gated_gemm.h"
+
+#include "core/check.h"
+#include "core/scale_layout.h"
+#include "cuda/gemm.h"
+#include "plan/gemm.h"
+#include "plan/tma.h"
+
+namespace octofold::cuda {
+namespace {
+
+// What leaves as a product's D are H's codes.
+GemmArguments product_of(const GatedGemmArguments& arguments) {
+  return {.a = arguments.a, .b = arguments.b, .out = arguments.out.data};
+}
+
+void require_kernel(const GatedGemmArguments& arguments) {
+  constexpr std::string_view kInstead = "gemm() and quantize_activation() take it";
+  const std::int64_t columns = arguments.out.data.shape[1];
+  if (columns % kScaleBlock != 0) {
+    core::fail(
+        ErrorCode::kUnsupported,
+        "gated_gemm: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, where "
+        "no block of scales may have gates and ups, got N = {}: {}",
+        kScaleBlock, columns, kInstead);
+  }
+  const auto require = [&](std::string_view argument, const char* obstacle) {
+    if (obstacle == nullptr) return;
+    core::fail(ErrorCode::kUnsupported,
+               "gated_gemm: argument '{}': expected what TMA can address on a GPU, but {}: {}",
+               argument, obstacle, kInstead);
+  };
+  require("a", plan::tma_obstacle(arguments.a.data));
+  require("b", plan::tma_obstacle(arguments.b.data));
+  require("out", plan::tma_store_obstacle(arguments.out.data));
+}
+
+plan::GemmProblem problem_of(const GatedGemmArguments& arguments,
+                             const config::CastFormat& format) {
+  plan::GemmProblem problem = plan::problem_of(product_of(arguments));
+  problem.gated = {.exists = true,
+                   .activation = arguments.activation,
+                   .rule = format.rule,
+                   .power_of_two = format.power_of_two,
+                   .saturate = format.saturate};
+  return problem;
+}
+
+void launch(const Device& device, const GatedGemmArguments& arguments, Stream stream,
+            const Prepared<config::Sm90GemmConfig>& prepared) {
+  config::Sm90GemmParams params =
+      gemm_params(device.driver(), product_of(arguments), prepared.config);
+  const core::ScaleAccess<float> scale = core::scale_access(arguments.out);
+  params.out_scale = {scale.data, scale.row_stride, scale.col_stride};
+  prepared.launch(stream, &params);
+}
+
+}  // namespace
+
+void gated_gemm(Device& device, const GatedGemmArguments& arguments,
+                const config::CastFormat& format, Stream stream) {
+  if (arguments.out.data.element_count() == 0) return;
+  require_kernel(arguments);
+  const plan::GemmProblem problem = problem_of(arguments, format);
+  launch(device, arguments, stream,
+         device.prepared(problem, [&] { return plan::plan_gemm(problem, device.gpu()); }));
+}
+
+void gated_gemm(Device& device, const GatedGemmArguments& arguments,
+                const config::CastFormat& format, Stream stream, std::string_view candidate) {
+  if (arguments.out.data.element_count() == 0) return;
+  require_kernel(arguments);
+  const plan::GemmProblem problem = problem_of(arguments, format);
+  const plan::GemmPlan plan = plan::plan_gemm(problem, device.gpu(), candidate);
+  launch(device, arguments, stream, device.load(plan, plan::describe(problem)));
+}
+
+}  // namespace octofold::cuda

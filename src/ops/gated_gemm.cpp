@@ -1,0 +1,96 @@
+#include "octofold/gated_gemm.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "octofold/tuning.h"
+
+#include "core/check.h"
+#include "core/flatten.h"
+#include "core/format.h"
+#include "cpu/gated_gemm.h"
+#include "cuda/gated_gemm.h"
+#include "ops/backend.h"
+#include "ops/cast_targets.h"
+#include "ops/gemm.h"
+#include "plan/gemm.h"
+
+namespace octofold {
+namespace {
+
+void require_granularity(const core::Arguments& check, std::string_view argument,
+                         Granularity granularity, Granularity expected) {
+  if (granularity == expected) return;
+  check.fail(argument, core::format("scales of granularity {}", name(expected)), name(granularity));
+}
+
+// Matrices all: leading dimensions are one.
+struct Checked {
+  GatedGemmArguments arguments;
+  config::CastFormat format;
+};
+
+Checked checked(const GatedGemmArguments& given) {
+  const core::Arguments check("gated_gemm");
+  GatedGemmArguments arguments = given;
+  check.require_enumerator("activation", given.activation);
+  if (!is_gated(given.activation)) {
+    check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
+               name(given.activation));
+  }
+  if (given.options.scales != ScaleSource::kComputed) {
+    check.fail("options.scales", "kComputed", "another ScaleSource");
+  }
+  arguments.a = core::flatten(check, "a", given.a);
+  ops::check_operands(check, arguments.a, arguments.b);
+  require_granularity(check, "a", given.a.granularity, Granularity::kBlock1x128);
+  require_granularity(check, "b", given.b.granularity, Granularity::kBlock128x128);
+  const std::int64_t columns = arguments.b.data.shape[0];
+  if (columns % 2 != 0) {
+    check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", columns));
+  }
+
+  const auto leading = ops::shape_of(given.a.data);
+  std::vector<std::int64_t> shape(leading.begin(), leading.end());
+  shape.back() = columns / 2;
+  const std::array inputs{
+      ops::CastInput{"a", arguments.a.data}, ops::CastInput{"a.scale", arguments.a.scale},
+      ops::CastInput{"b", arguments.b.data}, ops::CastInput{"b.scale", arguments.b.scale}};
+  arguments.out =
+      ops::checked_target(check, "out", given.out, shape, inputs, ScaleSource::kComputed);
+  require_granularity(check, "out", given.out.granularity, Granularity::kBlock1x128);
+  return {arguments,
+          ops::format_of(check, given.options, DType::kBFloat16, {.rows = arguments.out})};
+}
+
+}  // namespace
+
+void gated_gemm(const GatedGemmArguments& given, Stream stream) {
+  const auto [arguments, format] = checked(given);
+  const Device device = arguments.out.data.device;
+  if (ops::is_on_cpu(device)) return cpu::gated_gemm(arguments, format);
+  cuda::gated_gemm(ops::gpu("gated_gemm", device), arguments, format, stream);
+}
+
+void gated_gemm(const GatedGemmArguments& given, Stream stream, std::string_view candidate) {
+  const auto [arguments, format] = checked(given);
+  const Device device = arguments.out.data.device;
+  if (ops::is_on_cpu(device)) {
+    core::fail_argument("gated_gemm", "candidate", "none for tensors on the CPU, which has one way",
+                        candidate);
+  }
+  cuda::gated_gemm(ops::gpu("gated_gemm", device), arguments, format, stream, candidate);
+}
+
+std::vector<std::string> gated_gemm_candidates() {
+  plan::GemmProblem problem{.gated = {.exists = true}};
+  problem.product.form.out = DType::kE4M3;
+  std::vector<std::string> names;
+  for (plan::GemmCandidate& candidate : plan::gemm_candidates(problem, plan::kHopper)) {
+    names.push_back(std::move(candidate.name));
+  }
+  return names;
+}
+
+}  // namespace octofold

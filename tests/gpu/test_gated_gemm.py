@@ -1,0 +1,264 @@
+"""Gated products on the GPU: the same bits as of the product, its activation and the cast one after
+another; every kernel, on ragged shapes, into poisoned memory."""
+
+import itertools
+
+import octofold
+import pytest
+from gpu_support import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    Surrounded,
+    assert_same_bits,
+    bits,
+    gemm_by,
+    needs_gpu,
+    operands,
+    poison,
+    rows_major,
+    surrounded_copy,
+    torch,
+    with_data,
+    with_scale,
+)
+from octofold._library import library
+
+ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu")
+# One that does not sum K in slices: it rounds its sums as the gated kernels do.
+PLAIN = "128x128.w2.c1x1x1.b1.early" if ON_GPU else None
+CANDIDATES = [str(name) for name in library.gated_gemm_candidates()] if ON_GPU else [None]
+
+# One row and the least K; tails of tiles, clusters, swizzle atoms and scale blocks; a warpgroup
+# without rows; K of fewer stages than the ring has, of as many, of more; an odd number of tiles
+# both ways; more tiles than blocks of threads run at one time.
+SHAPES = (
+    (1, 128, 16),
+    (64, 128, 128),
+    (70, 384, 400),
+    (129, 256, 512),
+    (300, 640, 656),
+    (205, 128, 4112),
+    (513, 1408, 1040),
+    (2100, 2048, 272),
+    (1100, 4224, 1664),
+)
+CAST = {"power_of_two": None, "overflow": "saturate", "profile": "deepgemm"}
+
+
+def balanced(generator, m, n, k, dtypes=("e4m3", "e4m3")):
+    """a and b of gates and ups about 1, where activations bend; scales of neighbours differ."""
+    a, b = operands(generator, m, 2 * n, k, dtypes=dtypes)
+    return a, with_scale(b, b.scale * 32 / k**0.5)
+
+
+def unfused(a, b, activation="swiglu", dtype="e4m3", **cast):
+    both = poison(a.shape[0] * b.shape[0], torch.bfloat16).view(a.shape[0], b.shape[0])
+    gemm_by(PLAIN, a, b, both)
+    return octofold.quantize_activation(both, activation, dtype=dtype, **cast)
+
+
+def gated_by(candidate, a, b, codes, scale, activation="swiglu", **cast):
+    tensors = (a.data, a.scale, b.data, b.scale, codes, scale)
+    options = (a.granularity, b.granularity, activation, *({**CAST, **cast}).values())
+    if candidate is None:
+        stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
+        library.gated_gemm(*tensors, *options, stream)
+        return
+    stream = torch.cuda.current_stream().cuda_stream
+    library.gated_gemm_by_candidate(*tensors, *options, stream, candidate)
+
+
+def check(candidate, a, b, activation="swiglu", dtype="e4m3", **cast):
+    m, n = a.shape[0], b.shape[0] // 2
+    expected = unfused(a, b, activation, dtype, **cast)
+    codes = Surrounded(m, n, DTYPES[dtype], padding=16, offset=16)
+    scale = Surrounded(m, n // 128, torch.float32, padding=3, offset=1)
+    gated_by(candidate, a, b, codes.view, scale.view, activation, **cast)
+    assert_same_bits(scale.view.contiguous(), expected.scale.contiguous())
+    assert_same_bits(codes.view.contiguous(), expected.data)
+    codes.assert_only_view_written()
+    scale.assert_only_view_written()
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_every_candidate(candidate, generator):
+    for shape in SHAPES:
+        check(candidate, *balanced(generator, *shape))
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_the_same_bits_each_time(candidate, generator):
+    a, b = balanced(generator, 700, 1280, 2048)
+    results = []
+    for _ in range(20):
+        codes = poison(700 * 1280, torch.float8_e4m3fn).view(700, 1280)
+        scale = poison(700 * 10, torch.float32).view(700, 10)
+        gated_by(candidate, a, b, codes, scale)
+        results.append((codes, scale))
+    for codes, scale in results[1:]:
+        assert_same_bits(codes, results[0][0])
+        assert_same_bits(scale, results[0][1])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_every_activation(activation, dtype, generator):
+    for shape in SHAPES[::2]:
+        check(None, *balanced(generator, *shape, (dtype, "e5m2")), activation, dtype)
+
+
+PROFILES = [
+    "deepgemm",
+    "vllm",
+    "vllm-per-token",
+    "te",
+    "torchao",
+    "torchao-tensor",
+    "deepseek",
+    "compressed-tensors",
+    "compressed-tensors-0.12",
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile(profile, generator):
+    a, b = balanced(generator, 205, 384, 656)
+    bits(a.data)[7] = 0  # a row that each rule treats in its own way
+    for power_of_two, overflow in itertools.product((False, True), ("saturate", "nan")):
+        cast = {"power_of_two": power_of_two, "overflow": overflow, "profile": profile}
+        h, expected = octofold.gated_gemm(a, b, **cast), unfused(a, b, **cast)
+        assert_same_bits(h.data, expected.data)
+        assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
+
+
+def test_magnitudes_of_all_sizes(generator):
+    """Scales far from 1, and activations at both of their ends."""
+    a, b = balanced(generator, 300, 256, 400)
+    factors = torch.exp2(torch.linspace(-40, 40, 300, device=DEVICE))[:, None]
+    for profile in ("deepgemm", "deepseek"):
+        check(None, with_scale(a, a.scale * factors), b, profile=profile)
+
+
+def test_nan_and_infinity_are_handed_on(generator):
+    a, b = balanced(generator, 130, 256, 256)
+    a.scale[3], a.scale[70] = torch.nan, torch.inf
+    b.scale[1, 0] = torch.nan
+    expected = unfused(a, b)
+    h = octofold.gated_gemm(a, b)
+    nan = torch.isnan(h.data.float())
+    assert torch.equal(nan, torch.isnan(expected.data.float()))
+    assert torch.equal(torch.isnan(h.scale), torch.isnan(expected.scale))
+    assert bool(nan[3].all())
+    assert bool(nan[:, 128:].all())
+    rest = [row for row in range(130) if row not in (3, 70)]
+    assert_same_bits(h.data[rest, :128].contiguous(), expected.data[rest, :128].contiguous())
+
+
+def test_operands_and_scales_of_any_stride(generator):
+    a, b = balanced(generator, 300, 384, 656)
+    expected = unfused(a, b)
+    spread = (
+        with_data(a, surrounded_copy(a.data, 48, 32)),
+        with_data(b, surrounded_copy(b.data, 16, 16)),
+    )
+    for left, right in ((a, b), spread):
+        for scale in (left.scale, rows_major(left.scale), surrounded_copy(left.scale, 3, 1)):
+            h = octofold.gated_gemm(with_scale(left, scale), right)
+            assert_same_bits(h.data, expected.data)
+            assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
+    assert h.scale.stride() == (expected.scale.stride() if ON_GPU else (3, 1))
+
+
+def test_leading_dimensions(generator):
+    a, b = balanced(generator, 260, 128, 256)
+    expected = octofold.gated_gemm(a, b)
+    leading = octofold.ScaledTensor(
+        a.data.view(2, 130, 256), a.scale.contiguous().view(2, 130, 2), "1x128"
+    )
+    h = octofold.gated_gemm(leading, b)
+    assert h.shape == (2, 130, 128)
+    assert torch.equal(bits(h.data.view(260, 128)), bits(expected.data))
+
+
+def test_is_nearly_the_cpus(generator):
+    """Sums and exponentials differ in their last bits: few codes do, nearly all by one step."""
+    for shape in ((70, 384, 400), (513, 1408, 1040)):
+        for activation in ACTIVATIONS:
+            a, b = balanced(generator, *shape)
+            h = octofold.gated_gemm(a, b, activation)
+            host = [
+                octofold.ScaledTensor(x.data.cpu(), x.scale.cpu(), x.granularity) for x in (a, b)
+            ]
+            expected = octofold.gated_gemm(*host, activation)
+            differ = (bits(h.data.cpu()) != bits(expected.data)).float().mean()
+            assert float(differ) < 2e-2
+            assert torch.allclose(h.scale.cpu(), expected.scale, rtol=3 * 2.0**-8, atol=0)
+            values, near = h.dequantize("float32").cpu(), expected.dequantize("float32")
+            assert float(torch.linalg.norm(values - near) / torch.linalg.norm(near)) < 1e-2
+
+
+def test_empty(generator):
+    a, b = operands(generator, 0, 256, 128)
+    assert octofold.gated_gemm(a, b).shape == (0, 128)
+
+
+@needs_gpu
+def test_what_no_kernel_takes_is_named(generator):
+    for shape, message in (
+        ((10, 200, 128), "argument 'b': expected 2·N rows with N a multiple of 128"),
+        ((10, 128, 120), "argument 'a': expected what TMA can address on a GPU"),
+        ((10, 128, 0), "argument 'a': expected what TMA can address on a GPU, but it has no elem"),
+    ):
+        m, n, k = shape
+        with pytest.raises(octofold.UnsupportedError) as error:
+            octofold.gated_gemm(*operands(generator, m, 2 * n, k))
+        assert message in str(error.value)
+
+
+@needs_gpu
+def test_in_a_graph(generator):
+    a, b = balanced(generator, 300, 512, 1024)
+    expected = unfused(a, b)
+    octofold.gated_gemm(a, b)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        h = octofold.gated_gemm(a, b)
+    for _ in range(3):
+        bits(h.data).fill_(0x7F)
+        h.scale.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(h.data, expected.data)
+        assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
+
+
+@needs_gpu
+def test_on_a_stream_of_its_own(generator):
+    a, b = balanced(generator, 300, 512, 1024)
+    expected = unfused(a, b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    h = octofold.gated_gemm(a, b, stream=stream)
+    stream.synchronize()
+    assert_same_bits(h.data, expected.data)
+
+
+@needs_gpu
+def test_compiled_by_torch(generator):
+    a, b = balanced(generator, 300, 512, 1024)
+
+    def mlp(a_data, a_scale, b_data, b_scale):
+        h = octofold.gated_gemm(
+            octofold.ScaledTensor(a_data, a_scale, "1x128"),
+            octofold.ScaledTensor(b_data, b_scale, "128x128"),
+            "geglu-tanh",
+        )
+        return h.data, h.scale
+
+    parts = (a.data, a.scale, b.data, b.scale)
+    codes, scale = torch.compile(mlp, fullgraph=True)(*parts)
+    expected = unfused(a, b, "geglu-tanh")
+    assert_same_bits(codes, expected.data)
+    assert_same_bits(scale.contiguous(), expected.scale.contiguous())

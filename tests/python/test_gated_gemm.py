@@ -1,0 +1,150 @@
+"""Gated products: against FP64 and against the operations one after another; bad input."""
+
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+import reference_activations as reference
+
+every_activation = pytest.mark.parametrize("activation", reference.GATED)
+
+
+def operands(rng, m, n, k, dtypes=("e4m3", "e4m3")):
+    """a and b of gates and ups about 1, of rows of different magnitude."""
+    x = np.exp2(rng.uniform(-2, 2, (m, 1))) * rng.normal(0, 1, (m, k))
+    w = rng.normal(0, k**-0.5 if k else 1, (2 * n, k))
+    return (
+        octofold.quantize(x.astype(np.float32), dtypes[0]),
+        octofold.quantize(w.astype(np.float32), dtypes[1], "128x128"),
+    )
+
+
+def bfloat16(x):
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16)
+
+
+@every_activation
+def test_is_as_it_is_defined(activation, rng):
+    m, n, k = 70, 200, 300
+    a, b = operands(rng, m, n, k)
+    product = a.dequantize("float32").astype(float) @ b.dequantize("float32").astype(float).T
+    gate, up = product[:, :n], product[:, n:]
+    value = reference.activation(product, activation, "halves")
+    h = octofold.gated_gemm(a, b, activation)
+    assert h.shape == (m, n)
+    assert h.scale.shape == (m, 2)
+    scale = np.repeat(h.scale, 128, axis=1)[:, :n]
+    # Half a step of FP8; gate, up and the result to half a step of BF16, the steepest slope is 1.2.
+    step = np.maximum(np.abs(value) / 16, scale / 1024)
+    rounded = 1.1 * 2.0**-9 * (1.2 * np.abs(gate * up) + 2 * np.abs(value))
+    assert (np.abs(h.dequantize("float32") - value) <= step + rounded).all()
+
+
+@every_activation
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_is_the_product_and_the_cast_of_its_activation(activation, dtype, rng):
+    for m, n, k in ((1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0)):
+        a, b = operands(rng, m, n, k, ("e5m2", "e4m3"))
+        both = octofold.gemm(a, b)
+        for options in (
+            {},
+            {"power_of_two": True, "overflow": "nan", "profile": "vllm"},
+            {"profile": "te"},
+        ):
+            fused = octofold.gated_gemm(a, b, activation, dtype=dtype, **options)
+            assert fused.equals(
+                octofold.quantize_activation(both, activation, dtype=dtype, **options)
+            )
+
+
+def test_gate_comes_first():
+    """One gate of 2, one up of 3: silu(2) · 3."""
+    w = np.zeros((256, 128), np.float32)
+    w[0, 0], w[128, 0] = 2, 3
+    x = np.zeros((1, 128), np.float32)
+    x[0, 0] = 1
+    h = octofold.gated_gemm(octofold.quantize(x), octofold.quantize(w, granularity="128x128"))
+    values = h.dequantize("float32")
+    assert values[0, 0] == pytest.approx(3 * 2 / (1 + np.exp(-2)), rel=2**-8)
+    assert not values[0, 1:].any()
+
+
+def test_leading_dimensions(rng):
+    a, b = operands(rng, 12, 128, 256)
+    flat = octofold.gated_gemm(a, b)
+    leading = octofold.ScaledTensor(
+        a.data.reshape(3, 4, 256), a.scale.reshape(3, 4, 2), a.granularity
+    )
+    h = octofold.gated_gemm(leading, b)
+    assert h.shape == (3, 4, 128)
+    assert h.scale.shape == (3, 4, 1)
+    np.testing.assert_array_equal(h.data.reshape(12, 128).view("u1"), flat.data.view("u1"))
+
+
+def test_result_is_an_operand(rng):
+    a, b = operands(rng, 20, 256, 128)
+    w = octofold.quantize(rng.normal(0, 1, (64, 256)).astype(np.float32), granularity="128x128")
+    assert octofold.gemm(octofold.gated_gemm(a, b), w).shape == (20, 64)
+
+
+A = octofold.quantize(np.ones((5, 256), np.float32))
+B = octofold.quantize(np.ones((256, 256), np.float32), granularity="128x128")
+ODD = octofold.quantize(np.ones((255, 256), np.float32), granularity="128x128")
+SHORT = octofold.quantize(np.ones((256, 128), np.float32), granularity="128x128")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a": A.data}, "argument 'a': expected a ScaledTensor, got ndarray"),
+        ({"b": None}, "argument 'b': expected a ScaledTensor, got NoneType"),
+        ({"a": B}, "argument 'a': expected scales of granularity 1x128, got 128x128"),
+        ({"b": A}, "argument 'b': expected scales of granularity 128x128, got 1x128"),
+        ({"b": ODD}, "argument 'b': expected an even number of rows"),
+        ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'a', got 128"),
+        (
+            {"activation": "silu"},
+            "argument 'activation': expected one of swiglu, geglu-tanh, geglu",
+        ),
+        ({"activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
+        ({"activation": 3}, "argument 'activation': expected text"),
+        ({"dtype": "bfloat16"}, "argument 'dtype': expected one of e4m3, e5m2"),
+        ({"overflow": "wrap"}, "overflow 'wrap' is not one of"),
+        ({"profile": "mine"}, "profile 'mine' is not one of"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        octofold.gated_gemm(**{"a": A, "b": B, **arguments})
+    assert message in str(error.value)
+
+
+def test_torch(rng):
+    torch = pytest.importorskip("torch")
+    a, b = operands(rng, 70, 128, 256)
+    expected = octofold.gated_gemm(a, b, "geglu")
+    tensors = []
+    for x in (a, b):
+        data = torch.from_numpy(x.data.view("u1")).view(torch.float8_e4m3fn)
+        scale = torch.from_numpy(np.ascontiguousarray(x.scale))
+        tensors.append(octofold.ScaledTensor(data, scale, x.granularity))
+    h = octofold.gated_gemm(*tensors, "geglu")
+    assert h.dtype is torch.float8_e4m3fn
+    np.testing.assert_array_equal(h.data.view(torch.uint8).numpy(), expected.data.view("u1"))
+    np.testing.assert_array_equal(h.scale.numpy(), expected.scale)
+
+    compiled = torch.compile(
+        lambda a, b: octofold.gated_gemm(a, b, "geglu").data, backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))
+
+
+def test_opcheck(opcheck):
+    torch = pytest.importorskip("torch")
+    a = octofold.quantize(torch.randn(5, 300))
+    b = octofold.quantize(torch.randn(400, 300), granularity="128x128")
+    codes = torch.zeros(5, 200).to(torch.float8_e4m3fn)
+    results = codes, torch.empty(octofold.scale_shape("1x128", 5, 200))
+    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm")
+    arguments = (a.data, a.scale, b.data, b.scale, *results, *options)
+    opcheck(torch.ops.octofold.gated_gemm, arguments)
