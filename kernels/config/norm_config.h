@@ -53,11 +53,12 @@ struct NormRowConfig {
   // Threads that hold the 128 columns of a block scale.
   constexpr int lanes_per_unit() const { return kScaleBlock / format.vector(); }
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
-  // under way: 64 registers a thread, 128 where it holds eight vectors. Element-wise accesses take
-  // what they take.
+  // under way: 64 registers a thread, 128 where it holds eight vectors, goes through the row
+  // several times or has many operands. Element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
-    return at_least_one((vectors_per_thread > 4 ? 512 : 1024) / threads());
+    const bool takes_more = vectors_per_thread > 4 || reread || form.width() > 2;
+    return at_least_one((takes_more ? 512 : 1024) / threads());
   }
 
   // Null if a kernel can be built from it, else why not.

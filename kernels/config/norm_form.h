@@ -42,6 +42,13 @@ struct NormForm {
   friend constexpr bool operator==(const NormForm&, const NormForm&) = default;
 
   constexpr bool centres() const { return kind == NormKind::kLayer; }
+  // How many vectors of x's type take the registers that all operands take, where x is narrow.
+  constexpr int width() const {
+    const NormOperand operands[] = {weight, bias, scale, shift};
+    int width = 0;
+    for (const NormOperand operand : operands) width += static_cast<int>(operand);
+    return width;
+  }
   // Whether rows of different batches have operands of their own.
   constexpr bool modulates() const {
     return scale != NormOperand::kNone || shift != NormOperand::kNone;

@@ -34,6 +34,7 @@ from .errors import (
     UnsupportedError,
 )
 from .gemm import gemm
+from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
 from .scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "IoError",
+    "NormGradients",
+    "QuantizedNorm",
     "ScaledTensor",
     "UnavailableError",
     "UnsupportedError",
@@ -76,11 +79,13 @@ __all__ = [
     "gemm",
     "info",
     "kernel_cache",
+    "norm_backward",
     "quantize",
     "quantize_activation",
     "quantize_activation_gradient",
     "quantize_both",
     "quantize_checkpoint",
+    "quantize_norm",
     "scale_shape",
     "set_log_handler",
 ]

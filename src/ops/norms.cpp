@@ -240,7 +240,7 @@ NormGradients checked(const core::Arguments& check, const NormGradients& given,
                 sums ? "where more than dx is wanted" : "where dx alone is wanted");
   if (sums) {
     check_rows("workspace", *given.workspace, norm_workspace_rows(cols, batches));
-    if (given.workspace->shape[0] > 1 && given.workspace->strides[0] != cols) {
+    if (cols > 0 && given.workspace->strides[0] != cols) {
       check.fail("workspace", "contiguous rows", core::describe(*given.workspace));
     }
   }
