@@ -114,9 +114,13 @@ struct NormBackwardConfig {
   constexpr int vector() const { return 16 / size_of(in); }
   constexpr int threads() const { return row_threads; }
   // 128 registers a thread, for its columns' sums and factors in FP32.
-  constexpr int resident_blocks() const { return vectors ? at_least_one(512 / row_threads) : 1; }
+  constexpr int resident_blocks() const {
+    return vectors && !wide ? at_least_one(512 / row_threads) : 1;
+  }
   // Whether the next row is on its way while this one is worked on.
-  constexpr bool loads_ahead() const { return !wide && vectors && vectors_per_thread <= 2; }
+  constexpr bool loads_ahead() const {
+    return !wide && vectors && !sums_offsets && in != DType::kFloat32;
+  }
 
   constexpr const char* invalid_reason() const {
     if (size_of(in) < 2 || in == DType::kInt32) return "float32, float16 or bfloat16";

@@ -196,12 +196,10 @@ class NormBackward {
 
   __device__ void add(long long col, const Words& x, const Words& dy, float mean, float rstd,
                       Columns& columns, RowSums& sums) const {
-    cast::PartialSums products, gradients;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       float n[kVector], of_y[kVector];
-      widen(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
-      float g[kVector];
+      widen<false>(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         if constexpr (kConfig.sums_products) {
@@ -210,23 +208,21 @@ class NormBackward {
         if constexpr (kConfig.sums_offsets) {
           columns.offsets[i][j] = __fadd_rn(columns.offsets[i][j], of_y[j]);
         }
-        g[j] = __fmul_rn(of_y[j], columns.factors[i][j]);
+        const float g = __fmul_rn(of_y[j], columns.factors[i][j]);
+        sums.product = __fmaf_rn(g, n[j], sums.product);
+        if constexpr (kCentres) sums.gradient = __fadd_rn(sums.gradient, g);
       }
-      if constexpr (kCentres) gradients.add(g);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) g[j] = __fmul_rn(g[j], n[j]);
-      products.add(g);
     }
-    sums.product = __fadd_rn(sums.product, products.total());
-    if constexpr (kCentres) sums.gradient = __fadd_rn(sums.gradient, gradients.total());
   }
 
-  // Normalized x, and dy. What does not exist has a dy of 0, and an x that is as good as any.
+  // Normalized x, and dy. What does not exist has a dy of 0, and an x that is as good as any. Told
+  // kAgain, as numeric::widen() is.
+  template <bool kAgain>
   static __device__ void widen(const unsigned (&x)[4], const unsigned (&dy)[4], int exist,
                                float mean, float rstd, float (&n)[kVector],
                                float (&of_y)[kVector]) {
-    numeric::widen<kIn>(x, n);
-    numeric::widen<kIn>(dy, of_y);
+    numeric::widen<kIn, kAgain>(x, n);
+    numeric::widen<kIn, kAgain>(dy, of_y);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       n[j] = numeric::normalized<kConfig.form.kind>(n[j], mean, rstd);
@@ -268,7 +264,7 @@ class NormBackward {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       float n[kVector], of_y[kVector];
-      widen(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
+      widen<true>(x[i], dy[i], exist(col, i), mean, rstd, n, of_y);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         float value = __fmul_rn(of_y[j], columns.factors[i][j]);

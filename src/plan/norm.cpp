@@ -79,10 +79,9 @@ NormRowConfig norm_row_config(const NormProblem& problem) {
   config.threads_per_row = threads_for(vectors, each, most_threads);
   config.reread = vectors > std::int64_t{each} * config.threads_per_row;
   // A weight as wide as x, and no residual: there is room for it.
-  config.early_operands = config.casts && in_vectors && !config.reread && each <= 4 &&
-                          !config.adds_residual &&
-                          config.form == NormForm{.kind = config.form.kind,
-                                                  .weight = NormOperand::kInputType};
+  config.early_operands =
+      config.casts && in_vectors && !config.reread && each <= 4 && !config.adds_residual &&
+      config.form == NormForm{.kind = config.form.kind, .weight = NormOperand::kInputType};
   return config;
 }
 
@@ -100,8 +99,8 @@ NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
   return plan;
 }
 
-// 16 columns to a thread leave room for their sums and the next row. Wide rows are walked in such
-// chunks.
+// 16 columns to a thread leave room for what it keeps of each; 8 if they are accessed one by one,
+// or have two sums beside FP32 rows. Wide rows are walked in such chunks.
 NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
   NormBackwardConfig config{.form = {.kind = problem.form.kind,
                                      .weight = problem.form.weight,
@@ -112,11 +111,12 @@ NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
                             .sums_offsets = problem.sums_offsets()};
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   const std::int64_t vectors = ceil_divide(problem.cols, config.vector());
-  const std::int64_t most_each = 16 / config.vector();
-  const std::int64_t each = std::clamp<std::int64_t>(ceil_divide(vectors, 32), 1, most_each);
-  config.vectors_per_thread = static_cast<int>(each);
+  const bool keeps_more = !config.vectors || (config.sums_offsets && problem.in == DType::kFloat32);
+  const int most_each = (keeps_more ? 8 : 16) / config.vector();
+  const auto needed = static_cast<int>(std::min<std::int64_t>(ceil_divide(vectors, 32), most_each));
+  config.vectors_per_thread = std::max(needed, 1);
   config.row_threads = threads_for(vectors, config.vectors_per_thread, 512);
-  config.wide = vectors > each * config.row_threads;
+  config.wide = vectors > std::int64_t{config.vectors_per_thread} * config.row_threads;
   return config;
 }
 
