@@ -58,7 +58,7 @@ struct NormRowConfig {
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool takes_more = vectors_per_thread > 4 || reread || form.width() > 2;
-    return at_least_one((takes_more ? 512 : 1024) / threads());
+    return at_least_one((takes_more ? 512 : 1152) / threads());
   }
 
   // Null if a kernel can be built from it, else why not.
