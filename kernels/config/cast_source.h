@@ -63,6 +63,7 @@ struct CastSource {
   }
   // Of up to 16 bytes, that a vector of values is worked out from.
   constexpr int pieces() const {
+    if (kind == SourceKind::kNormed) return norm.centres() ? 3 : 2;
     const int of_x = is_gated(activation) ? 2 : 1;
     const bool takes_one = of_x == 1 || layout == GateLayout::kInterleaved;
     if (kind == SourceKind::kActivationGradient) return takes_one ? 2 : 3;

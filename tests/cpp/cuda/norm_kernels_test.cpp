@@ -49,15 +49,11 @@ class Compiler {
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
       EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kEndCollective), 0)
           << plan.kernel;
-      registers_ = binary.resources.registers;
-      if (std::getenv("PRINT")) printf("%3d %s\n", registers_, plan.description.c_str());
     }
   }
-  int registers() const { return registers_; }
 
  private:
   std::set<std::string> compiled_;
-  int registers_ = 0;
 };
 
 class NvrtcNormTest : public testing::TestWithParam<NormForm> {
