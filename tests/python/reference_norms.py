@@ -67,7 +67,7 @@ def problem(normal, form, rows, cols, dtype, batches=1):
     """x and the operands of a form, from a function that draws normal numbers of a shape. Rows have
     magnitudes and means of their own."""
     kind, operand_dtype, names = FORMS[form]
-    x = normal(rows, cols) * torch.exp2(3 * normal(rows, 1)) + normal(rows, 1)
+    x = normal(rows, cols) * torch.exp2(normal(rows, 1)) + normal(rows, 1)
     operands = dict.fromkeys(OPERANDS)
     for name in names:
         shape = (cols,) if name in ("weight", "bias") else (batches, cols)

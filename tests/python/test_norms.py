@@ -163,7 +163,8 @@ def test_nan_and_infinity_stay_in_their_rows(normal):
         assert bool(gradients.dx[2:].isfinite().all())
 
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+# A mean in FP32 is off by half a step, which counts where it is large beside the deviation.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 
 @every_dtype
@@ -185,7 +186,7 @@ def test_gradients(with_residual, form, dtype, normal):
             if gradient is None:
                 continue
             error = torch.linalg.norm(gradient.double() - expected[name])
-            limit = TOLERANCE[dtype] if name == "x" else 2e-6
+            limit = TOLERANCE[dtype] if name == "x" else 1e-5
             assert float(error) <= limit * float(torch.linalg.norm(expected[name])), name
 
 
