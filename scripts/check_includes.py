@@ -28,6 +28,7 @@ DOORS = {
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
     "kernels/sm90": ["kernels/epilogue", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],

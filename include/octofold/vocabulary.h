@@ -21,6 +21,10 @@ enum class DType : unsigned char { kFloat32, kFloat16, kBFloat16, kE4M3, kE5M2, 
 /// A partial block at a ragged edge has a scale of its own, over the elements that exist.
 enum class Granularity : unsigned char { kTensor, kChannel, kBlock1x128, kBlock128x128 };
 
+/// kRms divides rows by their root mean square (Zhang, Sennrich 2019, arXiv:1910.07467), kLayer
+/// centres them and divides by their standard deviation (Ba et al. 2016, arXiv:1607.06450).
+enum class NormKind : unsigned char { kRms, kLayer };
+
 /// Number of consecutive K values that share a scale in the block granularities, and the longest
 /// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
 inline constexpr int kScaleBlock = 128;

@@ -26,14 +26,14 @@ __device__ inline unsigned largest_of_lanes(unsigned magnitudes) {
   return magnitudes;
 }
 
-// Among kWarps neighbouring warps (a power of two). All warps of the block come here together;
-// `of_warps` is in shared memory, with a word for each of them.
+// Among kWarps neighbouring warps. All warps of the block come here together; `of_warps` is in
+// shared memory, with a word for each of them.
 template <DType kType, int kWarps>
 __device__ inline unsigned largest_of_warps(unsigned magnitudes, unsigned* of_warps) {
   magnitudes = largest_of_lanes<kType, 32>(magnitudes);
   if constexpr (kWarps == 1) return magnitudes;
   const unsigned warp = threadIdx.x / 32;
-  const unsigned first = warp & ~(kWarps - 1u);
+  const unsigned first = warp / kWarps * kWarps;
   if (threadIdx.x % 32 == 0) of_warps[warp] = magnitudes;
   __syncthreads();
 #pragma unroll

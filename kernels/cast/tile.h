@@ -91,7 +91,7 @@ class StagedPieces {
       if (tile.template exist<true>(row) == 0) break;
       source.for_each_piece(row, 0, [&](auto piece, const void* address) {
         constexpr int kBytes = Values::bytes_of(piece);
-        ptx::copy_async<kBytes, kBytes == 8 || kNeighbours>(slot(row, piece), address);
+        ptx::copy_async<kBytes, kBytes < 16 || kNeighbours>(slot(row, piece), address);
       });
     }
     ptx::copies_commit();
@@ -135,7 +135,7 @@ __device__ inline void load(const CastParams& params, Tiles<kConfig>& tiles) {
       if constexpr (kConfig.source.both_halves) {
         source.make_halves(pieces, tile.words[row], tiles[1].words[row]);
       } else {
-        source.make(0, pieces, tile.words[row]);
+        source.make(row, 0, pieces, tile.words[row]);
       }
     }
     __syncthreads();  // all threads have read theirs

@@ -1,6 +1,8 @@
 // What the host passes to the cast kernels: one struct, by value. Strides count elements.
 #pragma once
 
+#include "kernels/config/norm_operands.h"
+
 namespace octofold::config {
 
 // One FP8 matrix that is written, and its scales, written or read: that of unit (row, col) at
@@ -21,6 +23,9 @@ struct CastParams {
   long long x_stride;
   const void* gradient;  // by the activation, [rows, its columns]
   long long gradient_stride;
+  const float* rstd;  // of what is normed: [rows], as mean
+  const float* mean;
+  NormOperands norm;
   long long rows;
   long long cols;
   CastTarget row_target;         // [rows, cols]

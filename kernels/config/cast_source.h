@@ -3,6 +3,8 @@
 
 #include "octofold/vocabulary.h"
 
+#include "kernels/config/norm_form.h"
+
 namespace octofold::config {
 
 // Each a device type in a file of kernels/cast/sources.
@@ -10,6 +12,7 @@ enum class SourceKind {
   kPlain,               // x
   kActivation,          // an activation of x
   kActivationGradient,  // the gradient by x, from that by the activation
+  kNormed,              // x normalized, from its rows' statistics
 };
 
 constexpr const char* word(SourceKind kind) {
@@ -17,6 +20,7 @@ constexpr const char* word(SourceKind kind) {
     case SourceKind::kPlain: return "";
     case SourceKind::kActivation: return "activation";
     case SourceKind::kActivationGradient: return "activation gradient";
+    case SourceKind::kNormed: return "normed";
   }
   return "?";
 }
@@ -29,11 +33,14 @@ struct CastSource {
   // Of a gradient that is two halves: whether a tile takes the same columns of both, which are
   // worked out from the same values.
   bool both_halves = false;
+  // Of what is normed.
+  NormForm norm{};
 
   static constexpr const char* kTypeName = "octofold::config::CastSource";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("kind", kind);
+    if (kind == SourceKind::kNormed) field("norm", norm);
     if (!has_activation()) return;
     field("activation", activation);
     if (is_gated(activation)) field("layout", layout);
@@ -56,6 +63,7 @@ struct CastSource {
   }
   // Of up to 16 bytes, that a vector of values is worked out from.
   constexpr int pieces() const {
+    if (kind == SourceKind::kNormed) return norm.centres() ? 3 : 2;
     const int of_x = is_gated(activation) ? 2 : 1;
     const bool takes_one = of_x == 1 || layout == GateLayout::kInterleaved;
     if (kind == SourceKind::kActivationGradient) return takes_one ? 2 : 3;

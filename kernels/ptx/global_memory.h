@@ -1,9 +1,9 @@
-// Loads and stores of global memory, several bytes at a time. Loads are of memory that no kernel
-// writes meanwhile and that is not expected to be read again.
+// Loads and stores of global memory, several bytes at a time.
 #pragma once
 
 namespace octofold::ptx {
 
+// Of memory that no kernel writes meanwhile and that is not expected to be read again.
 template <int kBytes>
 __device__ inline void load_global(const void* address, unsigned (&words)[kBytes / 4]) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -18,6 +18,22 @@ __device__ inline void load_global(const void* address, unsigned (&words)[kBytes
   } else {
     asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(words[0]) : "l"(address));
   }
+}
+
+// 16 bytes of memory that no kernel writes meanwhile, and that this block or its neighbours read
+// again. Two loads of one address may become one.
+__device__ inline void load_cached(const void* address, unsigned (&words)[4]) {
+  asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+      : "l"(address));
+}
+
+// 16 bytes of memory that this very thread writes too, before or after.
+__device__ inline void load_own(const void* address, unsigned (&words)[4]) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(address)
+               : "memory");
 }
 
 template <int kBytes>

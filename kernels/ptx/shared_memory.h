@@ -128,11 +128,12 @@ __device__ inline void copy_async(unsigned destination, const void* source, unsi
       : "memory");
 }
 
-// Starts a copy of 8 or 16 bytes, at multiples of as many; by way of L1 where neighbours of them
+// Starts a copy of 4, 8 or 16 bytes, at multiples of as many; by way of L1 where neighbours of them
 // are copied by other instructions.
 template <int kBytes, bool kThroughL1>
 __device__ inline void copy_async(unsigned destination, const void* source) {
-  static_assert(kBytes == 16 || (kBytes == 8 && kThroughL1), "what goes past L1 is whole units");
+  static_assert(kBytes == 16 || ((kBytes == 4 || kBytes == 8) && kThroughL1),
+                "what goes past L1 is whole units");
   if constexpr (kThroughL1) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(destination), "l"(source),
                  "n"(kBytes)

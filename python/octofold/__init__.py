@@ -35,6 +35,7 @@ from .errors import (
 )
 from .gated_gemm import gated_gemm
 from .gemm import gemm
+from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
 from .scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "IoError",
+    "NormGradients",
+    "QuantizedNorm",
     "ScaledTensor",
     "UnavailableError",
     "UnsupportedError",
@@ -78,11 +81,13 @@ __all__ = [
     "gemm",
     "info",
     "kernel_cache",
+    "norm_backward",
     "quantize",
     "quantize_activation",
     "quantize_activation_gradient",
     "quantize_both",
     "quantize_checkpoint",
+    "quantize_norm",
     "scale_shape",
     "set_log_handler",
 ]

@@ -42,6 +42,7 @@ constexpr Names<CastProfile, 9> kProfiles{
 constexpr Names<Activation, 7> kActivations{
     "activation", {"swiglu", "geglu-tanh", "geglu", "silu", "gelu", "gelu-tanh", "relu-squared"}};
 constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
+constexpr Names<NormKind, 2> kNorms{"norm", {"rms", "layer"}};
 
 }  // namespace
 
@@ -51,6 +52,7 @@ std::string_view name(Overflow overflow) { return kOverflows.of(overflow); }
 std::string_view name(CastProfile profile) { return kProfiles.of(profile); }
 std::string_view name(Activation activation) { return kActivations.of(activation); }
 std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
+std::string_view name(NormKind norm) { return kNorms.of(norm); }
 
 DType parse_dtype(std::string_view text) {
   if (text == "float8_e4m3fn") return DType::kE4M3;
@@ -62,5 +64,6 @@ Overflow parse_overflow(std::string_view text) { return kOverflows.parse(text); 
 CastProfile parse_profile(std::string_view text) { return kProfiles.parse(text); }
 Activation parse_activation(std::string_view text) { return kActivations.parse(text); }
 GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
+NormKind parse_norm(std::string_view text) { return kNorms.parse(text); }
 
 }  // namespace octofold

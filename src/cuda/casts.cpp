@@ -1,9 +1,9 @@
 #include "cuda/casts.h"
 
 #include <cstdint>
-#include <optional>
 
 #include "core/scale_layout.h"
+#include "cuda/cast_views.h"
 #include "kernels/config/cast_params.h"
 #include "plan/cast.h"
 
@@ -12,29 +12,6 @@ namespace {
 
 using plan::CastProblem;
 using plan::ConvertProblem;
-
-// Whether each row begins at a multiple of `bytes`.
-template <typename View>
-bool is_aligned(const View& matrix, std::int64_t bytes) {
-  const bool stride_fits =
-      matrix.shape[0] <= 1 || matrix.strides[0] * size_of(matrix.dtype) % bytes == 0;
-  return stride_fits &&
-         reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
-}
-
-bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
-  return !out || is_aligned(out->data, 8);
-}
-
-config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) {
-  if (!out) return {};
-  const core::ScaleAccess<float> scale = core::scale_access(*out);
-  return {.codes = static_cast<unsigned char*>(out->data.data),
-          .codes_stride = out->data.strides[0],
-          .scale = scale.data,
-          .scale_row_stride = scale.row_stride,
-          .scale_col_stride = scale.col_stride};
-}
 
 struct Sizes {
   std::int64_t rows, cols;
@@ -84,12 +61,16 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .transposed_by_channel =
           out.rows && out.transposed && out.rows->granularity != out.transposed->granularity,
       .scales_given = scales == ScaleSource::kGiven,
-      .x_is_aligned = is_aligned(input.x, 16) && is_aligned(input.gradient, 16),
+      .x_is_aligned =
+          is_aligned(input.x, 16) && is_aligned(input.gradient, 16) && input.norm_is_aligned,
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
   const config::CastParams params{.x = input.x.data,
                                   .x_stride = input.x.strides[0],
                                   .gradient = input.gradient.data,
                                   .gradient_stride = input.gradient.strides[0],
+                                  .rstd = input.rstd,
+                                  .mean = input.mean,
+                                  .norm = input.norm,
                                   .rows = rows,
                                   .cols = cols,
                                   .row_target = target_of(out.rows),

@@ -5,6 +5,7 @@
 
 #include "cuda/device.h"
 #include "kernels/config/cast_config.h"
+#include "kernels/config/norm_operands.h"
 
 namespace octofold::cuda {
 
@@ -14,6 +15,11 @@ struct CastInput {
   config::CastSource source{};
   TensorView x{};
   TensorView gradient{};
+  /// Of what is normed: the statistics of x's rows, and the operands, in vectors or not.
+  const float* rstd = nullptr;
+  const float* mean = nullptr;
+  config::NormOperands norm{};
+  bool norm_is_aligned = true;
 };
 
 /// On checked matrices that lie on `device`: the targets that there are, from one read of the

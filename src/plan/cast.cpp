@@ -22,23 +22,6 @@ using config::ScaleStepConfig;
 using config::TileCastConfig;
 using config::WideRowCastConfig;
 
-void require_support(std::string_view operation, const Gpu& gpu) {
-  if (gpu.compute_major >= 9) return;
-  core::fail(
-      ErrorCode::kUnsupported,
-      "{}: expected a GPU of compute capability 9.0 or later, whose instructions convert FP8, "
-      "got {}.{}; tensors on the CPU are served by the CPU backend",
-      operation, gpu.compute_major, gpu.compute_minor);
-}
-
-// CUDA's limit for the first dimension of a grid.
-void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
-                        std::int64_t cols) {
-  if (blocks <= std::numeric_limits<std::int32_t>::max()) return;
-  core::fail(ErrorCode::kUnsupported, "{}: expected fewer than 2^31 tiles, got a matrix {}×{}",
-             operation, rows, cols);
-}
-
 bool loads_fit(const CastProblem& problem) {
   const int parts = problem.source.casts_halves() ? 2 : 1;
   return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
@@ -198,8 +181,25 @@ KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {
 
 }  // namespace
 
+void require_kernels(std::string_view operation, const Gpu& gpu) {
+  if (gpu.compute_major >= 9) return;
+  core::fail(
+      ErrorCode::kUnsupported,
+      "{}: expected a GPU of compute capability 9.0 or later, whose instructions convert FP8, "
+      "got {}.{}; tensors on the CPU are served by the CPU backend",
+      operation, gpu.compute_major, gpu.compute_minor);
+}
+
+// CUDA's limit for the first dimension of a grid.
+void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
+                        std::int64_t cols) {
+  if (blocks <= std::numeric_limits<std::int32_t>::max()) return;
+  core::fail(ErrorCode::kUnsupported, "{}: expected fewer than 2^31 tiles, got a matrix {}×{}",
+             operation, rows, cols);
+}
+
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
-  require_support("quantize", gpu);
+  require_kernels("quantize", gpu);
   std::vector<CastLaunch> launches = all_launches(problem, gpu);
   std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
   for (const CastLaunch& launch : launches) {
@@ -219,7 +219,7 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
 
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const char* operation = problem.scaled ? "dequantize" : "convert";
-  require_support(operation, gpu);
+  require_kernels(operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.granularity = problem.granularity;
   if (is_fp8(problem.out)) config.saturate = problem.saturate;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -11,6 +12,12 @@
 #include "plan/kernel_plan.h"
 
 namespace octofold::plan {
+
+/// Both throw Error(kUnsupported) that names the operation: for a GPU that none of the kernels
+/// around casts are made for, and for a matrix of too many blocks of threads.
+void require_kernels(std::string_view operation, const Gpu& gpu);
+void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
+                        std::int64_t cols);
 
 /// All that a plan depends on. Alignment enters as yes or no, so that casts that differ in
 /// addresses only share a plan.

@@ -3,11 +3,13 @@ torch.compile makes of the same arithmetic, measured in the same run:
 
     python tests/gpu/bench_fused_casts.py [--shape ROWS COLUMNS ...] [--only TEXT ...] [--peers]
 
-Least bytes: each input read once, each code written once; scales are not counted. Times are of CUDA
+Least bytes: each matrix read once, codes and other matrices written once; scales, statistics and
+vectors are not counted. Times are of CUDA
 graphs that go round operands that together are larger than the L2 cache; all take turns.
 """
 
 import argparse
+import itertools
 import statistics
 
 import octofold
@@ -62,6 +64,91 @@ def activations(rows, cols):
                 ),
                 (lambda g, x, cast=reference: cast(swiglu_gradient(g, x))) if halves else None,
             )
+
+
+def rms_norm(x, weight):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+def layer_norm(x, weight, bias):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
+
+
+def norms(rows, cols):
+    weight, bias = (torch.randn(cols, device="cuda").bfloat16() for _ in "ab")
+    for targets, reference, written in (("rows", reference_cast, 1), ("both", reference_both, 2)):
+        options = {"targets": targets}
+        yield (
+            f"rms norm {targets}",
+            (cols,),
+            written * rows * cols,
+            lambda x, options=options: octofold.quantize_norm(x, weight, **options),
+            lambda x, cast=reference: cast(rms_norm(x, weight)),
+        )
+        yield (
+            f"residual rms norm {targets}",
+            (cols, cols),
+            (written + 2) * rows * cols,
+            lambda x, r, options=options: octofold.quantize_norm(x, weight, residual=r, **options),
+            lambda x, r, cast=reference: ((total := x + r), *cast(rms_norm(total, weight))),
+        )
+        yield (
+            f"layer norm {targets}",
+            (cols,),
+            written * rows * cols,
+            lambda x, options=options: octofold.quantize_norm(
+                x, weight, bias, norm="layer", **options
+            ),
+            lambda x, cast=reference: cast(layer_norm(x, weight, bias)),
+        )
+    yield (
+        "rms norm rows channel",
+        (cols,),
+        rows * cols,
+        lambda x: octofold.quantize_norm(x, weight, granularity="channel"),
+        None,
+    )
+
+
+def norm_backwards(rows, cols):
+    """dx is written in BF16. Statistics of other rows are as good as any."""
+    weight, bias = (torch.randn(cols, device="cuda").bfloat16() for _ in "ab")
+    rstd = torch.ones(rows, device="cuda")
+    mean = torch.zeros(rows, device="cuda")
+
+    def compiled(norm, *operands):
+        """What torch compiles is the norm too: its backward is not to be had alone."""
+
+        def gradients(dy, x):
+            leaves = [leaf.detach().requires_grad_() for leaf in (x, *operands)]
+            return torch.autograd.grad(norm(*leaves), leaves, dy)
+
+        return gradients
+
+    yield (
+        "rms norm backward",
+        (cols, cols),
+        2 * rows * cols,
+        lambda dy, x: octofold.norm_backward(dy, x, rstd, weight=weight),
+        compiled(rms_norm, weight),
+    )
+    yield (
+        "rms norm backward + residual",
+        (cols, cols, cols),
+        2 * rows * cols,
+        lambda dy, x, r: octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=r),
+        None,
+    )
+    yield (
+        "layer norm backward",
+        (cols, cols),
+        2 * rows * cols,
+        lambda dy, x: octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer"),
+        compiled(layer_norm, weight, bias),
+    )
+
+
+FAMILIES = (activations, norms, norm_backwards)
 
 
 def call_of(function, inputs, kept, index):
@@ -119,7 +206,7 @@ def main():
     print(f"{'cast':<36} {'time':>11} {'spread':>6} {'copy':>11} {'share':>7} {'compiled':>7}")
     for rows, cols in arguments.shape or [(8192, 7168), (16384, 4096)]:
         print(f"{rows} x {cols}")
-        for case in activations(rows, cols):
+        for case in itertools.chain.from_iterable(family(rows, cols) for family in FAMILIES):
             if any(text in case[0] for text in arguments.only):
                 measure(rows, *case, arguments.peers)
 

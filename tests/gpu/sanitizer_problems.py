@@ -153,6 +153,49 @@ def gated_products():
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
 
 
+def flat(results):
+    """All values of some results, on the CPU."""
+    values = [r.dequantize() if isinstance(r, octofold.ScaledTensor) else r for r in results]
+    return torch.cat([value.flatten().float().cpu() for value in values if value is not None])
+
+
+def norm(x, operands, options):
+    """Casts, sum and statistics; few codes differ by one step."""
+
+    def run(x, operands):
+        return octofold.quantize_norm(x, **operands, residual=x, norm="layer", **options)
+
+    on_device = {name: operand.to(DEVICE) for name, operand in operands.items()}
+    return flat(run(x.to(DEVICE), on_device)), flat(run(x, operands))
+
+
+def norm_gradients(x, operands):
+    def run(x, rstd, operands):
+        return octofold.norm_backward(
+            x, x, rstd, 0 * rstd, **operands, residual_gradient=x, norm="layer"
+        )
+
+    rstd = torch.rand(x.shape[0])
+    on_device = {name: operand.to(DEVICE) for name, operand in operands.items()}
+    return flat(run(x.to(DEVICE), rstd.to(DEVICE), on_device)), flat(run(x, rstd, operands))
+
+
+def norms():
+    # Rows that threads hold, and that none do, in vectors and element by element.
+    for (rows, cols), dtype in itertools.product(
+        ((256, 384), (130, 77), (6, 7168), (4, 40_000), (2, 20_001)), FLOATS
+    ):
+        x = torch.randn(rows, cols).to(dtype)
+        operands = {name: torch.randn(cols).to(dtype) for name in ("weight", "bias")}
+        operands |= {name: torch.randn(2, cols) for name in ("scale", "shift")}
+        yield f"norm gradients {rows},{cols} {dtype}", partial(norm_gradients, x, operands)
+        for granularity, targets in itertools.product(
+            ("tensor", "channel", "1x128", "128x128"), ("rows", "both")
+        ):
+            options = {"granularity": granularity, "targets": targets, "power_of_two": True}
+            yield f"norm {options} {rows},{cols} {dtype}", partial(norm, x, operands, options)
+
+
 def cast(x, options):
     """The same bits, so the same values."""
     on_device = octofold.quantize(x.to(DEVICE), **options)
@@ -177,7 +220,9 @@ def casts():
 
 def main():
     torch.manual_seed(0)
-    problems = itertools.chain(products(), candidates(), gated_products(), casts(), activations())
+    problems = itertools.chain(
+        products(), candidates(), gated_products(), casts(), activations(), norms()
+    )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0
     for name, compute in itertools.islice(wanted, 0, None, ARGUMENTS.every):

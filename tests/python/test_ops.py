@@ -29,15 +29,18 @@ def test_parameters_become_inputs_and_options(op):
         mode=str,
         fast=bool,
         exact=bool | None,
+        angle=float,
         stream=StreamLike | None,
         out=Array | None,
         **{"return": Array},
     )
     assert turn.inputs == ["x", "a", "a.scale", "bias?"]
-    assert list(turn.options) == ["a.granularity", "mode", "fast", "exact"]
+    assert list(turn.options) == ["a.granularity", "mode", "fast", "exact", "angle"]
 
 
-@pytest.mark.parametrize("kind", [int, float, str | None, "bool", octofold.ScaledTensor | None])
+@pytest.mark.parametrize(
+    "kind", [int, float | None, str | None, "bool", octofold.ScaledTensor | None]
+)
 def test_parameters_of_other_types_are_refused(op, kind):
     with pytest.raises(TypeError, match="turn: no op takes a parameter 'angle' of type"):
         op(x=Array, angle=kind)

@@ -28,7 +28,7 @@ class Source<kSource, kIn, true, config::SourceKind::kActivation>
     }
   }
 
-  __device__ void make(long long /*cols*/, const unsigned (&pieces)[kPieces][4],
+  __device__ void make(int /*rows*/, long long /*cols*/, const unsigned (&pieces)[kPieces][4],
                        unsigned (&words)[4]) const {
     float x[kPieces * kVector], values[kVector];
     numeric::widen<kIn>(&pieces[0][0], x);

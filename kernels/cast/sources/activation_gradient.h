@@ -60,7 +60,7 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
     take(Piece<kPieces - 1>(), input_.gradient(rows, col));
   }
 
-  __device__ void make(long long cols, const unsigned (&pieces)[kPieces][4],
+  __device__ void make(int /*rows*/, long long cols, const unsigned (&pieces)[kPieces][4],
                        unsigned (&words)[4]) const {
     if constexpr (Input::kInterleaved) {
       float x[kVector], gradient[kVector / 2], values[kVector];

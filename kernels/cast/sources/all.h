@@ -3,4 +3,5 @@
 
 #include "kernels/cast/sources/activation.h"
 #include "kernels/cast/sources/activation_gradient.h"
+#include "kernels/cast/sources/normed.h"
 #include "kernels/cast/sources/plain.h"

@@ -30,8 +30,8 @@ class Source;
 //   // Calls take(integral constant, address) with the number and the place of each piece.
 //   template <typename Take>
 //   __device__ void for_each_piece(int rows, long long cols, Take&& take) const;
-//   // The vector at so many columns further on, made from them.
-//   __device__ void make(long long cols, const unsigned (&pieces)[kPieces][4],
+//   // The vector at so many rows and columns further on, made from them.
+//   __device__ void make(int rows, long long cols, const unsigned (&pieces)[kPieces][4],
 //                        unsigned (&words)[4]) const;
 template <typename Derived, int kPieceCount, int kLastPieceBytes = 16>
 class PiecewiseSource {
@@ -43,12 +43,13 @@ class PiecewiseSource {
     unsigned pieces[kPieces][4];
     if (exist > 0) {
       derived().for_each_piece(rows, cols, [&](auto piece, const void* address) {
-        unsigned loaded[bytes_of(piece) / 4];
-        ptx::load_global<bytes_of(piece)>(address, loaded);
+        constexpr int kBytes = Derived::bytes_of(piece);
+        unsigned loaded[kBytes / 4];
+        ptx::load_global<kBytes>(address, loaded);
 #pragma unroll
-        for (int i = 0; i < bytes_of(piece) / 4; ++i) pieces[piece][i] = loaded[i];
+        for (int i = 0; i < kBytes / 4; ++i) pieces[piece][i] = loaded[i];
       });
-      derived().make(cols, pieces, words);
+      derived().make(rows, cols, pieces, words);
     } else {
 #pragma unroll
       for (unsigned& word : words) word = 0;

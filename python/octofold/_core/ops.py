@@ -22,7 +22,7 @@ Arrays: TypeAlias = tuple[Any, ...]
 """Arrays, None where one is left out."""
 
 Options: TypeAlias = tuple[Any, ...]
-"""Texts, truth values, None."""
+"""Texts, truth values, numbers, None."""
 
 TABLE: Final[dict[str, "Op"]] = {}
 
@@ -59,6 +59,7 @@ _OPTIONS: Final[dict[Any, Option]] = {
     str | None: Option("str?", (str, type(None)), "text or None"),
     bool: Option("bool", (bool,), "True or False"),
     bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
+    float: Option("float", (float, int), "a number"),
 }
 
 # Parameters that are no business of the library, by type and by name.
@@ -71,9 +72,9 @@ class Op:
 
     name: of the operation in messages, and of its torch op.
     parameters: names and types, as in the annotations of a public function. Arrays become inputs, a
-        scaled tensor two and its granularity; texts and truth values become options; the dtype of
-        results, the stream and `out` are no business of the library. Raises TypeError for a
-        parameter of any other type: dropped, the library would never see it.
+        scaled tensor two and its granularity; texts, truth values and numbers become options; the
+        dtype of results, the stream and `out` are no business of the library. Raises TypeError for
+        a parameter of any other type: dropped, the library would never see it.
     results: names of what is written. What ends in "?" may be left out.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
@@ -212,8 +213,8 @@ class Op:
         dtype: str,
         out: Arrays | None,
     ) -> Arrays:
-        """After tvm-ffi has refused what it was given: NumPy's truth values are taken as Python's,
-        all else is named."""
+        """After tvm-ffi has refused what it was given: NumPy's scalars are taken as Python's, all
+        else is named."""
         names = self.inputs if out is None else self.inputs + self.results
         for name, array in zip(names, inputs + (out or ()), strict=True):
             if array is None and not name.endswith("?"):
@@ -227,8 +228,10 @@ class Op:
         raise error
 
     def checked_options(self, options: Options) -> Options:
-        """Of the types that the row says, NumPy's truth values as Python's."""
-        plain = tuple(bool(value) if isinstance(value, np.bool_) else value for value in options)
+        """Of the types that the row says, NumPy's scalars as Python's."""
+        plain = tuple(
+            value.item() if isinstance(value, np.bool_ | np.number) else value for value in options
+        )
         for (name, option), value in zip(self.options.items(), plain, strict=True):
             if not isinstance(value, option.types):
                 raise invalid_argument(self.name, name, option.words, repr(value))

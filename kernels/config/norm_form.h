@@ -1,0 +1,58 @@
+// What a norm computes of a row, whichever kernel does it.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+namespace octofold::config {
+
+// One of the vectors that are applied to rows, and its type.
+enum class NormOperand {
+  kNone,
+  kInputType,  // that of x
+  kFloat32,    // where x is of another type
+};
+
+constexpr const char* word(NormOperand operand) {
+  switch (operand) {
+    case NormOperand::kNone: return "";
+    case NormOperand::kInputType: return "of x's type";
+    case NormOperand::kFloat32: return "float32";
+  }
+  return "?";
+}
+
+// y = (x - mean) · rstd · weight + bias, then · (1 + scale) + shift: what of it there is. The mean
+// is kLayer's only.
+struct NormForm {
+  NormKind kind = NormKind::kRms;
+  NormOperand weight = NormOperand::kNone;
+  NormOperand bias = NormOperand::kNone;
+  NormOperand scale = NormOperand::kNone;
+  NormOperand shift = NormOperand::kNone;
+
+  static constexpr const char* kTypeName = "octofold::config::NormForm";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("kind", kind);
+    field("weight", weight);
+    field("bias", bias);
+    field("scale", scale);
+    field("shift", shift);
+  }
+  friend constexpr bool operator==(const NormForm&, const NormForm&) = default;
+
+  constexpr bool centres() const { return kind == NormKind::kLayer; }
+  // How many vectors of x's type take the registers that all operands take, where x is narrow.
+  constexpr int width() const {
+    const NormOperand operands[] = {weight, bias, scale, shift};
+    int width = 0;
+    for (const NormOperand operand : operands) width += static_cast<int>(operand);
+    return width;
+  }
+  // Whether rows of different batches have operands of their own.
+  constexpr bool modulates() const {
+    return scale != NormOperand::kNone || shift != NormOperand::kNone;
+  }
+};
+
+}  // namespace octofold::config

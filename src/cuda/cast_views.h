@@ -1,0 +1,43 @@
+// Checked views as the parameters of kernels that cast have them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "octofold/tensor.h"
+
+#include "core/scale_layout.h"
+#include "kernels/config/cast_params.h"
+
+namespace octofold::cuda {
+
+/// Whether each row begins at a multiple of `bytes`; a vector is one row.
+template <typename View>
+bool is_aligned(const View& matrix, std::int64_t bytes) {
+  const bool stride_fits = matrix.rank < 2 || matrix.shape[0] <= 1 ||
+                           matrix.strides[0] * size_of(matrix.dtype) % bytes == 0;
+  return stride_fits &&
+         reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+/// What is left out does not count.
+template <typename View>
+bool is_aligned(const std::optional<View>& matrix, std::int64_t bytes) {
+  return !matrix || is_aligned(*matrix, bytes);
+}
+
+inline bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
+  return !out || is_aligned(out->data, 8);
+}
+
+inline config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) {
+  if (!out) return {};
+  const core::ScaleAccess<float> scale = core::scale_access(*out);
+  return {.codes = static_cast<unsigned char*>(out->data.data),
+          .codes_stride = out->data.strides[0],
+          .scale = scale.data,
+          .scale_row_stride = scale.row_stride,
+          .scale_col_stride = scale.col_stride};
+}
+
+}  // namespace octofold::cuda

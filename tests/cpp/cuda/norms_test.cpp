@@ -1,0 +1,148 @@
+// What of a norm reaches the GPU. What the kernels make of it is tested on a GPU.
+#include "cuda/norms.h"
+
+#include <gmock/gmock.h>
+
+#include "octofold/scale_layout.h"
+
+#include "cuda/fake_runtime.h"
+#include "kernels/config/norm_config.h"
+#include "kernels/config/norm_params.h"
+
+namespace octofold::cuda {
+namespace {
+
+constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
+constexpr std::int64_t kRows = 200, kCols = 640;
+
+// Addresses that nobody reads.
+void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+MutableTensorView rows_at(std::uintptr_t value, std::int64_t rows, DType dtype = DType::kBFloat16) {
+  return matrix(address(value), dtype, rows, kCols, kCols + 8, kGpu);
+}
+MutableTensorView floats_at(std::uintptr_t value, std::int64_t size) {
+  return vector(address(value), DType::kFloat32, size, kGpu);
+}
+
+class NormTest : public FakeGpuTest {
+ protected:
+  void quantize(const CastTargets& out, DType in = DType::kBFloat16) {
+    const MutableScaledTensorView& any = out.rows ? *out.rows : *out.transposed;
+    const config::CastFormat format{
+        .in = in, .out = any.data.dtype, .granularity = any.granularity};
+    cuda::quantize_norm(runtime().device(0), arguments_, out, format, ScaleSource::kComputed,
+                        {&stream_});
+  }
+
+  static MutableScaledTensorView output(std::int64_t rows, std::int64_t cols,
+                                        Granularity granularity) {
+    return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu),
+            scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x3000), kGpu),
+            granularity};
+  }
+
+  NormArguments arguments_{
+      .kind = NormKind::kLayer,
+      .epsilon = 0.25f,
+      .x = rows_at(0x10000, kRows),
+      .residual = rows_at(0x20000, kRows),
+      .operands = {.weight = floats_at(0x4000, kCols), .scale = rows_at(0x5000, 4)},
+      .sum = rows_at(0x30000, kRows),
+      .rstd = floats_at(0x6000, kRows),
+      .mean = floats_at(0x7000, kRows)};
+  int stream_ = 0;
+};
+
+TEST_F(NormTest, OneKernelGetsTheArguments) {
+  state().params_bytes = sizeof(config::NormParams);
+  quantize({.rows = output(kRows, kCols, Granularity::kBlock1x128)});
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(state().launches[0].stream, &stream_);
+  const auto params = state().launches[0].params_as<config::NormParams>();
+  EXPECT_EQ(params.x, address(0x10000));
+  EXPECT_EQ(params.x_stride, kCols + 8);
+  EXPECT_EQ(params.residual, address(0x20000));
+  EXPECT_EQ(params.sum, address(0x30000));
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+  EXPECT_EQ(params.epsilon, 0.25f);
+  EXPECT_EQ(params.rstd, address(0x6000));
+  EXPECT_EQ(params.mean, address(0x7000));
+  EXPECT_EQ(params.operands.weight, address(0x4000));
+  EXPECT_EQ(params.operands.bias, nullptr);
+  EXPECT_EQ(params.operands.scale, address(0x5000));
+  EXPECT_EQ(params.operands.scale_stride, kCols + 8);
+  EXPECT_EQ(params.operands.rows_per_batch, kRows / 4);
+  EXPECT_EQ(params.target.codes, address(0x2000));
+  EXPECT_EQ(params.target.scale_col_stride, kRows);
+}
+
+// The casts read the sum, and the statistics that the first kernel leaves.
+TEST_F(NormTest, TilesFollowTheStatistics) {
+  state().params_bytes = sizeof(config::CastParams);
+  quantize({.transposed = output(kCols, kRows, Granularity::kBlock1x128)});
+  ASSERT_EQ(state().launches.size(), 2u);
+  const auto params = state().launches[1].params_as<config::CastParams>();
+  EXPECT_EQ(params.x, address(0x30000));
+  EXPECT_EQ(params.rstd, address(0x6000));
+  EXPECT_EQ(params.mean, address(0x7000));
+  EXPECT_EQ(params.norm.weight, address(0x4000));
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+
+  quantize({.rows = output(kRows, kCols, Granularity::kTensor)});
+  EXPECT_EQ(state().launches.size(), 2u + 5u);
+}
+
+TEST_F(NormTest, AnUnalignedOperandTakesAnotherKernel) {
+  state().params_bytes = sizeof(config::NormParams);
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kChannel);
+  quantize({.rows = out});
+  quantize({.rows = out});
+  EXPECT_EQ(compilations_, 1);
+  arguments_.operands.weight->data = address(0x4004);
+  quantize({.rows = out});
+  EXPECT_EQ(compilations_, 2);
+}
+
+TEST_F(NormTest, BackwardGetsTheArguments) {
+  state().params_bytes = sizeof(config::NormBackwardParams);
+  const std::int64_t spans = config::norm_spans(kCols, 4);
+  const NormBackwardArguments arguments{.kind = NormKind::kLayer,
+                                        .dy = rows_at(0x40000, kRows),
+                                        .x = rows_at(0x30000, kRows),
+                                        .rstd = floats_at(0x6000, kRows),
+                                        .mean = floats_at(0x7000, kRows),
+                                        .operands = arguments_.operands,
+                                        .residual_gradient = rows_at(0x50000, kRows)};
+  cuda::norm_backward(
+      runtime().device(0), arguments,
+      {.dx = rows_at(0x60000, kRows),
+       .dweight = floats_at(0x8000, kCols),
+       .dscale = rows_at(0x9000, 4, DType::kFloat32),
+       .workspace = matrix(address(0x100000), DType::kFloat32, 2 * spans, kCols, kCols, kGpu)},
+      {&stream_});
+  ASSERT_EQ(state().launches.size(), 3u);
+  const auto params = state().launches[0].params_as<config::NormBackwardParams>();
+  EXPECT_EQ(params.dy, address(0x40000));
+  EXPECT_EQ(params.x, address(0x30000));
+  EXPECT_EQ(params.addend, address(0x50000));
+  EXPECT_EQ(params.dx, address(0x60000));
+  EXPECT_EQ(params.rstd, address(0x6000));
+  EXPECT_EQ(params.mean, address(0x7000));
+  EXPECT_EQ(params.batches, 4);
+  EXPECT_EQ(params.operands.rows_per_batch, kRows / 4);
+  EXPECT_EQ(params.rows_per_block, 1);
+  EXPECT_EQ(params.blocks_per_batch, kRows / 4);
+  EXPECT_EQ(state().launches[0].blocks, kRows);
+  EXPECT_EQ(params.products, address(0x100000));
+  EXPECT_EQ(params.offsets - params.products, spans * kCols);
+  EXPECT_EQ(params.dweight, address(0x8000));
+  EXPECT_EQ(params.dbias, nullptr);
+  EXPECT_EQ(params.dscale, address(0x9000));
+  EXPECT_EQ(params.dscale_stride, kCols + 8);
+}
+
+}  // namespace
+}  // namespace octofold::cuda

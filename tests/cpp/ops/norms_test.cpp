@@ -1,0 +1,241 @@
+// Norms with their casts, and their gradients, on the CPU: what the public C++ call takes beyond
+// what Python gives it. Values are compared with torch's in tests/python/test_norms.py.
+#include "octofold/norms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "support/random.h"
+
+namespace octofold {
+namespace {
+
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+
+constexpr std::int64_t kRows = 6, kCols = 300;
+
+class NormsTest : public testing::Test {
+ protected:
+  NormsTest()
+      : x_(kRows * kCols),
+        residual_(x_.size()),
+        weight_(kCols),
+        sum_(x_.size()),
+        rstd_(kRows),
+        mean_(kRows) {
+    std::normal_distribution<float> normal;
+    for (std::vector<float>* values : {&x_, &residual_, &weight_}) {
+      for (float& value : *values) value = normal(random_);
+    }
+  }
+
+  static MutableTensorView matrix_of(std::vector<float>& values) {
+    return matrix(values.data(), DType::kFloat32, std::ssize(values) / kCols, kCols);
+  }
+  static MutableTensorView vector_of(std::vector<float>& values) {
+    return vector(values.data(), DType::kFloat32, std::ssize(values));
+  }
+
+  // A valid LayerNorm with everything, to be spoiled.
+  NormArguments arguments() {
+    return {.kind = NormKind::kLayer,
+            .epsilon = 1e-5f,
+            .x = matrix_of(x_),
+            .residual = matrix_of(residual_),
+            .operands = {.weight = vector_of(weight_)},
+            .sum = matrix_of(sum_),
+            .rstd = vector_of(rstd_),
+            .mean = vector_of(mean_)};
+  }
+
+  test::Random random_;
+  std::vector<float> x_, residual_, weight_, sum_, rstd_, mean_;
+  ScaledMatrix out_{kRows, kCols, Granularity::kBlock1x128};
+};
+
+template <typename Call>
+std::string error_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
+  EXPECT_THAT(actual.codes(), ElementsAreArray(expected.codes()));
+  EXPECT_THAT(actual.scales(), ElementsAreArray(expected.scales()));
+}
+
+TEST_F(NormsTest, TheSumMayBeTheResidualsMemory) {
+  quantize_norm(arguments(), {.rows = out_.view()});
+  for (std::size_t i = 0; i < x_.size(); ++i) EXPECT_EQ(sum_[i], x_[i] + residual_[i]);
+  NormArguments in_place = arguments();
+  in_place.sum = matrix_of(residual_);
+  ScaledMatrix out(kRows, kCols, Granularity::kBlock1x128);
+  quantize_norm(in_place, {.rows = out.view()});
+  EXPECT_EQ(residual_, sum_);
+  expect_same(out, out_);
+}
+
+TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
+  quantize_norm(arguments(), {.rows = out_.view()});
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    double sum = 0, squares = 0;
+    for (std::int64_t col = 0; col < kCols; ++col) {
+      const auto i = static_cast<std::size_t>(row * kCols + col);
+      const auto r = static_cast<std::size_t>(row);
+      const double n = (static_cast<double>(sum_[i]) - static_cast<double>(mean_[r])) *
+                       static_cast<double>(rstd_[r]);
+      sum += n;
+      squares += n * n;
+    }
+    EXPECT_NEAR(sum / kCols, 0, 1e-6);
+    EXPECT_NEAR(squares / kCols, 1, 2e-5);  // epsilon
+  }
+}
+
+// Statistics do not depend on the scales, which are read and kept.
+TEST_F(NormsTest, TakesGivenScales) {
+  ScaledMatrix transposed(kCols, kRows, Granularity::kBlock1x128);
+  const CastTargets targets{.rows = out_.view(), .transposed = transposed.view()};
+  quantize_norm(arguments(), targets);
+  const ScaledMatrix rows = out_.to({}), columns = transposed.to({});
+  std::ranges::fill(out_.codes(), std::uint8_t{0xAA});
+  std::ranges::fill(transposed.codes(), std::uint8_t{0xAA});
+  quantize_norm(arguments(), targets, {.scales = ScaleSource::kGiven});
+  expect_same(out_, rows);
+  expect_same(transposed, columns);
+}
+
+TEST_F(NormsTest, NamesWhatIsWrong) {
+  const auto error = [&](auto&& spoil) {
+    NormArguments arguments = this->arguments();
+    CastTargets targets{.rows = out_.view()};
+    spoil(arguments, targets);
+    return error_of([&] { quantize_norm(arguments, targets); });
+  };
+  EXPECT_EQ(error([](auto&, auto&) {}), "no error");
+  EXPECT_THAT(error([](auto& a, auto&) { a.sum.reset(); }),
+              HasSubstr("'sum': expected one where there is a residual, got none"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.residual.reset(); }),
+              HasSubstr("'sum': expected none without a residual, got one"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.mean.reset(); }),
+              HasSubstr("'mean': expected one for a LayerNorm"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.kind = NormKind::kRms; }),
+              HasSubstr("'mean': expected none for an RMSNorm"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.kind = static_cast<NormKind>(7); }),
+              HasSubstr("'norm': expected a NormKind, got 7"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.epsilon = INFINITY; }), HasSubstr("'epsilon'"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.rstd.data = nullptr; }),
+              HasSubstr("'rstd': expected data"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.sum->strides[0] = 7; }),
+              HasSubstr("'sum': expected rows that do not overlap"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.operands.weight->device = {DeviceType::kCuda, 0}; }),
+              HasSubstr("'weight': expected a tensor on cpu, got one on cuda:0"));
+  EXPECT_THAT(error([](auto&, auto& targets) { targets.rows.reset(); }),
+              HasSubstr("'out': expected rows, transposed or both"));
+}
+
+TEST_F(NormsTest, NamesMemoryThatOverlaps) {
+  const auto error = [&](auto&& spoil) {
+    NormArguments arguments = this->arguments();
+    CastTargets targets{.rows = out_.view()};
+    spoil(arguments, targets);
+    return error_of([&] { quantize_norm(arguments, targets); });
+  };
+  EXPECT_THAT(error([&](auto& a, auto&) { a.sum = matrix_of(x_); }),
+              HasSubstr("'sum': expected memory of its own, apart from 'x'"));
+  EXPECT_THAT(error([&](auto& a, auto&) {
+                a.sum->data = residual_.data() + 1;
+                a.x = TensorView(matrix(x_.data(), DType::kFloat32, kRows - 1, kCols));
+                a.residual->shape[0] = a.sum->shape[0] = kRows - 1;
+              }),
+              HasSubstr("'sum': expected memory of its own, apart from 'residual'"));
+  EXPECT_THAT(error([&](auto& a, auto&) { a.rstd.data = sum_.data(); }),
+              HasSubstr("'rstd': expected memory of its own, apart from 'sum'"));
+  EXPECT_THAT(error([&](auto& a, auto&) { a.mean->data = rstd_.data(); }),
+              HasSubstr("'mean': expected memory of its own, apart from 'rstd'"));
+  EXPECT_THAT(error([&](auto&, auto& targets) { targets.rows->scale.data = mean_.data(); }),
+              HasSubstr("'out.rows.scale': expected memory of its own"));
+}
+
+class NormBackwardTest : public NormsTest {
+ protected:
+  NormBackwardTest()
+      : scale_(2 * kCols, 0.5f),
+        dx_(x_.size()),
+        dweight_(kCols),
+        dscale_(2 * kCols),
+        workspace_(static_cast<std::size_t>(norm_workspace_rows(kCols, 2) * kCols)) {}
+
+  NormBackwardArguments backward() {
+    return {.dy = matrix_of(residual_),
+            .x = matrix_of(x_),
+            .rstd = vector_of(rstd_),
+            .operands = {.weight = vector_of(weight_), .scale = matrix_of(scale_)}};
+  }
+  NormGradients gradients() {
+    return {.dx = matrix_of(dx_),
+            .dweight = vector_of(dweight_),
+            .dscale = matrix_of(dscale_),
+            .workspace = matrix_of(workspace_)};
+  }
+  std::string error(auto&& spoil) {
+    NormBackwardArguments arguments = backward();
+    NormGradients gradients = this->gradients();
+    spoil(arguments, gradients);
+    return error_of([&] { norm_backward(arguments, gradients); });
+  }
+
+  std::vector<float> scale_, dx_, dweight_, dscale_, workspace_;
+};
+
+TEST_F(NormBackwardTest, GivesWhatIsWanted) {
+  std::ranges::fill(rstd_, 0.75f);
+  norm_backward(backward(), gradients());
+  const std::vector<float> dx = dx_, dweight = dweight_, dscale = dscale_;
+  // Of constant scales, dweight · (1 + scale)⁻¹ and dscale · weight⁻¹ are sums of the same terms.
+  for (std::size_t i = 0; i < kCols; ++i) {
+    const float products = (dscale[i] + dscale[kCols + i]) / weight_[i];
+    EXPECT_NEAR(dweight[i] / 1.5f, products, 1e-4f * (1 + std::abs(products)));
+  }
+  std::ranges::fill(dx_, NAN);
+  norm_backward(backward(), {.dx = matrix_of(dx_)});
+  EXPECT_EQ(dx_, dx);
+}
+
+TEST_F(NormBackwardTest, NamesWhatIsWrong) {
+  EXPECT_EQ(error([](auto&, auto&) {}), "no error");
+  EXPECT_THAT(error([](auto&, auto& g) { g.workspace.reset(); }),
+              HasSubstr("'workspace': expected one where more than dx is wanted, got none"));
+  EXPECT_THAT(error([](auto&, auto& g) { g.dweight.reset(), g.dscale.reset(); }),
+              HasSubstr("'workspace': expected none where dx alone is wanted, got one"));
+  EXPECT_THAT(error([](auto&, auto& g) { --g.workspace->shape[0]; }),
+              HasSubstr("'workspace': expected shape"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.operands.scale.reset(); }),
+              HasSubstr("'dscale': expected none without 'scale', got one"));
+  EXPECT_THAT(error([&](auto&, auto& g) { g.dshift = matrix_of(scale_); }),
+              HasSubstr("'dshift': expected none without 'shift', got one"));
+  EXPECT_THAT(error([&](auto&, auto& g) { g.dx = matrix_of(x_); }),
+              HasSubstr("'dx': expected memory of its own, apart from 'x'"));
+  EXPECT_THAT(error([&](auto&, auto& g) { g.dweight = vector_of(weight_); }),
+              HasSubstr("'dweight': expected memory of its own, apart from 'weight'"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.operands.scale->shape[0] = 1; }),
+              HasSubstr("'dscale': expected shape [1, 300], got [2, 300]"));
+  EXPECT_THAT(error_of([] { norm_workspace_rows(-1, 1); }), HasSubstr("norm_workspace_rows"));
+}
+
+}  // namespace
+}  // namespace octofold
