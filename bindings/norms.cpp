@@ -57,7 +57,7 @@ void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor
        .sum = tensors.output("sum", sum),
        .rstd = tensors.output("rstd", rstd),
        .mean = tensors.output("mean", mean)},
-      tensors.targets(data, data_scale, transposed_data, transposed_scale, granularity),
+      tensors.targets(data, data_scale, transposed_data, transposed_scale, granularity, {}),
       options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }
 

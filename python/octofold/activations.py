@@ -114,14 +114,16 @@ def _activation_codes(framework: Framework, inputs: Arrays, options: Options, dt
     (x,) = inputs
     require_matrix("quantize_activation", "x", x.shape)
     shape = _activation_shape(x, options[0])
-    return allocate_targets("quantize_activation", framework, shape, dtype, options)
+    return allocate_targets(
+        "quantize_activation", framework, shape, dtype, options[-1], *options[2:4]
+    )
 
 
 def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     _, x = inputs
     operation = "quantize_activation_gradient"
     require_matrix(operation, "x", x.shape)
-    return allocate_targets(operation, framework, x.shape, dtype, options)
+    return allocate_targets(operation, framework, x.shape, dtype, options[-1], *options[2:4])
 
 
 _ACTIVATION: Final = Op(

@@ -140,7 +140,7 @@ def _normed(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
     of_x = dtype_name("quantize_norm", "x", x.dtype, WIDE)
     rows = (row_count(x.shape),)
     return (
-        *allocate_targets("quantize_norm", framework, x.shape, dtype, granularity, targets),
+        *allocate_targets("quantize_norm", framework, x.shape, dtype, targets, granularity),
         None if residual is None else framework.empty(x.shape, of_x),
         framework.empty(rows, "float32"),
         framework.empty(rows, "float32") if norm == "layer" else None,

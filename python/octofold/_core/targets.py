@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .frameworks import Framework
-from .ops import Arrays, Options, quick_scale_shape, row_count
+from .ops import Arrays, quick_scale_shape, row_count
 
 Casts: TypeAlias = Any
 """A ScaledTensor; of both targets a pair of them, (rows, transposed)."""
@@ -22,12 +22,11 @@ def allocate_targets(
     framework: Framework,
     shape: Sequence[int],
     dtype: str,
-    options: Options,
+    targets: str,
+    granularity: str,
+    transposed_granularity: str | None = None,
 ) -> Arrays:
-    """RESULTS for a matrix of `shape`. Of the options the third is the granularity, the fourth that
-    of the transpose if it is another, the last the targets."""
-    granularity, transposed_granularity = options[2:4]
-    targets = options[-1]
+    """RESULTS for a matrix of `shape`."""
 
     def cast(shape: Sequence[int], granularity: str) -> Arrays:
         scale_shape = quick_scale_shape(granularity, shape)
@@ -45,7 +44,7 @@ def allocate_targets(
     raise invalid_argument(operation, "targets", expected, repr(targets))
 
 
-def casts_of(results: Arrays, granularity: str, transposed_granularity: str | None) -> Casts:
+def casts_of(results: Arrays, granularity: str, transposed_granularity: str | None = None) -> Casts:
     """What the caller gets of RESULTS."""
     rows, rows_scale, transposed, transposed_scale = results
     if transposed is None:
