@@ -57,7 +57,8 @@ struct NormRowConfig {
   // several times or has many operands. Element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
-    const bool takes_more = vectors_per_thread > 4 || reread || form.width() > 2;
+    const bool takes_more =
+        vectors_per_thread > 4 || reread || form.width() > 2 || form.modulates();
     return at_least_one((takes_more ? 512 : 1152) / threads());
   }
 

@@ -279,3 +279,30 @@ def test_nothing_is_differentiated(normal):
     result = octofold.quantize_norm(x, residual=normal(4, 256))
     with pytest.raises(RuntimeError, match=r"octofold\.quantize_norm has no gradient"):
         result.sum.sum().backward()
+
+
+@pytest.mark.parametrize("with_all", [False, True])
+def test_opcheck_norms(opcheck, with_all, normal):
+    codes = torch.zeros(130, 300).to(torch.float8_e4m3fn)
+    x, rows = normal(130, 300), (codes, torch.empty(130, 3), None, None)
+    if with_all:
+        vectors, batches = (normal(300), normal(300)), (normal(2, 300), normal(2, 300))
+        residual, total, mean, norm = normal(130, 300), normal(130, 300), normal(130), "layer"
+    else:
+        vectors, batches, residual, total, mean, norm = (
+            (None, None),
+            (None, None),
+            *[None] * 3,
+            "rms",
+        )
+    statistics = normal(130), mean
+    inputs = x, *vectors, residual, *batches
+    options = norm, 1e-6, "1x128", None, "saturate", "te", "rows"
+    opcheck(torch.ops.octofold.quantize_norm, (*inputs, *rows, total, *statistics, *options))
+
+    operands = *vectors, *batches
+    gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]
+    workspace = normal(library.norm_workspace_rows(300, 2), 300) if with_all else None
+    inputs = normal(130, 300), x, *statistics, *operands, residual
+    arguments = (*inputs, normal(130, 300), *gradients, workspace, norm)
+    opcheck(torch.ops.octofold.norm_backward, arguments)

@@ -249,8 +249,6 @@ def test_compiles_without_recompiling_for_sizes():
 
 
 GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
-
-
 OPTIONS = (None, "saturate", "te")  # of casts
 
 
@@ -322,32 +320,6 @@ def test_activations_compile():
     forward, backward = compiled(gradient, x)
     assert torch.equal(forward, octofold.quantize_activation(x, "geglu").dequantize())
     assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
-
-
-@pytest.mark.parametrize("with_all", [False, True])
-def test_opcheck_norms(opcheck, with_all):
-    x, rows = random(130, 300), (fp8(130, 300), scale_of("1x128", 130, 300), None, None)
-    if with_all:
-        vectors, batches = (random(300), random(300)), (random(2, 300), random(2, 300))
-        residual, total, mean, norm = random(130, 300), random(130, 300), random(130), "layer"
-    else:
-        vectors, batches, residual, total, mean, norm = (
-            (None, None),
-            (None, None),
-            *[None] * 3,
-            "rms",
-        )
-    statistics = random(130), mean
-    inputs = x, *vectors, residual, *batches
-    options = norm, 1e-6, "1x128", *OPTIONS, "rows"
-    opcheck(torch.ops.octofold.quantize_norm, (*inputs, *rows, total, *statistics, *options))
-
-    operands = *vectors, *batches
-    gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]
-    workspace = random(library.norm_workspace_rows(300, 2), 300) if with_all else None
-    inputs = random(130, 300), x, *statistics, *operands, residual
-    arguments = (*inputs, random(130, 300), *gradients, workspace, norm)
-    opcheck(torch.ops.octofold.norm_backward, arguments)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
