@@ -13,7 +13,7 @@ from torch.nn import functional
 from .checks import relative_error, require_right
 from .layers import Operands, on_gpu, release
 from .results import Results, times_faster
-from .sampling import sampler_of, timings
+from .sampling import timings
 from .ways import BFLOAT16, BFLOAT16_COMPILED, Way, trained, weights_changed
 
 BFLOAT16_ERRORS = (0.05, 0.0)
@@ -169,9 +169,8 @@ def measure_block(
         return call
 
     results.check_time()
-    samplers = [sampler_of([step(model)], device) for model in models.values()]
-    measured = dict(zip(models, timings(samplers, results.rounds), strict=True))
-    del samplers
+    steps = [[step(model)] for model in models.values()]
+    measured = dict(zip(models, timings(steps, device, results.rounds), strict=True))
     gc.collect()
     memories = {way: memory_of(models[way], x, dy) for way in models} if on_gpu(device) else {}
     by_name = {way.name: timing for way, timing in measured.items()}

@@ -12,7 +12,7 @@ from torch import nn
 from .checks import FP8_ERRORS, Wrong, relative_error, require_right
 from .layers import on_gpu, release, text
 from .results import Results
-from .sampling import sampler_of, timings
+from .sampling import timings
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
@@ -54,7 +54,7 @@ def measure_inference(
                     ]
                     for peer in (wide, narrow)
                 ]
-                bf16, fp8 = timings([sampler_of(peer, device) for peer in peers], results.rounds)
+                bf16, fp8 = timings(peers, device, results.rounds)
                 ratios[m][name] = bf16.microseconds / fp8.microseconds
                 results.add(
                     "inference",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .checks import BFLOAT16_ERRORS, FP8_ERRORS, layer_errors, require_right
 from .results import Results, times_faster
-from .sampling import Timing, sampler_of, timings
+from .sampling import Timing, timings
 from .ways import BFLOAT16, Way, new_linear, trained, weights_changed
 
 Shape = tuple[int, int, int]  # tokens, out, in
@@ -104,7 +104,7 @@ def measure_layers(
                 calls = [
                     [pass_of(name, layer, x, dy) for x, dy in sets] for layer in layers.values()
                 ]
-                measured = timings([sampler_of(c, device) for c in calls], results.rounds)
+                measured = timings(calls, device, results.rounds)
                 del calls
                 by_way = dict(zip((way.name for way in layers), measured, strict=True))
                 baseline = by_way.get(BFLOAT16)
@@ -177,12 +177,8 @@ def measure_products(
         for shape in shapes:
             results.check_time()
             names = ("bfloat16", *recipes)
-            samplers = [
-                sampler_of([call], device)
-                for name in names
-                for call in products_of(name, shape, device)
-            ]
-            measured = timings(samplers, results.rounds)
+            calls = [[call] for name in names for call in products_of(name, shape, device)]
+            measured = timings(calls, device, results.rounds)
             per_recipe = [measured[3 * i : 3 * i + 3] for i in range(len(names))]
             baseline = [timing.microseconds for timing in per_recipe[0]]
             for name, group in zip(names, per_recipe, strict=True):
@@ -201,7 +197,7 @@ def measure_products(
                         times_faster(sum(baseline), sum(times)),
                     ]
                 )
-            del samplers
+            del calls
             release(device)
     finally:
         columns = ["products alone: µs (× BF16)", "output", "grad_input", "grad_weight", "all"]

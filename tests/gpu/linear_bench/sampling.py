@@ -54,28 +54,29 @@ class WallClockSampler:
         return (time.perf_counter() - start) / len(self.calls)
 
 
-def sampler_of(calls: Sequence[Call], device: torch.device) -> tuple[Sampler, str]:
-    """For calls, one of each set of operands. Runs them first."""
-    for _ in range(2):
-        for call in calls:
+def samplers_of(peers: Sequence[Sequence[Call]], device: torch.device) -> tuple[list[Sampler], str]:
+    """One for each peer's calls, one call of each set of operands, all of the same method. Runs
+    them first."""
+    for calls in peers:
+        for call in (*calls, *calls):
             call()
     if device.type != "cuda":
-        return WallClockSampler(calls), "wall clock"
-    events = EventSampler(calls)
-    if events() >= WINDOW:
-        return events, "events"
+        return [WallClockSampler(calls) for calls in peers], "wall clock"
+    by_events: list[Sampler] = [EventSampler(calls) for calls in peers]
+    if max(sampler() for sampler in by_events) >= WINDOW:
+        return by_events, "events"
     try:
-        return graph_sampler(calls), "graph"
+        return [graph_sampler(calls) for calls in peers], "graph"
     except RuntimeError as error:  # some peers cannot be captured
         torch.cuda.synchronize()
         print(f"  no CUDA graph: {str(error).splitlines()[0]}", flush=True)
-        return events, "events"
+        return by_events, "events"
 
 
-def timings(samplers: Sequence[tuple[Sampler, str]], rounds: int) -> list[Timing]:
-    """Of samplers that take turns."""
-    samples = take_turns([sampler for sampler, _ in samplers], rounds)
+def timings(peers: Sequence[Sequence[Call]], device: torch.device, rounds: int) -> list[Timing]:
+    """Of peers that take turns."""
+    samplers, method = samplers_of(peers, device)
     return [
         Timing(statistics.median(seconds) * 1e6, spread(seconds), method)
-        for seconds, (_, method) in zip(samples, samplers, strict=True)
+        for seconds in take_turns(samplers, rounds)
     ]
