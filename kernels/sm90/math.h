@@ -195,7 +195,8 @@ class MathWarpgroup {
     if constexpr (kConfig.load == config::OperandLoad::kWords) ptx::fence_proxy_async();
   }
 
-  // Products of a sub-tile's 64 rows and all columns of the tile, over one stage.
+  // Products of a sub-tile over one stage: 64 rows and all columns of the tile, of a gated output
+  // their gates or their ups.
   __device__ void issue(int stage, int sub_tile, float (&sums)[kSums], bool accumulate) {
     constexpr int kRowSubTiles = kConfig.row_sub_tiles();
     const int row = first_row_ + 64 * (sub_tile % kRowSubTiles);
@@ -220,7 +221,7 @@ class MathWarpgroup {
     }
   }
 
-  // In order, each sub-tile's products are a turn.
+  // Where there is an order, each sub-tile's products are a turn.
   __device__ void await_turn() const {
     if constexpr (kConfig.order == MathOrder::kOrdered) {
       ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, 2 * 128);
