@@ -28,8 +28,8 @@ OCTOFOLD_API std::vector<std::string> gemm_candidates(const GemmProblem& problem
 /// is none of this name, and refuses tensors on the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream, std::string_view candidate);
 
-/// The same of gated_gemm(), whatever the arguments. In "128x128.w2.c2x1x1.b1.early.lead1" the
-/// first of two math warpgroups is a stage ahead of the second.
+/// The same of gated_gemm(), whatever the arguments. Columns are H's: in
+/// "128x128.w2.c2x1x1.b1.early" a tile has 128 of it, 128 gates and as many ups.
 OCTOFOLD_API std::vector<std::string> gated_gemm_candidates();
 OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream,
                              std::string_view candidate);

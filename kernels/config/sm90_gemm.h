@@ -118,9 +118,6 @@ struct Sm90GemmConfig {
   // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
   // costs one stage of latency tolerance.
   bool early_wait = false;
-  // Stages by which the first of two warpgroups is ahead of the second, so that what one does at
-  // the end of a tile lies under products of the other. It costs as many of latency tolerance.
-  int lead = 0;
   // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
 
@@ -144,7 +141,6 @@ struct Sm90GemmConfig {
     field("adds_in_place", adds_in_place);
     field("order", order);
     field("early_wait", early_wait);
-    field("lead", lead);
     field("raster_rows", raster_rows);
   }
   friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
@@ -351,10 +347,6 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (early_wait && !promote()) return "nothing is hidden by an early wait without promotion";
   if (early_wait && order == MathOrder::kOrdered) {
     return "a warpgroup that waits for the next stage early keeps the others waiting too long";
-  }
-  if (lead < 0 || (lead > 0 && (math_warpgroups != 2 || !promote() ||
-                                order == MathOrder::kAlternating || stages < lead + 2))) {
-    return "the first of two warpgroups leads, within the ring, where partial sums are promoted";
   }
   if (math_registers() < load_registers()) return "fewer registers than the block needs";
   if (tile_columns / 2 + 26 > registers_at_start()) {

@@ -12,19 +12,6 @@ __device__ inline void barrier_arrive(unsigned barrier, unsigned threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The same where all threads of the warp say so: instructions, never a branch.
-__device__ inline void barrier_sync_if(bool condition, unsigned barrier, unsigned threads) {
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p bar.sync %0, %1; }" ::"r"(barrier),
-               "r"(threads), "r"(static_cast<unsigned>(condition))
-               : "memory");
-}
-
-__device__ inline void barrier_arrive_if(bool condition, unsigned barrier, unsigned threads) {
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p bar.arrive %0, %1; }" ::"r"(barrier),
-               "r"(threads), "r"(static_cast<unsigned>(condition))
-               : "memory");
-}
-
 __device__ inline unsigned cluster_rank() {
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -41,9 +41,7 @@ class MathWarpgroup {
         first_row_(warpgroup_ * kConfig.warpgroup_rows()),
         row_scales_(first_row_, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_ / 4),
         column_scales_(2 * (lane_ % 4)) {
-    if constexpr (kConfig.order == MathOrder::kOrdered) {
-      if (warpgroup_ == kConfig.math_warpgroups - 1) arrive_for_next();  // the first one begins
-    }
+    if (warpgroup_ == kConfig.math_warpgroups - 1) let_next_multiply();  // the first one begins
     if constexpr (kConfig.early_wait) {
       if (any_stages) await_stage();
     }
@@ -67,7 +65,7 @@ class MathWarpgroup {
       add_in_turn(tile, sums);
     } else {
       for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
-        add_promoted(tile, k, k + kStageDepth < tile.k_end || stages_follow, sums);
+        add_promoted(k + kStageDepth < tile.k_end || stages_follow, sums);
       }
     }
   }
@@ -77,10 +75,9 @@ class MathWarpgroup {
   __device__ void pass_tile(const Tile& tile, bool stages_follow) {
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
-      const Turns turns = turns_of(tile, k);
       for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-        await_turn(turns, sub_tile);
-        let_next_multiply(turns, sub_tile);
+        await_turn();
+        let_next_multiply();
       }
       release(position_.stage);
       position_.advance();
@@ -91,9 +88,8 @@ class MathWarpgroup {
   }
 
   // One stage: into partial sums by the tensor core, from there into the sums in FP32.
-  __device__ void add_promoted(const Tile& tile, int k, bool stages_follow, Sums<kConfig>& sums) {
+  __device__ void add_promoted(bool stages_follow, Sums<kConfig>& sums) {
     if constexpr (!kConfig.early_wait) await_stage();
-    const Turns turns = turns_of(tile, k);
     const RowScales<kConfig> row_scales = row_scales_;
     const ColumnScales<kConfig> column_scales = column_scales_;
     const int stage = position_.stage;
@@ -102,11 +98,11 @@ class MathWarpgroup {
     for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
       const bool last = sub_tile == kSubTiles - 1;
       float partial[kSums];
-      await_turn(turns, sub_tile);
+      await_turn();
       ptx::wgmma_fence();
       issue(stage, sub_tile, partial, false);
       ptx::wgmma_commit();
-      let_next_multiply(turns, sub_tile);
+      let_next_multiply();
       if constexpr (kConfig.early_wait) {
         if (last && stages_follow) await_stage();
       }
@@ -199,7 +195,8 @@ class MathWarpgroup {
     if constexpr (kConfig.load == config::OperandLoad::kWords) ptx::fence_proxy_async();
   }
 
-  // Products of a sub-tile's 64 rows and all columns of the tile, over one stage.
+  // Products of a sub-tile over one stage: 64 rows and all columns of the tile, of a gated output
+  // their gates or their ups.
   __device__ void issue(int stage, int sub_tile, float (&sums)[kSums], bool accumulate) {
     constexpr int kRowSubTiles = kConfig.row_sub_tiles();
     const int row = first_row_ + 64 * (sub_tile % kRowSubTiles);
@@ -224,50 +221,17 @@ class MathWarpgroup {
     }
   }
 
-  // Whether this warpgroup waits for another one's products of a stage, and lets another one go.
-  struct Turns {
-    bool waits = kConfig.order == MathOrder::kOrdered;
-    bool lets_go = kConfig.order == MathOrder::kOrdered;
-  };
-
-  // A first warpgroup that leads takes the first stages of a tile without waiting, while the second
-  // one finishes the tile before; of the last ones it has no more to let go. Where there is no
-  // order the second one begins a tile when the lead is there: it lasts, as both take as long for a
-  // stage. The ring keeps a tile that is longer apart from its neighbours, whose turns would mix.
-  __device__ Turns turns_of(const Tile& tile, int k) const {
-    constexpr int kLead = kConfig.lead * kStageDepth;
-    if constexpr (kLead == 0) return {};
+  // Where there is an order, each sub-tile's products are a turn.
+  __device__ void await_turn() const {
     if constexpr (kConfig.order == MathOrder::kOrdered) {
-      const bool in_order = warpgroup_ == 0 ? k >= tile.k_begin + kLead : k + kLead < tile.k_end;
-      return {in_order, in_order};
-    } else {
-      const bool is_long = tile.k_end - tile.k_begin > kConfig.stages * kStageDepth;
-      return {is_long && warpgroup_ == 1 && k == tile.k_begin,
-              is_long && warpgroup_ == 0 && k == tile.k_begin + kLead - kStageDepth};
+      ptx::barrier_sync(kFirstOrderBarrier + warpgroup_, 2 * 128);
     }
   }
-
-  // Ordered, a turn is a sub-tile; otherwise the lead is all that is waited for.
-  __device__ void await_turn(const Turns& turns, int sub_tile) const {
-    const unsigned barrier = kFirstOrderBarrier + warpgroup_;
-    if constexpr (kConfig.lead > 0) {
-      const bool waits = turns.waits && (kConfig.order == MathOrder::kOrdered || sub_tile == 0);
-      ptx::barrier_sync_if(waits, barrier, 2 * 128);
-    } else if constexpr (kConfig.order == MathOrder::kOrdered) {
-      ptx::barrier_sync(barrier, 2 * 128);
+  __device__ void let_next_multiply() const {
+    if constexpr (kConfig.order == MathOrder::kOrdered) {
+      const int next = (warpgroup_ + 1) % kConfig.math_warpgroups;
+      ptx::barrier_arrive(kFirstOrderBarrier + next, 2 * 128);
     }
-  }
-  __device__ void let_next_multiply(const Turns& turns, int sub_tile) const {
-    if constexpr (kConfig.lead > 0) {
-      const bool is_last = kConfig.order == MathOrder::kOrdered || sub_tile == kSubTiles - 1;
-      ptx::barrier_arrive_if(turns.lets_go && is_last, next_barrier(), 2 * 128);
-    } else if constexpr (kConfig.order == MathOrder::kOrdered) {
-      arrive_for_next();
-    }
-  }
-  __device__ void arrive_for_next() const { ptx::barrier_arrive(next_barrier(), 2 * 128); }
-  __device__ unsigned next_barrier() const {
-    return kFirstOrderBarrier + (warpgroup_ + 1) % kConfig.math_warpgroups;
   }
 
   const SharedMemory<kConfig>& smem_;

@@ -40,6 +40,18 @@ __device__ unsigned activate_row(const Sums<kConfig>& sums, int half, RowPairs<k
   return magnitudes;
 }
 
+// The largest magnitudes of a thread's two rows, which four lanes share, from those of each lane:
+// both in one word, the upper row's below.
+__device__ inline unsigned amax_of_rows(unsigned of_upper, unsigned of_lower) {
+  unsigned amax = numeric::larger<DType::kBFloat16>(__byte_perm(of_upper, of_lower, 0x5410),
+                                                    __byte_perm(of_upper, of_lower, 0x7632));
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    amax = numeric::larger<DType::kBFloat16>(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, distance));
+  }
+  return amax;
+}
+
 // The codes of a row into the box of the tile, under its 128-byte swizzle: `row` is where that row
 // begins, plus the thread's first column, plus 16 · (the row's place in the swizzle atom). Lanes of
 // a warp that store at one time meet in no bank.
@@ -73,15 +85,9 @@ __device__ void stage_gated(const Sm90GemmParams& params, const SharedMemory<kCo
   RowPairs<kConfig> upper, lower;
   const unsigned of_upper = activate_row<kConfig>(sums, 0, upper);
   const unsigned of_lower = activate_row<kConfig>(sums, 1, lower);
-  // Four lanes have a row; both rows' magnitudes go round in one word.
-  unsigned amax = numeric::larger<DType::kBFloat16>(__byte_perm(of_upper, of_lower, 0x5410),
-                                                    __byte_perm(of_upper, of_lower, 0x7632));
-#pragma unroll
-  for (int distance = 1; distance < 4; distance *= 2) {
-    amax = numeric::larger<DType::kBFloat16>(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, distance));
-  }
+  const unsigned amax = amax_of_rows(of_upper, of_lower);
 
-  // Two lanes work out each unit's scale, and tell the other two.
+  // Of the four lanes of both rows two work out each one's scale, and tell the other two.
   const bool has_upper = lane % 4 < 2;
   const numeric::UnitCast unit =
       numeric::unit_cast<kGated.rule, DType::kBFloat16, kConfig.form.out, kGated.power_of_two>(

@@ -79,7 +79,6 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
                                            : OperandLoad::kThreads,
       .order = promote ? tiling.order : MathOrder::kFree,
       .early_wait = promote && tiling.early_wait,
-      .lead = promote ? tiling.lead : 0,
   };
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
@@ -90,12 +89,11 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
 
 std::string name_of(const Sm90GemmConfig& config) {
   const char* order = config.order == MathOrder::kFree ? "" : config::word(config.order);
-  const std::string lead = config.lead > 0 ? core::format(".lead{}", config.lead) : "";
-  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}{}", config.tile_rows, config.tile_columns,
+  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}", config.tile_rows, config.tile_columns,
                       config.swapped ? ".swapped" : "", config.math_warpgroups, config.cluster_rows,
                       config.cluster_columns, config.cluster_depth,
                       config.blocks_per_multiprocessor, *order == 0 ? "" : ".", order,
-                      config.early_wait ? ".early" : "", lead);
+                      config.early_wait ? ".early" : "");
 }
 
 GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, const Gpu& gpu) {

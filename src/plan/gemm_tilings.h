@@ -20,8 +20,6 @@ struct Tiling {
   /// K with all loads arriving in time, of a tile besides where others follow, and of all that a
   /// product with one tile to a block takes besides its stages.
   int stage_nanoseconds, tile_nanoseconds, start_nanoseconds;
-
-  int lead = 0;
 };
 
 /// All of them. Not from each a kernel can be built for each form.

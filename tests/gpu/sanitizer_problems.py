@@ -145,7 +145,7 @@ def gated(name, a, b):
 
 
 def gated_products():
-    """The second K is longer than the ring: the tilings that have a lead take it there."""
+    """The second K is longer than the ring."""
     for (m, n, k), name in itertools.product(
         ((1, 128, 16), (300, 384, 1040)), map(str, library.gated_gemm_candidates())
     ):

@@ -169,7 +169,7 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST_F(ActivationsTest, ErrorsNameTheArgument) {
-  Matrix x = input(2 * kCols), odd = input(2 * kCols - 1), gradient = input(kCols);
+  Matrix x = input(2 * kCols), odd = input(2 * kCols - 1), by_output = input(kCols);
   ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
   const auto activate = [&](const Matrix& input, Activation activation, GateLayout layout) {
     return error_of(
@@ -189,12 +189,12 @@ TEST_F(ActivationsTest, ErrorsNameTheArgument) {
   EXPECT_THAT(go_back(x, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
   EXPECT_THAT(go_back(Matrix(DType::kBFloat16, kRows, kCols), {.rows = of_x.view()}),
               HasSubstr("'gradient': expected dtype float32"));
-  EXPECT_THAT(go_back(gradient, {.rows = out.view()}), HasSubstr("'out.rows': expected shape"));
-  EXPECT_THAT(go_back(gradient, {}), HasSubstr("'out': expected rows, transposed or both"));
+  EXPECT_THAT(go_back(by_output, {.rows = out.view()}), HasSubstr("'out.rows': expected shape"));
+  EXPECT_THAT(go_back(by_output, {}), HasSubstr("'out': expected rows, transposed or both"));
   // Codes over the gradient that they are worked out from.
   MutableScaledTensorView over = of_x.view();
-  over.data.data = gradient.data();
-  EXPECT_THAT(go_back(gradient, {.rows = over}), HasSubstr("'out.rows'"));
+  over.data.data = by_output.data();
+  EXPECT_THAT(go_back(by_output, {.rows = over}), HasSubstr("'out.rows'"));
 }
 
 }  // namespace

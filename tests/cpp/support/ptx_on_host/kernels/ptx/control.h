@@ -9,7 +9,5 @@ inline void cluster_wait() {}
 // Of what multiplies, and is not run.
 void barrier_sync(unsigned barrier, unsigned threads);
 void barrier_arrive(unsigned barrier, unsigned threads);
-void barrier_sync_if(bool condition, unsigned barrier, unsigned threads);
-void barrier_arrive_if(bool condition, unsigned barrier, unsigned threads);
 
 }  // namespace octofold::ptx
