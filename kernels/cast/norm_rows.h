@@ -1,12 +1,13 @@
 // Norms of rows by groups of threads: the residual is added, then come the row's statistics, its
 // normalized values, and their cast, with a scale for the row or for each 128 columns of it. x is
-// held in registers from the first of these to the last, packed as it was read; or it is read again
-// for each, where it does not fit.
+// held in registers from the first of these to the last, packed as it was read, while the group's
+// next rows arrive in shared memory; or it is read again for each, where it does not fit.
 #pragma once
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/norm_operands.h"
+#include "kernels/cast/row_ring.h"
 #include "kernels/cast/row_sums.h"
 #include "kernels/cast/unit.h"
 #include "kernels/config/norm_config.h"
@@ -14,6 +15,7 @@
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/swap.h"
 
 namespace octofold {
@@ -32,29 +34,83 @@ class NormRows {
   static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
   static constexpr int kLanesPerUnit = kConfig.lanes_per_unit();
   static constexpr DType kIn = kConfig.format.in;
+  static constexpr int kStages = kConfig.stages;
   static constexpr bool kBlockScales = kConfig.format.granularity == Granularity::kBlock1x128;
   using Caster = CasterOf<kConfig.format>;
   using Input = Storage<kIn>;
   using Operands = NormVectors<kConfig.form, kIn, kConfig.vector_loads>;
+  using Ring = RowRing<kStages, kConfig.matrices(), kConfig.held_bytes()>;
 
  public:
   struct Shared {
-    float sums[kBlockWarps], squares[kBlockWarps];
+    unsigned long long barriers[kConfig.rows_per_block()][kStages > 0 ? kStages : 1];
+    float sums[2][kBlockWarps];  // of one row, and of the next
+    float squares[kBlockWarps];
     unsigned magnitudes[kBlockWarps];
     // Of each warp, and of the units of each of its vectors.
     Caster casters[kBlockScales ? kBlockWarps : 1][kVectors][32 / kLanesPerUnit];
   };
 
-  __device__ NormRows(const NormParams& params, Shared& shared) : params_(params), shared_(shared) {
-    row_ = static_cast<long long>(blockIdx.x) * kConfig.rows_per_block() + threadIdx.x / kThreads;
-    lane_ = static_cast<int>(threadIdx.x % kThreads);
-    // Threads without a row go along, as they are needed in exchanges.
-    cols_ = row_ < params.rows ? params.cols : 0;
+  __device__ NormRows(const NormParams& params, Shared& shared)
+      : params_(params),
+        shared_(shared),
+        group_(static_cast<int>(threadIdx.x / kThreads)),
+        lane_(static_cast<int>(threadIdx.x % kThreads)) {
+    begin_row(static_cast<long long>(blockIdx.x) * kConfig.rows_per_block() + group_);
   }
 
   __device__ void run() {
+    if constexpr (kStages == 0) {
+      norm_row();
+    } else {
+      if (lane_ == 0) {
+        ring().prepare();
+        for (int stage = 0; stage < kStages; ++stage) load_ahead(stage);
+      }
+      if constexpr (kConfig.holds_operands()) load_operands();
+      __syncthreads();  // the rings are prepared
+      for (; row_ - group_ < params_.rows; ++turn_) {
+        if (cols_ > 0) ring().wait(turn_);
+        norm_row();
+        begin_row(row_ + step());
+      }
+    }
+  }
+
+ private:
+  // Threads without a row go along, as they are needed in exchanges.
+  __device__ void begin_row(long long row) {
+    row_ = row;
+    cols_ = row < params_.rows ? params_.cols : 0;
+  }
+
+  // Rows from one turn of this group to the next.
+  static __device__ long long step() {
+    return static_cast<long long>(gridDim.x) * kConfig.rows_per_block();
+  }
+
+  __device__ Ring ring() const {
+    extern __shared__ uint4 rows[];
+    return {rows + group_ * (Ring::kBytes / 16), shared_.barriers[group_]};
+  }
+
+  // The row that is so many turns ahead.
+  __device__ void load_ahead(int turns) const {
+    const long long row = row_ + turns * step();
+    if (row >= params_.rows) return;
+    const Input* x = static_cast<const Input*>(params_.x) + row * params_.x_stride;
+    const unsigned bytes = static_cast<unsigned>(params_.cols) * sizeof(Input);
+    if constexpr (kConfig.adds_residual) {
+      const Input* residual =
+          static_cast<const Input*>(params_.residual) + row * params_.residual_stride;
+      ring().load(turn_ + turns, {x, residual}, bytes);
+    } else {
+      ring().load(turn_ + turns, {x}, bytes);
+    }
+  }
+
+  __device__ void norm_row() {
     load_first(0);
-    if constexpr (kConfig.early_operands) load_operands(0);
     find_statistics();
     if (lane_ == 0 && row_ < params_.rows) {
       params_.rstd[row_] = rstd_;
@@ -69,7 +125,6 @@ class NormRows {
     }
   }
 
- private:
   // First column of this thread's vector i in the chunk that begins at `col`, and how many of its
   // elements exist.
   __device__ long long column(long long col, int i) const {
@@ -94,14 +149,22 @@ class NormRows {
 
   // What is normalized, for the first time: the sum is rounded, and written.
   __device__ void load_first(long long col) {
-    const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
+    if constexpr (kStages > 0) {
+      read_ring(0, x_);
+    } else {
+      const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      cast::load<Input, kConfig.vector_loads, kVector>(x + column(col, i), exist(col, i), x_[i]);
+      for (int i = 0; i < kVectors; ++i) {
+        cast::load<Input, kConfig.vector_loads, kVector>(x + column(col, i), exist(col, i), x_[i]);
+      }
     }
     if constexpr (kConfig.adds_residual) {
       unsigned residual[kVectors][4];
-      load_own(params_.residual, params_.residual_stride, col, residual);
+      if constexpr (kStages > 0) {
+        read_ring(1, residual);
+      } else {
+        load_own(params_.residual, params_.residual_stride, col, residual);
+      }
       Input* sum = static_cast<Input*>(params_.sum) + row_ * params_.sum_stride;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
@@ -114,6 +177,17 @@ class NormRows {
         cast::store<Input, kConfig.vector_loads, kVector>(sum + column(col, i), exist(col, i),
                                                           x_[i]);
       }
+    }
+  }
+
+  // This turn's row of a matrix.
+  __device__ void read_ring(int matrix, unsigned (&words)[kVectors][4]) const {
+    const unsigned row = ring().row(turn_, matrix);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (unsigned& word : words[i]) word = 0;
+      if (exist(0, i) > 0) ptx::load_shared_words(row + (i * kThreads + lane_) * 16, words[i]);
     }
   }
 
@@ -142,10 +216,10 @@ class NormRows {
     }
   }
 
-  __device__ void load_operands(long long col) {
+  __device__ void load_operands() {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      operands_[i].load(params_.operands, row_, column(col, i), exist(col, i));
+      operands_[i].load(params_.operands, row_, column(0, i), exist(0, i));
     }
   }
 
@@ -159,7 +233,14 @@ class NormRows {
         first_pass(col, first);
       }
     }
-    const float sum = numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums), cols_);
+    // A warp that is ahead writes the next row's elsewhere, and those after them behind the next
+    // row's barrier.
+    const float sum =
+        numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums[turn_ % 2]), cols_);
+    if constexpr (kStages > 0) {
+      if constexpr (kWarps == 1) __syncwarp();  // else the sum's barrier is behind this
+      if (lane_ == 0) load_ahead(kStages);      // all have read this turn's row
+    }
     if constexpr (!kConfig.form.centres()) {
       rstd_ = numeric::reciprocal_deviation(sum, params_.epsilon);
     } else {
@@ -202,16 +283,18 @@ class NormRows {
 
   // y takes the place of x.
   __device__ void normalize_held(long long col) {
-    if constexpr (kConfig.early_operands) {
+    if constexpr (kConfig.holds_operands()) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         normalize<kConfig.form, kIn>(operands_[i], mean_, rstd_, exist(col, i), x_[i]);
       }
     } else {
+      // Opaque: else the compiler loads what all rows share once, and runs out of registers.
+      const long long first = kStages > 0 ? ptx::opaque(0u) : col;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         Operands operands;
-        operands.load(params_.operands, row_, column(col, i), exist(col, i));
+        operands.load(params_.operands, row_, column(first, i), exist(col, i));
         normalize<kConfig.form, kIn>(operands, mean_, rstd_, exist(col, i), x_[i]);
       }
     }
@@ -324,12 +407,13 @@ class NormRows {
 
   const NormParams& params_;
   Shared& shared_;
+  int group_, lane_;  // of the block, of the group
   long long row_;
   long long cols_;
-  int lane_;
+  unsigned turn_ = 0;
   float mean_ = 0, rstd_ = 0;
   unsigned x_[kVectors][4];
-  Operands operands_[kConfig.early_operands ? kVectors : 1];
+  Operands operands_[kConfig.holds_operands() ? kVectors : 1];
 };
 
 }  // namespace cast

@@ -71,7 +71,7 @@ TEST(PlanNormTest, ConfigsAreValidAndHoldTheirRows) {
   int reread = 0, early = 0;
   for (int i = 0; i < 20'000; ++i) {
     const NormProblem problem = problems.forward();
-    const config::NormRowConfig config = norm_row_config(problem);
+    const config::NormRowConfig config = norm_row_config(problem, kHopper);
     ASSERT_EQ(config.invalid_reason(), nullptr) << describe(config);
     const std::int64_t held =
         std::int64_t{config.threads_per_row} * config.vectors_per_thread * problem.format.vector();
@@ -97,15 +97,15 @@ TEST(PlanNormTest, RowsOfModelsFillTheMachine) {
   NormProblem problem{.rows = 8192, .cols = 7168, .form = {.weight = NormOperand::kInputType}};
   for (const bool residual : {false, true}) {
     problem.adds_residual = residual;
-    const config::NormRowConfig config = norm_row_config(problem);
+    const config::NormRowConfig config = norm_row_config(problem, kHopper);
     EXPECT_EQ(config.threads(), 224);
     EXPECT_EQ(config.vectors_per_thread, 4);
     EXPECT_EQ(config.resident_blocks(), 5);
     EXPECT_EQ(config.early_operands, !residual);
   }
   problem.cols = 4096;
-  EXPECT_EQ(norm_row_config(problem).threads(), 128);
-  EXPECT_EQ(norm_row_config(problem).resident_blocks(), 9);
+  EXPECT_EQ(norm_row_config(problem, kHopper).threads(), 128);
+  EXPECT_EQ(norm_row_config(problem, kHopper).resident_blocks(), 9);
 }
 
 TEST(PlanNormTest, OneKernelWhereRowsHaveScales) {
