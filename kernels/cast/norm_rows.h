@@ -6,8 +6,8 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/magnitudes.h"
+#include "kernels/cast/norm_input.h"
 #include "kernels/cast/norm_operands.h"
-#include "kernels/cast/row_ring.h"
 #include "kernels/cast/row_sums.h"
 #include "kernels/cast/unit.h"
 #include "kernels/config/norm_config.h"
@@ -21,29 +21,23 @@
 namespace octofold {
 namespace cast {
 
-using config::NormParams;
-using config::NormRowConfig;
-
 template <NormRowConfig kConfig>
-class NormRows {
-  static constexpr int kVector = kConfig.format.vector();
-  static constexpr int kVectors = kConfig.vectors_per_thread;
-  static constexpr int kThreads = kConfig.threads_per_row;
+class NormRows : NormInput<kConfig> {
+  using Base = NormInput<kConfig>;
+  using Base::has_row, Base::column, Base::exist;
+  using Base::kIn, Base::kVector, Base::kVectors, Base::kThreads, Base::kStages;
+  using Base::params_, Base::lane_, Base::row_, Base::cols_, Base::turn_;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kBlockWarps = kConfig.threads() / 32;
   static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
   static constexpr int kLanesPerUnit = kConfig.lanes_per_unit();
-  static constexpr DType kIn = kConfig.format.in;
-  static constexpr int kStages = kConfig.stages;
   static constexpr bool kBlockScales = kConfig.format.granularity == Granularity::kBlock1x128;
   using Caster = CasterOf<kConfig.format>;
-  using Input = Storage<kIn>;
   using Operands = NormVectors<kConfig.form, kIn, kConfig.vector_loads>;
-  using Ring = RowRing<kStages, kConfig.matrices(), kConfig.held_bytes()>;
 
  public:
   struct Shared {
-    unsigned long long barriers[kConfig.rows_per_block()][kStages > 0 ? kStages : 1];
+    typename Base::Barriers barriers;
     float sums[2][kBlockWarps];  // of one row, and of the next
     float squares[kBlockWarps];
     unsigned magnitudes[kBlockWarps];
@@ -52,67 +46,20 @@ class NormRows {
   };
 
   __device__ NormRows(const NormParams& params, Shared& shared)
-      : params_(params),
-        shared_(shared),
-        group_(static_cast<int>(threadIdx.x / kThreads)),
-        lane_(static_cast<int>(threadIdx.x % kThreads)) {
-    begin_row(static_cast<long long>(blockIdx.x) * kConfig.rows_per_block() + group_);
-  }
+      : Base(params, shared.barriers), shared_(shared) {}
 
   __device__ void run() {
-    if constexpr (kStages == 0) {
-      norm_row();
-    } else {
-      if (lane_ == 0) {
-        ring().prepare();
-        for (int stage = 0; stage < kStages; ++stage) load_ahead(stage);
-      }
+    const auto prepare = [&] {
       if constexpr (kConfig.holds_operands()) load_operands();
-      __syncthreads();  // the rings are prepared
-      for (; row_ - group_ < params_.rows; ++turn_) {
-        if (cols_ > 0) ring().wait(turn_);
-        norm_row();
-        begin_row(row_ + step());
-      }
-    }
+    };
+    Base::for_each_row(prepare, [&] { norm_row(); });
   }
 
  private:
-  // Threads without a row go along, as they are needed in exchanges.
-  __device__ void begin_row(long long row) {
-    row_ = row;
-    cols_ = row < params_.rows ? params_.cols : 0;
-  }
-
-  // Rows from one turn of this group to the next.
-  static __device__ long long step() {
-    return static_cast<long long>(gridDim.x) * kConfig.rows_per_block();
-  }
-
-  __device__ Ring ring() const {
-    extern __shared__ uint4 rows[];
-    return {rows + group_ * (Ring::kBytes / 16), shared_.barriers[group_]};
-  }
-
-  // The row that is so many turns ahead.
-  __device__ void load_ahead(int turns) const {
-    const long long row = row_ + turns * step();
-    if (row >= params_.rows) return;
-    const Input* x = static_cast<const Input*>(params_.x) + row * params_.x_stride;
-    const unsigned bytes = static_cast<unsigned>(params_.cols) * sizeof(Input);
-    if constexpr (kConfig.adds_residual) {
-      const Input* residual =
-          static_cast<const Input*>(params_.residual) + row * params_.residual_stride;
-      ring().load(turn_ + turns, {x, residual}, bytes);
-    } else {
-      ring().load(turn_ + turns, {x}, bytes);
-    }
-  }
-
   __device__ void norm_row() {
-    load_first(0);
+    Base::load_first(0, x_);
     find_statistics();
-    if (lane_ == 0 && row_ < params_.rows) {
+    if (lane_ == 0 && has_row()) {
       params_.rstd[row_] = rstd_;
       if constexpr (kConfig.form.centres()) params_.mean[row_] = mean_;
     }
@@ -125,15 +72,6 @@ class NormRows {
     }
   }
 
-  // First column of this thread's vector i in the chunk that begins at `col`, and how many of its
-  // elements exist.
-  __device__ long long column(long long col, int i) const {
-    return col + (i * kThreads + lane_) * kVector;
-  }
-  __device__ int exist(long long col, int i) const {
-    return at_most(cols_ - column(col, i), kVector);
-  }
-
   // Calls body() for each chunk, held or loaded once more. Threads without a row go along.
   template <typename Body>
   __device__ void for_each_chunk(Body&& body) {
@@ -141,77 +79,8 @@ class NormRows {
       body(0);
     } else {
       for (long long col = 0; col < params_.cols; col += kChunk) {
-        load_again(col);
+        Base::load_again(col, x_);
         body(col);
-      }
-    }
-  }
-
-  // What is normalized, for the first time: the sum is rounded, and written.
-  __device__ void load_first(long long col) {
-    if constexpr (kStages > 0) {
-      read_ring(0, x_);
-    } else {
-      const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        cast::load<Input, kConfig.vector_loads, kVector>(x + column(col, i), exist(col, i), x_[i]);
-      }
-    }
-    if constexpr (kConfig.adds_residual) {
-      unsigned residual[kVectors][4];
-      if constexpr (kStages > 0) {
-        read_ring(1, residual);
-      } else {
-        load_own(params_.residual, params_.residual_stride, col, residual);
-      }
-      Input* sum = static_cast<Input*>(params_.sum) + row_ * params_.sum_stride;
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        float left[kVector], right[kVector];
-        numeric::widen<kIn>(x_[i], left);
-        numeric::widen<kIn>(residual[i], right);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) left[j] = __fadd_rn(left[j], right[j]);
-        numeric::narrow<kIn, false>(left, x_[i]);
-        cast::store<Input, kConfig.vector_loads, kVector>(sum + column(col, i), exist(col, i),
-                                                          x_[i]);
-      }
-    }
-  }
-
-  // This turn's row of a matrix.
-  __device__ void read_ring(int matrix, unsigned (&words)[kVectors][4]) const {
-    const unsigned row = ring().row(turn_, matrix);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (unsigned& word : words[i]) word = 0;
-      if (exist(0, i) > 0) ptx::load_shared_words(row + (i * kThreads + lane_) * 16, words[i]);
-    }
-  }
-
-  // The same values once more.
-  __device__ void load_again(long long col) {
-    if constexpr (kConfig.adds_residual) {
-      load_own(params_.sum, params_.sum_stride, col, x_);
-    } else {
-      load_first(col);
-    }
-  }
-
-  // Of a matrix that this thread may write too.
-  __device__ void load_own(const void* data, long long stride, long long col,
-                           unsigned (&words)[kVectors][4]) const {
-    const Input* row = static_cast<const Input*>(data) + row_ * stride;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kConfig.vector_loads) {
-#pragma unroll
-        for (unsigned& word : words[i]) word = 0;
-        if (exist(col, i) > 0) ptx::load_own(row + column(col, i), words[i]);
-      } else {
-        cast::load<Input, false, kVector>(row + column(col, i), exist(col, i), words[i]);
       }
     }
   }
@@ -229,7 +98,7 @@ class NormRows {
     first_pass(0, first);
     if constexpr (kConfig.reread) {
       for (long long col = kChunk; col < params_.cols; col += kChunk) {
-        load_first(col);
+        Base::load_first(col, x_);
         first_pass(col, first);
       }
     }
@@ -237,10 +106,8 @@ class NormRows {
     // row's barrier.
     const float sum =
         numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums[turn_ % 2]), cols_);
-    if constexpr (kStages > 0) {
-      if constexpr (kWarps == 1) __syncwarp();  // else the sum's barrier is behind this
-      if (lane_ == 0) load_ahead(kStages);      // all have read this turn's row
-    }
+    if constexpr (kWarps == 1) __syncwarp();  // else the sum's barrier is behind this
+    Base::let_next_row_come();
     if constexpr (!kConfig.form.centres()) {
       rstd_ = numeric::reciprocal_deviation(sum, params_.epsilon);
     } else {
@@ -311,7 +178,7 @@ class NormRows {
       }
     });
     magnitudes = largest_of_warps<kIn, kWarps>(magnitudes, shared_.magnitudes);
-    const bool owner = lane_ == 0 && row_ < params_.rows;
+    const bool owner = lane_ == 0 && has_row();
     float* scale = params_.target.scale + row_ * params_.target.scale_row_stride;
     const Caster caster = Caster::make(
         write_scale<kConfig.format>(owner ? scale : nullptr, numeric::largest<kIn>(magnitudes)));
@@ -381,7 +248,8 @@ class NormRows {
     float* scale = params_.target.scale + row_ * params_.target.scale_row_stride +
                    first / kScaleBlock * params_.target.scale_col_stride;
     const Caster caster = Caster::make(write_scale<kConfig.format>(
-        owner && first < cols_ ? scale : nullptr, numeric::largest<kIn>(of_unit)));
+        owner && (kConfig.fills_threads || first < cols_) ? scale : nullptr,
+        numeric::largest<kIn>(of_unit)));
     if (owner) shared_.casters[warp][vector][unit_of_warp] = caster;
     if constexpr (Caster::kMayBeUnusual) {
       return __any_sync(0xFFFFFFFFu, caster.is_unusual());
@@ -405,12 +273,7 @@ class NormRows {
     }
   }
 
-  const NormParams& params_;
   Shared& shared_;
-  int group_, lane_;  // of the block, of the group
-  long long row_;
-  long long cols_;
-  unsigned turn_ = 0;
   float mean_ = 0, rstd_ = 0;
   unsigned x_[kVectors][4];
   Operands operands_[kConfig.holds_operands() ? kVectors : 1];

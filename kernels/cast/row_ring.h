@@ -27,8 +27,8 @@ class RowRing {
     ptx::fence_mbarrier_init();
   }
 
-  // The row of `turn`, of `bytes` bytes. The row of `turn` - kStages, whose place it takes, has been
-  // read by all threads: they have passed a barrier since.
+  // The row of `turn`, of `bytes` bytes. The row of `turn` - kStages, whose place it takes, has
+  // been read by all threads: they have passed a barrier since.
   __device__ void load(unsigned turn, const void* const (&rows)[kMatrices], unsigned bytes) const {
     const unsigned barrier = full(turn);
     ptx::mbarrier_arrive_expect_bytes(barrier, kMatrices * bytes);

@@ -31,6 +31,9 @@ struct NormRowConfig {
   // each row has its own threads, which read it from global memory. x and the residual are copied
   // as they lie there: only a row that is held can be, in vectors.
   int stages = 0;
+  // Whether rows are just what their threads hold, and each block has one: nobody has to ask what
+  // exists.
+  bool fills_threads = false;
 
   static constexpr const char* kHeader = "kernels/cast/norm_rows.h";
   static constexpr const char* kKernel = "norm_row_kernel";
@@ -47,6 +50,7 @@ struct NormRowConfig {
     field("vectors_per_thread", vectors_per_thread);
     field("reread", reread);
     field("stages", stages);
+    field("fills_threads", fills_threads);
   }
   friend constexpr bool operator==(const NormRowConfig&, const NormRowConfig&) = default;
 
@@ -62,15 +66,16 @@ struct NormRowConfig {
     return stages * rows_per_block() * matrices() * held_bytes();
   }
 
-  // Whether a weight, which all rows share, is held too: there is room for one as wide as x where no
-  // residual needs it. Else operands are loaded for each row, from L1, where the last one left them.
+  // Whether a weight, which all rows share, is held too: there is room for one as wide as x where
+  // no residual needs it. Else operands are loaded for each row, from L1, where the last one left
+  // them.
   constexpr bool holds_operands() const {
     return stages > 0 && casts && !adds_residual && !form.modulates() &&
            vectors_per_thread * (1 + form.width()) <= 8;
   }
-  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold: 72 registers a thread,
-  // 128 where it holds eight vectors, goes through the row several times or has many operands.
-  // Element-wise accesses take what they take.
+  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold: 72 registers a
+  // thread, 128 where it holds eight vectors, goes through the row several times or has many
+  // operands. Element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool takes_more =
@@ -93,6 +98,9 @@ struct NormRowConfig {
       return "1, 2, 4 or 8 vectors per thread";
     }
     if (stages < 0) return "stages have to be positive";
+    if (fills_threads && (stages == 0 || rows_per_block() != 1)) {
+      return "threads are filled by rows that are held, one to a block";
+    }
     if (stages > 0 && (reread || !vector_loads)) return "whole rows arrive in shared memory";
     return nullptr;
   }

@@ -22,7 +22,8 @@ int threads_for(std::int64_t vectors, int each, int most) {
 }
 
 // A stage is filled again as soon as its row is in registers, so that one keeps a row under way
-// nearly always, and two do always. Two where all blocks that registers have room for can have them.
+// nearly always, and two do always. Two where all blocks that registers have room for can have
+// them.
 int stages_for(NormRowConfig config, const Gpu& gpu) {
   constexpr int kOther = 2048;  // of a block: its exchanges, and what CUDA takes
   config.stages = 2;
@@ -66,8 +67,8 @@ bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed,
   return of_rows && to_rows && !to_transposed && !scales_given;
 }
 
-// Four vectors to a thread leave registers for operands beside them, eight go where 512 threads would
-// not hold a row else.
+// Four vectors to a thread leave registers for operands beside them, eight go where 512 threads
+// would not hold a row else.
 NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu) {
   const std::int64_t vector = problem.format.vector();
   NormRowConfig config{.form = problem.form,
@@ -89,7 +90,9 @@ NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu) {
   config.vectors_per_thread = each;
   config.threads_per_row = threads_for(vectors, each, most_threads);
   config.reread = vectors > std::int64_t{each} * config.threads_per_row;
-  if (in_vectors && !config.reread) config.stages = stages_for(config, gpu);
+  if (in_vectors && !config.reread && problem.cols > 0) config.stages = stages_for(config, gpu);
+  config.fills_threads =
+      config.stages > 0 && config.rows_per_block() == 1 && vectors == each * config.threads_per_row;
   return config;
 }
 
