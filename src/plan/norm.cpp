@@ -91,8 +91,10 @@ NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu) {
   config.threads_per_row = threads_for(vectors, each, most_threads);
   config.reread = vectors > std::int64_t{each} * config.threads_per_row;
   if (in_vectors && !config.reread && problem.cols > 0) config.stages = stages_for(config, gpu);
-  config.fills_threads =
-      config.stages > 0 && config.rows_per_block() == 1 && vectors == each * config.threads_per_row;
+  // Without the branches the compiler keeps more, for which there have to be registers.
+  const bool has_room = each <= 4 && !(config.adds_residual && config.form.centres());
+  config.fills_threads = config.stages > 0 && has_room && config.rows_per_block() == 1 &&
+                         vectors == std::int64_t{each} * config.threads_per_row;
   return config;
 }
 
