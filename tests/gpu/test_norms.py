@@ -103,6 +103,48 @@ def test_every_rule(source, options, draw):
         check(x, operands, kind, {**options, "granularity": granularity})
 
 
+# Far more rows than the GPU has room for at one time, by blocks that stay: groups of threads that
+# share a block, or have one; rows that fill them, and that do not; the last turn not for all.
+MANY_ROWS = ((20_003, 128), (9001, 520), (7002, 1000), (6001, 4096), (4001, 5112), (3001, 7168))
+LONG_ROWS = ((1001, 16_384), (701, 28_672))
+
+
+@every_source
+@pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
+@pytest.mark.parametrize("form", ["rms", "layer", "adaptive-rms"])
+def test_blocks_that_go_through_many_rows(form, targets, source, draw):
+    for shape in MANY_ROWS if targets == "rows" else MANY_ROWS[2:4]:
+        kind, x, operands = problem(draw, form, *shape, source)
+        residual = draw(*shape).to(x.dtype)
+        for granularity in ("1x128", "channel") if targets == "rows" else ("1x128",):
+            options = {"granularity": granularity, "targets": targets}
+            check(x, operands, kind, options)
+            check(x, operands, kind, options, residual)
+
+
+@pytest.mark.parametrize("form", ["rms", "layer"])
+def test_blocks_that_go_through_many_long_rows(form, draw):
+    for shape in LONG_ROWS:
+        kind, x, operands = problem(draw, form, *shape, "bfloat16")
+        check(x, operands, kind, {})
+        check(x, operands, kind, {"granularity": "channel"}, draw(*shape).to(x.dtype))
+
+
+# More rows than blocks, and fewer.
+def test_a_row_has_the_same_bits_among_others(draw):
+    kind, x, operands = problem(draw, "layer", 5003, 2048, "bfloat16")
+    residual = draw(*x.shape).to(x.dtype)
+    arguments = {**operands, "norm": kind, "granularity": "channel"}
+    whole = octofold.quantize_norm(x, **arguments, residual=residual)
+    for start, rows in ((0, 1), (17, 5), (1000, 131), (3000, 2003)):
+        some = slice(start, start + rows)
+        part = octofold.quantize_norm(x[some], **arguments, residual=residual[some])
+        for name in ("sum", "rstd", "mean"):
+            assert_same_bits(getattr(part, name), getattr(whole, name)[some])
+        for name in ("data", "scale"):
+            assert_same_bits(getattr(part.rows, name), getattr(whole.rows, name)[some])
+
+
 @every_source
 @pytest.mark.parametrize("form", ["rms", "everything"])
 def test_rows_that_nobody_holds(form, source, draw):
