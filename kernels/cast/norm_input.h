@@ -49,6 +49,7 @@ class NormInput {
       __syncthreads();  // the rings are prepared
       for (; row_ - group_ < params_.rows; ++turn_) {
         if (has_row()) ring().wait(turn_);
+        __syncwarp();  // together again, for what lanes exchange
         body();
         begin_row(row_ + step());
       }
