@@ -62,7 +62,7 @@ class NormInput {
   // First column of this thread's vector i in the chunk that begins at `col`, and how many of its
   // elements exist.
   __device__ long long column(long long col, int i) const {
-    return col + (i * kThreads + lane_) * kVector;
+    return col + lane_ * kVector + i * (kThreads * kVector);
   }
   __device__ int exist(long long col, int i) const {
     if constexpr (kConfig.fills_threads) return kVector;
