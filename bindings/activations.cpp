@@ -18,7 +18,8 @@ void quantize_activation(tvm::ffi::TensorView x, OptionalTensor data, OptionalTe
                          tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
                          tvm::ffi::String profile, OptionalStream stream) {
   const CastOperation operation{"quantize_activation"};
-  octofold::quantize_activation(operation.input("x", x), parse_activation(view_of(activation)),
+  const TensorView input = operation.input("x", x);
+  octofold::quantize_activation(input, parse_activation(view_of(activation)),
                                 parse_gate_layout(view_of(layout)),
                                 operation.targets(data, scale, transposed_data, transposed_scale,
                                                   granularity, transposed_granularity),
@@ -33,9 +34,10 @@ void quantize_activation_gradient(tvm::ffi::TensorView gradient, tvm::ffi::Tenso
                                   tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
                                   tvm::ffi::String profile, OptionalStream stream) {
   const CastOperation operation{"quantize_activation_gradient"};
+  const TensorView by_value = operation.input("gradient", gradient);
+  const TensorView input = operation.input("x", x);
   octofold::quantize_activation_gradient(
-      operation.input("gradient", gradient), operation.input("x", x),
-      parse_activation(view_of(activation)), parse_gate_layout(view_of(layout)),
+      by_value, input, parse_activation(view_of(activation)), parse_gate_layout(view_of(layout)),
       operation.targets(data, scale, transposed_data, transposed_scale, granularity,
                         transposed_granularity),
       options_of(power_of_two, overflow, profile), stream_of(stream, x));

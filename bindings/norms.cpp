@@ -48,15 +48,16 @@ void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor
                    tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
                    tvm::ffi::String overflow, tvm::ffi::String profile, OptionalStream stream) {
   const Tensors tensors{{"quantize_norm"}};
+  const NormArguments arguments{.kind = parse_norm(view_of(norm)),
+                                .epsilon = static_cast<float>(epsilon),
+                                .x = tensors.input("x", x),
+                                .residual = tensors.input("residual", residual),
+                                .operands = tensors.operands(weight, bias, scale, shift),
+                                .sum = tensors.output("sum", sum),
+                                .rstd = tensors.output("rstd", rstd),
+                                .mean = tensors.output("mean", mean)};
   octofold::quantize_norm(
-      {.kind = parse_norm(view_of(norm)),
-       .epsilon = static_cast<float>(epsilon),
-       .x = tensors.input("x", x),
-       .residual = tensors.input("residual", residual),
-       .operands = tensors.operands(weight, bias, scale, shift),
-       .sum = tensors.output("sum", sum),
-       .rstd = tensors.output("rstd", rstd),
-       .mean = tensors.output("mean", mean)},
+      arguments,
       tensors.targets(data, data_scale, transposed_data, transposed_scale, granularity, {}),
       options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }

@@ -23,7 +23,8 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
   QuantizeOptions options = options_of(power_of_two, overflow, profile);
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
-  octofold::quantize(operation.input("x", x),
+  const TensorView input = operation.input("x", x);  // looked at before what is written
+  octofold::quantize(input,
                      operation.targets(data, scale, transposed_data, transposed_scale, granularity,
                                        transposed_granularity),
                      options, stream_of(stream, x));
