@@ -6,7 +6,8 @@
 
 Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
 
-With torch, octofold.linear() is a differentiable layer, octofold.nn holds modules of it, and
+With torch, octofold.linear(), mlp() and norm_linear() are differentiable layers, octofold.nn holds
+modules of them, and
 
 >>> octofold.nn.convert(model)                            # every torch.nn.Linear
 
@@ -40,6 +41,8 @@ from .scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
     from . import nn as nn
+    from .nn.blocks import mlp as mlp
+    from .nn.blocks import norm_linear as norm_linear
     from .nn.functional import linear as linear
 
 torch_import.introduce()
@@ -48,7 +51,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> object:
-    """What takes longer to import than the rest of this file; nn and linear need torch."""
+    """What takes longer to import than the rest of this file; nn and layers need torch."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -57,6 +60,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(".nn", __name__)
     if name == "linear":
         return importlib.import_module(".nn.functional", __name__).linear
+    if name in ("mlp", "norm_linear"):
+        return getattr(importlib.import_module(".nn.blocks", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

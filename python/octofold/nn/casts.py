@@ -1,7 +1,9 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
+import torch
 from torch import Tensor
 
 from ..casts import quantize, quantize_both
@@ -27,6 +29,12 @@ def walkable(x: Tensor) -> Tensor:
     if x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1):
         return x
     return x.contiguous()
+
+
+def joined(weights: tuple[Tensor | None, ...]) -> Tensor:
+    """Weights one below the other (None: nothing), without a gradient; a single one as it is."""
+    parts = [weight.detach() for weight in weights if weight is not None]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def cast(
@@ -73,4 +81,17 @@ def cast_weight(
         grad_input.b if transposed and grad_input is not None else None,
         recipe,
         scale,
+    )
+
+
+def cast_by(fused_cast: Callable[..., Any], rows: str | None, transposed: str | None) -> Casts:
+    """What an operation with `granularity`, `transposed_granularity` and `targets` casts, at these
+    granularities (None: not at all), in as few calls as that takes."""
+    if rows is not None and (rows, transposed) in _TOGETHER:
+        other = None if rows == transposed else transposed
+        both: Casts = fused_cast(granularity=rows, transposed_granularity=other, targets="both")
+        return both
+    return (
+        None if rows is None else fused_cast(granularity=rows, targets="rows"),
+        None if transposed is None else fused_cast(granularity=transposed, targets="transposed"),
     )

@@ -11,33 +11,56 @@ _WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def require_fitting(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def require_fitting(
+    operation: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_name: str = "weight",
+    bias_name: str = "bias",
+) -> None:
     """For x [..., in], weight [out, in], bias [out]; raises InvalidArgumentError that names the
     one that does not fit."""
-    require_input(operation, x, weight)
-    if not isinstance(weight, Tensor) or weight.dtype not in _WIDE:
-        raise _not_wide(operation, "weight", weight)
+    require_input(operation, x, weight, weight_name)
+    require_weight(operation, weight, bias, weight_name, bias_name)
+
+
+def require_weight(
+    operation: str, weight: Tensor, bias: Tensor | None, weight_name: str, bias_name: str
+) -> None:
+    """The same of weight [out, in] and bias [out] alone."""
+    require_wide(operation, weight_name, weight)
     if weight.dim() != 2 or weight.numel() == 0:
         expected = "[out, in] with at least 1 feature each"
-        raise invalid_argument(operation, "weight", expected, list(weight.shape))
-    if bias is None:
-        return
-    if not isinstance(bias, Tensor) or bias.dtype not in _WIDE:
-        raise _not_wide(operation, "bias", bias)
-    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
-        expected = f"[{weight.shape[0]}], the features that weight {list(weight.shape)} puts out"
-        raise invalid_argument(operation, "bias", expected, list(bias.shape))
-    if bias.device != weight.device:
-        raise invalid_argument(operation, "bias", _where(weight), bias.device)
+        raise invalid_argument(operation, weight_name, expected, list(weight.shape))
+    if bias is not None:
+        words = f"the features that {weight_name} {list(weight.shape)} puts out"
+        require_vector(operation, bias_name, bias, weight.shape[0], words, weight)
 
 
-def require_input(operation: str, x: Tensor, weight: Tensor) -> None:
+def require_vector(
+    operation: str, name: str, value: Tensor, size: int, words: str, weight: Tensor
+) -> None:
+    """A tensor [size] where the weight is; `words` say whose size that is."""
+    require_wide(operation, name, value)
+    if value.dim() != 1 or value.shape[0] != size:
+        raise invalid_argument(operation, name, f"[{size}], {words}", list(value.shape))
+    if value.device != weight.device:
+        raise invalid_argument(operation, name, _where(weight), value.device)
+
+
+def require_wide(operation: str, name: str, value: object) -> None:
+    """A tensor of bfloat16, float16 or float32."""
+    if not isinstance(value, Tensor) or value.dtype not in _WIDE:
+        raise _not_wide(operation, name, value)
+
+
+def require_input(operation: str, x: Tensor, weight: Tensor, weight_name: str = "weight") -> None:
     """The same of x [..., in] alone, for a weight [out, in] of any dtype."""
-    if not isinstance(x, Tensor) or x.dtype not in _WIDE:
-        raise _not_wide(operation, "x", x)
+    require_wide(operation, "x", x)
     if isinstance(weight, Tensor) and weight.dim() == 2:
         if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-            expected = f"[..., {weight.shape[1]}] for weight {list(weight.shape)}"
+            expected = f"[..., {weight.shape[1]}] for {weight_name} {list(weight.shape)}"
             raise invalid_argument(operation, "x", expected, list(x.shape))
         if x.device != weight.device:
             raise invalid_argument(operation, "x", _where(weight), x.device)

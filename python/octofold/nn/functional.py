@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError, invalid_argument
-from ..gemm import gemm
 from ..scaled_tensor import ScaledTensor
 from .casts import Casts, cast, cast_weight, walkable
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
-from .recipes import Product, Recipe, recipe_of
+from .products import cast_gradient, flat, input_gradient, output_product, weight_gradient
+from .recipes import Recipe, recipe_of
 
 
 def linear(
@@ -33,10 +33,7 @@ def linear(
     Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
     itself to be differentiated.
     """
-    recipe = recipe_of("linear", recipe)
-    if recipe.delayed is not None:
-        expected = "one without delayed scaling, whose histories octofold.nn.Linear keeps"
-        raise invalid_argument("linear", "recipe", expected, str(recipe))
+    recipe = stateless_recipe_of("linear", recipe)
     require_fitting("linear", x, weight, bias)
     casts = cast_weight(weight, recipe, True, torch.is_grad_enabled() and x.requires_grad)
     return linear_with_casts(x, weight, bias, recipe, casts)
@@ -59,9 +56,7 @@ def linear_with_casts(
     x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
         its casts), and the layer's histories, which backward takes the gradient's scale from.
     """
-    device, dtype = x.device.type, x.dtype
-    if device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = result_dtype(x)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
     rows, transposed = casts
@@ -88,6 +83,32 @@ def linear_with_casts(
     return y[0] if is_vector else y
 
 
+def result_dtype(x: Tensor) -> torch.dtype:
+    """Of what a layer makes of x: autocast's where it is on, else that of x."""
+    device = x.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
+    """A recipe for what keeps no histories."""
+    recipe = recipe_of(operation, recipe)
+    if recipe.delayed is not None:
+        expected = "one without delayed scaling, whose histories octofold.nn.Linear keeps"
+        raise invalid_argument(operation, "recipe", expected, str(recipe))
+    return recipe
+
+
+def refuse_second_derivatives(operation: str) -> None:
+    """In a backward."""
+    if torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"octofold.{operation}: its backward cannot be differentiated: expected backward() or "
+            "grad() without create_graph, got create_graph=True"
+        )
+
+
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -108,14 +129,11 @@ def _forward(
         recipe,
         x_scale,
     )
-    if bias is not None and (output is None or bias.dtype != torch.float32):
-        bias = bias.to(dtype)
     if output is None:
+        bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
     else:
-        assert x_rows is not None
-        assert weight_rows is not None
-        y = gemm(x_rows, weight_rows, None, None, bias, dtype, output.fast_accumulation)
+        y = output_product(x_rows, weight_rows, bias, recipe, dtype)
     return y, x_transposed
 
 
@@ -164,11 +182,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "octofold.linear: its backward cannot be differentiated: expected backward() or "
-                "grad() without create_graph, got create_graph=True"
-            )
+        refuse_second_derivatives("linear")
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         recipe: Recipe = ctx.recipe
@@ -179,55 +193,20 @@ class _Linear(torch.autograd.Function):
         if recipe.delayed is not None and (grad_input is not None or grad_weight is not None):
             history = ctx.amax_history[GRADIENT]
             scale = delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
-        dy_rows, dy_transposed = cast(
-            dy,
-            recipe.gradient_dtype,
-            None if grad_input is None else grad_input.a,
-            None if grad_weight is None else grad_weight.a,
-            recipe,
-            scale,
-        )
-        dx = dw = db = transposed = None
-        if grad_input is not None:
-            if ctx.transposed_is_cast:
+        dy_rows, dy_transposed = cast_gradient(dy, recipe, needs_x, needs_weight, scale)
+        dx = dw = db = transposed = x_transposed = None
+        if needs_x:
+            if grad_input is not None and ctx.transposed_is_cast:
                 transposed = ScaledTensor(weight, weight_scale, grad_input.b)
-            else:
-                _, transposed = cast_weight(weight, recipe, False, True, weight_scale)
-            dx = _product(grad_input, dy_rows, transposed, ctx.x_dtype)
-        elif needs_x:
-            dx = torch.matmul(dy, weight.to(dy.dtype)).to(ctx.x_dtype)
-        if grad_weight is not None:
-            x_transposed = ScaledTensor(x, x_scale, grad_weight.b)
-            dw = _product(grad_weight, dy_transposed, x_transposed, ctx.weight_dtype, ctx.main_grad)
-        elif needs_weight:
-            dw = _flat(dy).t() @ _flat(x)
-            dw = dw.to(ctx.weight_dtype) if ctx.main_grad is None else ctx.main_grad.add_(dw)
+            dtype = ctx.x_dtype
+            dx = input_gradient(dy, dy_rows, (weight,), transposed, recipe, dtype, weight_scale)
+        if needs_weight:
+            if grad_weight is not None:
+                x_transposed = ScaledTensor(x, x_scale, grad_weight.b)
+            dtype, added_to = ctx.weight_dtype, ctx.main_grad
+            dw = weight_gradient(dy, dy_transposed, x, x_transposed, recipe, dtype, added_to)
         if ctx.main_grad is not None:
             dw = None
         if needs_bias:
-            db = _flat(dy).sum(0, dtype=ctx.bias_dtype)
+            db = flat(dy).sum(0, dtype=ctx.bias_dtype)
         return dx, dw, db, None, None, None, None, None, None, None, None, None
-
-
-def _product(
-    product: Product,
-    a: ScaledTensor | None,
-    b: ScaledTensor | None,
-    dtype: torch.dtype,
-    added_to: Tensor | None = None,
-) -> Tensor:
-    """a · bᵀ, new and of `dtype`, or added to a tensor."""
-    assert a is not None
-    assert b is not None
-    fast = product.fast_accumulation
-    result: Tensor = (
-        gemm(a, b, None, None, None, dtype, fast)
-        if added_to is None
-        else gemm(a, b, added_to, added_to, None, None, fast)
-    )
-    return result
-
-
-def _flat(x: Tensor) -> Tensor:
-    """[..., cols] as a matrix."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -9,13 +9,12 @@ from torch import Tensor
 from .._log import warn_once
 from ..errors import invalid_argument
 from .buffers import keep_dtypes
-from .casts import Casts, cast_weight
 from .choice import fp8_wins
 from .delayed import INPUT, delayed_scale, new_history
 from .fitting import is_fp8, require_features, require_fitting
 from .functional import linear_with_casts
 from .recipes import Recipe, recipe_of
-from .weight_casts import WeightCasts, weight_scale
+from .weight_casts import WeightCasts
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
@@ -135,14 +134,9 @@ class Linear(torch.nn.Linear):
             assert history is not None
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = differentiates and input.requires_grad
-        casts: Casts
-        if self._is_sharded or _is_compiling():
-            scale = weight_scale(weight, recipe, history, self.training)
-            # A transposed cast kept for backward would be a whole weight: cast there what FSDP
-            # gathers anew.
-            casts = cast_weight(weight, recipe, True, both and not self._is_sharded, scale)
-        else:
-            casts = self._weight_casts.of(weight, recipe, history, both, self.training)
+        casts = self._weight_casts.of(
+            (weight,), recipe, history, both, self.training, self._is_sharded
+        )
         return linear_with_casts(input, weight, bias, recipe, casts, main_grad, x_scale, history)
 
     def reset_parameters(self) -> None:

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from .casts import Casts, cast_weight
+from .casts import Casts, cast_weight, joined
 from .delayed import WEIGHT, delayed_scale
 from .recipes import Recipe
 
-_Entry: TypeAlias = tuple["weakref.ref[Tensor]", int, int, Casts]
+_Version: TypeAlias = tuple["weakref.ref[Tensor]", int, int]
+_Entry: TypeAlias = tuple[tuple[_Version, ...], Casts]
 
 _is_capturing: Final = torch.cuda.is_current_stream_capturing
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 class WeightCasts:
@@ -43,37 +45,51 @@ class WeightCasts:
 
     def of(
         self,
-        weight: Tensor,
+        weights: tuple[Tensor, ...],
         recipe: Recipe,
         amax_history: Tensor | None,
         transposed: bool,
         remember: bool,
+        sharded: bool = False,
     ) -> Casts:
         """The casts, the transposed one if wanted (or there already).
 
+        weights: one, or several that are one below the other in a product.
         amax_history: the layer's [3, history], under delayed scaling; `remember` as there.
+        sharded: by FSDP, which fills the same memory anew in each pass.
         """
-        if type(weight) is not torch.nn.Parameter or weight.is_inference():
-            return _cast(weight, recipe, amax_history, transposed, remember)
-        if _is_captured(weight):
-            return _cast(weight, recipe, amax_history, transposed, remember)
+        if sharded or _is_compiling():
+            # A transposed cast kept for backward would be a whole weight: cast there what FSDP
+            # gathers anew.
+            return _cast(weights, recipe, amax_history, transposed and not sharded, remember)
+        for weight in weights:
+            if (
+                type(weight) is not torch.nn.Parameter
+                or weight.is_inference()
+                or _is_captured(weight)
+            ):
+                return _cast(weights, recipe, amax_history, transposed, remember)
         casts: Casts | None = None
         if self._entry is not None:
-            parameter, version, address, casts = self._entry
-            if (
-                version != weight._version
-                or parameter() is not weight
-                or address != weight.data_ptr()
+            versions, casts = self._entry
+            for weight, (parameter, version, address) in zip(weights, versions, strict=True):
+                if (
+                    version != weight._version
+                    or parameter() is not weight
+                    or address != weight.data_ptr()
+                ):
+                    casts = None
+            if casts is not None and (
+                not transposed or casts[1] is not None or recipe.grad_input is None
             ):
-                casts = None
-            elif not transposed or casts[1] is not None or recipe.grad_input is None:
                 return casts
         with torch.inference_mode(False), torch.no_grad():  # what is kept may serve backward later
             if casts is None:
-                casts = _cast(weight, recipe, amax_history, transposed, remember)
+                casts = _cast(weights, recipe, amax_history, transposed, remember)
             else:
-                casts = _with_transposed(casts, weight, recipe)
-        self._entry = weakref.ref(weight), weight._version, weight.data_ptr(), casts
+                casts = _with_transposed(casts, joined(weights), recipe)
+        versions = tuple((weakref.ref(w), w._version, w.data_ptr()) for w in weights)
+        self._entry = versions, casts
         return casts
 
 
@@ -82,12 +98,13 @@ def _is_captured(weight: Tensor) -> bool:
 
 
 def _cast(
-    weight: Tensor,
+    weights: tuple[Tensor, ...],
     recipe: Recipe,
     amax_history: Tensor | None,
     transposed: bool,
     remember: bool,
 ) -> Casts:
+    weight = joined(weights)
     scale = weight_scale(weight, recipe, amax_history, remember)
     return cast_weight(weight, recipe, True, transposed, scale)
 

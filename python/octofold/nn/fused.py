@@ -1,0 +1,391 @@
+"""Linear layers with what stands before and between them: a norm, an activation."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..gated_gemm import gated_gemm
+from ..scaled_tensor import ScaledTensor
+from .activated import (
+    activated,
+    activated_gradient,
+    cast_activation,
+    cast_activation_gradient,
+    is_gated,
+)
+from .casts import Casts, cast, walkable
+from .functional import refuse_second_derivatives, result_dtype
+from .normed import Norm, cast_norm, norm_gradients, normed
+from .products import cast_gradient, flat, input_gradient, output_product, weight_gradient
+from .recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is chained: [residual and norm,] a linear layer[, an activation, a second one]."""
+
+    name: str
+    """Of the operation, for its errors."""
+    recipe: Recipe
+    norm: Norm | None = None
+    activation: str | None = None
+
+
+class Layer(NamedTuple):
+    """A linear layer of a chain: weights that are one below the other [out, in], the bias [out] of
+    all of them, and the casts of them all."""
+
+    weights: tuple[Tensor, ...]
+    bias: Tensor | None
+    casts: Casts
+
+    def needs_gradient(self) -> bool:
+        return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
+
+
+class _Kept(NamedTuple):
+    """What forward makes."""
+
+    y: Tensor
+    x: Tensor
+    """What was normed or, without a norm, cast."""
+    rstd: Tensor | None
+    mean: Tensor | None
+    x_transposed: ScaledTensor | None
+    gate_up: Tensor | None
+    """None where it was not written."""
+    h_transposed: ScaledTensor | None
+
+
+def run(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    first: Layer,
+    second: Layer | None,
+    chain: Chain,
+) -> tuple[Tensor, Tensor]:
+    """The result of a chain of arguments that fit, [..., out], and what was normed. A transposed
+    cast of a weight that is missing backward makes, of the weight as it is then."""
+    dtype = result_dtype(x)
+    is_vector = x.dim() == 1
+    x = walkable(x[None] if is_vector else x)
+    if residual is not None:
+        residual = walkable(residual[None] if is_vector else residual)
+    layers = (first,) if second is None else (first, second)
+    before = (x, residual, norm_weight, norm_bias)
+    if torch.is_grad_enabled() and (
+        any(t is not None and t.requires_grad for t in before)
+        or any(layer.needs_gradient() for layer in layers)
+    ):
+        none: tuple[Tensor | None, ...] = (None, None)
+        also_first = first.weights[1] if len(first.weights) > 1 else None
+        operands: tuple[Tensor | None, ...]
+        operands = *before, first.weights[0], also_first, first.bias
+        operands += none if second is None else (second.weights[0], second.bias)
+        for layer in (first, second):
+            for codes in (None, None) if layer is None else layer.casts:
+                operands += none if codes is None else (codes.data, codes.scale)
+        results = _Chain.apply(*operands, chain, dtype)  # type: ignore[no-untyped-call]
+        y, total = (results, x) if residual is None else results
+    else:
+        kept = _forward(x, residual, norm_weight, norm_bias, first, second, chain, dtype)
+        y, total = kept.y, kept.x
+    return (y[0], total[0]) if is_vector else (y, total)
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    first: Layer,
+    second: Layer | None,
+    chain: Chain,
+    dtype: torch.dtype,
+    keep_x: bool = False,
+    keep_gate_up: bool = False,
+    keep_h: bool = False,
+) -> _Kept:
+    """keep_x, keep_h: make the transposed casts that the weight gradients want."""
+    recipe = chain.recipe
+    output, grad_weight = recipe.output, recipe.grad_weight
+    assert output is not None
+    of_x = grad_weight.b if keep_x and grad_weight is not None else None
+    of_h = grad_weight.b if keep_h and grad_weight is not None else None
+    rstd = mean = gate_up = h_transposed = None
+    if chain.norm is None:
+        rows, x_transposed = cast(x, recipe.input_dtype, output.a, of_x, recipe)
+    else:
+        rows, x_transposed, x, rstd, mean = cast_norm(
+            x, norm_weight, norm_bias, residual, chain.norm, output.a, of_x, recipe
+        )
+    weight = first.casts[0]
+    if chain.activation is None or second is None:
+        y = output_product(rows, weight, first.bias, recipe, dtype)
+        return _Kept(y, x, rstd, mean, x_transposed, None, None)
+    if keep_gate_up or keep_h or not _is_one_kernel(first, chain, rows, dtype):
+        gate_up = output_product(rows, weight, first.bias, recipe, dtype)
+        h, h_transposed = cast_activation(gate_up, chain.activation, output.a, of_h, recipe)
+    else:
+        assert rows is not None
+        assert weight is not None
+        h = gated_gemm(
+            rows,
+            weight,
+            chain.activation,
+            dtype=recipe.input_dtype,
+            power_of_two=recipe.power_of_two,
+            profile=recipe.profile,
+        )
+    y = output_product(h, second.casts[0], second.bias, recipe, dtype)
+    return _Kept(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
+
+
+def _is_one_kernel(
+    first: Layer, chain: Chain, rows: ScaledTensor | None, dtype: torch.dtype
+) -> bool:
+    """Whether gated_gemm() has the first product, the activation and the cast."""
+    output, weight = chain.recipe.output, first.casts[0]
+    if output is None or rows is None or weight is None or chain.activation is None:
+        return False
+    fits_kernel = not rows.data.is_cuda or (
+        weight.shape[0] % 256 == 0 and weight.shape[1] % 16 == 0
+    )
+    return (
+        (output.a, output.b) == ("1x128", "128x128")
+        and is_gated(chain.activation)
+        and first.bias is None
+        and dtype == torch.bfloat16
+        and fits_kernel
+    )
+
+
+class _Needs(NamedTuple):
+    """What is to be differentiated."""
+
+    x: bool
+    """Or the residual, or what the norm has."""
+    first: bool
+    first_bias: bool
+    second: bool
+    second_bias: bool
+
+    @property
+    def gate_up(self) -> bool:
+        return self.x or self.first or self.first_bias
+
+
+class _Saved(NamedTuple):
+    """What backward works with, as far as it needs it."""
+
+    x: Tensor | None = None
+    rstd: Tensor | None = None
+    mean: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+    gate_up: Tensor | None = None
+    x_codes: Tensor | None = None
+    """Transposed."""
+    x_scale: Tensor | None = None
+    h_codes: Tensor | None = None
+    """Transposed."""
+    h_scale: Tensor | None = None
+    first: Tensor | None = None
+    """Where there is no cast of it."""
+    also_first: Tensor | None = None
+    first_codes: Tensor | None = None
+    """Transposed."""
+    first_scale: Tensor | None = None
+    second: Tensor | None = None
+    """Where there is no cast of it."""
+    second_codes: Tensor | None = None
+    """Transposed."""
+    second_scale: Tensor | None = None
+
+
+class _Chain(torch.autograd.Function):
+    """run() where something is to be differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor | None,
+        norm_bias: Tensor | None,
+        first_weight: Tensor,
+        also_first: Tensor | None,
+        first_bias: Tensor | None,
+        second_weight: Tensor | None,
+        second_bias: Tensor | None,
+        first_rows: Tensor,
+        first_rows_scale: Tensor,
+        first_codes: Tensor | None,
+        first_scale: Tensor | None,
+        second_rows: Tensor | None,
+        second_rows_scale: Tensor | None,
+        second_codes: Tensor | None,
+        second_scale: Tensor | None,
+        chain: Chain,
+        dtype: torch.dtype,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        recipe = chain.recipe
+        needs = _needs(ctx)
+        weights = (first_weight,) if also_first is None else (first_weight, also_first)
+        first = Layer(weights, first_bias, (_rows(first_rows, first_rows_scale, recipe), None))
+        second = None
+        if second_weight is not None:
+            of_second = _rows(second_rows, second_rows_scale, recipe), None
+            second = Layer((second_weight,), second_bias, of_second)
+        made = _forward(
+            *(x, residual, norm_weight, norm_bias, first, second, chain, dtype),
+            needs.first,
+            needs.gate_up,
+            needs.second,
+        )
+        saved = _Saved()
+        high = recipe.grad_weight is None
+        if chain.norm is not None and (needs.x or (needs.first and high)):
+            saved = saved._replace(x=made.x, rstd=made.rstd, mean=made.mean)
+            saved = saved._replace(norm_weight=norm_weight, norm_bias=norm_bias)
+        elif needs.first and high:
+            saved = saved._replace(x=made.x.to(dtype))
+        if needs.gate_up or (needs.second and high):
+            saved = saved._replace(gate_up=made.gate_up)
+        if made.x_transposed is not None:
+            codes, scale = made.x_transposed.data, made.x_transposed.scale
+            saved = saved._replace(x_codes=codes, x_scale=scale)
+        if made.h_transposed is not None:
+            codes, scale = made.h_transposed.data, made.h_transposed.scale
+            saved = saved._replace(h_codes=codes, h_scale=scale)
+        if needs.x and first_codes is None:
+            saved = saved._replace(first=first_weight, also_first=also_first)
+        elif needs.x:
+            saved = saved._replace(first_codes=first_codes, first_scale=first_scale)
+        if needs.gate_up and second_codes is None:
+            saved = saved._replace(second=second_weight)
+        elif needs.gate_up:
+            saved = saved._replace(second_codes=second_codes, second_scale=second_scale)
+        ctx.save_for_backward(*saved)
+        ctx.chain, ctx.dtype, ctx.x_dtype = chain, dtype, x.dtype
+        ctx.rows_of_first = first_weight.shape[0]
+        ctx.dtypes = _dtypes(norm_weight, norm_bias, first_weight, also_first, first_bias)
+        ctx.dtypes += _dtypes(second_weight, second_bias)
+        return made.y if residual is None else (made.y, made.x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, of_sum: Tensor | None = None) -> tuple[Any, ...]:
+        chain, dtype = ctx.chain, ctx.dtype
+        refuse_second_derivatives(chain.name)
+        recipe, needs, saved = chain.recipe, _needs(ctx), _Saved(*ctx.saved_tensors)
+        of_norm, of_norm_bias, of_first, of_also, of_bias, of_second, of_second_bias = ctx.dtypes
+        d_norm = d_norm_bias = d_first = d_also = d_bias = d_second = d_second_bias = None
+        dy = walkable(dy)
+        d: Tensor | None = dy  # by what the first layer puts out
+        if chain.activation is None:
+            casts = cast_gradient(dy, recipe, needs.x, needs.first)
+        else:
+            casts = cast_gradient(dy, recipe, needs.gate_up, needs.second)
+            if needs.second:
+                h = _activation_of(saved, chain) if recipe.grad_weight is None else None
+                h_transposed = _columns(saved.h_codes, saved.h_scale, recipe)
+                d_second = weight_gradient(dy, casts[1], h, h_transposed, recipe, of_second)
+            if needs.second_bias:
+                d_second_bias = flat(dy).sum(0, dtype=of_second_bias)
+            if needs.gate_up:
+                transposed = _transposed(saved.second_codes, saved.second_scale, recipe)
+                dh = input_gradient(dy, casts[0], (saved.second,), transposed, recipe, dtype)
+                d, casts = _through_activation(dh, saved.gate_up, chain, needs)
+        if needs.first:
+            x = _normed_of(saved, chain, dtype) if recipe.grad_weight is None else None
+            x_transposed = _columns(saved.x_codes, saved.x_scale, recipe)
+            d_first = weight_gradient(d, casts[1], x, x_transposed, recipe, of_first)
+            if of_also is not None:
+                rows = ctx.rows_of_first
+                d_first, d_also = d_first[:rows], d_first[rows:].to(of_also)
+        if needs.first_bias:
+            assert d is not None
+            d_bias = flat(d).sum(0, dtype=of_bias)
+        dx = None
+        if needs.x:
+            transposed = _transposed(saved.first_codes, saved.first_scale, recipe)
+            weights = saved.first, saved.also_first
+            dx = input_gradient(d, casts[0], weights, transposed, recipe, ctx.x_dtype)
+            if chain.norm is not None:
+                of_sum = None if of_sum is None else walkable(of_sum)
+                operands = saved.rstd, saved.mean, saved.norm_weight, saved.norm_bias
+                dx, d_norm, d_norm_bias, _, _ = norm_gradients(
+                    dx, saved.x, *operands, chain.norm, of_sum
+                )
+                d_norm = None if d_norm is None else d_norm.to(of_norm)
+                d_norm_bias = None if d_norm_bias is None else d_norm_bias.to(of_norm_bias)
+        gradients = (dx, dx, d_norm, d_norm_bias, d_first, d_also, d_bias, d_second, d_second_bias)
+        wanted = zip(gradients, ctx.needs_input_grad, strict=False)
+        return *[g if needed else None for g, needed in wanted], *[None] * 10
+
+
+def _needs(ctx: Any) -> _Needs:
+    needs = ctx.needs_input_grad
+    return _Needs(any(needs[:4]), needs[4] or needs[5], needs[6], needs[7], needs[8])
+
+
+def _dtypes(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
+    return tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+
+
+def _rows(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledTensor | None:
+    """Of a weight, for the output."""
+    if codes is None or recipe.output is None:
+        return None
+    return ScaledTensor(codes, scale, recipe.output.b)
+
+
+def _transposed(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledTensor | None:
+    """Of a weight, for the gradient of what it multiplies."""
+    if codes is None or recipe.grad_input is None:
+        return None
+    return ScaledTensor(codes, scale, recipe.grad_input.b)
+
+
+def _columns(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledTensor | None:
+    """Of what a weight multiplies, for the weight's gradient."""
+    if codes is None or recipe.grad_weight is None:
+        return None
+    return ScaledTensor(codes, scale, recipe.grad_weight.b)
+
+
+def _activation_of(saved: _Saved, chain: Chain) -> Tensor:
+    assert saved.gate_up is not None
+    assert chain.activation is not None
+    return activated(saved.gate_up, chain.activation)
+
+
+def _normed_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
+    """What the first layer had as its input, in high precision."""
+    assert saved.x is not None
+    if chain.norm is None:
+        return saved.x
+    return normed(saved.x, saved.norm_weight, saved.norm_bias, chain.norm).to(dtype)
+
+
+def _through_activation(
+    dh: Tensor, gate_up: Tensor | None, chain: Chain, needs: _Needs
+) -> tuple[Tensor | None, Casts]:
+    """The gradient by gate_up: itself, only where it is needed in high precision, and its casts."""
+    assert gate_up is not None
+    assert chain.activation is not None
+    recipe = chain.recipe
+    if (
+        needs.first_bias
+        or (needs.x and recipe.grad_input is None)
+        or (needs.first and recipe.grad_weight is None)
+    ):
+        d = activated_gradient(dh, gate_up, chain.activation)
+        return d, cast_gradient(d, recipe, needs.x, needs.first)
+    return None, cast_activation_gradient(
+        dh, gate_up, chain.activation, recipe, needs.x, needs.first
+    )
