@@ -12,12 +12,16 @@ from .choice import fp8_wins
 from .convert import convert, restore
 from .inference import InferenceLinear
 from .linear import Linear
+from .mlp import MLP
+from .norm_linear import NormLinear
 from .recipes import Delayed, Product, Recipe
 
 __all__ = [
+    "MLP",
     "Delayed",
     "InferenceLinear",
     "Linear",
+    "NormLinear",
     "Product",
     "Recipe",
     "convert",

@@ -6,9 +6,10 @@ from torch import Tensor
 from ..errors import invalid_argument
 from .activated import ACTIVATIONS, is_gated
 from .casts import cast_weight
+from .chain import Chain, Layer
 from .fitting import require_fitting, require_weight
 from .functional import stateless_recipe_of
-from .fused import Chain, Layer, run
+from .fused import run
 from .normed import norm_of, require_norm_fitting
 from .recipes import Recipe
 

@@ -8,6 +8,8 @@ from torch.nn import Module
 
 from ..errors import invalid_argument
 from .linear import Linear
+from .mlp import MLP
+from .norm_linear import NormLinear
 from .recipes import Recipe, recipe_of
 
 _NAME: Final = "octofold.nn.convert"
@@ -32,7 +34,8 @@ def convert(
         for each linear layer; None: all. A model's last layer is often left out:
         `lambda module, fqn: fqn != "lm_head"`.
 
-    Subclasses of torch.nn.Linear are left alone, as they may compute something else. A layer that
+    Subclasses of torch.nn.Linear are left alone, as they may compute something else, and so are the
+    layers of octofold.nn.MLP and NormLinear. A layer that
     stands in several places is asked for once, by the first of its names, and stays one layer.
     Convert before fully_shard() and torch.compile, and make the optimizer before or after: it sees
     the same parameters. restore() is the way back.
@@ -48,8 +51,17 @@ def convert(
         expected = "a function (module, fqn) -> bool, or None"
         raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
     new: dict[int, Module] = {}
+    fused = {
+        id(part)
+        for module in model.modules()
+        if isinstance(module, MLP | NormLinear)
+        for part in module.modules()
+        if isinstance(part, Linear)
+    }
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear and not isinstance(module, Linear):
+            continue
+        if id(module) in fused:
             continue
         if module_filter_fn is not None and not module_filter_fn(module, name):
             continue

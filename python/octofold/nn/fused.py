@@ -1,62 +1,18 @@
-"""Linear layers with what stands before and between them: a norm, an activation."""
+"""A chain of linear layers, a norm and an activation, with a gradient."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..gated_gemm import gated_gemm
 from ..scaled_tensor import ScaledTensor
-from .activated import (
-    activated,
-    activated_gradient,
-    cast_activation,
-    cast_activation_gradient,
-    is_gated,
-)
-from .casts import Casts, cast, walkable
+from .activated import activated, activated_gradient, cast_activation_gradient
+from .casts import Casts, walkable
+from .chain import Chain, Layer, compute
 from .functional import refuse_second_derivatives, result_dtype
-from .normed import Norm, cast_norm, norm_gradients, normed
-from .products import cast_gradient, flat, input_gradient, output_product, weight_gradient
+from .normed import norm_gradients, normed
+from .products import cast_gradient, flat, input_gradient, weight_gradient
 from .recipes import Recipe
-
-
-@dataclass(frozen=True)
-class Chain:
-    """What is chained: [residual and norm,] a linear layer[, an activation, a second one]."""
-
-    name: str
-    """Of the operation, for its errors."""
-    recipe: Recipe
-    norm: Norm | None = None
-    activation: str | None = None
-
-
-class Layer(NamedTuple):
-    """A linear layer of a chain: weights that are one below the other [out, in], the bias [out] of
-    all of them, and the casts of them all."""
-
-    weights: tuple[Tensor, ...]
-    bias: Tensor | None
-    casts: Casts
-
-    def needs_gradient(self) -> bool:
-        return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
-
-
-class _Kept(NamedTuple):
-    """What forward makes."""
-
-    y: Tensor
-    x: Tensor
-    """What was normed or, without a norm, cast."""
-    rstd: Tensor | None
-    mean: Tensor | None
-    x_transposed: ScaledTensor | None
-    gate_up: Tensor | None
-    """None where it was not written."""
-    h_transposed: ScaledTensor | None
 
 
 def run(
@@ -92,76 +48,9 @@ def run(
         results = _Chain.apply(*operands, chain, dtype)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results
     else:
-        kept = _forward(x, residual, norm_weight, norm_bias, first, second, chain, dtype)
+        kept = compute(x, residual, norm_weight, norm_bias, first, second, chain, dtype)
         y, total = kept.y, kept.x
     return (y[0], total[0]) if is_vector else (y, total)
-
-
-def _forward(
-    x: Tensor,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    first: Layer,
-    second: Layer | None,
-    chain: Chain,
-    dtype: torch.dtype,
-    keep_x: bool = False,
-    keep_gate_up: bool = False,
-    keep_h: bool = False,
-) -> _Kept:
-    """keep_x, keep_h: make the transposed casts that the weight gradients want."""
-    recipe = chain.recipe
-    output, grad_weight = recipe.output, recipe.grad_weight
-    assert output is not None
-    of_x = grad_weight.b if keep_x and grad_weight is not None else None
-    of_h = grad_weight.b if keep_h and grad_weight is not None else None
-    rstd = mean = gate_up = h_transposed = None
-    if chain.norm is None:
-        rows, x_transposed = cast(x, recipe.input_dtype, output.a, of_x, recipe)
-    else:
-        rows, x_transposed, x, rstd, mean = cast_norm(
-            x, norm_weight, norm_bias, residual, chain.norm, output.a, of_x, recipe
-        )
-    weight = first.casts[0]
-    if chain.activation is None or second is None:
-        y = output_product(rows, weight, first.bias, recipe, dtype)
-        return _Kept(y, x, rstd, mean, x_transposed, None, None)
-    if keep_gate_up or keep_h or not _is_one_kernel(first, chain, rows, dtype):
-        gate_up = output_product(rows, weight, first.bias, recipe, dtype)
-        h, h_transposed = cast_activation(gate_up, chain.activation, output.a, of_h, recipe)
-    else:
-        assert rows is not None
-        assert weight is not None
-        h = gated_gemm(
-            rows,
-            weight,
-            chain.activation,
-            dtype=recipe.input_dtype,
-            power_of_two=recipe.power_of_two,
-            profile=recipe.profile,
-        )
-    y = output_product(h, second.casts[0], second.bias, recipe, dtype)
-    return _Kept(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
-
-
-def _is_one_kernel(
-    first: Layer, chain: Chain, rows: ScaledTensor | None, dtype: torch.dtype
-) -> bool:
-    """Whether gated_gemm() has the first product, the activation and the cast."""
-    output, weight = chain.recipe.output, first.casts[0]
-    if output is None or rows is None or weight is None or chain.activation is None:
-        return False
-    fits_kernel = not rows.data.is_cuda or (
-        weight.shape[0] % 256 == 0 and weight.shape[1] % 16 == 0
-    )
-    return (
-        (output.a, output.b) == ("1x128", "128x128")
-        and is_gated(chain.activation)
-        and first.bias is None
-        and dtype == torch.bfloat16
-        and fits_kernel
-    )
 
 
 class _Needs(NamedTuple):
@@ -241,7 +130,7 @@ class _Chain(torch.autograd.Function):
         if second_weight is not None:
             of_second = _rows(second_rows, second_rows_scale, recipe), None
             second = Layer((second_weight,), second_bias, of_second)
-        made = _forward(
+        made = compute(
             *(x, residual, norm_weight, norm_bias, first, second, chain, dtype),
             needs.first,
             needs.gate_up,

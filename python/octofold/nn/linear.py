@@ -88,7 +88,7 @@ class Linear(torch.nn.Linear):
         if type(linear) is not torch.nn.Linear:
             got = f"{type(linear).__module__}.{type(linear).__qualname__}"
             raise invalid_argument(operation, "linear", "a torch.nn.Linear itself", got)
-        if _is_dtensor(linear.weight):
+        if is_dtensor(linear.weight):
             expected = "a weight that is not sharded yet: convert before fully_shard()"
             raise invalid_argument(operation, "linear", expected, "a DTensor")
         require_features(operation, linear.in_features, linear.out_features)
@@ -109,6 +109,16 @@ class Linear(torch.nn.Linear):
     def recipe(self) -> Recipe:
         """What is cast, and how."""
         return self._recipe
+
+    @property
+    def weight_casts(self) -> WeightCasts:
+        """What is kept of them."""
+        return self._weight_casts
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP has had the weight."""
+        return self._is_sharded
 
     def forget_casts(self) -> None:
         """Cast the weight anew in the next forward, whether or not it seems to have changed."""
@@ -151,7 +161,7 @@ class Linear(torch.nn.Linear):
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP2 swaps parameters by setattr: sharded ones, DTensors, between the passes; in a pass
         # one that has the same version and memory each time, whatever it holds.
-        if name == "weight" and _is_dtensor(value):
+        if name == "weight" and is_dtensor(value):
             self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
 
@@ -218,7 +228,8 @@ def _with_state_of(module: torch.nn.Linear, kind: type[AnyLinear]) -> AnyLinear:
     return twin
 
 
-def _is_dtensor(value: object) -> bool:
+def is_dtensor(value: object) -> bool:
+    """Whether a parameter is one that FSDP2 has sharded."""
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
 
 

@@ -1,0 +1,95 @@
+"""What tests of fused layers share: calls with fresh leaves, the same in FP64, what was cast."""
+
+import pytest
+from layer_support import random
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CURVES = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu-tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu-squared": lambda x: functional.relu(x).square(),
+}
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
+
+
+def activation(x, name):
+    if name in CURVES:
+        return CURVES[name](x)
+    gate, up = x.chunk(2, -1)
+    return CURVES[GATES[name]](gate) * up
+
+
+def norm(x, weight, bias, kind, epsilon=1e-6):
+    shape = (x.shape[-1],)
+    if kind == "layer":
+        return functional.layer_norm(x, shape, weight, bias, epsilon)
+    y = functional.rms_norm(x, shape, weight, epsilon)
+    return y if bias is None else y + bias
+
+
+def differentiated(function, operands, gradients):
+    """function(**operands) on fresh leaves, as a list, and their gradients by name. `gradients`:
+    by the results."""
+    leaves = {
+        name: None if operand is None else operand.detach().clone().requires_grad_()
+        for name, operand in operands.items()
+    }
+    results = function(**leaves)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    gradients = [g.to(y.dtype) for g, y in zip(gradients, results, strict=True)]
+    torch.autograd.backward(results, gradients)
+    grads = {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
+    return [y.detach() for y in results], grads
+
+
+def wide(operands):
+    return {n: None if t is None else t.double() for n, t in operands.items()}
+
+
+def bytes_kept(call):
+    """Of the tensors that a call saves for backward, each memory once."""
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.__setitem__(t.data_ptr(), t) or t, lambda t: t
+    ):
+        call()
+    return [(t.dtype, tuple(t.shape)) for t in saved.values()]
+
+
+@pytest.fixture
+def fused_casts(casts, monkeypatch):
+    """As `casts`, with the fused ones and the products in it: (operation, shape of the first)."""
+    from octofold.nn import activated, chain, normed, products
+
+    seen = []
+
+    def recording(name, function):
+        def record(x, *arguments, **options):
+            seen.append((name, tuple(x.shape)))
+            return function(x, *arguments, **options)
+
+        return record
+
+    for module, name in (
+        (activated, "quantize_activation"),
+        (activated, "quantize_activation_gradient"),
+        (normed, "quantize_norm"),
+        (normed, "norm_backward"),
+        (products, "gemm"),
+        (chain, "gated_gemm"),
+    ):
+        monkeypatch.setattr(module, name, recording(name, getattr(module, name)))
+    return seen
+
+
+def norm_operands(tokens=(2, 65), features=192, dtype=FP32, residual=True):
+    return {
+        "x": random(*tokens, features, dtype=dtype),
+        "residual": random(*tokens, features, dtype=dtype) if residual else None,
+        "norm_weight": (torch.rand(features) + 0.5).to(dtype),
+        "norm_bias": (0.1 * torch.randn(features)).to(dtype),
+    }

@@ -1,0 +1,488 @@
+"""MLPs as one: against FP64, against what is not fused, what they keep, what they do not do."""
+
+import copy
+
+import octofold
+import pytest
+from fused_support import (
+    BF16,
+    CURVES,
+    FP16,
+    FP32,
+    GATES,
+    activation,
+    bytes_kept,
+    differentiated,
+    fused_casts,
+    norm,
+    norm_operands,
+    wide,
+)
+from layer_support import STATELESS, random, relative_error
+
+torch = pytest.importorskip("torch")
+
+nn = octofold.nn
+IN, HIDDEN, OUT = 192, 160, 136
+ACTIVATIONS = (*GATES, *CURVES)
+
+__all__ = ["fused_casts"]
+
+
+def case(dtype=FP32, tokens=(2, 65), name="swiglu", biases=True, hidden=HIDDEN):
+    features = 2 * hidden if name in GATES else hidden
+    operands = {
+        "x": random(*tokens, IN, dtype=dtype),
+        "gate_up_weight": (random(features, IN) / IN**0.5).to(dtype),
+        "down_weight": (random(OUT, hidden) / hidden**0.5).to(dtype),
+        "gate_up_bias": random(features, dtype=dtype) if biases else None,
+        "down_bias": random(OUT, dtype=dtype) if biases else None,
+    }
+    return operands, [random(*tokens, OUT, dtype=dtype)]
+
+
+def fused(recipe="blockwise", name="swiglu", **options):
+    def function(**operands):
+        return octofold.mlp(**operands, activation=name, recipe=recipe, **options)
+
+    return function
+
+
+def exact(name="swiglu", kind=None):
+    linear = torch.nn.functional.linear
+
+    def function(x, gate_up_weight, down_weight, gate_up_bias, down_bias, **before):
+        if kind is not None:
+            x = x + before["residual"]
+            total, x = x, norm(x, before["norm_weight"], before["norm_bias"], kind)
+        h = activation(linear(x, gate_up_weight, gate_up_bias), name)
+        y = linear(h, down_weight, down_bias)
+        return y if kind is None else (y, total)
+
+    return function
+
+
+def errors(actual, expected):
+    return {name: relative_error(grad, expected[name]) for name, grad in actual.items()}
+
+
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_gradients_against_float64(recipe, biases):
+    """Each product adds an error of 0.037 of its operands (0.058 with gradients in e5m2): three go
+    into dx and the first weight's gradient, two into the second's. Biases have none, and make the
+    output's smaller."""
+    operands, dy = case(biases=biases)
+    results, grads = differentiated(fused(recipe), operands, dy)
+    expected, expected_grads = differentiated(exact(), wide(operands), [dy[0].double()])
+    assert 0.02 < relative_error(results[0], expected[0]) < (0.055 if biases else 0.075)
+    found = errors(grads, expected_grads)
+    two, three = (0.09, 0.11) if recipe == "tensorwise" else (0.06, 0.075)
+    limits = {"x": three, "gate_up_weight": three, "gate_up_bias": two, "down_weight": two}
+    for name, limit in limits.items():
+        assert name not in found or 0.3 * limit < found[name] < limit, name
+    assert found.get("down_bias", 0) < 1e-5
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("biases", [True, False])
+def test_activations(name, biases):
+    operands, dy = case(name=name, biases=biases)
+    results, grads = differentiated(fused(name=name), operands, dy)
+    expected, expected_grads = differentiated(exact(name), wide(operands), [dy[0].double()])
+    assert relative_error(results[0], expected[0]) < 0.065
+    assert max(errors(grads, expected_grads).values()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_with_a_norm(recipe, kind):
+    operands, dy = case()
+    operands |= norm_operands(features=IN)
+    dy.append(random(2, 65, IN))
+    results, grads = differentiated(fused(recipe, norm=kind), operands, dy)
+    expected, expected_grads = differentiated(
+        exact(kind=kind), wide(operands), [g.double() for g in dy]
+    )
+    assert relative_error(results[0], expected[0]) < 0.055
+    assert torch.equal(results[1], operands["x"] + operands["residual"])
+    limit = 0.12 if recipe == "tensorwise" else 0.09
+    assert max(errors(grads, expected_grads).values()) < limit
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_is_the_unfused_composition(recipe, name, dtype):
+    """Output and gradients, bit for bit, are those of linear() and of the activation, worked out
+    exactly and rounded once."""
+    operands, dy = case(dtype, name=name, biases=False)
+    results, grads = differentiated(fused(recipe, name), operands, dy)
+    x, gate_up_weight, down_weight, *_ = (
+        None if t is None else t.clone().requires_grad_() for t in operands.values()
+    )
+    gate_up = octofold.linear(x, gate_up_weight, recipe=recipe)
+    leaf = gate_up.detach().double().requires_grad_()
+    h = activation(leaf, name)
+    rounded = h.detach().to(dtype).requires_grad_()
+    y = octofold.linear(rounded, down_weight, recipe=recipe)
+    y.backward(dy[0])
+    h.backward(rounded.grad.double())
+    gate_up.backward(leaf.grad.to(dtype))
+    assert torch.equal(results[0], y)
+    expected = {"x": x, "gate_up_weight": gate_up_weight, "down_weight": down_weight}
+    for argument, operand in expected.items():
+        if recipe != "rowwise_with_gw_hp":  # which has the activation from torch
+            assert torch.equal(grads[argument], operand.grad), argument
+        assert relative_error(grads[argument], operand.grad) < 2**-5
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_without_gradients(recipe, name, fused_casts):
+    """The same bits; where it is one kernel it is one call."""
+    operands, _ = case(BF16, name=name, biases=False)
+    with_gradient = fused(recipe, name)(**operands | {"x": operands["x"].clone().requires_grad_()})
+    fused_casts.clear()
+    with torch.no_grad():
+        assert torch.equal(fused(recipe, name)(**operands), with_gradient)
+    one_kernel = recipe == "blockwise" and name in GATES
+    first = ["gated_gemm"] if one_kernel else ["gemm", "quantize_activation"]
+    assert [call for call, _ in fused_casts] == [*first, "gemm"]
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_bytes_kept(recipe):
+    """gate and up in BF16, x and the activation in FP8; or x itself."""
+    operands, _ = case(BF16, tokens=(520,), biases=False)
+    for operand in operands.values():
+        if operand is not None:
+            operand.requires_grad_()
+    kept = bytes_kept(lambda: fused(recipe)(**operands))
+    large = sorted((str(dtype), shape) for dtype, shape in kept if 520 in shape)
+    expected = [("torch.bfloat16", (520, 2 * HIDDEN))]
+    if recipe == "rowwise_with_gw_hp":
+        expected.append(("torch.bfloat16", (520, IN)))
+    else:
+        expected += [("torch.float8_e4m3fn", (size, 520)) for size in (IN, HIDDEN)]
+    assert large == sorted(expected)
+
+
+def test_only_what_needs_a_gradient(fused_casts):
+    operands, dy = case()
+    activate, gradient = "quantize_activation", "quantize_activation_gradient"
+    for needs, backward in (
+        ("x", ["gemm", gradient, "gemm"]),
+        ("gate_up_weight", ["gemm", gradient, "gemm"]),
+        ("gate_up_bias", ["gemm"]),
+        ("down_weight", ["gemm"]),
+        ("down_bias", []),
+    ):
+        leaves = {name: operand.clone() for name, operand in operands.items()}
+        leaves[needs].requires_grad_()
+        fused_casts.clear()
+        y = fused()(**leaves)
+        assert [name for name, _ in fused_casts] == ["gemm", activate, "gemm"]
+        kept = bytes_kept(lambda leaves=leaves: fused()(**leaves))
+        assert any(shape[-1] == 2 * HIDDEN for _, shape in kept) == (needs[:4] in ("x", "gate"))
+        fused_casts.clear()
+        y.backward(dy[0])
+        assert [name for name, _ in fused_casts] == backward
+        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("tokens", [(0,), (3, 0)])
+def test_no_tokens(recipe, tokens):
+    for dtype in (FP32, BF16):
+        operands, dy = case(dtype, tokens=tokens, biases=False)
+        results, grads = differentiated(fused(recipe), operands, dy)
+        assert results[0].shape == (*tokens, OUT)
+        assert not grads["gate_up_weight"].any()
+        assert not grads["down_weight"].any()
+        with torch.no_grad():
+            assert fused(recipe)(**operands).shape == (*tokens, OUT)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 127, 129])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_odd_sizes(recipe, hidden):
+    operands, dy = case(tokens=(129,), biases=False, hidden=hidden)
+    results, grads = differentiated(fused(recipe), operands, dy)
+    expected, expected_grads = differentiated(exact(), wide(operands), [dy[0].double()])
+    assert relative_error(results[0], expected[0]) < 0.15
+    assert max(errors(grads, expected_grads).values()) < 0.2
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_nan_and_infinities_propagate(recipe, value):
+    operands, dy = case(tokens=(130,))
+    operands["x"][3, 7] = value
+    (y,), grads = differentiated(fused(recipe), operands, dy)
+    assert not y[3].isfinite().any()
+    assert not grads["gate_up_weight"][:, 7].isfinite().any()
+    assert not grads["down_weight"].isfinite().any()
+    operands, dy = case(tokens=(130,))
+    dy[0][3, 7] = value
+    (y,), grads = differentiated(fused(recipe), operands, dy)
+    assert y.isfinite().all()
+    assert not grads["x"][3].isfinite().any()
+    assert not grads["down_weight"][7].isfinite().any()
+    assert not grads["gate_up_weight"].isfinite().any()
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_autocast(recipe):
+    operands, dy = case()
+    with torch.autocast("cpu", BF16):
+        results, grads = differentiated(fused(recipe), operands, dy)
+    assert results[0].dtype == BF16
+    expected, expected_grads = differentiated(exact(), wide(operands), [dy[0].double()])
+    assert relative_error(results[0], expected[0]) < 0.055
+    assert all(grad.dtype == FP32 for grad in grads.values())
+    assert max(errors(grads, expected_grads).values()) < 0.11
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"),
+    [
+        ("blockwise", "layer"),
+        ("rowwise", None),
+        ("rowwise_with_gw_hp", "rms"),
+        ("tensorwise", None),
+    ],
+)
+def test_compiles_whole(recipe, kind):
+    torch.compiler.reset()
+    operands, dy = case(biases=kind is None)
+    if kind is not None:
+        operands |= norm_operands(features=IN)
+        dy.append(random(2, 65, IN))
+    eager = fused(recipe, norm=kind)
+    compiled = torch.compile(eager, fullgraph=True, backend="aot_eager")
+    actual, expected = (differentiated(f, operands, dy) for f in (compiled, eager))
+    assert all(torch.equal(a, e) for a, e in zip(actual[0], expected[0], strict=True))
+    assert all(torch.equal(actual[1][name], grad) for name, grad in expected[1].items())
+
+
+def test_a_recipe_with_gradients_in_high_precision():
+    recipe = nn.Recipe(output=nn.Product("1x128", "128x128"), grad_input=None, grad_weight=None)
+    operands, dy = case()
+    _, grads = differentiated(fused(recipe), operands, dy)
+    _, expected = differentiated(exact(), wide(operands), [dy[0].double()])
+    found = errors(grads, expected)
+    assert found.pop("down_bias") < 1e-5
+    assert 0.005 < min(found.values()) < max(found.values()) < 0.05
+
+
+def linears(bias=False, together=False, name="swiglu"):
+    if name in CURVES:
+        first = [torch.nn.Linear(IN, HIDDEN, bias)]
+    elif together:
+        first = [torch.nn.Linear(IN, 2 * HIDDEN, bias)]
+    else:
+        first = [torch.nn.Linear(IN, HIDDEN, bias) for _ in range(2)]
+    return [*first, torch.nn.Linear(HIDDEN, OUT, bias)]
+
+
+def step(module, *inputs):
+    module.zero_grad()
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    y = module(*leaves)
+    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
+    y.square().sum().backward()
+    return [y.detach(), *[t.grad for t in leaves], *[p.grad.clone() for p in module.parameters()]]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_gate_and_up_apart_and_together(recipe, bias):
+    """The same bits; in the first case names and parameters of three layers."""
+    gate, up, down = linears(bias)
+    apart = nn.MLP.from_linears(gate, up, down, recipe=recipe)
+    assert apart.gate_proj.weight is gate.weight
+    names = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]
+    assert [name for name in apart.state_dict() if name.endswith("weight")] == names
+    both = torch.nn.Linear(IN, 2 * HIDDEN, bias)
+    both.load_state_dict(
+        {n: torch.cat((t, up.state_dict()[n])) for n, t in gate.state_dict().items()}
+    )
+    together = nn.MLP.from_linears(both, copy.deepcopy(down), recipe=recipe)
+    assert set(together.state_dict()) == {
+        f"{part}_proj.{name}" for part in ("gate_up", "down") for name in down.state_dict()
+    }
+    x = random(130, IN)
+    step(apart, x), step(together, x)
+    actual = {n: p.grad for n, p in apart.named_parameters()}
+    for name, parameter in together.named_parameters():
+        _, kind = name.split(".")
+        if name.startswith("gate_up"):
+            joined = torch.cat([actual[f"{part}_proj.{kind}"] for part in ("gate", "up")])
+            assert torch.equal(joined, parameter.grad)
+        else:
+            assert torch.equal(actual[name], parameter.grad)
+    with torch.no_grad():
+        assert torch.equal(apart(x), together(x))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"),
+    [("blockwise", None), ("blockwise", "rms"), ("rowwise", "layer"), ("tensorwise", None)],
+)
+def test_module(recipe, kind):
+    """As its parts one after the other; under checkpointing and torch.compile; copied."""
+    torch.compiler.reset()
+    features = torch.nn.RMSNorm(IN) if kind == "rms" else torch.nn.LayerNorm(IN)
+    module = nn.MLP.from_linears(*linears(), norm=None if kind is None else features, recipe=recipe)
+    inputs = [random(130, IN)] * (1 if kind is None else 2)
+    inputs = [t.clone() for t in inputs]
+    expected = step(module, *inputs)
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *inputs):
+            return torch.utils.checkpoint.checkpoint(self.inner, *inputs, use_reentrant=False)
+
+    compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend="aot_eager")
+    for other in (Checkpointed(), compiled, copy.deepcopy(module)):
+        for left, right in zip(step(other, *inputs), expected, strict=True):
+            assert torch.equal(left, right)
+    nn.restore(module)
+    assert type(module.up_proj) is torch.nn.Linear
+    for left, right in zip(step(module, *inputs), expected, strict=True):
+        assert 1e-6 < relative_error(left, right) < 0.2
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_of_sizes(name):
+    module = nn.MLP(IN, HIDDEN, OUT, True, name, norm="rms")
+    first = module.gate_up_proj if name in GATES else module.up_proj
+    x = random(130, IN)
+    arguments = first.weight, module.down_proj.weight, first.bias, module.down_proj.bias, name
+    norm_weight = {"norm": "rms", "norm_weight": module.norm.weight}
+    assert torch.equal(module(x), octofold.mlp(x, *arguments, **norm_weight))
+    assert nn.MLP(IN, HIDDEN)(x).shape == (130, IN)
+    assert str(module).count(name) == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_weights_are_cast_once_per_version(together, casts):
+    module = nn.MLP.from_linears(*linears(together=together))
+    whole, x = (2 * HIDDEN, IN), random(130, IN)
+    for count in (1, 1, 2, 3):
+        if count == 2:
+            torch.optim.SGD(module.parameters(), 0.1).step()
+        if count == 3:
+            module.forget_casts()
+        step(module, x)
+        assert casts.count(whole) == casts.count((OUT, HIDDEN)) == count
+    if not together:
+        with torch.no_grad():
+            module.up_proj.weight.add_(1)
+        step(module, x)
+        assert casts.count(whole) == 4
+        assert casts.count((OUT, HIDDEN)) == 3
+
+
+@pytest.mark.parametrize("frozen", ["gate_proj", "up_proj", "down_proj"])
+def test_frozen_layers(frozen):
+    module = nn.MLP.from_linears(*linears())
+    expected = dict(
+        zip(dict(module.named_parameters()), step(module, random(130, IN))[2:], strict=True)
+    )
+    assert all(grad is not None for grad in expected.values())
+    getattr(module, frozen).requires_grad_(False)
+    module.zero_grad()
+    module(random(130, IN)).sum().backward()
+    for name, parameter in module.named_parameters():
+        assert (parameter.grad is None) == name.startswith(frozen)
+
+
+def test_convert_leaves_it_alone():
+    model = torch.nn.Sequential(nn.MLP(IN, HIDDEN), torch.nn.Linear(IN, 8))
+    nn.convert(model, "rowwise")
+    assert model[0].down_proj.recipe == nn.recipes.blockwise
+    assert type(model[1]) is nn.Linear
+    with pytest.raises(
+        octofold.InvalidArgumentError, match=r"'model': expected a torch\.nn\.Linear"
+    ):
+        nn.convert(torch.nn.Sequential(nn.MLP(IN, HIDDEN)))
+
+
+def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
+    from octofold.nn import linear, parts
+
+    for module in (linear, parts):
+        monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
+    gate, up, down = linears()
+    module, x = nn.MLP.from_linears(gate, up, down), random(130, IN)
+    assert torch.equal(module(x), down(torch.nn.functional.silu(gate(x)) * up(x)))
+    assert not fused_casts
+    module = nn.MLP.from_linears(gate, up, down, force_fp8=True)
+    module(x)
+    assert fused_casts
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": random(3, 191)}, r"'x': expected \[..., 192\] for gate_up_weight \[320, 192\]"),
+        ({"x": random(3, 192).double()}, "'x': expected a torch tensor of .*float64"),
+        ({"gate_up_weight": random(192)}, r"'gate_up_weight': expected \[out, in\]"),
+        ({"gate_up_weight": random(321, 192)}, "'gate_up_weight': expected an even number"),
+        ({"down_weight": random(136, 161)}, r"'down_weight': expected \[out, 160\], as swiglu"),
+        ({"activation": "gelu"}, r"'down_weight': expected \[out, 320\], as gelu"),
+        ({"down_weight": random(136, 160).to("meta")}, "'down_weight': expected a tensor on cpu"),
+        ({"gate_up_bias": random(319)}, r"'gate_up_bias': expected \[320\]"),
+        ({"down_bias": random(135)}, r"'down_bias': expected \[136\]"),
+        ({"activation": "tanh"}, "'activation': expected one of swiglu, .*, got 'tanh'"),
+        ({"recipe": "delayed"}, "'recipe': expected one without delayed .*, got delayed"),
+        ({"norm": "batch"}, "'norm': expected one of rms, layer, got 'batch'"),
+        ({"residual": random(3, 192)}, "'residual': expected None without a norm"),
+        ({"norm_weight": random(192)}, "'norm_weight': expected None without a norm"),
+    ],
+)
+def test_bad_arguments(change, message):
+    arguments = {"x": random(3, IN), "gate_up_weight": random(320, IN)}
+    arguments["down_weight"] = random(OUT, HIDDEN)
+    with pytest.raises(octofold.InvalidArgumentError, match="^mlp: argument " + message):
+        octofold.mlp(**(arguments | change))
+
+
+def test_bad_parts():
+    gate, up, down = linears()
+    wrong = torch.nn.Linear(IN, HIDDEN + 1, bias=False)
+    for arguments, options, message in (
+        ((gate, down, up), {}, "'linears': expected gate and up of one shape"),
+        ((gate, wrong, down), {}, "'linears': expected gate and up of one shape, got .*161"),
+        ((gate, torch.nn.Linear(IN, HIDDEN), down), {}, "of one shape, got .*bias=True"),
+        ((gate, up, up), {}, r"'linears': expected \[out, 160\]"),
+        ((gate,), {}, "'linears': expected 2 layers or 3 layers for swiglu, got 1"),
+        ((gate, up, down), {"activation": "gelu"}, "'linears': expected 2 layers for gelu, got 3"),
+        ((gate, up, torch.nn.ReLU()), {}, r"'linears\[2\]': expected a torch.nn.Linear or"),
+        ((gate, up, down), {"recipe": "delayed"}, "'recipe': expected one without delayed"),
+        (
+            (gate, up, nn.Linear(HIDDEN, OUT, recipe="rowwise")),
+            {},
+            "one recipe, got blockwise, row",
+        ),
+        ((gate, up, down), {"norm": torch.nn.RMSNorm(8)}, r"'norm': expected one over \[192\]"),
+        ((gate, up, down), {"norm": "rms"}, "'norm': expected a torch.nn.RMSNorm or"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            nn.MLP.from_linears(*arguments, **options)
+    with pytest.raises(octofold.InvalidArgumentError, match="'residual': expected None"):
+        nn.MLP.from_linears(gate, up, down)(random(3, IN), random(3, IN))
+    with pytest.raises(octofold.InvalidArgumentError, match="'hidden_features'"):
+        nn.MLP(IN, 0)
+
+
+def test_backward_is_not_differentiated():
+    operands, _ = case()
+    y = fused()(**operands | {"x": operands["x"].requires_grad_()})
+    with pytest.raises(octofold.UnsupportedError, match=r"octofold.mlp.*create_graph"):
+        torch.autograd.grad(y.square().sum(), operands["x"], create_graph=True)

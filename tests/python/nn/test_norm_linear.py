@@ -1,0 +1,377 @@
+"""Norm and linear layer as one: against FP64, against what is not fused, what it keeps."""
+
+import copy
+
+import octofold
+import pytest
+from fused_support import (
+    BF16,
+    FP16,
+    FP32,
+    bytes_kept,
+    differentiated,
+    fused_casts,
+    norm,
+    norm_operands,
+    wide,
+)
+from layer_support import STATELESS, random, relative_error
+
+torch = pytest.importorskip("torch")
+
+nn = octofold.nn
+IN, OUT = 192, 136
+NORMS = ("rms", "layer")
+
+__all__ = ["fused_casts"]
+
+
+def case(dtype=FP32, tokens=(2, 65), residual=True):
+    operands = norm_operands(tokens, IN, dtype, residual)
+    operands |= {"weight": random(OUT, IN, dtype=dtype) / IN**0.5, "bias": random(OUT, dtype=dtype)}
+    dy = [random(*tokens, OUT, dtype=dtype)]
+    return operands, dy + [random(*tokens, IN, dtype=dtype)] * residual
+
+
+def fused(kind, recipe):
+    def function(**operands):
+        return octofold.norm_linear(**operands, norm=kind, recipe=recipe)
+
+    return function
+
+
+def exact(kind):
+    def function(x, residual, norm_weight, norm_bias, weight, bias):
+        total = x if residual is None else x + residual
+        y = torch.nn.functional.linear(norm(total, norm_weight, norm_bias, kind), weight, bias)
+        return y if residual is None else (y, total)
+
+    return function
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_gradients_against_float64(recipe, kind, residual):
+    """dx and the norm's have the error of dY·W; through the sum dx has an exact part too."""
+    operands, dy = case(residual=residual)
+    results, grads = differentiated(fused(kind, recipe), operands, dy)
+    expected, expected_grads = differentiated(exact(kind), wide(operands), [g.double() for g in dy])
+    assert relative_error(results[0], expected[0]) < 0.042
+    assert not residual or torch.equal(results[1], operands["x"] + operands["residual"])
+    limit = 0.065 if recipe == "tensorwise" else 0.042
+    limits = dict.fromkeys(grads, limit) | {"bias": 1e-5}
+    if recipe == "rowwise_with_gw_hp":
+        limits["weight"] = 1e-5
+    for name, grad in grads.items():
+        error = relative_error(grad, expected_grads[name])
+        assert error < limits[name] * (1.1 if name.startswith("norm") else 1), name
+        assert limits[name] == 1e-5 or residual or error > 0.4 * limits[name], f"{name}: no cast"
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_is_the_unfused_composition(recipe, kind, dtype):
+    """Output and weight gradient, bit for bit, are linear()'s of the norm, rounded to the dtype of
+    x once."""
+    operands, dy = case(dtype, residual=False)
+    results, grads = differentiated(fused(kind, recipe), operands, dy)
+    x, _, *of_norm, weight, bias = operands.values()
+    x = norm(x.double(), *[t.double() for t in of_norm], kind).to(dtype)
+    expected, expected_grads = differentiated(
+        lambda **o: octofold.linear(**o, recipe=recipe),
+        {"x": x, "weight": weight, "bias": bias},
+        dy,
+    )
+    assert torch.equal(results[0], expected[0])
+    assert torch.equal(grads["bias"], expected_grads["bias"])
+    if recipe != "rowwise_with_gw_hp":
+        assert torch.equal(grads["weight"], expected_grads["weight"])
+    assert relative_error(grads["weight"], expected_grads["weight"]) < 2**-8
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_is_cast_by_quantize_norm(recipe):
+    """Bit for bit, of casts and products by hand."""
+    operands, _ = case(BF16)
+    x, residual, norm_weight, norm_bias, weight, bias = operands.values()
+    product = nn.recipes.NAMED[recipe].output
+    options = {"profile": "torchao", "power_of_two": nn.recipes.NAMED[recipe].power_of_two}
+    of_x = octofold.quantize_norm(
+        x, norm_weight, norm_bias, residual, norm="layer", granularity=product.a, **options
+    )
+    of_weight = octofold.quantize(weight, granularity=product.b, **options)
+    y, total = fused("layer", recipe)(**operands)
+    assert torch.equal(y, octofold.gemm(of_x.rows, of_weight, bias=bias, out_dtype="bfloat16"))
+    assert torch.equal(total, of_x.sum)
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_bytes_kept(recipe):
+    """The sum, its statistics and the norm's transposed cast; no norm in BF16."""
+    operands, _ = case(BF16, tokens=(520,))
+    for operand in operands.values():
+        operand.requires_grad_()
+    kept = bytes_kept(lambda: fused("rms", recipe)(**operands))
+    large = sorted((str(dtype), shape) for dtype, shape in kept if 520 in shape)
+    expected = [("torch.bfloat16", (520, IN)), ("torch.float32", (520,))]
+    if recipe != "rowwise_with_gw_hp":
+        expected.append(("torch.float8_e4m3fn", (IN, 520)))
+    assert large == sorted(expected)
+
+
+def test_only_what_needs_a_gradient(fused_casts):
+    operands, dy = case()
+    for needs, forward, backward in (
+        ("weight", ["quantize_norm", "quantize_norm", "gemm"], ["gemm"]),
+        ("bias", ["quantize_norm", "gemm"], []),
+        ("x", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
+        ("residual", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
+        ("norm_weight", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
+    ):
+        leaves = {name: operand.clone() for name, operand in operands.items()}
+        leaves[needs].requires_grad_()
+        fused_casts.clear()
+        y, _ = fused("rms", "blockwise")(**leaves)
+        assert [name for name, _ in fused_casts] == forward
+        fused_casts.clear()
+        y.backward(dy[0])
+        assert [name for name, _ in fused_casts] == backward
+        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
+    fused_casts.clear()
+    fused("rms", "blockwise")(**operands)
+    assert [name for name, _ in fused_casts] == ["quantize_norm", "gemm"]
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+@pytest.mark.parametrize("tokens", [(0,), (3, 0)])
+def test_no_tokens(recipe, tokens):
+    operands, dy = case(tokens=tokens)
+    results, grads = differentiated(fused("rms", recipe), operands, dy)
+    assert results[0].shape == (*tokens, OUT)
+    assert grads["x"].shape == operands["x"].shape
+    assert not any(grads[name].any() for name in ("weight", "bias", "norm_weight"))
+
+
+def test_leading_dimensions_and_strides():
+    operands, dy = case(tokens=(6, 20))
+    (y, total), _ = differentiated(fused("rms", "blockwise"), operands, dy)
+    views = dict(operands)
+    for name in ("x", "residual"):
+        broad = torch.full((6, 40, IN), torch.nan)
+        broad[:, :20] = operands[name]
+        views[name] = broad[:, :20]  # no one stride walks it
+    found, found_total = fused("rms", "blockwise")(**views)
+    assert torch.equal(found, y)
+    assert torch.equal(found_total, total)
+    one = {n: t[:1, 0] if n in ("x", "residual") else t for n, t in operands.items()}
+    y, total = fused("rms", "blockwise")(**one)
+    one = {n: t[0] if n in ("x", "residual") else t for n, t in one.items()}
+    found, found_total = fused("rms", "blockwise")(**one)
+    assert torch.equal(found, y[0])
+    assert torch.equal(found_total, total[0])
+    expanded = [g.sum(0)[None].expand_as(g) for g in dy]
+    found, found_grads = differentiated(fused("rms", "blockwise"), operands, expanded)
+    assert found_grads["x"].isfinite().all()
+
+
+def test_the_sum_alone():
+    """Goes on where the layer's result is not used, and the other way round."""
+    operands, dy = case()
+    leaves = {n: t.clone().requires_grad_() for n, t in operands.items()}
+    _, total = fused("rms", "blockwise")(**leaves)
+    total.backward(dy[1])
+    assert torch.equal(leaves["x"].grad, dy[1])
+    assert torch.equal(leaves["residual"].grad, dy[1])
+    assert not leaves["weight"].grad.any()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_nan_and_infinities_propagate(recipe, value):
+    operands, dy = case(tokens=(130,), residual=False)
+    operands["x"][3, 7] = value
+    (y,), grads = differentiated(fused("rms", recipe), operands, dy)
+    assert not y[3].isfinite().any()
+    assert not grads["weight"][:, 7].isfinite().any()
+    operands, dy = case(tokens=(130,), residual=False)
+    dy[0][3, 7] = value
+    (y,), grads = differentiated(fused("rms", recipe), operands, dy)
+    assert y.isfinite().all()
+    assert not grads["x"][3].isfinite().any()
+    assert not grads["weight"][7].isfinite().any()
+    assert not grads["norm_weight"].isfinite().any()
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_autocast(recipe):
+    operands, dy = case()
+    with torch.autocast("cpu", BF16):
+        results, grads = differentiated(fused("rms", recipe), operands, dy)
+    assert [t.dtype for t in results] == [BF16, FP32]
+    expected, expected_grads = differentiated(
+        exact("rms"), wide(operands), [g.double() for g in dy]
+    )
+    assert relative_error(results[0], expected[0]) < 0.042
+    for name, grad in grads.items():
+        assert grad.dtype == FP32
+        assert relative_error(grad, expected_grads[name]) < 0.075, name
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_parameters_wider_than_x(recipe):
+    operands, dy = case()
+    operands = {n: t.to(BF16) if n in ("x", "residual") else t for n, t in operands.items()}
+    results, grads = differentiated(fused("layer", recipe), operands, dy)
+    assert [t.dtype for t in results] == [BF16, BF16]
+    assert {n: t.dtype for n, t in grads.items()} == {n: t.dtype for n, t in operands.items()}
+
+
+@pytest.mark.parametrize("recipe", STATELESS)
+def test_compiles_whole(recipe):
+    torch.compiler.reset()
+    operands, dy = case()
+    compiled = torch.compile(fused("rms", recipe), fullgraph=True, backend="aot_eager")
+    actual, expected = (
+        differentiated(function, operands, dy) for function in (compiled, fused("rms", recipe))
+    )
+    assert all(torch.equal(a, e) for a, e in zip(actual[0], expected[0], strict=True))
+    assert all(torch.equal(actual[1][name], grad) for name, grad in expected[1].items())
+
+
+def new(kind="rms", **options):
+    return nn.NormLinear(IN, OUT, norm=kind, **options)
+
+
+def step(module, *inputs):
+    module.zero_grad()
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    y = module(*leaves)
+    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
+    y.square().sum().backward()
+    return [y.detach(), *[t.grad for t in leaves], *[p.grad.clone() for p in module.parameters()]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"), [("blockwise", "rms"), ("rowwise", "layer"), ("tensorwise", "rms")]
+)
+def test_module(recipe, kind):
+    """The function; as its parts one after the other; under checkpointing and torch.compile."""
+    torch.compiler.reset()
+    module = new(kind, recipe=recipe)
+    x, residual = random(130, IN), random(130, IN)
+    expected = step(module, x, residual)
+    y, total = octofold.norm_linear(
+        x,
+        module.norm.weight,
+        module.linear.weight,
+        module.linear.bias,
+        residual,
+        kind,
+        norm_bias=getattr(module.norm, "bias", None),
+        recipe=recipe,
+    )
+    assert torch.equal(expected[0], y + total.sum(-1, keepdim=True))
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *inputs):
+            return torch.utils.checkpoint.checkpoint(self.inner, *inputs, use_reentrant=False)
+
+    compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend="aot_eager")
+    for other in (Checkpointed(), compiled, copy.deepcopy(module)):
+        for left, right in zip(step(other, x, residual), expected, strict=True):
+            assert torch.equal(left, right)
+    parts = torch.nn.ModuleList([module])
+    nn.restore(parts)
+    assert type(module.linear) is torch.nn.Linear
+    for left, right in zip(step(module, x, residual), expected, strict=True):
+        assert 1e-6 < relative_error(left, right) < 0.1
+
+
+def test_weights_are_cast_once_per_version(casts):
+    module = new()
+    for _ in range(2):
+        step(module, random(130, IN))
+    assert casts.count((OUT, IN)) == 1
+    with torch.no_grad():
+        module.linear.weight.mul_(2)
+    step(module, random(130, IN))
+    assert casts.count((OUT, IN)) == 2
+
+
+def test_from_modules():
+    linear, norm_module = torch.nn.Linear(IN, OUT), torch.nn.RMSNorm(IN)
+    module = nn.NormLinear.from_modules(norm_module, linear, "rowwise")
+    assert module.linear.weight is linear.weight
+    assert module.norm is norm_module
+    assert module.linear.recipe == nn.recipes.rowwise
+    assert set(module.state_dict()) == {"norm.weight", "linear.weight", "linear.bias"}
+    x = random(130, IN)
+    rms = torch.nn.functional.rms_norm(x, (IN,))  # of no given epsilon: FP32's
+    assert relative_error(module(x), octofold.linear(rms, *linear.parameters(), "rowwise")) < 1e-2
+    module = nn.NormLinear.from_modules(torch.nn.LayerNorm(IN, bias=False), nn.Linear(IN, OUT))
+    assert module(x).shape == (130, OUT)
+    model = nn.convert(torch.nn.Sequential(module, torch.nn.Linear(OUT, 8)))
+    assert type(model[1]) is nn.Linear
+    assert type(model[0].linear) is nn.Linear
+
+
+def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
+    from octofold.nn import linear, parts
+
+    for module in (linear, parts):
+        monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)
+    module, x = new(), random(130, IN)
+    assert torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))
+    assert not fused_casts
+    module.linear.force_fp8 = True
+    assert not torch.equal(module(x), torch.nn.Linear.forward(module.linear, module.norm(x)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": random(3, 191)}, r"'x': expected \[..., 192\] for weight \[136, 192\]"),
+        ({"norm_weight": random(191)}, r"'norm_weight': expected \[192\], .*, got \[191\]"),
+        ({"norm_bias": random(192).int()}, "'norm_bias': expected a torch tensor of .*int32"),
+        ({"residual": random(2, 192)}, r"'residual': expected as x: .*\[3, 192\].*\[2, 192\]"),
+        ({"residual": random(3, 192).half()}, "'residual': expected as x: torch.float32"),
+        ({"residual": 1.0}, "'residual': expected a torch tensor of .*float"),
+        ({"norm": "batch"}, "'norm': expected one of rms, layer, got 'batch'"),
+        ({"epsilon": -1.0}, "'epsilon': expected a number of at least 0, got -1.0"),
+        ({"weight": random(192)}, r"'weight': expected \[out, in\]"),
+        ({"bias": random(135)}, r"'bias': expected \[136\], .*, got \[135\]"),
+        ({"recipe": "delayed"}, "'recipe': expected one without delayed .*, got delayed"),
+        ({"recipe": nn.Recipe(output=None, grad_input=None, grad_weight=None)}, "'recipe': .*FP8"),
+    ],
+)
+def test_bad_arguments(change, message):
+    arguments = {"x": random(3, IN), "norm_weight": random(IN), "weight": random(OUT, IN)}
+    with pytest.raises(octofold.InvalidArgumentError, match="^norm_linear: argument " + message):
+        octofold.norm_linear(**(arguments | change))
+
+
+def test_bad_parts():
+    linear = torch.nn.Linear(IN, OUT)
+    for arguments, message in (
+        ((torch.nn.BatchNorm1d(IN), linear), "'norm': expected a torch.nn.RMSNorm or"),
+        ((torch.nn.RMSNorm(IN + 1), linear), r"'norm': expected one over \[192\]"),
+        ((torch.nn.RMSNorm(IN), torch.nn.ReLU()), "'linear': expected a torch.nn.Linear"),
+        ((torch.nn.RMSNorm(IN), linear, "delayed"), "'recipe': expected one without delayed"),
+        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT), "rowwise"), "'recipe': .*own, blockwise"),
+        ((torch.nn.RMSNorm(IN), nn.Linear(IN, OUT, recipe="delayed")), "'recipe'.*delayed"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            nn.NormLinear.from_modules(*arguments)
+
+
+def test_backward_is_not_differentiated():
+    operands, _ = case()
+    y, _ = fused("rms", "blockwise")(**operands | {"x": operands["x"].requires_grad_()})
+    with pytest.raises(octofold.UnsupportedError, match=r"norm_linear.*create_graph"):
+        torch.autograd.grad(y.square().sum(), operands["x"], create_graph=True)
