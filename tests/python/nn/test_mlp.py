@@ -408,7 +408,7 @@ def test_convert_leaves_it_alone():
     assert model[0].down_proj.recipe == nn.recipes.blockwise
     assert type(model[1]) is nn.Linear
     with pytest.raises(
-        octofold.InvalidArgumentError, match=r"'model': expected a torch\.nn\.Linear"
+        octofold.InvalidArgumentError, match="'model': expected a torch"
     ):
         nn.convert(torch.nn.Sequential(nn.MLP(IN, HIDDEN)))
 
