@@ -82,6 +82,7 @@ def measure(section: str, options: argparse.Namespace, results: Results) -> None
         tokens = options.block_tokens or (8192 if on_gpu else 256)
         sequence = options.sequence or tokens
         size = block.LLAMA_8B if on_gpu else block.TINY
+        chosen += block.fused_ways(options.recipes, not options.no_eager, not options.no_compiled)
         block.measure_block(size, tokens, sequence, chosen, device, results)
     elif section == "inference":
         few = options.layer or (inference.LAYERS if on_gpu else [(256, 256)])

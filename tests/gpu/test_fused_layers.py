@@ -57,9 +57,9 @@ def test_computes_what_the_cpu_does(recipe):
             step(module, x, out), step(reference, x.cpu(), out.cpu()), strict=True
         ):
             assert left.dtype == right.dtype == BF16
-            assert relative_error(left.cpu(), right) < 0.02, name
+            assert relative_error(left.cpu(), right) < 0.03, name
         with torch.no_grad():
-            assert relative_error(module(x).cpu(), reference(x.cpu())) < 0.02, name
+            assert relative_error(module(x).cpu(), reference(x.cpu())) < 0.03, name
 
 
 @pytest.mark.parametrize("hidden", [384, 200])

@@ -2,9 +2,10 @@
 
 import copy
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+import octofold.nn
 import torch
 from octofold_tool.gpu.timing import Call
 from torch import Tensor, nn
@@ -32,15 +33,6 @@ LLAMA_8B = BlockSizes()
 TINY = BlockSizes(256, 4, 2, 512)
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
-
-
 class Block(nn.Module):
     """x [sequences, tokens, hidden]. Norm, grouped attention, residual; norm, SwiGLU, residual."""
 
@@ -49,14 +41,26 @@ class Block(nn.Module):
         head = sizes.hidden // sizes.heads
         self.heads = [count * head for count in (sizes.heads, *[sizes.key_value_heads] * 2)]
         self.head = head
-        self.attention_norm, self.mlp_norm = RMSNorm(sizes.hidden), RMSNorm(sizes.hidden)
+        self.attention_norm = nn.RMSNorm(sizes.hidden, eps=1e-5)
+        self.mlp_norm = nn.RMSNorm(sizes.hidden, eps=1e-5)
         self.qkv = nn.Linear(sizes.hidden, sum(self.heads), bias=False)
         self.output = nn.Linear(sizes.hidden, sizes.hidden, bias=False)
         self.gate_up = nn.Linear(sizes.hidden, 2 * sizes.inner, bias=False)
         self.down = nn.Linear(sizes.inner, sizes.hidden, bias=False)
+        self.fused_qkv: nn.Module | None = None
+        self.fused_mlp: nn.Module | None = None
+
+    def fuse(self, recipe: str) -> None:
+        """Norms and MLP as Octofold's modules, of the same parameters in the same order."""
+        octofold.nn.convert(self, recipe, force_fp8=True)
+        self.fused_qkv = octofold.nn.NormLinear.from_modules(self.attention_norm, self.qkv)
+        layers = self.gate_up, self.down
+        self.fused_mlp = octofold.nn.MLP.from_linears(*layers, norm=self.mlp_norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.attention_norm(x)).split(self.heads, dim=-1)
+        fused = self.fused_qkv
+        qkv = self.qkv(self.attention_norm(x)) if fused is None else fused(x)
+        parts = qkv.split(self.heads, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(1, 2) for part in parts)
         grouped = (
             x.dtype != torch.float32
@@ -65,9 +69,35 @@ class Block(nn.Module):
             repeats = q.shape[1] // k.shape[1]
             k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        x = x + self.output(mixed.transpose(1, 2).flatten(-2))
+        mixed = self.output(mixed.transpose(1, 2).flatten(-2))
+        if self.fused_mlp is not None:
+            y, x = self.fused_mlp(mixed, x)
+            return x + y
+        x = x + mixed
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
+
+
+def fused_ways(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Way]:
+    """Blocks whose norms and MLP are fused with their casts; delayed scaling has no such."""
+
+    def fuse(recipe: str) -> Callable[[nn.Module], None]:
+        def convert(model: nn.Module) -> None:
+            assert isinstance(model, Block)
+            model.fuse(recipe)
+
+        return convert
+
+    chosen = []
+    for recipe in recipes:
+        if recipe == "delayed":
+            continue
+        name = f"octofold {recipe}, fused"
+        if eager:
+            chosen.append(Way(name, fuse(recipe), False, recipe))
+        if compiled:
+            chosen.append(Way(f"{name} compiled", fuse(recipe), True, recipe))
+    return chosen
 
 
 def new_block(sizes: BlockSizes, device: torch.device) -> Block:

@@ -70,14 +70,14 @@ def errors(actual, expected):
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_gradients_against_float64(recipe, biases):
     """Each product adds an error of 0.037 of its operands (0.058 with gradients in e5m2): three go
-    into dx and the first weight's gradient, two into the second's. Biases have none, and make the
-    output's smaller."""
+    into dx and the first weight's gradient, two into the second's. Biases have none, and make that
+    of what goes through them smaller."""
     operands, dy = case(biases=biases)
     results, grads = differentiated(fused(recipe), operands, dy)
     expected, expected_grads = differentiated(exact(), wide(operands), [dy[0].double()])
     assert 0.02 < relative_error(results[0], expected[0]) < (0.055 if biases else 0.075)
     found = errors(grads, expected_grads)
-    two, three = (0.09, 0.11) if recipe == "tensorwise" else (0.06, 0.075)
+    two, three = (0.09, 0.11) if recipe == "tensorwise" else (0.075, 0.075)
     limits = {"x": three, "gate_up_weight": three, "gate_up_bias": two, "down_weight": two}
     for name, limit in limits.items():
         assert name not in found or 0.3 * limit < found[name] < limit, name
@@ -407,9 +407,7 @@ def test_convert_leaves_it_alone():
     nn.convert(model, "rowwise")
     assert model[0].down_proj.recipe == nn.recipes.blockwise
     assert type(model[1]) is nn.Linear
-    with pytest.raises(
-        octofold.InvalidArgumentError, match="'model': expected a torch"
-    ):
+    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected a torch"):
         nn.convert(torch.nn.Sequential(nn.MLP(IN, HIDDEN)))
 
 
