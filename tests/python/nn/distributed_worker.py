@@ -26,6 +26,16 @@ def new_model(recipe="blockwise"):
     return octofold.nn.convert(model.to(device()), recipe, force_fp8=True)
 
 
+def new_fused_model():
+    torch.manual_seed(0)
+    linears = [torch.nn.Linear(192, 160), torch.nn.Linear(192, 160), torch.nn.Linear(160, 130)]
+    model = torch.nn.Sequential(
+        octofold.nn.NormLinear(256, 192, force_fp8=True),
+        octofold.nn.MLP.from_linears(*linears, norm=torch.nn.LayerNorm(192), force_fp8=True),
+    )
+    return model.to(device())
+
+
 def batch(step, rank):
     generator = torch.Generator().manual_seed(10 * step + rank)
     return torch.randn(24, 256, generator=generator).to(device())
@@ -35,9 +45,8 @@ def loss_of(model, step, rank):
     return model(batch(step, rank)).square().mean()
 
 
-def trained_alone():
-    """The gradients of all processes' batches, averaged, in each step."""
-    model = new_model()
+def trained_alone(model):
+    """By the gradients of all processes' batches, averaged, in each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step in range(STEPS):
         for rank in range(PROCESSES):
@@ -99,6 +108,23 @@ def check_fsdp(rank, expected, initial, reshard_after_forward):
         loss_of(model, 0, rank)
 
 
+def check_fsdp_of_fused_modules(rank):
+    model = new_fused_model()
+    initial = [parameter.detach().clone() for parameter in model.parameters()]
+    expected = [parameter.detach() for parameter in trained_alone(model).parameters()]
+    model = new_fused_model()
+    for module in model:
+        fully_shard(module)
+    fully_shard(model)
+    train(model, rank)
+    require_same([parameter.full_tensor() for parameter in model.parameters()], expected, initial)
+    assert model[1]._weight_casts._entry is None
+    model = new_fused_model()
+    fully_shard(model[0].linear)
+    with pytest.raises(octofold.InvalidArgumentError, match="'weight': expected whole weights"):
+        loss_of(model, 0, rank)
+
+
 def check_conversion_comes_first():
     model = torch.nn.Sequential(torch.nn.Linear(256, 192))
     fully_shard(model)
@@ -116,11 +142,12 @@ def main():
         backend, init_method=f"file://{file}", rank=rank, world_size=PROCESSES
     )
     initial = [parameter.detach().clone() for parameter in new_model().parameters()]
-    expected = [parameter.detach() for parameter in trained_alone().parameters()]
+    expected = [parameter.detach() for parameter in trained_alone(new_model()).parameters()]
     check_ddp(rank, expected, initial)
     check_ddp_of_histories(rank)
     for reshard_after_forward in (True, False):
         check_fsdp(rank, expected, initial, reshard_after_forward)
+    check_fsdp_of_fused_modules(rank)
     check_conversion_comes_first()
     torch.distributed.destroy_process_group()
     print("all is well")

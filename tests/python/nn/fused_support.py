@@ -50,6 +50,16 @@ def wide(operands):
     return {n: None if t is None else t.double() for n, t in operands.items()}
 
 
+def step(module, *inputs):
+    """Of a module: its result (with the sum), gradients of the inputs and of the parameters."""
+    module.zero_grad()
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    y = module(*leaves)
+    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
+    y.square().sum().backward()
+    return [y.detach(), *[t.grad for t in leaves], *[p.grad.clone() for p in module.parameters()]]
+
+
 def bytes_kept(call):
     """Of the tensors that a call saves for backward, each memory once."""
     saved = {}

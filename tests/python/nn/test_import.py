@@ -16,6 +16,8 @@ from octofold import *
 import octofold
 assert "torch" not in sys.modules
 assert octofold.linear.__name__ == "linear"
+assert octofold.mlp.__name__ == "mlp"
+assert octofold.norm_linear.__name__ == "norm_linear"
 assert "torch" in sys.modules
 assert octofold.nn.recipes.blockwise.name == "blockwise"
 assert callable(octofold.nn.convert)

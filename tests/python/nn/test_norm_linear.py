@@ -13,6 +13,7 @@ from fused_support import (
     fused_casts,
     norm,
     norm_operands,
+    step,
     wide,
 )
 from layer_support import STATELESS, random, relative_error
@@ -242,15 +243,6 @@ def test_compiles_whole(recipe):
 
 def new(kind="rms", **options):
     return nn.NormLinear(IN, OUT, norm=kind, **options)
-
-
-def step(module, *inputs):
-    module.zero_grad()
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    y = module(*leaves)
-    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
-    y.square().sum().backward()
-    return [y.detach(), *[t.grad for t in leaves], *[p.grad.clone() for p in module.parameters()]]
 
 
 @pytest.mark.parametrize(
