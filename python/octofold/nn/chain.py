@@ -33,6 +33,8 @@ class Layer(NamedTuple):
     weights: tuple[Tensor, ...]
     bias: Tensor | None
     casts: Casts
+    main_grads: tuple[Tensor | None, ...] = ()
+    """For each weight what its gradient is added to, instead of weight.grad."""
 
     def needs_gradient(self) -> bool:
         return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))

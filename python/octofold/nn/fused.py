@@ -45,7 +45,9 @@ def run(
         for layer in (first, second):
             for codes in (None, None) if layer is None else layer.casts:
                 operands += none if codes is None else (codes.data, codes.scale)
-        results = _Chain.apply(*operands, chain, dtype)  # type: ignore[no-untyped-call]
+        main_grads = *first.main_grads, *[None] * (2 - len(first.main_grads))
+        main_grads += (None,) if second is None or not second.main_grads else second.main_grads
+        results = _Chain.apply(*operands, *main_grads, chain, dtype)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results
     else:
         kept = compute(x, residual, norm_weight, norm_bias, first, second, chain, dtype)
@@ -119,6 +121,9 @@ class _Chain(torch.autograd.Function):
         second_rows_scale: Tensor | None,
         second_codes: Tensor | None,
         second_scale: Tensor | None,
+        main_grad_of_first: Tensor | None,
+        main_grad_of_also: Tensor | None,
+        main_grad_of_second: Tensor | None,
         chain: Chain,
         dtype: torch.dtype,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -162,6 +167,7 @@ class _Chain(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.chain, ctx.dtype, ctx.x_dtype = chain, dtype, x.dtype
         ctx.rows_of_first = first_weight.shape[0]
+        ctx.main_grads = main_grad_of_first, main_grad_of_also, main_grad_of_second
         ctx.dtypes = _dtypes(norm_weight, norm_bias, first_weight, also_first, first_bias)
         ctx.dtypes += _dtypes(second_weight, second_bias)
         return made.y if residual is None else (made.y, made.x)
@@ -172,6 +178,7 @@ class _Chain(torch.autograd.Function):
         refuse_second_derivatives(chain.name)
         recipe, needs, saved = chain.recipe, _needs(ctx), _Saved(*ctx.saved_tensors)
         of_norm, of_norm_bias, of_first, of_also, of_bias, of_second, of_second_bias = ctx.dtypes
+        to_first, to_also, to_second = ctx.main_grads
         d_norm = d_norm_bias = d_first = d_also = d_bias = d_second = d_second_bias = None
         dy = walkable(dy)
         d: Tensor | None = dy  # by what the first layer puts out
@@ -182,7 +189,9 @@ class _Chain(torch.autograd.Function):
             if needs.second:
                 h = _activation_of(saved, chain) if recipe.grad_weight is None else None
                 h_transposed = _columns(saved.h_codes, saved.h_scale, recipe)
-                d_second = weight_gradient(dy, casts[1], h, h_transposed, recipe, of_second)
+                d_second = weight_gradient(
+                    dy, casts[1], h, h_transposed, recipe, of_second, to_second
+                )
             if needs.second_bias:
                 d_second_bias = flat(dy).sum(0, dtype=of_second_bias)
             if needs.gate_up:
@@ -192,10 +201,14 @@ class _Chain(torch.autograd.Function):
         if needs.first:
             x = _normed_of(saved, chain, dtype) if recipe.grad_weight is None else None
             x_transposed = _columns(saved.x_codes, saved.x_scale, recipe)
-            d_first = weight_gradient(d, casts[1], x, x_transposed, recipe, of_first)
-            if of_also is not None:
-                rows = ctx.rows_of_first
-                d_first, d_also = d_first[:rows], d_first[rows:].to(of_also)
+            if of_also is None:
+                d_first = weight_gradient(d, casts[1], x, x_transposed, recipe, of_first, to_first)
+            else:
+                whole = weight_gradient(
+                    d, casts[1], x, x_transposed, recipe, _widest(ctx.main_grads, of_first)
+                )
+                d_first = _added(whole[: ctx.rows_of_first], to_first, of_first)
+                d_also = _added(whole[ctx.rows_of_first :], to_also, of_also)
         if needs.first_bias:
             assert d is not None
             d_bias = flat(d).sum(0, dtype=of_bias)
@@ -213,8 +226,22 @@ class _Chain(torch.autograd.Function):
                 d_norm = None if d_norm is None else d_norm.to(of_norm)
                 d_norm_bias = None if d_norm_bias is None else d_norm_bias.to(of_norm_bias)
         gradients = (dx, dx, d_norm, d_norm_bias, d_first, d_also, d_bias, d_second, d_second_bias)
-        wanted = zip(gradients, ctx.needs_input_grad, strict=False)
-        return *[g if needed else None for g, needed in wanted], *[None] * 10
+        needed = [*ctx.needs_input_grad[:9]]
+        for index, main_grad in ((4, to_first), (5, to_also), (7, to_second)):
+            needed[index] = needed[index] and main_grad is None
+        wanted = zip(gradients, needed, strict=True)
+        return *[g if is_needed else None for g, is_needed in wanted], *[None] * 13
+
+
+def _widest(main_grads: tuple[Tensor | None, ...], dtype: torch.dtype) -> torch.dtype:
+    """Of a product whose parts are added to some of these, or go out as `dtype`."""
+    to_first, to_also, _ = main_grads
+    return dtype if to_first is None and to_also is None else torch.float32
+
+
+def _added(part: Tensor, main_grad: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A weight's gradient; where there is a main_grad, that with it added."""
+    return part.to(dtype) if main_grad is None else main_grad.add_(part)
 
 
 def _needs(ctx: Any) -> _Needs:

@@ -124,16 +124,20 @@ class Linear(torch.nn.Linear):
         """Cast the weight anew in the next forward, whether or not it seems to have changed."""
         self._weight_casts.clear()
 
+    def wanted_main_grad(self) -> Tensor | None:
+        """weight.main_grad where backward is to add to it."""
+        weight = self.weight
+        if not (self.main_grad and torch.is_grad_enabled() and weight.requires_grad):
+            return None
+        if self._is_sharded:
+            expected = "False where FSDP shards the weight: it reduces weight.grad"
+            raise invalid_argument(_NAME, "main_grad", expected, "True")
+        return _main_grad_of(weight)
+
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, recipe = self.weight, self.bias, self._recipe
         require_fitting(_NAME, input, weight, bias)
-        differentiates = torch.is_grad_enabled()
-        main_grad = None
-        if self.main_grad and differentiates and weight.requires_grad:
-            if self._is_sharded:
-                expected = "False where FSDP shards the weight: it reduces weight.grad"
-                raise invalid_argument(_NAME, "main_grad", expected, "True")
-            main_grad = _main_grad_of(weight)
+        main_grad = self.wanted_main_grad()
         if not self.force_fp8:
             sizes = input.numel() // self.in_features, self.in_features, self.out_features
             if not fp8_wins(*sizes, recipe, input.device):
@@ -143,7 +147,7 @@ class Linear(torch.nn.Linear):
             history, dtype = self.amax_history, recipe.input_dtype
             assert history is not None
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
-        both = differentiates and input.requires_grad
+        both = torch.is_grad_enabled() and input.requires_grad
         casts = self._weight_casts.of(
             (weight,), recipe, history, both, self.training, self._is_sharded
         )

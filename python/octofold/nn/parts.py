@@ -95,10 +95,10 @@ def layer_of(
     if any(is_dtensor(weight) for weight in weights):
         expected = "whole weights: fully_shard() the fused module or what it is in, not its layers"
         raise invalid_argument(operation, "weight", expected, "a DTensor")
-    if any(linear.main_grad for linear in linears):
-        raise invalid_argument(operation, "main_grad", "False in a fused module", "True")
     sharded = any(linear.is_sharded for linear in linears)
     bias: Tensor | None = linears[0].bias
     if bias is not None and len(linears) > 1:
         bias = torch.cat([linear.bias for linear in linears])
-    return Layer(weights, bias, kept.of(weights, recipe, None, both, False, sharded))
+    main_grads = tuple(linear.wanted_main_grad() for linear in linears)
+    casts = kept.of(weights, recipe, None, both, False, sharded)
+    return Layer(weights, bias, casts, main_grads)

@@ -118,6 +118,33 @@ def test_weights_are_cast_once_per_version(together, casts):
         assert casts.count((OUT, HIDDEN)) == 3
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise_with_gw_hp"])
+def test_main_grad(recipe, together):
+    """Added to, in FP32; eager and compiled; for one of the layers, then for all."""
+    torch.compiler.reset()
+    module = nn.MLP.from_linears(
+        *linears(together=together), norm=torch.nn.RMSNorm(IN), recipe=recipe
+    )
+    x = random(130, IN)
+    step(module, x)
+    expected = {name: p.grad.clone() for name, p in module.named_parameters()}
+    layers = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
+    for count in (1, len(layers)):
+        for layer in layers[:count]:
+            layer.main_grad = True
+            layer.weight.main_grad = torch.ones_like(layer.weight)
+        for run in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+            module.zero_grad()
+            run(x).square().sum().backward()
+        for name, parameter in module.named_parameters():
+            if hasattr(parameter, "main_grad"):
+                assert parameter.grad is None
+                assert relative_error(parameter.main_grad - 1, 2 * expected[name]) < 1e-5
+            else:
+                assert torch.equal(parameter.grad, expected[name])
+
+
 @pytest.mark.parametrize("frozen", ["gate_proj", "up_proj", "down_proj"])
 def test_frozen_layers(frozen):
     module = nn.MLP.from_linears(*linears())

@@ -296,6 +296,18 @@ def test_weights_are_cast_once_per_version(casts):
     assert casts.count((OUT, IN)) == 2
 
 
+def test_main_grad():
+    module, x = new(), random(130, IN)
+    step(module, x)
+    expected = module.linear.weight.grad
+    module.linear.main_grad = True
+    for _ in range(2):
+        module.zero_grad()
+        module(x).square().sum().backward()
+    assert module.linear.weight.grad is None
+    assert relative_error(module.linear.weight.main_grad, 2 * expected) < 1e-6
+
+
 def test_from_modules():
     linear, norm_module = torch.nn.Linear(IN, OUT), torch.nn.RMSNorm(IN)
     module = nn.NormLinear.from_modules(norm_module, linear, "rowwise")
