@@ -32,7 +32,7 @@ class NormInput {
         barriers_(barriers),
         group_(static_cast<int>(threadIdx.x / kThreads)),
         lane_(static_cast<int>(threadIdx.x % kThreads)) {
-    begin_row(static_cast<long long>(blockIdx.x) * kConfig.rows_per_block() + group_);
+    begin_row(first_of_block() + group_);
   }
 
   // Calls body() for each row of this group.
@@ -47,11 +47,17 @@ class NormInput {
       }
       prepare();
       __syncthreads();  // the rings are prepared
-      for (; row_ - group_ < params_.rows; ++turn_) {
+      for (long long first = first_of_block(); first < params_.rows; first += step(), ++turn_) {
         if (has_row()) ring().wait(turn_);
-        __syncwarp();  // together again, for what lanes exchange
+        // Lanes are together again, for what they exchange. Of groups that wait for rows of their
+        // own, the compiler believes it behind a barrier of the block only.
+        if constexpr (kConfig.rows_per_block() == 1) {
+          __syncwarp();
+        } else {
+          __syncthreads();
+        }
         body();
-        begin_row(row_ + step());
+        begin_row(first + step() + group_);
       }
     }
   }
@@ -115,6 +121,7 @@ class NormInput {
   __device__ void let_next_row_come() const {
     if constexpr (kStages > 0) {
       if (lane_ == 0) load_ahead(kStages);
+      __syncwarp();
     }
   }
 
@@ -133,7 +140,11 @@ class NormInput {
     cols_ = has_row() ? params_.cols : 0;
   }
 
-  // Rows from one turn of this group to the next.
+  static __device__ long long first_of_block() {
+    return static_cast<long long>(blockIdx.x) * kConfig.rows_per_block();
+  }
+
+  // Rows from one turn to the next.
   static __device__ long long step() {
     return static_cast<long long>(gridDim.x) * kConfig.rows_per_block();
   }
