@@ -27,7 +27,7 @@ def test_every_section_measures(tmp_path: Path) -> None:
     assert [(row["passes"], row["way"]) for row in layers] == [
         (passes, way) for passes in ("forward", "both") for way in ways
     ]
-    assert [row["way"] for row in rows_of(path, "block")] == ways
+    assert [row["way"] for row in rows_of(path, "block")] == [*ways, "octofold rowwise, fused"]
     assert [row["tokens"] for row in rows_of(path, "inference")] == [3]
     assert [row["recipe"] for row in rows_of(path, "products")] == ["bfloat16", "rowwise"]
     assert len(rows_of(path, "host")) == 6
