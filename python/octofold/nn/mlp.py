@@ -16,12 +16,14 @@ from .fused import run
 from .linear import Linear
 from .normed import norm_of, require_norm_fitting
 from .parts import (
+    NormModule,
     common_recipe,
+    epsilon_text,
     layer_of,
     linear_part,
     new_norm,
     norm_operands,
-    require_norm_part,
+    norm_part,
     wins,
 )
 from .recipes import Recipe
@@ -59,7 +61,7 @@ class MLP(Module):
 
     The parts are run one after the other where they cannot be one: where FP8 was measured to be
     slower for one of them, and after octofold.nn.restore(). Else they are not called: their hooks
-    do not run.
+    do not run, and the norm's epsilon is that which it had as it came.
     Raises InvalidArgumentError that names the argument.
     """
 
@@ -128,10 +130,9 @@ class MLP(Module):
             raise invalid_argument(operation, "linears", "one recipe", ", ".join(sorted(recipes)))
         features = sum(part.out_features for part in first)
         require_hidden(operation, features, down.weight, activation, "linears")
-        if norm is not None:
-            require_norm_part(operation, norm, first[0].in_features)
+        own_norm = None if norm is None else norm_part(operation, norm, first[0].in_features)
         module = cls.__new__(cls)
-        module._hold(tuple(first), down, activation, norm)
+        module._hold(tuple(first), down, activation, own_norm)
         return module.train(linears[0].training)
 
     def forget_casts(self) -> None:
@@ -153,7 +154,7 @@ class MLP(Module):
         require_input(_NAME, input, first[0].weight)
         norm = norm_weight = norm_bias = None
         if self.norm is not None:
-            norm, norm_weight, norm_bias = norm_operands(self.norm, input.dtype)
+            norm, norm_weight, norm_bias = norm_operands(self.norm, self._epsilon, input.dtype)
         weight = first[0].weight
         require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, weight)
         if not wins((*first, down), input, recipe):
@@ -172,11 +173,12 @@ class MLP(Module):
         return f"activation={self.activation}"
 
     def _hold(
-        self, first: tuple[Linear, ...], down: Linear, activation: str, norm: Module | None
+        self, first: tuple[Linear, ...], down: Linear, activation: str, norm: NormModule | None
     ) -> None:
         Module.__init__(self)
         self.activation = activation
         self.norm = norm
+        self._epsilon = "" if norm is None else epsilon_text(norm)
         names: tuple[str, ...] = ("gate_proj", "up_proj")
         if len(first) == 1:
             names = ("gate_up_proj",) if is_gated(activation) else ("up_proj",)

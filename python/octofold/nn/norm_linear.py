@@ -14,11 +14,12 @@ from .linear import Linear
 from .normed import norm_of, require_norm_fitting
 from .parts import (
     common_recipe,
+    epsilon_text,
     layer_of,
     linear_part,
     new_norm,
     norm_operands,
-    require_norm_part,
+    norm_part,
     wins,
 )
 from .recipes import Recipe
@@ -41,7 +42,8 @@ class NormLinear(Module):
     to a pair of that and x + residual. octofold.norm_linear() says what is kept for backward.
 
     The parts are run one after the other where they cannot be one: where FP8 was measured to be
-    slower, and after octofold.nn.restore(). Else they are not called: their hooks do not run.
+    slower, and after octofold.nn.restore(). Else they are not called: their hooks do not run, and
+    the norm's epsilon is that which it had as it came.
     Raises InvalidArgumentError that names the argument.
     """
 
@@ -66,7 +68,8 @@ class NormLinear(Module):
         of_norm = norm_of(_NAME, norm, epsilon)
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.norm = new_norm(of_norm.kind, in_features, of_norm.epsilon, **options)
+        part = new_norm(of_norm.kind, in_features, of_norm.epsilon, **options)
+        self.norm, self._epsilon = part, epsilon_text(part)
         options |= {"recipe": recipe, "force_fp8": force_fp8}
         self.linear = Linear(in_features, out_features, bias, **options)
 
@@ -83,10 +86,11 @@ class NormLinear(Module):
         has, or an octofold.nn.Linear, which it takes as it is, with its recipe and force_fp8."""
         operation = f"{_NAME}.from_modules"
         part = linear_part(operation, "linear", linear, recipe, force_fp8)
-        require_norm_part(operation, norm, part.in_features)
+        own_norm = norm_part(operation, norm, part.in_features)
         module = cls.__new__(cls)
         Module.__init__(module)
-        module.norm, module.linear = norm, part
+        module.norm, module.linear = own_norm, part
+        module._epsilon = epsilon_text(own_norm)
         return module.train(linear.training)
 
     def forward(
@@ -97,7 +101,7 @@ class NormLinear(Module):
         if recipe is None or not isinstance(linear, Linear):
             return self._by_parts(input, residual)
         require_fitting(_NAME, input, linear.weight, linear.bias)
-        norm, norm_weight, norm_bias = norm_operands(self.norm, input.dtype)
+        norm, norm_weight, norm_bias = norm_operands(self.norm, self._epsilon, input.dtype)
         require_norm_fitting(_NAME, input, residual, norm_weight, norm_bias, linear.weight)
         if not wins((linear,), input, recipe):
             return self._by_parts(input, residual)

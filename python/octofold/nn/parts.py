@@ -43,8 +43,8 @@ def new_norm(kind: str, features: int, epsilon: float, **options: Any) -> NormMo
     return module(features, eps=epsilon, **options)
 
 
-def require_norm_part(operation: str, norm: object, features: int) -> None:
-    """One of torch's own norms, over these features."""
+def norm_part(operation: str, norm: object, features: int) -> NormModule:
+    """One of torch's own norms, over these features, as it is; raises InvalidArgumentError."""
     if type(norm) not in (RMSNorm, LayerNorm):
         got = f"{type(norm).__module__}.{type(norm).__qualname__}"
         raise invalid_argument(operation, "norm", "a torch.nn.RMSNorm or torch.nn.LayerNorm", got)
@@ -52,14 +52,23 @@ def require_norm_part(operation: str, norm: object, features: int) -> None:
     if tuple(norm.normalized_shape) != (features,):
         got = str(list(norm.normalized_shape))
         raise invalid_argument(operation, "norm", f"one over [{features}] features", got)
+    return norm
 
 
-def norm_operands(norm: Module, dtype: torch.dtype) -> tuple[Norm, Tensor | None, Tensor | None]:
+def epsilon_text(norm: NormModule) -> str:
+    """Its epsilon, for norm_operands(): a text, as torch.compile with dynamic sizes makes variables
+    of a module's numbers, and operations take constants. Empty: that of the dtype."""
+    return "" if norm.eps is None else repr(float(norm.eps))
+
+
+def norm_operands(
+    norm: Module, epsilon: str, dtype: torch.dtype
+) -> tuple[Norm, Tensor | None, Tensor | None]:
     """Of one of torch's norms, over a tensor of this dtype: which it is, weight and bias."""
     assert isinstance(norm, RMSNorm | LayerNorm)
-    epsilon = torch.finfo(dtype).eps if norm.eps is None else norm.eps
     kind = "rms" if isinstance(norm, RMSNorm) else "layer"
-    return Norm(kind, epsilon), norm.weight, getattr(norm, "bias", None)
+    of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
+    return of_norm, norm.weight, getattr(norm, "bias", None)
 
 
 def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:

@@ -118,6 +118,19 @@ def test_weights_are_cast_once_per_version(together, casts):
         assert casts.count((OUT, HIDDEN)) == 3
 
 
+def test_sizes_do_not_recompile():
+    torch.compiler.reset()
+    parts = nn.NormLinear(IN, IN, norm="layer"), nn.MLP(IN, HIDDEN, norm="rms")
+    model = torch.nn.Sequential(*parts)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    step(compiled, random(260, IN))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (261, 1000):
+            x = random(tokens, IN)
+            for left, right in zip(step(compiled, x), step(model, x), strict=True):
+                assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise_with_gw_hp"])
 def test_main_grad(recipe, together):
