@@ -118,7 +118,7 @@ __device__ inline void normalize(const NormVectors<kForm, kIn, kVectors>& operan
   constexpr int kCount = 16 / size_of(kIn);
   if (kVectors && exist <= 0) return;  // 0 as it is
   float values[kCount];
-  numeric::widen<kIn, true>(words, values);
+  numeric::widen<kIn>(words, values);
   operands.apply(mean, rstd, values);
   if constexpr (!kVectors) {
 #pragma unroll

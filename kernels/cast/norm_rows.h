@@ -1,12 +1,11 @@
 // Norms of rows by groups of threads: the residual is added, then come the row's statistics, its
 // normalized values, and their cast, with a scale for the row or for each 128 columns of it. x is
-// held in registers from the first of these to the last, packed as it was read, while the group's
-// next rows arrive in shared memory; or it is read again for each, where it does not fit.
+// held in registers from the first of these to the last, packed as it was read; or it is read again
+// for each, where it does not fit.
 #pragma once
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/magnitudes.h"
-#include "kernels/cast/norm_input.h"
 #include "kernels/cast/norm_operands.h"
 #include "kernels/cast/row_sums.h"
 #include "kernels/cast/unit.h"
@@ -15,51 +14,49 @@
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
-#include "kernels/ptx/shared_memory.h"
 #include "kernels/ptx/swap.h"
 
 namespace octofold {
 namespace cast {
 
+using config::NormParams;
+using config::NormRowConfig;
+
 template <NormRowConfig kConfig>
-class NormRows : NormInput<kConfig> {
-  using Base = NormInput<kConfig>;
-  using Base::has_row, Base::column, Base::exist;
-  using Base::kIn, Base::kVector, Base::kVectors, Base::kThreads, Base::kStages;
-  using Base::params_, Base::lane_, Base::row_, Base::cols_, Base::turn_;
+class NormRows {
+  static constexpr int kVector = kConfig.format.vector();
+  static constexpr int kVectors = kConfig.vectors_per_thread;
+  static constexpr int kThreads = kConfig.threads_per_row;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kBlockWarps = kConfig.threads() / 32;
   static constexpr int kChunk = kThreads * kVectors * kVector;  // columns
   static constexpr int kLanesPerUnit = kConfig.lanes_per_unit();
+  static constexpr DType kIn = kConfig.format.in;
   static constexpr bool kBlockScales = kConfig.format.granularity == Granularity::kBlock1x128;
   using Caster = CasterOf<kConfig.format>;
+  using Input = Storage<kIn>;
   using Operands = NormVectors<kConfig.form, kIn, kConfig.vector_loads>;
 
  public:
   struct Shared {
-    typename Base::Barriers barriers;
-    float sums[2][kBlockWarps];  // of one row, and of the next
-    float squares[kBlockWarps];
+    float sums[kBlockWarps], squares[kBlockWarps];
     unsigned magnitudes[kBlockWarps];
     // Of each warp, and of the units of each of its vectors.
     Caster casters[kBlockScales ? kBlockWarps : 1][kVectors][32 / kLanesPerUnit];
   };
 
-  __device__ NormRows(const NormParams& params, Shared& shared)
-      : Base(params, shared.barriers), shared_(shared) {}
-
-  __device__ void run() {
-    const auto prepare = [&] {
-      if constexpr (kConfig.holds_operands()) load_operands();
-    };
-    Base::for_each_row(prepare, [&] { norm_row(); });
+  __device__ NormRows(const NormParams& params, Shared& shared) : params_(params), shared_(shared) {
+    row_ = static_cast<long long>(blockIdx.x) * kConfig.rows_per_block() + threadIdx.x / kThreads;
+    lane_ = static_cast<int>(threadIdx.x % kThreads);
+    // Threads without a row go along, as they are needed in exchanges.
+    cols_ = row_ < params.rows ? params.cols : 0;
   }
 
- private:
-  __device__ void norm_row() {
-    Base::load_first(0, x_);
+  __device__ void run() {
+    load_first(0);
+    if constexpr (kConfig.early_operands) load_operands(0);
     find_statistics();
-    if (lane_ == 0 && has_row()) {
+    if (lane_ == 0 && row_ < params_.rows) {
       params_.rstd[row_] = rstd_;
       if constexpr (kConfig.form.centres()) params_.mean[row_] = mean_;
     }
@@ -72,6 +69,16 @@ class NormRows : NormInput<kConfig> {
     }
   }
 
+ private:
+  // First column of this thread's vector i in the chunk that begins at `col`, and how many of its
+  // elements exist.
+  __device__ long long column(long long col, int i) const {
+    return col + (i * kThreads + lane_) * kVector;
+  }
+  __device__ int exist(long long col, int i) const {
+    return at_most(cols_ - column(col, i), kVector);
+  }
+
   // Calls body() for each chunk, held or loaded once more. Threads without a row go along.
   template <typename Body>
   __device__ void for_each_chunk(Body&& body) {
@@ -79,16 +86,66 @@ class NormRows : NormInput<kConfig> {
       body(0);
     } else {
       for (long long col = 0; col < params_.cols; col += kChunk) {
-        Base::load_again(col, x_);
+        load_again(col);
         body(col);
       }
     }
   }
 
-  __device__ void load_operands() {
+  // What is normalized, for the first time: the sum is rounded, and written.
+  __device__ void load_first(long long col) {
+    const Input* x = static_cast<const Input*>(params_.x) + row_ * params_.x_stride;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      operands_[i].load(params_.operands, row_, column(0, i), exist(0, i));
+      cast::load<Input, kConfig.vector_loads, kVector>(x + column(col, i), exist(col, i), x_[i]);
+    }
+    if constexpr (kConfig.adds_residual) {
+      unsigned residual[kVectors][4];
+      load_own(params_.residual, params_.residual_stride, col, residual);
+      Input* sum = static_cast<Input*>(params_.sum) + row_ * params_.sum_stride;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        float left[kVector], right[kVector];
+        numeric::widen<kIn>(x_[i], left);
+        numeric::widen<kIn>(residual[i], right);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) left[j] = __fadd_rn(left[j], right[j]);
+        numeric::narrow<kIn, false>(left, x_[i]);
+        cast::store<Input, kConfig.vector_loads, kVector>(sum + column(col, i), exist(col, i),
+                                                          x_[i]);
+      }
+    }
+  }
+
+  // The same values once more.
+  __device__ void load_again(long long col) {
+    if constexpr (kConfig.adds_residual) {
+      load_own(params_.sum, params_.sum_stride, col, x_);
+    } else {
+      load_first(col);
+    }
+  }
+
+  // Of a matrix that this thread may write too.
+  __device__ void load_own(const void* data, long long stride, long long col,
+                           unsigned (&words)[kVectors][4]) const {
+    const Input* row = static_cast<const Input*>(data) + row_ * stride;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if constexpr (kConfig.vector_loads) {
+#pragma unroll
+        for (unsigned& word : words[i]) word = 0;
+        if (exist(col, i) > 0) ptx::load_own(row + column(col, i), words[i]);
+      } else {
+        cast::load<Input, false, kVector>(row + column(col, i), exist(col, i), words[i]);
+      }
+    }
+  }
+
+  __device__ void load_operands(long long col) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      operands_[i].load(params_.operands, row_, column(col, i), exist(col, i));
     }
   }
 
@@ -98,16 +155,11 @@ class NormRows : NormInput<kConfig> {
     first_pass(0, first);
     if constexpr (kConfig.reread) {
       for (long long col = kChunk; col < params_.cols; col += kChunk) {
-        Base::load_first(col, x_);
+        load_first(col);
         first_pass(col, first);
       }
     }
-    // A warp that is ahead writes the next row's elsewhere, and those after them behind the next
-    // row's barrier.
-    const float sum =
-        numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums[turn_ % 2]), cols_);
-    if constexpr (kWarps == 1) __syncwarp();  // else the sum's barrier is behind this
-    Base::let_next_row_come();
+    const float sum = numeric::mean_of(sum_of_warps<kWarps>(first.total(), shared_.sums), cols_);
     if constexpr (!kConfig.form.centres()) {
       rstd_ = numeric::reciprocal_deviation(sum, params_.epsilon);
     } else {
@@ -150,18 +202,16 @@ class NormRows : NormInput<kConfig> {
 
   // y takes the place of x.
   __device__ void normalize_held(long long col) {
-    if constexpr (kConfig.holds_operands()) {
+    if constexpr (kConfig.early_operands) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         normalize<kConfig.form, kIn>(operands_[i], mean_, rstd_, exist(col, i), x_[i]);
       }
     } else {
-      // Opaque: else the compiler loads what all rows share once, and runs out of registers.
-      const long long first = kStages > 0 ? ptx::opaque(0u) : col;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         Operands operands;
-        operands.load(params_.operands, row_, column(first, i), exist(col, i));
+        operands.load(params_.operands, row_, column(col, i), exist(col, i));
         normalize<kConfig.form, kIn>(operands, mean_, rstd_, exist(col, i), x_[i]);
       }
     }
@@ -178,7 +228,7 @@ class NormRows : NormInput<kConfig> {
       }
     });
     magnitudes = largest_of_warps<kIn, kWarps>(magnitudes, shared_.magnitudes);
-    const bool owner = lane_ == 0 && has_row();
+    const bool owner = lane_ == 0 && row_ < params_.rows;
     float* scale = params_.target.scale + row_ * params_.target.scale_row_stride;
     const Caster caster = Caster::make(
         write_scale<kConfig.format>(owner ? scale : nullptr, numeric::largest<kIn>(magnitudes)));
@@ -248,8 +298,7 @@ class NormRows : NormInput<kConfig> {
     float* scale = params_.target.scale + row_ * params_.target.scale_row_stride +
                    first / kScaleBlock * params_.target.scale_col_stride;
     const Caster caster = Caster::make(write_scale<kConfig.format>(
-        owner && (kConfig.fills_threads || first < cols_) ? scale : nullptr,
-        numeric::largest<kIn>(of_unit)));
+        owner && first < cols_ ? scale : nullptr, numeric::largest<kIn>(of_unit)));
     if (owner) shared_.casters[warp][vector][unit_of_warp] = caster;
     if constexpr (Caster::kMayBeUnusual) {
       return __any_sync(0xFFFFFFFFu, caster.is_unusual());
@@ -273,10 +322,14 @@ class NormRows : NormInput<kConfig> {
     }
   }
 
+  const NormParams& params_;
   Shared& shared_;
+  long long row_;
+  long long cols_;
+  int lane_;
   float mean_ = 0, rstd_ = 0;
   unsigned x_[kVectors][4];
-  Operands operands_[kConfig.holds_operands() ? kVectors : 1];
+  Operands operands_[kConfig.early_operands ? kVectors : 1];
 };
 
 }  // namespace cast

@@ -91,7 +91,8 @@ class StagedPieces {
       if (tile.template exist<true>(row) == 0) break;
       source.for_each_piece(row, 0, [&](auto piece, const void* address) {
         constexpr int kBytes = Values::bytes_of(piece);
-        ptx::copy_async < kBytes, kBytes<16 || kNeighbours>(slot(row, piece), address);
+        constexpr bool kThroughL1 = kBytes < 16 || kNeighbours;
+        ptx::copy_async<kBytes, kThroughL1>(slot(row, piece), address);
       });
     }
     ptx::copies_commit();

@@ -27,13 +27,8 @@ struct NormRowConfig {
   int threads_per_row = 256;
   int vectors_per_thread = 4;
   bool reread = false;
-  // Rows that are on their way to shared memory while one is worked on, by blocks that stay. 0:
-  // each row has its own threads, which read it from global memory. x and the residual are copied
-  // as they lie there: only a row that is held can be, in vectors.
-  int stages = 0;
-  // Whether rows are just what their threads hold, and each block has one: nobody has to ask what
-  // exists.
-  bool fills_threads = false;
+  // Whether operands are loaded with x, and held beside it while the statistics are worked out.
+  bool early_operands = false;
 
   static constexpr const char* kHeader = "kernels/cast/norm_rows.h";
   static constexpr const char* kKernel = "norm_row_kernel";
@@ -49,8 +44,7 @@ struct NormRowConfig {
     field("threads_per_row", threads_per_row);
     field("vectors_per_thread", vectors_per_thread);
     field("reread", reread);
-    field("stages", stages);
-    field("fills_threads", fills_threads);
+    field("early_operands", early_operands);
   }
   friend constexpr bool operator==(const NormRowConfig&, const NormRowConfig&) = default;
 
@@ -58,29 +52,14 @@ struct NormRowConfig {
   constexpr int threads() const { return rows_per_block() * threads_per_row; }
   // Threads that hold the 128 columns of a block scale.
   constexpr int lanes_per_unit() const { return kScaleBlock / format.vector(); }
-  // x, and the residual.
-  constexpr int matrices() const { return adds_residual ? 2 : 1; }
-  // What the threads of a row hold of it, at most.
-  constexpr int held_bytes() const { return threads_per_row * vectors_per_thread * 16; }
-  constexpr int shared_bytes() const {
-    return stages * rows_per_block() * matrices() * held_bytes();
-  }
-
-  // Whether a weight, which all rows share, is held too: there is room for one as wide as x where
-  // no residual needs it. Else operands are loaded for each row, from L1, where the last one left
-  // them.
-  constexpr bool holds_operands() const {
-    return stages > 0 && casts && !adds_residual && !form.modulates() &&
-           vectors_per_thread * (1 + form.width()) <= 8;
-  }
-  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold: 72 registers a
-  // thread, 128 where it holds eight vectors, goes through the row several times or has many
-  // operands. Element-wise accesses take what they take.
+  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
+  // under way: 64 registers a thread, 128 where it holds eight vectors, goes through the row
+  // several times or has many operands. Element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool takes_more =
         vectors_per_thread > 4 || reread || form.width() > 2 || form.modulates();
-    return at_least_one((takes_more ? 512 : 896) / threads());
+    return at_least_one((takes_more ? 512 : 1152) / threads());
   }
 
   // Null if a kernel can be built from it, else why not.
@@ -97,11 +76,7 @@ struct NormRowConfig {
         vectors_per_thread != 8) {
       return "1, 2, 4 or 8 vectors per thread";
     }
-    if (stages < 0) return "stages have to be positive";
-    if (fills_threads && (stages == 0 || rows_per_block() != 1)) {
-      return "threads are filled by rows that are held, one to a block";
-    }
-    if (stages > 0 && (reread || !vector_loads)) return "whole rows arrive in shared memory";
+    if (early_operands && (reread || !casts)) return "operands are held of a row that is held";
     return nullptr;
   }
 };

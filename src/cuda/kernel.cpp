@@ -45,8 +45,7 @@ LaunchConfig Kernel::launch_config(std::int64_t blocks, Stream stream,
 
 std::int64_t Kernel::resident_blocks() const {
   std::array<LaunchAttribute, 2> attributes{};
-  LaunchConfig config = launch_config(cluster_size_, {}, attributes);
-  config.attribute_count = 2;  // the driver asks for the cluster's size here, even where it is 1
+  const LaunchConfig config = launch_config(cluster_size_, {}, attributes);
   int clusters = 0;
   const ContextGuard current(*driver_, context_);
   const Result result = driver_->occupancy_max_active_clusters(&clusters, function_, &config);

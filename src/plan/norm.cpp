@@ -21,18 +21,6 @@ int threads_for(std::int64_t vectors, int each, int most) {
   return static_cast<int>(std::clamp<std::int64_t>(threads, 32, most));
 }
 
-// A stage is filled again as soon as its row is in registers, so that one keeps a row under way
-// nearly always, and two do always. Two where all blocks that registers have room for can have
-// them.
-int stages_for(NormRowConfig config, const Gpu& gpu) {
-  constexpr int kOther = 2048;  // of a block: its exchanges, and what CUDA takes
-  config.stages = 2;
-  const std::int64_t two = config.shared_bytes() + kOther;
-  if (config.resident_blocks() * two <= gpu.shared_memory_per_block) return 2;
-  config.stages = 1;
-  return config.shared_bytes() + kOther <= gpu.shared_memory_per_block ? 1 : 0;
-}
-
 NormGradientConfig gradient_config(const NormBackwardProblem& problem, bool by_batch) {
   NormGradientConfig config{.in = problem.in, .by_batch = by_batch};
   if (by_batch) {
@@ -67,9 +55,9 @@ bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed,
   return of_rows && to_rows && !to_transposed && !scales_given;
 }
 
-// Four vectors to a thread leave registers for operands beside them, eight go where 512 threads
-// would not hold a row else.
-NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu) {
+// Four vectors to a thread keep enough loads under way without too many registers, eight go where
+// 512 threads would not hold a row else.
+NormRowConfig norm_row_config(const NormProblem& problem) {
   const std::int64_t vector = problem.format.vector();
   NormRowConfig config{.form = problem.form,
                        .adds_residual = problem.adds_residual,
@@ -90,26 +78,23 @@ NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu) {
   config.vectors_per_thread = each;
   config.threads_per_row = threads_for(vectors, each, most_threads);
   config.reread = vectors > std::int64_t{each} * config.threads_per_row;
-  if (in_vectors && !config.reread && problem.cols > 0) config.stages = stages_for(config, gpu);
-  // Without the branches the compiler keeps more, for which there have to be registers.
-  const bool has_room = each <= 4 && !(config.adds_residual && config.form.centres());
-  config.fills_threads = config.stages > 0 && has_room && config.rows_per_block() == 1 &&
-                         vectors == std::int64_t{each} * config.threads_per_row;
+  // A weight as wide as x, and no residual: there is room for it.
+  config.early_operands =
+      config.casts && in_vectors && !config.reread && each <= 4 && !config.adds_residual &&
+      config.form == NormForm{.kind = config.form.kind, .weight = NormOperand::kInputType};
   return config;
 }
 
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "quantize_norm";
   require_kernels(kOperation, gpu);
-  const NormRowConfig config = norm_row_config(problem, gpu);
+  const NormRowConfig config = norm_row_config(problem);
   const std::int64_t blocks = ceil_divide(problem.rows, config.rows_per_block());
   require_launchable(kOperation, blocks, problem.rows, problem.cols);
   NormPlan plan;
   if (blocks > 0) {
-    KernelPlan& kernel = plan.kernels.emplace_back(
+    plan.kernels.push_back(
         kernel_plan(kOperation, NormRowConfig::kHeader, NormRowConfig::kKernel, config, blocks));
-    kernel.shared_bytes = config.shared_bytes();
-    kernel.as_many_as_run = config.stages > 0;
   }
   return plan;
 }

@@ -47,7 +47,7 @@ bool row_kernel_casts(Granularity granularity, bool to_rows, bool to_transposed,
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu);
 
 /// What a kernel for it is built from.
-config::NormRowConfig norm_row_config(const NormProblem& problem, const Gpu& gpu);
+config::NormRowConfig norm_row_config(const NormProblem& problem);
 
 struct NormBackwardProblem {
   std::int64_t rows = 0;  ///< of all batches

@@ -78,8 +78,7 @@ TEST_P(NvrtcNormTest, ForwardCompilesWithoutSpills) {
   for (const DType in : kInputs) {
     for (const Granularity granularity : {Granularity::kBlock1x128, Granularity::kChannel}) {
       for (const bool residual : {false, true}) {
-        // Rows that fill their threads, and that do not, with few vectors each and with many.
-        for (const std::int64_t cols : {512, 2880, 4096, 7168, 16'384, 28'672, 100'000}) {
+        for (const std::int64_t cols : {512, 4096, 7168, 28'672, 100'000}) {
           NormProblem problem{.rows = 256,
                               .cols = cols,
                               .form = form_of(in),

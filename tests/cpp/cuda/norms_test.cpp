@@ -95,22 +95,6 @@ TEST_F(NormTest, TilesFollowTheStatistics) {
   EXPECT_EQ(state().launches.size(), 2u + 5u);
 }
 
-// Four rows to a block, which stays for more of them than the GPU has room for at one time.
-TEST_F(NormTest, NoMoreBlocksThanRun) {
-  state().params_bytes = sizeof(config::NormParams);
-  constexpr std::int64_t kMany = 1000;
-  arguments_ = {.x = rows_at(0x10000, kMany), .rstd = floats_at(0x6000, kMany)};
-  const MutableScaledTensorView out = output(kMany, kCols, Granularity::kBlock1x128);
-  quantize({.rows = out});
-  arguments_.x.data = address(0x10002);  // element by element, each row by threads of its own
-  quantize({.rows = out});
-  ASSERT_EQ(state().launches.size(), 2u);
-  EXPECT_EQ(state().launches[0].blocks, 132);
-  EXPECT_EQ(state().launches[0].shared_bytes, 2u * 4 * 32 * 4 * 16);
-  EXPECT_EQ(state().launches[1].blocks, kMany / 4);
-  EXPECT_EQ(state().launches[1].shared_bytes, 0u);
-}
-
 TEST_F(NormTest, AnUnalignedOperandTakesAnotherKernel) {
   state().params_bytes = sizeof(config::NormParams);
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kChannel);

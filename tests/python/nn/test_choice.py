@@ -43,9 +43,15 @@ def test_few_multiplications(monkeypatch):
     assert not nn.fp8_wins(999, 1000, 1000, nn.recipes.blockwise, GPU)
 
 
-def test_nothing_is_known_to_be_slower():
-    assert not choice.MEASURED
-    assert nn.fp8_wins(1, 1, 1, nn.recipes.blockwise, GPU)
+def test_what_was_measured(monkeypatch):
+    """Ratios of docs/performance.md, of one H200."""
+    monkeypatch.setattr(choice, "_gpu_name_once", lambda index: ("NVIDIA H200", "another")[index])
+    blockwise = nn.recipes.blockwise
+    for tokens, features, faster in ((8192, 1024, 0.85), (4096, 2048, 1.06), (8192, 4096, 1.41)):
+        assert nn.fp8_wins(tokens, features, features, blockwise, GPU) == (faster > 1)
+    assert not nn.fp8_wins(4096, 2048, 2048, nn.recipes.rowwise, GPU)
+    assert nn.fp8_wins(8192, 1024, 1024, nn.recipes.rowwise_with_gw_hp, GPU)  # not measured
+    assert nn.fp8_wins(1, 1, 1, blockwise, torch.device("cuda", 1))
 
 
 @pytest.fixture
