@@ -30,9 +30,9 @@ MEASURED: Final[dict[str, dict[str, Threshold]]] = {
         "tensorwise": Threshold(size=770, multiplications=1e10),
     },
 }
-"""By the GPU's name and the recipe's. What is not in here is not known to be slower. docs/performance.md
-has the times: in a CUDA graph blockwise is at 0.85 of BF16's rate for 8192 tokens of 1024 to 1024
-features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
+"""By the GPU's name and the recipe's. What is not in here is not known to be slower. The times are
+in docs/performance.md: in a CUDA graph blockwise is at 0.85 of BF16's rate for 8192 tokens of 1024
+to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
 
 
 def fp8_wins(
