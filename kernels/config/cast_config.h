@@ -128,12 +128,16 @@ struct TileCastConfig {
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
-  // instruction and register more, given scales of a tile are two, values that are worked out take
-  // what they are made from, and element-wise accesses take what they take.
+  // instruction and register more, given scales of a tile are two, divisions of FP32 are long,
+  // values that are worked out take what they are made from, and element-wise accesses take what
+  // they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
-    if (format.in == DType::kFloat32) return (works_out() ? 512 : 1024) / threads();
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
+    if (format.in == DType::kFloat32) {
+      const bool divides = shares_scale && format.rule.form == CastForm::kDivideInType;
+      return (works_out() || divides ? 512 : 1024) / threads();
+    }
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
     const bool fills_two =
         (takes_more && shares_scale) || (works_out() && (to_transposed || source.both_halves));
