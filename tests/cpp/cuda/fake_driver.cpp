@@ -191,8 +191,11 @@ int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, 
   launch.device = context_stack.empty() ? -1 : device_of(context_stack.back());
   launch.device_of_function = device_of(function);
   const auto* params = static_cast<const std::byte*>(parameters[0]);
-  launch.params.assign(params, params + state.params_bytes);
   const std::lock_guard lock(state.mutex);
+  const std::size_t number = state.launches.size();
+  const bool is_among_first = number < state.first_params_bytes.size();
+  launch.params.assign(
+      params, params + (is_among_first ? state.first_params_bytes[number] : state.params_bytes));
   state.launches.push_back(std::move(launch));
   return 0;
 }

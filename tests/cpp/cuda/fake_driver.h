@@ -55,8 +55,9 @@ struct State {
   // Calls that fail, with these errors; 0: none does.
   int init_error = 0, load_error = 0, launch_error = 0, encode_error = 0, occupancy_error = 0;
 
-  // Of a kernel's parameters: the driver is not told.
+  // Of a kernel's parameters: the driver is not told. Of the first launches if they have others.
   std::size_t params_bytes = sizeof(config::Sm90GemmParams);
+  std::vector<std::size_t> first_params_bytes{};
 
   std::size_t memory_bytes = std::size_t{1} << 30;  // of each device
 

@@ -80,7 +80,9 @@ TEST_F(NormTest, OneKernelGetsTheArguments) {
 
 // The casts read the sum, and the statistics that the first kernel leaves.
 TEST_F(NormTest, TilesFollowTheStatistics) {
-  state().params_bytes = sizeof(config::CastParams);
+  constexpr std::size_t kNorm = sizeof(config::NormParams), kCast = sizeof(config::CastParams);
+  state().first_params_bytes = {kNorm, kCast, kNorm};
+  state().params_bytes = kCast;
   quantize({.transposed = output(kCols, kRows, Granularity::kBlock1x128)});
   ASSERT_EQ(state().launches.size(), 2u);
   const auto params = state().launches[1].params_as<config::CastParams>();
