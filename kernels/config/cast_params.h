@@ -18,8 +18,7 @@ struct CastTarget {
 
 // Of the matrix [rows, cols] that is cast, and of what it is made from (cast_source.h).
 struct CastParams {
-  const void*
-      x;  // [rows, cols]; of a gated activation, or its gradient: [rows, two for each result]
+  const void* x;  // [rows, cols]; of gated activations gate and up, [rows, 2 · their columns]
   long long x_stride;
   const void* gradient;  // by the activation, [rows, its columns]
   long long gradient_stride;

@@ -2,17 +2,14 @@
 // file, and no exchange between lanes has to collect them first.
 #include <array>
 #include <gtest/gtest.h>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "cuda/device.h"
-#include "cuda/kernel_headers.h"
-#include "jit/nvrtc.h"
 #include "plan/cast.h"
 #include "support/nvrtc.h"
-#include "support/sass.h"
+#include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
@@ -23,29 +20,17 @@ constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16}
 
 enum class Targets { kRows, kTransposed, kBoth };
 
-// Compiles kernels, each one once.
 class Compiler {
  public:
   void expect_sound(const CastProblem& problem) {
-    expect_sound(plan::plan_cast(problem, plan::kHopper).kernels);
+    compiler_.expect_sound(plan::plan_cast(problem, plan::kHopper).kernels);
   }
   void expect_sound(const plan::ConvertProblem& problem) {
-    expect_sound(plan::plan_convert(problem, plan::kHopper).kernels);
+    compiler_.expect_sound(plan::plan_convert(problem, plan::kHopper).kernels);
   }
 
  private:
-  void expect_sound(const std::vector<plan::KernelPlan>& plans) {
-    for (const plan::KernelPlan& plan : plans) {
-      if (!compiled_.insert(plan.kernel).second) continue;
-      const jit::Binary binary = jit::compile(program_of(plan, plan::kHopper), kernel_headers());
-      EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
-      EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
-      EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kEndCollective), 0)
-          << plan.kernel;
-    }
-  }
-
-  std::set<std::string> compiled_;
+  test::Compiler compiler_;
 };
 
 class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, Targets>> {

@@ -1,17 +1,14 @@
 // The kernels of norms, compiled for their GPU: no register leaves the register file.
 #include <array>
 #include <gtest/gtest.h>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "cuda/device.h"
-#include "cuda/kernel_headers.h"
-#include "jit/nvrtc.h"
 #include "plan/norm.h"
 #include "support/nvrtc.h"
-#include "support/sass.h"
+#include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
@@ -38,23 +35,7 @@ constexpr std::array kForms{
              .shift = kFloat},
 };
 
-// Compiles kernels, each one once.
-class Compiler {
- public:
-  void expect_sound(const std::vector<plan::KernelPlan>& plans) {
-    for (const plan::KernelPlan& plan : plans) {
-      if (!compiled_.insert(plan.kernel).second) continue;
-      const jit::Binary binary = jit::compile(program_of(plan, plan::kHopper), kernel_headers());
-      EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
-      EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
-      EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kEndCollective), 0)
-          << plan.kernel;
-    }
-  }
-
- private:
-  std::set<std::string> compiled_;
-};
+using test::Compiler;
 
 class NvrtcNormTest : public testing::TestWithParam<NormForm> {
  protected:

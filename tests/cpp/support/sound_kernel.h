@@ -1,9 +1,12 @@
-// A GEMM kernel, compiled: no register leaves the register file, and FP8 tensor cores do the work.
+// Kernels, compiled for their GPU: no register leaves the register file.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <set>
 #include <string>
+#include <vector>
 
+#include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "kernels/config/sm90_gemm.h"
@@ -12,6 +15,26 @@
 
 namespace octofold::test {
 
+// Compiles kernels of casts and norms, each one once. No exchange between lanes has to collect them
+// first.
+class Compiler {
+ public:
+  void expect_sound(const std::vector<plan::KernelPlan>& plans) {
+    for (const plan::KernelPlan& plan : plans) {
+      if (!compiled_.insert(plan.kernel).second) continue;
+      const jit::Binary binary =
+          jit::compile(cuda::program_of(plan, plan::kHopper), cuda::kernel_headers());
+      EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
+      EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
+      EXPECT_EQ(count_operations(binary.cubin, SassOperation::kEndCollective), 0) << plan.kernel;
+    }
+  }
+
+ private:
+  std::set<std::string> compiled_;
+};
+
+// A GEMM kernel: FP8 tensor cores do the work.
 inline void expect_sound(const config::Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const jit::Binary binary =
