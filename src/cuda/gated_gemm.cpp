@@ -48,8 +48,7 @@ plan::GemmProblem problem_of(const GatedGemmArguments& arguments,
 
 void launch(const Device& device, const GatedGemmArguments& arguments, Stream stream,
             const Prepared<config::Sm90GemmConfig>& prepared) {
-  config::Sm90GemmParams params =
-      gemm_params(device.driver(), product_of(arguments), prepared.config);
+  config::Sm90GemmParams params = gemm_params(device, product_of(arguments), prepared.config);
   const core::ScaleAccess<float> scale = core::scale_access(arguments.out);
   params.out_scale = {scale.data, scale.row_stride, scale.col_stride};
   prepared.launch(stream, &params);

@@ -2,6 +2,7 @@
 
 #include "core/log.h"
 #include "core/scale_layout.h"
+#include "cuda/context.h"
 #include "cuda/tensor_map.h"
 #include "kernels/config/sm90_gemm.h"
 #include "plan/gemm.h"
@@ -38,7 +39,7 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
 
 }  // namespace
 
-Sm90GemmParams gemm_params(const Driver& driver, const GemmArguments& arguments,
+Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                            const Sm90GemmConfig& config) {
   const ScaledTensorView& row_operand = config.swapped ? arguments.b : arguments.a;
   const ScaledTensorView& column_operand = config.swapped ? arguments.a : arguments.b;
@@ -55,6 +56,9 @@ Sm90GemmParams gemm_params(const Driver& driver, const GemmArguments& arguments,
                         .work = {.rows = static_cast<int>(out.shape[config.swapped ? 1 : 0]),
                                  .columns = static_cast<int>(out.shape[config.swapped ? 0 : 1]),
                                  .depth = static_cast<int>(rows.shape[1])}};
+  const Driver& driver = device.driver();
+  // Tensor maps want one too, and a thread of torch's autograd may have none yet.
+  const ContextGuard current(driver, device.context());
   if (config.load == config::OperandLoad::kTma) {
     params.rows_map = encode_tensor_map(driver, rows, config.tile_rows / config.cluster_columns,
                                         config::kStageDepth);
@@ -78,7 +82,7 @@ namespace {
 
 void launch(const Device& device, const GemmArguments& arguments, Stream stream,
             const Prepared<Sm90GemmConfig>& prepared) {
-  const Sm90GemmParams params = gemm_params(device.driver(), arguments, prepared.config);
+  const Sm90GemmParams params = gemm_params(device, arguments, prepared.config);
   prepared.launch(stream, &params);
 }
 

@@ -21,7 +21,7 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream,
 
 /// What the kernel of this configuration is given. Of a gated product B has the rows of gates and
 /// ups, `out` the codes of H, and the scales of these are left to the caller.
-config::Sm90GemmParams gemm_params(const Driver& driver, const GemmArguments& arguments,
+config::Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                                    const config::Sm90GemmConfig& config);
 
 }  // namespace octofold::cuda

@@ -193,7 +193,8 @@ def test_is_nearly_the_cpus(generator):
             expected = octofold.gated_gemm(*host, activation)
             differ = (bits(h.data.cpu()) != bits(expected.data)).float().mean()
             assert float(differ) < 2e-2
-            assert torch.allclose(h.scale.cpu(), expected.scale, rtol=3 * 2.0**-8, atol=0)
+            # Gate, up and their product are each BF16: a step of one is up to 2^-7 of it.
+            assert torch.allclose(h.scale.cpu(), expected.scale, rtol=3 * 2.0**-7, atol=0)
             values, near = h.dequantize("float32").cpu(), expected.dequantize("float32")
             assert float(torch.linalg.norm(values - near) / torch.linalg.norm(near)) < 1e-2
 

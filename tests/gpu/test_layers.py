@@ -184,7 +184,7 @@ def test_two_gpus(tmp_path):
 
 @needs_gpu
 def test_host_time():
-    """Meant: 45 µs forward, 140 µs forward and backward, on an H200's host."""
+    """Held against torch's own layer, as hosts differ by a factor of three."""
     x = random(16, 128, dtype=torch.bfloat16).requires_grad_()
     dy = random(16, 128, dtype=torch.bfloat16)
     options = {"device": DEVICE, "dtype": torch.bfloat16}
@@ -194,9 +194,11 @@ def test_host_time():
         forward = microseconds(lambda layer=layer: layer(x))
         both = microseconds(lambda layer=layer: layer(x).backward(dy))
         print(f"{name}: {forward:.1f} µs forward, {both:.1f} µs forward and backward")
+        if name == "torch":
+            allowed = 6 * forward, 4.5 * both
         if name == "blockwise":
-            assert forward < 90
-            assert both < 280
+            assert forward < allowed[0]
+            assert both < allowed[1]
 
 
 def microseconds(call, calls=200, rounds=15):

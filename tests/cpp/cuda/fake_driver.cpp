@@ -203,6 +203,7 @@ int cuLaunchKernelEx(const octofold::cuda::LaunchConfig* config, int* function, 
 int cuTensorMapEncodeTiled(void* map, int data_type, unsigned rank, void* address,
                            const std::uint64_t* sizes, const std::uint64_t* strides,
                            const unsigned* box, const unsigned*, int, int swizzle, int, int) {
+  if (context_stack.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
   if (state.encode_error != 0) return state.encode_error;
   const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 && strides[0] % 16 == 0;
   if (!aligned || sizes[0] == 0 || sizes[1] == 0 || box[0] > 256 || box[1] > 256) return 1;
