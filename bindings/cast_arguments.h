@@ -33,17 +33,29 @@ struct CastOperation {
   }
   CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
                       const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
-                      const tvm::ffi::String& granularity,
+                      const ColumnTargets& columns, const tvm::ffi::String& granularity,
                       const OptionalText& transposed_granularity) const {
     const Granularity unit = parse_granularity(view_of(granularity));
     const Granularity transposed_unit =
         transposed_granularity ? parse_granularity(view_of(*transposed_granularity)) : unit;
     return {
         .rows = target("out.rows", data, scale, unit),
-        .transposed = target("out.transposed", transposed_data, transposed_scale, transposed_unit)};
+        .transposed = target("out.transposed", transposed_data, transposed_scale, transposed_unit),
+        .columns = columns};
+  }
+  ColumnTargets columns(const OptionalTensor& sums, const OptionalTensor& amax,
+                        const OptionalTensor& workspace) const {
+    return {.sums = column_target("out.columns.sums", sums),
+            .amax = column_target("out.columns.amax", amax),
+            .workspace = column_target("out.columns.workspace", workspace)};
   }
 
  private:
+  std::optional<MutableTensorView> column_target(std::string_view argument,
+                                                 const OptionalTensor& tensor) const {
+    if (!tensor) return std::nullopt;
+    return view_of(name, argument, *tensor, "float32");
+  }
   std::optional<MutableScaledTensorView> target(std::string_view argument,
                                                 const OptionalTensor& data,
                                                 const OptionalTensor& scale,

@@ -43,10 +43,12 @@ struct Tensors : CastOperation {
 void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor bias,
                    OptionalTensor residual, OptionalTensor scale, OptionalTensor shift,
                    OptionalTensor data, OptionalTensor data_scale, OptionalTensor transposed_data,
-                   OptionalTensor transposed_scale, OptionalTensor sum, tvm::ffi::TensorView rstd,
-                   OptionalTensor mean, tvm::ffi::String norm, double epsilon,
-                   tvm::ffi::String granularity, tvm::ffi::Optional<bool> power_of_two,
-                   tvm::ffi::String overflow, tvm::ffi::String profile, OptionalStream stream) {
+                   OptionalTensor transposed_scale, OptionalTensor column_sums,
+                   OptionalTensor column_amax, OptionalTensor workspace, OptionalTensor sum,
+                   tvm::ffi::TensorView rstd, OptionalTensor mean, tvm::ffi::String norm,
+                   double epsilon, tvm::ffi::String granularity,
+                   tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
+                   tvm::ffi::String profile, OptionalStream stream) {
   const Tensors tensors{{"quantize_norm"}};
   const NormArguments arguments{.kind = parse_norm(view_of(norm)),
                                 .epsilon = static_cast<float>(epsilon),
@@ -58,7 +60,8 @@ void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor
                                 .mean = tensors.output("mean", mean)};
   octofold::quantize_norm(
       arguments,
-      tensors.targets(data, data_scale, transposed_data, transposed_scale, granularity, {}),
+      tensors.targets(data, data_scale, transposed_data, transposed_scale,
+                      tensors.columns(column_sums, column_amax, workspace), granularity, {}),
       options_of(power_of_two, overflow, profile), stream_of(stream, x));
 }
 

@@ -16,16 +16,18 @@ namespace octofold::bindings {
 
 // With static_scales the scales are inputs.
 void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
-              OptionalTensor transposed_data, OptionalTensor transposed_scale,
-              tvm::ffi::String granularity, OptionalText transposed_granularity,
-              tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-              tvm::ffi::String profile, bool static_scales, OptionalStream stream) {
+              OptionalTensor transposed_data, OptionalTensor transposed_scale, OptionalTensor sums,
+              OptionalTensor amax, OptionalTensor workspace, tvm::ffi::String granularity,
+              OptionalText transposed_granularity, tvm::ffi::Optional<bool> power_of_two,
+              tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
+              OptionalStream stream) {
   QuantizeOptions options = options_of(power_of_two, overflow, profile);
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
   const TensorView input = operation.input("x", x);  // looked at before what is written
   octofold::quantize(input,
-                     operation.targets(data, scale, transposed_data, transposed_scale, granularity,
+                     operation.targets(data, scale, transposed_data, transposed_scale,
+                                       operation.columns(sums, amax, workspace), granularity,
                                        transposed_granularity),
                      options, stream_of(stream, x));
 }
@@ -41,6 +43,10 @@ void convert(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String 
              OptionalStream stream) {
   octofold::convert(view_of("convert", "x", x), view_of("convert", "out", out),
                     parse_overflow(view_of(overflow)), stream_of(stream, out));
+}
+
+int64_t column_workspace_rows(int64_t rows, bool sums, bool amax) {
+  return octofold::column_workspace_rows(rows, sums, amax);
 }
 
 tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t cols) {
@@ -60,6 +66,7 @@ tvm::ffi::Array<tvm::ffi::Shape> scale_layout(tvm::ffi::String granularity, int6
 OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
+OCTOFOLD_EXPORT(column_workspace_rows)
 OCTOFOLD_EXPORT(scale_layout)
 OCTOFOLD_EXPORT(scale_shape)
 

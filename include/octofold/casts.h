@@ -26,6 +26,24 @@ namespace octofold {
 // | 1x128       | [..., ceil(K / 128)] or [rows, ceil(K / 128)]      |
 // | 128x128     | [ceil(rows / 128), ceil(K / 128)]                 |
 
+/// What is to be worked out of each column of x beside its casts, from the read that these take
+/// anyway: of the values that are cast, in x's dtype. float32 [K], contiguous, apart from all else
+/// that is written.
+struct ColumnTargets {
+  /// The sums over all rows, 0 of none: of a gradient, that by the bias. On a GPU added in FP32, on
+  /// the CPU in double and rounded once; in a fixed order, so that the same input gives the same
+  /// bits.
+  std::optional<MutableTensorView> sums{};
+  /// The largest magnitudes, 0 of no rows, NaN where a column has one.
+  std::optional<MutableTensorView> amax{};
+  /// With either of them: float32 [column_workspace_rows(), K], contiguous. What it holds
+  /// afterwards is of no account.
+  std::optional<MutableTensorView> workspace{};
+};
+
+/// Rows of the workspace of ColumnTargets for x of so many rows.
+OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
+
 /// The casts of x to be made, at least one; with block scales from one pass over x on a GPU. Both
 /// have one dtype, and one granularity, but beside rows of 1x128 the transpose may be of channels,
 /// as a weight gradient wants it: then x is read twice.
@@ -34,6 +52,8 @@ struct CastTargets {
   std::optional<MutableScaledTensorView> rows{};
   /// Of x's transpose, written row-major. data: [K, rows].
   std::optional<MutableScaledTensorView> transposed{};
+  /// Of the columns of x. Rows alone that have one scale each are read twice for their sake.
+  ColumnTargets columns{};
 };
 
 enum class ScaleSource : std::uint8_t {

@@ -54,7 +54,7 @@ struct NormArguments {
 /// Casts y as quantize() casts a tensor of x's dtype that holds it, for the same targets with the
 /// same options: on each device, codes and scales have the bits of quantize(y) there.
 ///
-/// On a GPU one kernel where rows have scales of their own (channel, 1x128) and only `out.rows` is
+/// On a GPU one kernel where rows have scales of their own (channel, 1x128) and `out.rows` alone is
 /// wanted, which reads x once; else a kernel for statistics and sum comes before those of the cast,
 /// which read x, or the sum, and the statistics. No memory besides the results is used.
 /// Errors: as those of quantize(). Inf and NaN follow IEEE rules.

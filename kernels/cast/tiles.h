@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/column_reductions.h"
 #include "kernels/cast/line_scales.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/tile_scales.h"
@@ -41,6 +42,7 @@ class TileCast {
       : params_(params), shared_(shared), tile_(tile) {}
 
   __device__ void run() {
+    if constexpr (kConfig.columns.any()) reduce_columns<kConfig>(params_, tile_);
     Scales scales(params_, tile_, shared_.scratch, shared_.kept);
     if constexpr (kConfig.phase == CastPhase::kAmax) {
       scales.gather();

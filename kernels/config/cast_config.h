@@ -9,6 +9,7 @@
 
 #include "kernels/config/cast_rule.h"
 #include "kernels/config/cast_source.h"
+#include "kernels/config/column_reductions.h"
 
 namespace octofold::config {
 
@@ -92,6 +93,9 @@ struct TileCastConfig {
   int rows_per_thread = 8;
   int raster_rows = 1;
 
+  // What else is worked out on the way.
+  ColumnReductions columns{};
+
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
   static constexpr const char* kTypeName = "octofold::config::TileCastConfig";
@@ -107,6 +111,7 @@ struct TileCastConfig {
     field("tile_rows", tile_rows);
     field("rows_per_thread", rows_per_thread);
     field("raster_rows", raster_rows);
+    field("columns", columns);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -128,15 +133,15 @@ struct TileCastConfig {
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
-  // instruction and register more, given scales of a tile are two, divisions of FP32 are long,
-  // values that are worked out take what they are made from, and element-wise accesses take what
-  // they take.
+  // instruction and register more, given scales of a tile are two, divisions and column sums of
+  // FP32 are long, values that are worked out take what they are made from, and element-wise
+  // accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
     if (format.in == DType::kFloat32) {
       const bool divides = shares_scale && format.rule.form == CastForm::kDivideInType;
-      return (works_out() || divides ? 512 : 1024) / threads();
+      return (works_out() || divides || columns.any() ? 512 : 1024) / threads();
     }
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
     const bool fills_two =
@@ -164,6 +169,7 @@ struct TileCastConfig {
     if (square && tile_rows != kScaleBlock) return "units of 128 rows need a tile of 128 rows";
     if (to_transposed && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
     if (threads() < units()) return "a thread for each scale";
+    if (columns.any() && tile_rows != kReducedRows) return "columns are reduced by 128 rows";
     if (source.both_halves &&
         (!source.casts_halves() || !vector_loads || size_of(format.in) != 2)) {
       return "halves of 16-bit elements, in vectors, are taken together";

@@ -1,6 +1,7 @@
 // What the host passes to the cast kernels: one struct, by value. Strides count elements.
 #pragma once
 
+#include "kernels/config/column_reductions.h"
 #include "kernels/config/norm_operands.h"
 
 namespace octofold::config {
@@ -29,6 +30,7 @@ struct CastParams {
   long long cols;
   CastTarget row_target;         // [rows, cols]
   CastTarget transposed_target;  // [cols, rows]
+  ColumnReductionParams columns;
 };
 
 struct ConvertParams {

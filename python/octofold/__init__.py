@@ -21,10 +21,11 @@ from . import kernel_cache
 from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
 from ._core import torch_import
 from ._core.ops import scale_shape
+from ._core.targets import ColumnReductions
 from ._info import Component, Gpu, Info, info
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
-from .casts import convert, quantize, quantize_both
+from .casts import convert, quantize, quantize_both, quantize_with_columns
 from .errors import (
     BadFormatError,
     Error,
@@ -68,6 +69,7 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "BadFormatError",
     "CheckpointReport",
+    "ColumnReductions",
     "Component",
     "Error",
     "Gpu",
@@ -93,6 +95,7 @@ __all__ = [
     "quantize_both",
     "quantize_checkpoint",
     "quantize_norm",
+    "quantize_with_columns",
     "scale_shape",
     "set_log_handler",
 ]

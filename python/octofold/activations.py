@@ -26,6 +26,8 @@ def quantize_activation(
     profile: str = "deepgemm",
     targets: str = "rows",
     stream: StreamLike | None = None,
+    *,
+    columns: str | None = None,
 ) -> Casts:
     """quantize(activation(x)), without activation(x) in memory.
 
@@ -39,8 +41,12 @@ def quantize_activation(
     targets: "rows" for the cast of the activation, [..., cols]; "transposed" for that of its
         transpose, [cols, rows]; "both" for a pair of them from one read of x.
 
-    Returns a ScaledTensor, or a pair. NaN and infinities follow IEEE rules; at -inf SiLU and GELU
-    are NaN. Nothing is differentiated, as in quantize().
+    columns: what to work out of each column of the activation on the way, of all rows: "sums",
+        "amax" (the largest magnitudes) or "both", as in quantize_with_columns().
+
+    Returns a ScaledTensor, or a pair; with `columns` a tuple of these, followed by
+    ColumnReductions: (cast, columns) or (rows, transposed, columns). NaN and infinities follow IEEE
+    rules; at -inf SiLU and GELU are NaN. Nothing is differentiated, as in quantize().
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize_activation", "dtype", dtype, FP8)
@@ -53,6 +59,7 @@ def quantize_activation(
         overflow,
         profile,
         targets,
+        columns,
     )
     return casts_of(
         _ACTIVATION((x,), options, name, None, stream), granularity, transposed_granularity
@@ -72,12 +79,14 @@ def quantize_activation_gradient(
     profile: str = "deepgemm",
     targets: str = "rows",
     stream: StreamLike | None = None,
+    *,
+    columns: str | None = None,
 ) -> Casts:
     """The gradient by x of activation(x), cast: what the linear layer before it goes back with.
 
     gradient: by activation(x), [..., cols], of the dtype of x.
     Other arguments and errors are those of quantize_activation(); the result has the shape of x,
-    or of its transpose.
+    or of its transpose. With columns="sums", the sums are the gradient by the bias of that layer.
     """
     name = dtype_name("quantize_activation_gradient", "dtype", dtype, FP8)
     options = (
@@ -89,6 +98,7 @@ def quantize_activation_gradient(
         overflow,
         profile,
         targets,
+        columns,
     )
     return casts_of(
         _GRADIENT((gradient, x), options, name, None, stream), granularity, transposed_granularity
@@ -114,16 +124,30 @@ def _activation_codes(framework: Framework, inputs: Arrays, options: Options, dt
     (x,) = inputs
     require_matrix("quantize_activation", "x", x.shape)
     shape = _activation_shape(x, options[0])
-    return allocate_targets(
-        "quantize_activation", framework, shape, dtype, options[-1], *options[2:4]
-    )
+    return _targets("quantize_activation", framework, shape, dtype, options)
 
 
 def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     _, x = inputs
     operation = "quantize_activation_gradient"
     require_matrix(operation, "x", x.shape)
-    return allocate_targets(operation, framework, x.shape, dtype, options[-1], *options[2:4])
+    return _targets(operation, framework, x.shape, dtype, options)
+
+
+def _targets(
+    operation: str, framework: Framework, shape: Sequence[int], dtype: str, options: Options
+) -> Arrays:
+    _, _, granularity, transposed_granularity, *_, targets, columns = options
+    return allocate_targets(
+        operation,
+        framework,
+        shape,
+        dtype,
+        targets,
+        granularity,
+        transposed_granularity,
+        columns,
+    )
 
 
 _ACTIVATION: Final = Op(

@@ -7,6 +7,7 @@ from ._core.dtypes import FP8, DTypeLike, dtype_name
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix, row_count
 from ._core.streams import StreamLike
+from ._core.targets import RESULTS, Casts, allocate_targets, casts_of
 from ._library import library
 from .errors import InvalidArgumentError, invalid_argument
 from .scaled_tensor import ScaledTensor
@@ -93,6 +94,39 @@ def quantize_both(
     )
 
 
+def quantize_with_columns(
+    x: Array,
+    columns: str | None = "sums",
+    dtype: DTypeLike = "e4m3",
+    granularity: str = "1x128",
+    transposed_granularity: str | None = None,
+    power_of_two: bool | None = None,
+    overflow: str = "saturate",
+    profile: str = "deepgemm",
+    targets: str = "both",
+    stream: StreamLike | None = None,
+) -> Casts:
+    """Casts of x, byte for byte those of quantize() and quantize_both(), and what is to be worked
+    out of its columns on the way: of a gradient, that by the bias without another read of it.
+
+    columns: of each column over all rows: "sums", "amax" (the largest magnitudes), "both", or None
+        for the casts alone.
+    targets: "rows" for quantize(x), "transposed" for quantize(x, transpose=True), "both".
+    transposed_granularity: as in quantize_both(). Others, and errors: as in quantize().
+
+    Returns (cast, columns), of both targets (rows, transposed, columns), where the last one is
+    ColumnReductions (with columns=None: the cast, or a pair). These are float32 [cols]: sums 0 of
+    no rows, NaN and infinities by IEEE rules, amax NaN of a column that has one. On a GPU sums are
+    added in FP32, on the CPU in FP64 and rounded once; the same input gives the same bits. Rows of
+    "channel" alone are read twice on a GPU.
+    """
+    operation = "quantize_with_columns"
+    name = dtype_name(operation, "dtype", dtype, FP8)
+    options = (granularity, transposed_granularity, power_of_two, overflow, profile)
+    results = _QUANTIZE_WITH_COLUMNS((x,), (columns, *options, targets), name, None, stream)
+    return casts_of(results, granularity, transposed_granularity)
+
+
 def convert(
     x: Array, dtype: DTypeLike, overflow: str = "saturate", stream: StreamLike | None = None
 ) -> Array:
@@ -144,6 +178,17 @@ def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: s
     )
 
 
+def _casts_and_columns(
+    framework: Framework, inputs: Arrays, options: Options, dtype: str
+) -> Arrays:
+    (x,) = inputs
+    columns, granularity, transposed_granularity, *_, targets = options
+    operation = "quantize_with_columns"
+    require_matrix(operation, "x", x.shape)
+    of_cast = (targets, granularity, transposed_granularity)
+    return allocate_targets(operation, framework, x.shape, dtype, *of_cast, columns)
+
+
 def _cast(
     framework: Framework, shape: Sequence[int], dtype: str, granularity: str, static: bool = False
 ) -> Arrays:
@@ -172,7 +217,7 @@ def _quantize(
     rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))
     options = (granularity, None, power_of_two, overflow, profile, static, stream)
     try:
-        library.quantize(x, *rows, *transposed, *options)
+        library.quantize(x, *rows, *transposed, None, None, None, *options)
     except InvalidArgumentError as error:  # in the library's words for its two targets
         text = str(error).replace("out.rows", "out").replace("out.transposed", "out")
         text = text.replace("'out.scale'", "'scale'") if static else text
@@ -183,6 +228,13 @@ def _quantize_both(*arguments: Array) -> None:
     *arrays, granularity, power_of_two, overflow, profile, transposed_granularity, stream = (
         arguments
     )
+    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False, stream)
+    library.quantize(*arrays, None, None, None, *options)
+
+
+def _quantize_with_columns(*arguments: Array) -> None:
+    *arrays, _columns, granularity, transposed_granularity = arguments[:-5]
+    power_of_two, overflow, profile, _targets, stream = arguments[-5:]
     options = (granularity, transposed_granularity, power_of_two, overflow, profile, False, stream)
     library.quantize(*arrays, *options)
 
@@ -200,6 +252,13 @@ _QUANTIZE_BOTH: Final = Op(
     results=("out.rows", "out.rows.scale", "out.transposed", "out.transposed.scale"),
     allocate=_both_codes,
     function=lambda: _quantize_both,
+)
+_QUANTIZE_WITH_COLUMNS: Final = Op(
+    "quantize_with_columns",
+    quantize_with_columns.__annotations__,
+    results=RESULTS,
+    allocate=_casts_and_columns,
+    function=lambda: _quantize_with_columns,
 )
 _CONVERT: Final = Op(
     "convert",

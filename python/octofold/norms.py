@@ -6,7 +6,7 @@ from ._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, require_matrix, row_count
 from ._core.streams import StreamLike
-from ._core.targets import RESULTS, allocate_targets, without_targets
+from ._core.targets import RESULTS, ColumnReductions, allocate_targets, without_targets
 from ._library import library
 from .scaled_tensor import ScaledTensor
 
@@ -19,6 +19,7 @@ class QuantizedNorm(NamedTuple):
     sum: x + residual, of the shape and dtype of x; None without a residual.
     rstd: 1 / deviation, or 1 / root mean square, of each row: float32 [rows].
     mean: of each row, float32 [rows]; None of an RMSNorm.
+    columns: what was to be worked out of the columns of y; None if nothing was.
     """
 
     rows: ScaledTensor | None
@@ -26,6 +27,7 @@ class QuantizedNorm(NamedTuple):
     sum: Array | None
     rstd: Array
     mean: Array | None
+    columns: ColumnReductions | None = None
 
 
 class NormGradients(NamedTuple):
@@ -61,6 +63,7 @@ def quantize_norm(
     profile: str = "deepgemm",
     targets: str = "rows",
     stream: StreamLike | None = None,
+    columns: str | None = None,
 ) -> QuantizedNorm:
     """quantize(y) of a norm y = norm(x + residual), without y in memory.
 
@@ -77,26 +80,28 @@ def quantize_norm(
     epsilon: at least 0.
     dtype, granularity, power_of_two, overflow, profile, stream: as in quantize().
     targets: "rows" for the cast of y, "transposed" for that of its transpose, "both".
+    columns: what to work out of each column of y, as in quantize_with_columns(): "sums", "amax" or
+        "both".
 
     Statistics are float32, y is worked out in FP32 and rounded to the dtype of x once; codes and
     scales are those of quantize(y) on the same device, bit for bit. (Statistics of CPU and GPU may
-    differ in their last bits.) On a GPU "channel" and "1x128" scales of rows take one kernel, the
-    others one more than quantize(). NaN and infinities follow IEEE rules. Nothing is
-    differentiated, as in quantize(): norm_backward() has the gradients.
+    differ in their last bits.) On a GPU "channel" and "1x128" scales of rows alone take one kernel,
+    the others, and `columns`, one more than the cast. NaN and infinities follow IEEE rules. Nothing
+    is differentiated, as in quantize(): norm_backward() has the gradients.
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize_norm", "dtype", dtype, FP8)
-    options = (norm, epsilon, granularity, power_of_two, overflow, profile, targets)
+    options = (norm, epsilon, granularity, power_of_two, overflow, profile, targets, columns)
     inputs = (x, weight, bias, residual, scale, shift)
-    data, data_scale, transposed, transposed_scale, total, rstd, mean = _QUANTIZE_NORM(
-        inputs, options, name, None, stream
-    )
+    results = _QUANTIZE_NORM(inputs, options, name, None, stream)
+    data, data_scale, transposed, transposed_scale, sums, amax, _, total, rstd, mean = results
     return QuantizedNorm(
         None if data is None else ScaledTensor(data, data_scale, granularity),
         None if transposed is None else ScaledTensor(transposed, transposed_scale, granularity),
         total,
         rstd,
         mean,
+        None if columns is None else ColumnReductions(sums, amax),
     )
 
 
@@ -136,11 +141,13 @@ def norm_backward(
 def _normed(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, _, _, residual, _, _ = inputs
     require_matrix("quantize_norm", "x", x.shape)
-    norm, _, granularity, *_, targets = options
+    norm, _, granularity, *_, targets, columns = options
     of_x = dtype_name("quantize_norm", "x", x.dtype, WIDE)
     rows = (row_count(x.shape),)
     return (
-        *allocate_targets("quantize_norm", framework, x.shape, dtype, targets, granularity),
+        *allocate_targets(
+            "quantize_norm", framework, x.shape, dtype, targets, granularity, columns=columns
+        ),
         None if residual is None else framework.empty(x.shape, of_x),
         framework.empty(rows, "float32"),
         framework.empty(rows, "float32") if norm == "layer" else None,

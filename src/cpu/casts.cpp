@@ -101,6 +101,33 @@ UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands,
   return computed_cast(format, largest);
 }
 
+// A run of columns at a time, over all rows in their order.
+void reduce_columns(const TensorView& x, const ColumnTargets& out) {
+  if (!out.sums && !out.amax) return;
+  const std::int64_t rows = x.shape[0], cols = x.shape[1];
+  parallel_for(core::ceil_divide(cols, kRun), rows * kRun, [&] {
+    return [&](std::int64_t index) {
+      const std::int64_t first = index * kRun, width = std::min(kRun, cols - first);
+      std::array<double, kRun> sums{};
+      std::array<std::uint32_t, kRun> amax{};
+      for_each_run(x, {0, rows, first, width}, [&](auto, auto, const float* values, auto count) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          sums[at] += static_cast<double>(values[i]);
+          amax[at] = std::max(amax[at], std::bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu);
+        }
+      });
+      for (std::int64_t i = 0; i < width; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        if (out.sums) static_cast<float*>(out.sums->data)[first + i] = static_cast<float>(sums[at]);
+        if (out.amax) {
+          static_cast<float*>(out.amax->data)[first + i] = std::bit_cast<float>(amax[at]);
+        }
+      }
+    };
+  });
+}
+
 }  // namespace
 
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
@@ -141,6 +168,7 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out,
 
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales) {
+  reduce_columns(x, out.columns);
   if (out.rows) quantize(x, *out.rows, format, scales);
   if (!out.transposed) return;
   config::CastFormat of_transpose = format;

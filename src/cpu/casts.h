@@ -12,7 +12,8 @@ namespace octofold::cpu {
 void quantize(const TensorView& x, const MutableScaledTensorView& out,
               const config::CastFormat& format, ScaleSource scales);
 
-/// The same for each target that there is: of x, and of its transpose.
+/// The same for each target that there is: of x, and of its transpose; and what is wanted of its
+/// columns.
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales);
 

@@ -1,6 +1,7 @@
 #include "cuda/casts.h"
 
 #include <cstdint>
+#include <optional>
 
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
@@ -21,6 +22,24 @@ struct Sizes {
 Sizes sizes_of(const CastTargets& out) {
   if (out.rows) return {out.rows->data.shape[0], out.rows->data.shape[1]};
   return {out.transposed->data.shape[1], out.transposed->data.shape[0]};
+}
+
+config::ColumnReductions reductions_of(const ColumnTargets& out) {
+  return {.sums = out.sums.has_value(), .amax = out.amax.has_value()};
+}
+
+config::ColumnReductionParams columns_of(const ColumnTargets& out, const Sizes& sizes) {
+  const auto floats_of = [](const std::optional<MutableTensorView>& tensor) {
+    return tensor ? static_cast<float*>(tensor->data) : nullptr;
+  };
+  float* workspace = floats_of(out.workspace);
+  const std::int64_t partial = core::ceil_divide(sizes.rows, config::kReducedRows) * sizes.cols;
+  return {.partial_sums = out.sums ? workspace : nullptr,
+          .partial_amax = !out.amax  ? nullptr
+                          : out.sums ? workspace + partial
+                                     : workspace,
+          .sums = floats_of(out.sums),
+          .amax = floats_of(out.amax)};
 }
 
 // `scale` is read where the problem is scaled.
@@ -50,7 +69,8 @@ void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const flo
 
 void quantize(Device& device, const CastInput& input, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream) {
-  const auto [rows, cols] = sizes_of(out);
+  const Sizes sizes = sizes_of(out);
+  const auto [rows, cols] = sizes;
   const CastProblem problem{
       .rows = rows,
       .cols = cols,
@@ -61,6 +81,7 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .transposed_by_channel =
           out.rows && out.transposed && out.rows->granularity != out.transposed->granularity,
       .scales_given = scales == ScaleSource::kGiven,
+      .columns = reductions_of(out.columns),
       .x_is_aligned =
           is_aligned(input.x, 16) && is_aligned(input.gradient, 16) && input.norm_is_aligned,
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
@@ -74,7 +95,8 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .rows = rows,
                                   .cols = cols,
                                   .row_target = target_of(out.rows),
-                                  .transposed_target = target_of(out.transposed)};
+                                  .transposed_target = target_of(out.transposed),
+                                  .columns = columns_of(out.columns, sizes)};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }

@@ -25,7 +25,8 @@ struct CastInput {
 /// On checked matrices that lie on `device`: the targets that there are, from one read of the
 /// input.
 /// Queues one kernel, or four where a scale is worked out that is not known before all of x is
-/// read; the first call of a problem also plans it and loads its kernels.
+/// read, and another for what is worked out of columns; the first call of a problem also plans it
+/// and loads its kernels.
 void quantize(Device& device, const CastInput& input, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream);
 

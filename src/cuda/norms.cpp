@@ -69,9 +69,11 @@ void quantize_norm(Device& device, const NormArguments& arguments, const CastTar
                    const config::CastFormat& format, ScaleSource scales, Stream stream) {
   const TensorView& x = arguments.x;
   const std::int64_t rows = x.shape[0];
+  // Columns are reduced by tiles.
+  const bool reduces = out.columns.sums || out.columns.amax;
   const bool casts =
-      plan::row_kernel_casts(format.granularity, out.rows.has_value(), out.transposed.has_value(),
-                             scales == ScaleSource::kGiven);
+      !reduces && plan::row_kernel_casts(format.granularity, out.rows.has_value(),
+                                         out.transposed.has_value(), scales == ScaleSource::kGiven);
   const config::NormForm form = form_of(arguments.kind, arguments.operands, x.dtype);
   const bool aligned_operands = operands_are_aligned(arguments.operands);
   plan::NormProblem problem{.rows = rows,

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/flatten.h"
 
@@ -73,6 +74,57 @@ void require_alike_and_apart(const core::Arguments& check, const MutableScaledTe
   check.require_disjoint("out.transposed.scale", transposed.scale, "out.rows.scale", rows.scale);
 }
 
+// `rows` and `cols` are those of what is cast, `out` the targets besides.
+ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets& columns,
+                              std::int64_t rows, std::int64_t cols, const CastTargets& out,
+                              std::span<const CastInput> inputs) {
+  std::vector<CastInput> others(inputs.begin(), inputs.end());
+  const auto add_target = [&](std::string_view argument, std::string_view scale_argument,
+                              const std::optional<MutableScaledTensorView>& target) {
+    if (!target) return;
+    others.push_back({argument, target->data});
+    others.push_back({scale_argument, target->scale});
+  };
+  add_target("out.rows", "out.rows.scale", out.rows);
+  add_target("out.transposed", "out.transposed.scale", out.transposed);
+  const auto check_written = [&](std::string_view argument, const MutableTensorView& view) {
+    check.require_dtype(argument, view, {DType::kFloat32});
+    check.require_same_device(argument, view, inputs.front().view.device);
+    for (const CastInput& other : others) {
+      check.require_disjoint(argument, view, other.argument, other.view);
+    }
+    others.push_back({argument, view});
+  };
+  const auto check_result = [&](std::string_view argument,
+                                const std::optional<MutableTensorView>& vector) {
+    if (!vector) return;
+    check.require_vector(argument, *vector);
+    check.require_shape(argument, *vector, {cols});
+    check_written(argument, *vector);
+  };
+  check_result("out.columns.sums", columns.sums);
+  check_result("out.columns.amax", columns.amax);
+  constexpr std::string_view kWorkspace = "out.columns.workspace";
+  const bool needed = columns.sums || columns.amax;
+  if (columns.workspace.has_value() != needed) {
+    check.fail(kWorkspace,
+               needed ? "one, as sums or amax of columns are wanted"
+                      : "none without sums and amax of columns",
+               needed ? "none" : "one");
+  }
+  if (needed) {
+    check.require_matrix(kWorkspace, *columns.workspace);
+    check.require_shape(
+        kWorkspace, *columns.workspace,
+        {column_workspace_rows(rows, columns.sums.has_value(), columns.amax.has_value()), cols});
+    if (columns.workspace->shape[0] > 1 && columns.workspace->strides[0] != cols) {
+      check.fail(kWorkspace, "contiguous rows", core::describe(*columns.workspace));
+    }
+    check_written(kWorkspace, *columns.workspace);
+  }
+  return columns;
+}
+
 }  // namespace
 
 std::span<const std::int64_t> shape_of(const TensorView& tensor) {
@@ -85,17 +137,18 @@ CastTargets checked_targets(const core::Arguments& check, const CastTargets& out
   if (!out.rows && !out.transposed) check.fail("out", "rows, transposed or both", "neither");
   CastTargets targets;
   if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, inputs, scales);
+  const auto leading = shape.first(shape.size() - 1);
+  const std::int64_t rows = std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
+                                            std::multiplies<std::int64_t>());
   if (out.transposed) {
-    const auto leading = shape.first(shape.size() - 1);
-    const std::array transposed_shape{
-        shape.back(), std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
-                                      std::multiplies<std::int64_t>())};
+    const std::array transposed_shape{shape.back(), rows};
     targets.transposed =
         checked_target(check, "out.transposed", *out.transposed, transposed_shape, inputs, scales);
   }
   if (targets.rows && targets.transposed) {
     require_alike_and_apart(check, *targets.rows, *targets.transposed, scales);
   }
+  targets.columns = checked_columns(check, out.columns, rows, shape.back(), targets, inputs);
   return targets;
 }
 

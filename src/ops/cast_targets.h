@@ -28,7 +28,8 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
                                        std::span<const CastInput> inputs, ScaleSource scales);
 
 /// The targets as matrices: codes of `shape` [..., K], and of its transpose [K, rows]; on the
-/// device of the inputs, of which there is at least one, and apart from all of them.
+/// device of the inputs, of which there is at least one, and apart from all of them; with what is
+/// wanted of columns, likewise.
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
                             std::span<const std::int64_t> shape, std::span<const CastInput> inputs,
                             ScaleSource scales);

@@ -33,6 +33,14 @@ MutableTensorView checked_output(const core::Arguments& check, const MutableTens
 
 }  // namespace
 
+std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax) {
+  if (rows < 0) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "column_workspace_rows: argument 'rows': expected at least 0, got {}", rows);
+  }
+  return (int{sums} + int{amax}) * core::ceil_divide(rows, config::kReducedRows);
+}
+
 void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions& options,
               Stream stream) {
   const core::Arguments check("quantize");

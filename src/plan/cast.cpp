@@ -15,6 +15,7 @@ namespace {
 using config::CastFormat;
 using config::CastPhase;
 using config::ceil_divide;
+using config::ColumnReductionConfig;
 using config::ConvertConfig;
 using config::RowCastConfig;
 using config::ScaleStep;
@@ -72,8 +73,14 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
                               problem.cols % (2 * kScaleBlock) == 0;
-  // A small tile has its loads back early; transposes and square units need all 128 rows.
-  if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128) {
+  // By the first kernel that reads all of x.
+  if (phase != CastPhase::kWholeRows && phase != CastPhase::kEncode) {
+    config.columns = problem.columns;
+  }
+  // A small tile has its loads back early; transposes, square units and the workspace of columns
+  // need all 128 rows.
+  if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128 &&
+      !config.columns.any()) {
     const bool works_out = problem.source.kind != config::SourceKind::kPlain;
     config.tile_rows = works_out ? 64 : 32;
     config.rows_per_thread = works_out ? 8 : 4;
@@ -140,8 +147,14 @@ CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
   return {config, ceil_divide(units, config.threads())};
 }
 
-// Scales that are known before x is read, that a tile finds, that a row finds, and others.
-std::vector<CastLaunch> all_launches(const CastProblem& problem, const Gpu& gpu) {
+CastLaunch launch_columns(const CastProblem& problem) {
+  return {ColumnReductionConfig{.columns = problem.columns},
+          ceil_divide(problem.cols, ColumnReductionConfig::kColumns)};
+}
+
+// Scales that are known before x is read, that a tile finds, that a row finds, and others. Only
+// tiles reduce columns.
+std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
   if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven)};
   if (problem.transposed_by_channel) {
     CastProblem transposed = problem;
@@ -153,7 +166,8 @@ std::vector<CastLaunch> all_launches(const CastProblem& problem, const Gpu& gpu)
             launch_scales(transposed, ScaleStep::kFinish)};
   }
   if (problem.format.scales_blocks()) return {launch_tiles(problem, CastPhase::kWhole)};
-  if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed) {
+  if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
+      !problem.columns.any()) {
     return {launch_rows(problem, gpu)};
   }
   return {launch_scales(problem, ScaleStep::kClear), launch_tiles(problem, CastPhase::kAmax),
@@ -200,7 +214,8 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
 
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
   require_kernels("quantize", gpu);
-  std::vector<CastLaunch> launches = all_launches(problem, gpu);
+  std::vector<CastLaunch> launches = cast_steps(problem, gpu);
+  if (problem.columns.any()) launches.push_back(launch_columns(problem));
   std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
   for (const CastLaunch& launch : launches) {
     require_launchable("quantize", launch.blocks, problem.rows, problem.cols);

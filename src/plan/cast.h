@@ -31,6 +31,7 @@ struct CastProblem {
   /// Beside rows of 1x128: the transpose has one scale for each of its rows.
   bool transposed_by_channel = false;
   bool scales_given = false;
+  config::ColumnReductions columns{};  ///< what else is worked out
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -45,14 +46,16 @@ struct CastProblem {
     field("to_transposed", to_transposed);
     field("transposed_by_channel", transposed_by_channel);
     field("scales_given", scales_given);
+    field("columns", columns);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }
   friend bool operator==(const CastProblem&, const CastProblem&) = default;
 };
 
-using CastConfig = std::variant<config::TileCastConfig, config::RowCastConfig,
-                                config::WideRowCastConfig, config::ScaleStepConfig>;
+using CastConfig =
+    std::variant<config::TileCastConfig, config::RowCastConfig, config::WideRowCastConfig,
+                 config::ScaleStepConfig, config::ColumnReductionConfig>;
 
 struct CastLaunch {
   CastConfig config;
@@ -63,7 +66,7 @@ struct CastLaunch {
 struct NoConfig {};
 using CastPlan = Plan<NoConfig>;
 
-/// The kernels of a cast, at most four, to be launched one after another. None for a matrix without
+/// The kernels of a cast, at most five, to be launched one after another. None for a matrix without
 /// units. Throws Error(kUnsupported) for a GPU without FP8 conversions and for 2^31 and more tiles.
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu);
 CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu);

@@ -1,18 +1,41 @@
 """What fused casts write: the cast of a matrix, of its transpose, or both."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
-from .frameworks import Framework
+from .frameworks import Array, Framework
 from .ops import Arrays, quick_scale_shape, row_count
 
 Casts: TypeAlias = Any
-"""A ScaledTensor; of both targets a pair of them, (rows, transposed)."""
+"""A ScaledTensor; of both targets a pair of them, (rows, transposed). Where `columns` says what is
+wanted of columns, a tuple that ends with ColumnReductions: (cast, columns) or (rows, transposed,
+columns)."""
 
-RESULTS: Final = ("out.rows?", "out.rows.scale?", "out.transposed?", "out.transposed.scale?")
-"""Of an op whose last option is `targets`: "rows", "transposed" or "both"."""
+
+class ColumnReductions(NamedTuple):
+    """What a cast works out of each column of the matrix that is cast, over all rows, in the dtype
+    that it is cast from.
+
+    sums: float32 [cols]: of a gradient, that by the bias. None if not wanted.
+    amax: the largest magnitudes, float32 [cols], NaN of a column that has one. None if not wanted.
+    """
+
+    sums: Array | None
+    amax: Array | None
+
+
+_RESULTS_OF_TARGETS: Final = (
+    "out.rows?",
+    "out.rows.scale?",
+    "out.transposed?",
+    "out.transposed.scale?",
+)
+_RESULTS_OF_COLUMNS: Final = ("out.columns.sums?", "out.columns.amax?", "out.columns.workspace?")
+RESULTS: Final = (*_RESULTS_OF_TARGETS, *_RESULTS_OF_COLUMNS)
+"""Of an op whose last options are `targets` ("rows", "transposed" or "both") and `columns` ("sums",
+"amax", "both" or None)."""
 
 _NONE: Final = (None, None)
 
@@ -25,8 +48,26 @@ def allocate_targets(
     targets: str,
     granularity: str,
     transposed_granularity: str | None = None,
+    columns: str | None = None,
 ) -> Arrays:
     """RESULTS for a matrix of `shape`."""
+    return (
+        *_allocate_casts(
+            operation, framework, shape, dtype, targets, granularity, transposed_granularity
+        ),
+        *_allocate_columns(operation, framework, shape, columns),
+    )
+
+
+def _allocate_casts(
+    operation: str,
+    framework: Framework,
+    shape: Sequence[int],
+    dtype: str,
+    targets: str,
+    granularity: str,
+    transposed_granularity: str | None,
+) -> Arrays:
 
     def cast(shape: Sequence[int], granularity: str) -> Arrays:
         scale_shape = quick_scale_shape(granularity, shape)
@@ -44,22 +85,48 @@ def allocate_targets(
     raise invalid_argument(operation, "targets", expected, repr(targets))
 
 
+def _allocate_columns(
+    operation: str, framework: Framework, shape: Sequence[int], columns: str | None
+) -> Arrays:
+    if columns is None:
+        return None, None, None
+    if columns not in ("sums", "amax", "both"):
+        expected = "one of sums, amax, both, or None"
+        raise invalid_argument(operation, "columns", expected, repr(columns))
+    of_sums, of_amax = columns != "amax", columns != "sums"
+    cols = shape[-1]
+    workspace = (_workspace_rows(row_count(shape), of_sums, of_amax), cols)
+    return (
+        framework.empty((cols,), "float32") if of_sums else None,
+        framework.empty((cols,), "float32") if of_amax else None,
+        framework.empty(workspace, "float32"),
+    )
+
+
+def _workspace_rows(rows: int, of_sums: bool, of_amax: bool) -> int:
+    """column_workspace_rows() of the library, for torch's symbolic sizes too."""
+    return (of_sums + of_amax) * ((rows + 127) // 128)
+
+
 def casts_of(results: Arrays, granularity: str, transposed_granularity: str | None = None) -> Casts:
     """What the caller gets of RESULTS."""
-    rows, rows_scale, transposed, transposed_scale = results
-    if transposed is None:
-        return ScaledTensor(rows, rows_scale, granularity)
-    of_transpose = ScaledTensor(transposed, transposed_scale, transposed_granularity or granularity)
-    if rows is None:
-        return of_transpose
-    return ScaledTensor(rows, rows_scale, granularity), of_transpose
+    rows, rows_scale, transposed, transposed_scale, sums, amax, workspace = results
+    casts: tuple[Any, ...] = ()
+    if rows is not None:
+        casts = (ScaledTensor(rows, rows_scale, granularity),)
+    if transposed is not None:
+        of_transpose = transposed_granularity or granularity
+        casts += (ScaledTensor(transposed, transposed_scale, of_transpose),)
+    if workspace is not None:
+        return *casts, ColumnReductions(sums, amax)
+    return casts[0] if len(casts) == 1 else casts
 
 
 def without_targets(function: Callable[..., None]) -> Callable[..., None]:
     """The library sees by its results what is wanted."""
 
     def call(*arguments: Any) -> None:
-        *others, _targets, stream = arguments
+        *others, _targets, _columns, stream = arguments
         function(*others, stream)
 
     return call

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..activations import GATED, quantize_activation, quantize_activation_gradient
-from .casts import Casts, cast_by
+from .casts import Casts, GradientCasts, cast_by, cast_with_sums
 from .products import gradient_granularities
 from .recipes import Recipe
 
@@ -44,9 +44,10 @@ def cast_activation_gradient(
     recipe: Recipe,
     for_input: bool,
     for_weight: bool,
-) -> Casts:
+    for_bias: bool,
+) -> GradientCasts:
     """Casts of the gradient by gate_up, and of its transpose, as far as the products that go back
-    from it are wanted and in FP8."""
+    from it are wanted and in FP8; with the sums for a bias, where there is a cast."""
     function = partial(
         quantize_activation_gradient,
         dh,
@@ -56,7 +57,10 @@ def cast_activation_gradient(
         power_of_two=recipe.power_of_two,
         profile=recipe.profile,
     )
-    return cast_by(function, *gradient_granularities(recipe, for_input, for_weight))
+    granularities = gradient_granularities(recipe, for_input, for_weight)
+    if for_bias:
+        return cast_with_sums(function, *granularities)
+    return GradientCasts(*cast_by(function, *granularities))
 
 
 def activated(x: Tensor, activation: str) -> Tensor:

@@ -1,7 +1,7 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ _TOGETHER: Final = (
 
 Casts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """Of a matrix, and of its transpose; None where no product wants it."""
+
+
+class GradientCasts(NamedTuple):
+    """Of a gradient: Casts, and the sums of its columns, float32: the gradient by a bias."""
+
+    rows: ScaledTensor | None
+    transposed: ScaledTensor | None
+    sums: Tensor | None = None
+    """None where they are not wanted, or there is no cast to make them."""
 
 
 def walkable(x: Tensor) -> Tensor:
@@ -95,3 +104,25 @@ def cast_by(fused_cast: Callable[..., Any], rows: str | None, transposed: str | 
         None if rows is None else fused_cast(granularity=rows, targets="rows"),
         None if transposed is None else fused_cast(granularity=transposed, targets="transposed"),
     )
+
+
+def cast_with_sums(
+    fused_cast: Callable[..., Any], rows: str | None, transposed: str | None
+) -> GradientCasts:
+    """cast_by() of an operation that takes `columns` too, with the sums of the columns."""
+    if rows is not None and (rows, transposed) in _TOGETHER:
+        other = None if rows == transposed else transposed
+        of_rows, of_transpose, columns = fused_cast(
+            granularity=rows, transposed_granularity=other, targets="both", columns="sums"
+        )
+        return GradientCasts(of_rows, of_transpose, columns.sums)
+    if transposed is not None:
+        of_transpose, columns = fused_cast(
+            granularity=transposed, targets="transposed", columns="sums"
+        )
+        of_rows = None if rows is None else fused_cast(granularity=rows, targets="rows")
+        return GradientCasts(of_rows, of_transpose, columns.sums)
+    if rows is not None:
+        of_rows, columns = fused_cast(granularity=rows, targets="rows", columns="sums")
+        return GradientCasts(of_rows, None, columns.sums)
+    return GradientCasts(None, None)

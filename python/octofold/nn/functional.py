@@ -10,7 +10,13 @@ from ..scaled_tensor import ScaledTensor
 from .casts import Casts, cast, cast_weight, walkable
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
-from .products import cast_gradient, flat, input_gradient, output_product, weight_gradient
+from .products import (
+    bias_gradient,
+    cast_gradient,
+    input_gradient,
+    output_product,
+    weight_gradient,
+)
 from .recipes import Recipe, recipe_of
 
 
@@ -193,7 +199,9 @@ class _Linear(torch.autograd.Function):
         if recipe.delayed is not None and (grad_input is not None or grad_weight is not None):
             history = ctx.amax_history[GRADIENT]
             scale = delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
-        dy_rows, dy_transposed = cast_gradient(dy, recipe, needs_x, needs_weight, scale)
+        dy_rows, dy_transposed, sums = cast_gradient(
+            dy, recipe, needs_x, needs_weight, needs_bias, scale
+        )
         dx = dw = db = transposed = x_transposed = None
         if needs_x:
             if grad_input is not None and ctx.transposed_is_cast:
@@ -208,5 +216,5 @@ class _Linear(torch.autograd.Function):
         if ctx.main_grad is not None:
             dw = None
         if needs_bias:
-            db = flat(dy).sum(0, dtype=ctx.bias_dtype)
+            db = bias_gradient(dy, sums, ctx.bias_dtype)
         return dx, dw, db, None, None, None, None, None, None, None, None, None

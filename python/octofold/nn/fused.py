@@ -7,11 +7,17 @@ from torch import Tensor
 
 from ..scaled_tensor import ScaledTensor
 from .activated import activated, activated_gradient, cast_activation_gradient
-from .casts import Casts, walkable
+from .casts import GradientCasts, walkable
 from .chain import Chain, Layer, compute
 from .functional import refuse_second_derivatives, result_dtype
 from .normed import norm_gradients, normed
-from .products import cast_gradient, flat, input_gradient, weight_gradient
+from .products import (
+    bias_gradient,
+    cast_gradient,
+    gradient_granularities,
+    input_gradient,
+    weight_gradient,
+)
 from .recipes import Recipe
 
 
@@ -183,9 +189,9 @@ class _Chain(torch.autograd.Function):
         dy = walkable(dy)
         d: Tensor | None = dy  # by what the first layer puts out
         if chain.activation is None:
-            casts = cast_gradient(dy, recipe, needs.x, needs.first)
+            casts = cast_gradient(dy, recipe, needs.x, needs.first, needs.first_bias)
         else:
-            casts = cast_gradient(dy, recipe, needs.gate_up, needs.second)
+            casts = cast_gradient(dy, recipe, needs.gate_up, needs.second, needs.second_bias)
             if needs.second:
                 h = _activation_of(saved, chain) if recipe.grad_weight is None else None
                 h_transposed = _columns(saved.h_codes, saved.h_scale, recipe)
@@ -193,7 +199,7 @@ class _Chain(torch.autograd.Function):
                     dy, casts[1], h, h_transposed, recipe, of_second, to_second
                 )
             if needs.second_bias:
-                d_second_bias = flat(dy).sum(0, dtype=of_second_bias)
+                d_second_bias = bias_gradient(dy, casts.sums, of_second_bias)
             if needs.gate_up:
                 transposed = _transposed(saved.second_codes, saved.second_scale, recipe)
                 dh = input_gradient(dy, casts[0], (saved.second,), transposed, recipe, dtype)
@@ -210,8 +216,7 @@ class _Chain(torch.autograd.Function):
                 d_first = _added(whole[: ctx.rows_of_first], to_first, of_first)
                 d_also = _added(whole[ctx.rows_of_first :], to_also, of_also)
         if needs.first_bias:
-            assert d is not None
-            d_bias = flat(d).sum(0, dtype=of_bias)
+            d_bias = bias_gradient(d, casts.sums, of_bias)
         dx = None
         if needs.x:
             transposed = _transposed(saved.first_codes, saved.first_scale, recipe)
@@ -290,18 +295,20 @@ def _normed_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
 
 def _through_activation(
     dh: Tensor, gate_up: Tensor | None, chain: Chain, needs: _Needs
-) -> tuple[Tensor | None, Casts]:
-    """The gradient by gate_up: itself, only where it is needed in high precision, and its casts."""
+) -> tuple[Tensor | None, GradientCasts]:
+    """The gradient by gate_up: itself, only where it is needed in high precision or there is no
+    cast whose sums are the bias's gradient, and its casts."""
     assert gate_up is not None
     assert chain.activation is not None
     recipe = chain.recipe
+    is_cast = gradient_granularities(recipe, needs.x, needs.first) != (None, None)
     if (
-        needs.first_bias
+        (needs.first_bias and not is_cast)
         or (needs.x and recipe.grad_input is None)
         or (needs.first and recipe.grad_weight is None)
     ):
         d = activated_gradient(dh, gate_up, chain.activation)
-        return d, cast_gradient(d, recipe, needs.x, needs.first)
+        return d, cast_gradient(d, recipe, needs.x, needs.first, needs.first_bias)
     return None, cast_activation_gradient(
-        dh, gate_up, chain.activation, recipe, needs.x, needs.first
+        dh, gate_up, chain.activation, recipe, needs.x, needs.first, needs.first_bias
     )

@@ -51,7 +51,7 @@ class MLP(Module):
     in_features, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no delayed scaling, and
         the output in FP8.
     hidden_features: of the activation. out_features: None: in_features.
-    bias: of all layers. A bias of gate and up that is trained costs a pass over their gradient.
+    bias: of all layers. Its gradients come from the casts of what they are sums of.
     activation: as of octofold.mlp().
     norm, epsilon: None, "rms" or "layer", and its epsilon.
 

@@ -1,11 +1,14 @@
 """The three products of a linear layer, from casts or in high precision as its recipe says."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from ..casts import quantize_with_columns
 from ..gemm import gemm
 from ..scaled_tensor import ScaledTensor
-from .casts import Casts, cast, cast_weight, joined
+from .casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
 from .recipes import Product, Recipe
 
 
@@ -39,11 +42,27 @@ def gradient_granularities(
 
 
 def cast_gradient(
-    dy: Tensor, recipe: Recipe, for_input: bool, for_weight: bool, scale: Tensor | None = None
-) -> Casts:
-    """dY [..., out] and its transpose, as far as its products are wanted and in FP8."""
+    dy: Tensor,
+    recipe: Recipe,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+    scale: Tensor | None = None,
+) -> GradientCasts:
+    """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
+    tensor scale [1] if one is given; else with the sums for a bias, where there is a cast."""
     rows, transposed = gradient_granularities(recipe, for_input, for_weight)
-    return cast(dy, recipe.gradient_dtype, rows, transposed, recipe, scale)
+    if scale is not None or not for_bias:
+        return GradientCasts(*cast(dy, recipe.gradient_dtype, rows, transposed, recipe, scale))
+    function = partial(
+        quantize_with_columns,
+        dy,
+        columns=None,
+        dtype=recipe.gradient_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    return cast_with_sums(function, rows, transposed)
 
 
 def input_gradient(
@@ -84,6 +103,14 @@ def weight_gradient(
     assert x is not None
     dw = flat(dy).t() @ flat(x)
     return dw.to(dtype) if added_to is None else added_to.add_(dw)
+
+
+def bias_gradient(dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """dY summed over all tokens: `sums` where a cast has made them, else from dY itself."""
+    if sums is not None:
+        return sums.to(dtype)
+    assert dy is not None
+    return flat(dy).sum(0, dtype=dtype)
 
 
 def flat(x: Tensor) -> Tensor:
