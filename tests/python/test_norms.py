@@ -297,8 +297,10 @@ def test_opcheck_norms(opcheck, with_all, normal):
         )
     statistics = normal(130), mean
     inputs = x, *vectors, residual, *batches
-    options = norm, 1e-6, "1x128", None, "saturate", "te", "rows"
-    opcheck(torch.ops.octofold.quantize_norm, (*inputs, *rows, total, *statistics, *options))
+    options = norm, 1e-6, "1x128", None, "saturate", "te", "rows", "amax" if with_all else None
+    columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
+    written = *rows, *columns, total, *statistics
+    opcheck(torch.ops.octofold.quantize_norm, (*inputs, *written, *options))
 
     operands = *vectors, *batches
     gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]

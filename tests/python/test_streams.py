@@ -35,6 +35,9 @@ CALLS = {
     "quantize_both": lambda stream: octofold.quantize_both(
         np.ones((3, 4), np.float32), stream=stream
     ),
+    "quantize_with_columns": lambda stream: octofold.quantize_with_columns(
+        np.ones((3, 4), np.float32), stream=stream
+    ),
     "dequantize": lambda stream: operand().dequantize(stream=stream),
     "convert": lambda stream: octofold.convert(np.ones(3, np.float32), "e4m3", stream=stream),
     "gemm": lambda stream: octofold.gemm(operand(), operand(), stream=stream),

@@ -306,7 +306,10 @@ def test_opcheck_activations(opcheck, targets):
             "transposed": none + transposed,
             "both": rows + transposed,
         }[targets]
-        opcheck(op, (*inputs, *results, "swiglu", "halves", "1x128", None, *OPTIONS, targets))
+        options = "swiglu", "halves", "1x128", None, *OPTIONS, targets
+        opcheck(op, (*inputs, *results, None, None, None, *options, None))
+        sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
+        opcheck(op, (*inputs, *results, sums, None, workspace, *options, "sums"))
 
 
 def test_activations_compile():

@@ -96,6 +96,37 @@ TEST(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   }
 }
 
+// Beside what takes most registers: casts both ways, activations worked out, halves together.
+TEST(NvrtcColumnsTest, ReductionsCompileWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  const auto expect_sound = [&](DType in, const config::CastSource& source, bool to_rows,
+                                config::ColumnReductions columns, Granularity granularity,
+                                bool aligned = true) {
+    CastProblem problem{.rows = 256,
+                        .cols = 1024,
+                        .format = {.in = in, .granularity = granularity},
+                        .source = source,
+                        .to_rows = to_rows,
+                        .to_transposed = true};
+    problem.columns = columns;
+    problem.x_is_aligned = problem.codes_are_aligned = aligned;
+    compiler.expect_sound(problem);
+  };
+  using enum Granularity;
+  constexpr config::ColumnReductions kBoth{.sums = true, .amax = true}, kSums{.sums = true};
+  const auto swiglu = config::CastSource::of(config::SourceKind::kActivationGradient,
+                                             Activation::kSwiGlu, GateLayout::kHalves);
+  for (const DType in : kInputs) {
+    expect_sound(in, {}, true, kBoth, kBlock1x128);
+    expect_sound(in, swiglu, true, kSums, kBlock1x128);
+  }
+  expect_sound(DType::kBFloat16, {}, true, kSums, kBlock128x128);
+  expect_sound(DType::kBFloat16, {}, false, kSums, kChannel);
+  expect_sound(DType::kBFloat16, {}, true, kBoth, kTensor);
+  expect_sound(DType::kFloat16, {}, true, kBoth, kBlock1x128, false);
+}
+
 using Info = testing::TestParamInfo<std::tuple<Granularity, Targets>>;
 
 std::string name_of(const Info& info) {

@@ -74,6 +74,39 @@ TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   EXPECT_EQ(compilations_, 4);
 }
 
+// Of 200 rows the workspace has two, of sums first; a second kernel goes on from there.
+TEST_F(CastTest, ColumnsAreReducedByWayOfTheWorkspace) {
+  const auto floats_at = [](std::uintptr_t value) {
+    return vector(address(value), DType::kFloat32, kCols, kGpu);
+  };
+  const auto workspace = [](std::int64_t rows) {
+    return matrix(address(0x100000), DType::kFloat32, rows, kCols, kCols, kGpu);
+  };
+  const auto at = [](std::uintptr_t value) { return static_cast<float*>(address(value)); };
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  const auto params_of = [&](const ColumnTargets& columns) {
+    quantize({.rows = out, .columns = columns});
+    return state().launches.back().params_as<config::CastParams>().columns;
+  };
+  const auto both =
+      params_of({.sums = floats_at(0x5000), .amax = floats_at(0x6000), .workspace = workspace(4)});
+  ASSERT_EQ(state().launches.size(), 2u);
+  EXPECT_EQ(state().launches[0].blocks, 2u * 5);
+  EXPECT_EQ(state().launches[1].blocks, 20u);
+  EXPECT_EQ(state().launches[0].params_as<config::CastParams>().columns.sums, at(0x5000));
+  EXPECT_EQ(both.sums, at(0x5000));
+  EXPECT_EQ(both.amax, at(0x6000));
+  EXPECT_EQ(both.partial_sums, at(0x100000));
+  EXPECT_EQ(both.partial_amax, at(0x100000) + 2 * kCols);
+  const auto amax = params_of({.amax = floats_at(0x6000), .workspace = workspace(2)});
+  EXPECT_EQ(amax.partial_sums, nullptr);
+  EXPECT_EQ(amax.partial_amax, at(0x100000));
+  const auto sums = params_of({.sums = floats_at(0x5000), .workspace = workspace(2)});
+  EXPECT_EQ(sums.partial_sums, at(0x100000));
+  EXPECT_EQ(sums.partial_amax, nullptr);
+  EXPECT_EQ(compilations_, 6);
+}
+
 // One kernel, which reads the scales; rows of x may coincide, or go backwards.
 TEST_F(CastTest, GivenScalesTakeOneStep) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);

@@ -54,6 +54,7 @@ class Problems {
             .transposed_by_channel =
                 targets == 2 && granularity == Granularity::kBlock1x128 && below(2) == 0,
             .scales_given = given,
+            .columns = {.sums = below(8) == 0, .amax = below(8) == 0},
             .x_is_aligned = below(4) != 0,
             .codes_are_aligned = below(4) != 0};
   }
@@ -86,7 +87,7 @@ CastProblem problem_of(Granularity granularity, std::int64_t rows, std::int64_t 
 TEST(PlanCastTest, EveryConfigIsValid) {
   Problems problems;
   std::array<int, std::variant_size_v<CastConfig>> met{};
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < 100'000; ++i) {
     for (const CastLaunch& launch : cast_launches(problems.next(), kHopper)) {
       std::visit(
           [](const auto& config) {
