@@ -117,7 +117,7 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
     check.require_shape(
         kWorkspace, *columns.workspace,
         {column_workspace_rows(rows, columns.sums.has_value(), columns.amax.has_value()), cols});
-    if (columns.workspace->shape[0] > 1 && columns.workspace->strides[0] != cols) {
+    if (cols > 0 && columns.workspace->shape[0] > 1 && columns.workspace->strides[0] != cols) {
       check.fail(kWorkspace, "contiguous rows", core::describe(*columns.workspace));
     }
     check_written(kWorkspace, *columns.workspace);

@@ -148,7 +148,34 @@ def norm_backwards(rows, cols):
     )
 
 
-FAMILIES = (activations, norms, norm_backwards)
+def columns(rows, cols):
+    """The cast of a gradient both ways, without and with what it works out of columns."""
+    for transposed in (None, "channel"):
+        name = "1x128" if transposed is None else f"1x128+{transposed}"
+        for wanted in (None, "sums", "both"):
+            with_sums = wanted == "sums" and transposed is None
+            yield (
+                f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
+                (cols,),
+                2 * rows * cols,
+                lambda x, wanted=wanted, other=transposed: octofold.quantize_with_columns(
+                    x, wanted, "e5m2", transposed_granularity=other
+                ),
+                (lambda x: (*reference_both(x), x.float().sum(0))) if with_sums else None,
+            )
+    for wanted in (None, "sums"):
+        yield (
+            "swiglu gradient both" + (f" columns {wanted}" if wanted else ""),
+            (cols, 2 * cols),
+            4 * rows * cols,
+            lambda g, x, wanted=wanted: octofold.quantize_activation_gradient(
+                g, x, targets="both", columns=wanted
+            ),
+            None,
+        )
+
+
+FAMILIES = (activations, norms, norm_backwards, columns)
 
 
 def call_of(function, inputs, kept, index):

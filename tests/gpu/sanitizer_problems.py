@@ -218,10 +218,35 @@ def casts():
         yield f"cast {options} {shape} {dtype}", partial(cast, x, options)
 
 
+def columns(x, options):
+    """Casts, sums and largest magnitudes of columns."""
+    on_device = octofold.quantize_with_columns(x.to(DEVICE), "both", **options)
+    of_device, of_cpu = (
+        flat([*casts, *of_columns])
+        for *casts, of_columns in (on_device, octofold.quantize_with_columns(x, "both", **options))
+    )
+    return of_device, of_cpu
+
+
+def casts_with_columns():
+    for granularity, (rows, cols), dtype, targets in itertools.product(
+        ("channel", "1x128", "128x128"), ((256, 384), (131, 77), (1, 1)), FLOATS, ("rows", "both")
+    ):
+        x = torch.randn(rows, cols).to(dtype)
+        options = {"granularity": granularity, "targets": targets}
+        yield f"columns {options} {rows},{cols} {dtype}", partial(columns, x, options)
+
+
 def main():
     torch.manual_seed(0)
     problems = itertools.chain(
-        products(), candidates(), gated_products(), casts(), activations(), norms()
+        products(),
+        candidates(),
+        gated_products(),
+        casts(),
+        casts_with_columns(),
+        activations(),
+        norms(),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0

@@ -15,6 +15,7 @@ def casts(monkeypatch):
     """The tensors that were cast so far, as lists of (rows, columns), transposed ones as they came:
     what layers cast they cast by these functions."""
     from octofold.nn import casts as module
+    from octofold.nn import products
 
     seen = []
 
@@ -27,4 +28,6 @@ def casts(monkeypatch):
 
     for name in ("quantize", "quantize_both"):
         monkeypatch.setattr(module, name, recording(getattr(module, name)))
+    with_columns = recording(products.quantize_with_columns)
+    monkeypatch.setattr(products, "quantize_with_columns", with_columns)
     return seen

@@ -189,6 +189,21 @@ def test_only_what_needs_a_gradient(fused_casts):
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+def test_biases_come_with_the_casts(recipe, monkeypatch):
+    """Of gate and up too: the gradient that they are sums of is written in FP8 only."""
+    from octofold.nn import fused as chains
+    from octofold.nn import products
+
+    operands, dy = case()
+    for module, name in ((chains, "activated_gradient"), (products, "flat")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
+    _, grads = differentiated(fused(recipe), operands, dy)
+    _, expected = differentiated(exact(), wide(operands), [dy[0].double()])
+    assert relative_error(grads["down_bias"], expected["down_bias"]) < 1e-6
+    assert relative_error(grads["gate_up_bias"], expected["gate_up_bias"]) < 0.1
+
+
 @pytest.mark.parametrize("recipe", STATELESS)
 @pytest.mark.parametrize("tokens", [(0,), (3, 0)])
 def test_no_tokens(recipe, tokens):
