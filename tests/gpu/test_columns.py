@@ -61,10 +61,11 @@ def plain_casts(x, targets, granularity):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_beside_every_cast(source, granularity, generator):
-    for shape in SHAPES:
+    is_usual = source == "bfloat16"  # each type is another kernel to compile
+    for shape in SHAPES if is_usual else SHAPES[:4]:
         x = uneven(generator, *shape, source)
         first = None
-        for targets in TARGETS:
+        for targets in TARGETS if is_usual else ("both",):
             *casts, columns = octofold.quantize_with_columns(
                 x, "both", granularity=granularity, targets=targets
             )
@@ -149,12 +150,13 @@ def assert_columns_of_what_is_cast(cast, values, source):
     magnitudes says that it is the values that are cast; they are FP64's, rounded to the source."""
     options = {"granularity": "channel", "targets": "transposed"}
     by_channel, columns = cast(**options, columns="both")
-    assert torch.equal(by_channel.scale.flatten(), columns.amax.clamp(min=1e-4) / 448)
+    largest = torch.full_like(columns.amax, 448)  # by a number torch would multiply
+    assert torch.equal(by_channel.scale.flatten(), columns.amax.clamp(min=1e-4) / largest)
     step = torch.finfo(DTYPES[source]).eps
     assert torch.allclose(columns.amax.double(), values.abs().amax(0), rtol=2 * step, atol=1e-6)
     bound = 2 * step * values.abs().sum(0) + 1e-4
     assert bool(((columns.sums.double() - values.sum(0)).abs() <= bound).all())
-    for targets, granularity in itertools.product(TARGETS, GRANULARITIES):
+    for targets, granularity in (("rows", "1x128"), ("rows", "tensor"), ("both", "1x128")):
         plain = {"granularity": granularity, "targets": targets}
         *casts, again = cast(**plain, columns="both")
         assert_same_columns(again, columns)
@@ -162,11 +164,13 @@ def assert_columns_of_what_is_cast(cast, values, source):
         assert_same_casts(casts, alone if targets == "both" else [alone])
 
 
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("source", "layout"),
+    [("bfloat16", "halves"), ("float16", "interleaved"), ("float32", "halves")],
+)
 def test_of_activations_and_their_gradients(source, layout, generator):
     # Halves that are whole blocks of columns, which tiles take together, and others.
-    for rows, cols in ((300, 256), (131, 72), (130, 75)):
+    for rows, cols in ((300, 256), (131, 72), (130, 75)) if layout == "halves" else ((131, 72),):
         x = normal(generator, rows, 2 * cols, dtype=source)
         gradient = normal(generator, rows, cols, dtype=source)
         wide = x.double().requires_grad_()
