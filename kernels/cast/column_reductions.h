@@ -15,7 +15,6 @@ namespace octofold {
 namespace cast {
 
 using config::ColumnReductionConfig;
-using config::ColumnReductionParams;
 
 // Of the rows that each group of threads holds.
 template <TileCastConfig kConfig>
@@ -37,13 +36,13 @@ __device__ constexpr int place_of(int column) {
   return word * 32 + (within + word * 8) % 32;
 }
 
-// Rows that do not exist are zeros. Other threads may still read the shared memory afterwards.
+// Rows that do not exist are zeros. Other threads may still read `shared` afterwards.
 template <TileCastConfig kConfig>
-__device__ inline void reduce_columns(const CastParams& params, const Tile<kConfig>& tile) {
+__device__ inline void reduce_columns(const CastParams& params, const Tile<kConfig>& tile,
+                                      ColumnsOfGroups<kConfig>& shared) {
   constexpr DType kIn = kConfig.format.in;
   constexpr int kRows = Tile<kConfig>::kRows;
   constexpr int kPerWord = numeric::kPerWord<kIn>;
-  __shared__ ColumnsOfGroups<kConfig> shared;
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     if constexpr (kConfig.columns.sums) {

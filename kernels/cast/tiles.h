@@ -42,7 +42,10 @@ class TileCast {
       : params_(params), shared_(shared), tile_(tile) {}
 
   __device__ void run() {
-    if constexpr (kConfig.columns.any()) reduce_columns<kConfig>(params_, tile_);
+    if constexpr (kConfig.columns.any()) {
+      __shared__ ColumnsOfGroups<kConfig> columns;
+      reduce_columns<kConfig>(params_, tile_, columns);
+    }
     Scales scales(params_, tile_, shared_.scratch, shared_.kept);
     if constexpr (kConfig.phase == CastPhase::kAmax) {
       scales.gather();
