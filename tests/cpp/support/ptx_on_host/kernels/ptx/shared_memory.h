@@ -72,6 +72,10 @@ inline void store_shared_half(unsigned address, unsigned value) {
 }
 
 // Of what is not run.
+unsigned shared_address(const void* pointer);
+template <int kBytes, bool kThroughL1>
+void copy_async(unsigned destination, const void* source);
+void load_shared_words(unsigned address, unsigned (&words)[4]);
 unsigned opaque(unsigned value);
 float opaque(float value);
 float load_shared(unsigned address);

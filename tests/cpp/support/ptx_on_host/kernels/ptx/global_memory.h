@@ -1,0 +1,24 @@
+// Memory is the host's.
+#pragma once
+
+#include <cstring>
+
+namespace octofold::ptx {
+
+template <int kBytes>
+void load_global(const void* address, unsigned (&words)[kBytes / 4]) {
+  std::memcpy(words, address, kBytes);
+}
+inline void load_cached(const void* address, unsigned (&words)[4]) {
+  std::memcpy(words, address, 16);
+}
+inline void load_own(const void* address, unsigned (&words)[4]) { std::memcpy(words, address, 16); }
+template <int kBytes>
+void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
+  std::memcpy(address, words, kBytes);
+}
+
+// Of what is not run.
+void raise_global(unsigned* address, unsigned value);
+
+}  // namespace octofold::ptx
