@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "octofold/types.h"
@@ -72,11 +73,16 @@ struct BasicScaledTensorView {
   BasicTensorView<Pointer> data;
   BasicTensorView<Pointer> scale;
   Granularity granularity = Granularity::kTensor;
+  /// Two-level scales: a factor for each row of the matrix [rows, K] besides, x ≈ code × scale ×
+  /// factor. float32 [rows], contiguous, leading dimensions counted as rows; read, never written;
+  /// with kBlock128x128 only. A factor that is no positive normal number (0, NaN, infinity) counts
+  /// as 1.
+  std::optional<TensorView> channel_scale{};
 
   constexpr operator BasicScaledTensorView<const void*>() const
     requires(!std::is_const_v<std::remove_pointer_t<Pointer>>)
   {
-    return {data, scale, granularity};
+    return {data, scale, granularity, channel_scale};
   }
 };
 

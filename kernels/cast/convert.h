@@ -4,6 +4,7 @@
 #include "kernels/cast/access.h"
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/config/channel_scale.h"
 #include "kernels/config/convert_config.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
@@ -28,12 +29,17 @@ __device__ inline void multiply_by_scales(const config::ConvertParams& params, l
                                           long long col, int exist, float (&values)[kCount]) {
   if (exist <= 0) return;
   float scale = params.scale[scale_offset<kConfig.granularity>(params, row, col)];
+  float factor = 1;
+  if constexpr (kConfig.has_channel_scale) {
+    factor = config::channel_factor(params.channel_scale[row]);
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!kConfig.vectors && i < exist) {
       scale = params.scale[scale_offset<kConfig.granularity>(params, row, col + i)];
     }
     values[i] = __fmul_rn(values[i], scale);
+    if constexpr (kConfig.has_channel_scale) values[i] = __fmul_rn(values[i], factor);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/cast/line_scales.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/tile_scales.h"
+#include "kernels/cast/two_level_scales.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
@@ -15,12 +16,17 @@
 namespace octofold {
 namespace cast {
 
-template <TileCastConfig kConfig, bool kScalesLines = kConfig.format.scales_lines()>
+template <TileCastConfig kConfig, bool kTwoLevel = kConfig.two_level,
+          bool kScalesLines = kConfig.format.scales_lines()>
 struct ScalesOf {
+  using Type = TwoLevelScales<kConfig>;
+};
+template <TileCastConfig kConfig>
+struct ScalesOf<kConfig, false, false> {
   using Type = TileScales<kConfig>;
 };
 template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, true> {
+struct ScalesOf<kConfig, false, true> {
   using Type = LineScales<kConfig>;
 };
 

@@ -78,6 +78,8 @@ struct TileCastConfig {
   CastFormat format{};
   CastSource source{};
   CastPhase phase = CastPhase::kWhole;
+  // Whether the transpose, and rows of squares, are of values divided by their channels' factors.
+  bool two_level = false;
   // What is written: the cast of x, that of its transpose, or both from one read of x.
   bool to_rows = true;
   bool to_transposed = false;
@@ -104,6 +106,7 @@ struct TileCastConfig {
     field("format", format);
     field("source", source);
     field("phase", phase);
+    if (two_level) field("two_level", two_level);
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
     field("vector_loads", vector_loads);
@@ -118,7 +121,7 @@ struct TileCastConfig {
   constexpr int lanes() const { return kScaleBlock / format.vector(); }
   constexpr int groups() const { return tile_rows / rows_per_thread; }
   constexpr int threads() const { return groups() * lanes(); }
-  // Where rows, or columns, of the tile have scales of their own.
+  // Where rows, or columns, of the tile have scales, or factors, of their own.
   constexpr int column_units() const { return to_transposed ? kScaleBlock : 0; }
   constexpr int units() const { return column_units() + (to_rows ? tile_rows : 0); }
 
@@ -158,6 +161,11 @@ struct TileCastConfig {
     if (phase == CastPhase::kWholeRows &&
         (format.granularity != Granularity::kBlock1x128 || !to_rows || !to_transposed)) {
       return "of rows of 1x128, beside the transpose";
+    }
+    if (two_level &&
+        (phase != CastPhase::kWhole ||
+         (format.granularity != Granularity::kBlock128x128 && !(to_rows && to_transposed)))) {
+      return "two-level scales are of squares, found with all of a tile";
     }
     if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
         (rows_per_thread & (rows_per_thread - 1)) != 0) {

@@ -31,6 +31,9 @@ struct CastParams {
   CastTarget row_target;         // [rows, cols]
   CastTarget transposed_target;  // [cols, rows]
   ColumnReductionParams columns;
+  // Of two-level targets: the factors of what is written's rows.
+  const float* row_channel_scale;         // [rows]
+  const float* transposed_channel_scale;  // [cols]
 };
 
 struct ConvertParams {
@@ -43,6 +46,7 @@ struct ConvertParams {
   const float* scale;  // of ConvertConfig::scaled, found as in CastTarget
   long long scale_row_stride;
   long long scale_col_stride;
+  const float* channel_scale;  // [rows], of ConvertConfig::has_channel_scale
 };
 
 }  // namespace octofold::config

@@ -147,6 +147,9 @@ struct Sm90GemmConfig {
 
   constexpr Operand rows() const { return swapped ? form.b : form.a; }
   constexpr Operand columns() const { return swapped ? form.a : form.b; }
+  // Of two-level scales: whether rows, or columns, have factors of their own besides.
+  constexpr bool rows_have_factors() const { return form.b_channel_scale && swapped; }
+  constexpr bool columns_have_factors() const { return form.b_channel_scale && !swapped; }
   // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
@@ -274,7 +277,9 @@ constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
   if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
     return "gate and up are products of 1x128 and 128x128 scales";
   }
-  if (form.c != Addend::kNone || form.bias != Addend::kNone) return "gate and up are just products";
+  if (form.c != Addend::kNone || form.bias != Addend::kNone || form.b_channel_scale) {
+    return "gate and up are just products";
+  }
   if (swapped || tile_columns != kScaleBlock || row_sub_tiles() != 1) {
     return "a thread holds gate and up of the same elements, four of them a unit of 1x128";
   }
@@ -318,6 +323,9 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (raster_rows < 1) return "raster_rows has to be at least 1";
   if ((varies_along_k(rows().scales) || varies_along_k(columns().scales)) && !promote()) {
     return "scales that vary along K need promotion";
+  }
+  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
+    return "factors of channels stand beside scales of 128x128";
   }
   if (columns().scales == Granularity::kBlock128x128 &&
       scales_per_stage(columns().scales, tile_columns) > 2) {

@@ -53,6 +53,8 @@ struct Sm90GemmParams {
 
   WorkParams work;
   int last_rows{};  // 0: last_rows_map is not used
+
+  const float* channel_scale{};  // of b, where it is two-level: [its rows]
 };
 
 // Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there

@@ -2,6 +2,7 @@
 // and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
+#include "kernels/config/channel_scale.h"
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/epilogue/output.h"
 
@@ -21,7 +22,7 @@ __device__ inline float load_addend(const void* data, long long index) {
 template <Sm90GemmConfig kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
-    !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
+    !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
 // Index of an element of D, or of C with its stride.
 template <Sm90GemmConfig kConfig>
@@ -32,6 +33,9 @@ __device__ long long index_of(int row, int column, long long stride) {
 // What two neighbouring columns contribute, the same for all rows: read once.
 template <Sm90GemmConfig kConfig>
 struct ColumnTerms {
+  static constexpr bool kHasScale =
+      kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
+
   int column;
   int existing;  // how many of the two lie inside of D
   float scale[2] = {1.0f, 1.0f};
@@ -47,6 +51,10 @@ struct ColumnTerms {
         const int of_operand = column + i + (tile.operand_column - tile.column);
         scale[i] = of_columns.data[of_operand * of_columns.row_stride];
       }
+      if constexpr (kConfig.columns_have_factors()) {
+        const int of_operand = column + i + (tile.operand_column - tile.column);
+        scale[i] = config::channel_factor(params.channel_scale[of_operand]);
+      }
       if constexpr (kConfig.form.bias != Addend::kNone && !kConfig.swapped) {
         bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, column + i);
       }
@@ -57,8 +65,9 @@ struct ColumnTerms {
 // The same of a row, and the scales that all of D has. Nothing outside of D is read.
 template <Sm90GemmConfig kConfig>
 struct RowTerms {
-  static constexpr bool kHasScale =
-      !varies_along_k(kConfig.rows().scales) || kConfig.columns().scales == Granularity::kTensor;
+  static constexpr bool kHasScale = !varies_along_k(kConfig.rows().scales) ||
+                                    kConfig.rows_have_factors() ||
+                                    kConfig.columns().scales == Granularity::kTensor;
 
   int row;
   bool exists;
@@ -78,6 +87,10 @@ struct RowTerms {
       const int of_operand = row + (tile.operand_row - tile.row);
       if (exists) scale = of_rows.data[of_operand * of_rows.row_stride];
     }
+    if constexpr (kConfig.rows_have_factors()) {
+      const int of_operand = row + (tile.operand_row - tile.row);
+      if (exists) scale = config::channel_factor(params.channel_scale[of_operand]);
+    }
     if constexpr (kConfig.columns().scales == Granularity::kTensor) {
       scale *= *params.columns.scale.data;
     }
@@ -88,7 +101,7 @@ struct RowTerms {
     float values[2] = {first, second};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if constexpr (kConfig.columns().scales == Granularity::kChannel) {
+      if constexpr (ColumnTerms<kConfig>::kHasScale) {
         values[i] *= kHasScale ? scale * columns.scale[i] : columns.scale[i];
       } else if constexpr (kHasScale) {
         values[i] *= scale;

@@ -250,6 +250,21 @@ void Arguments::require_codes_and_scale(std::string_view argument,
          describe(tensor.scale));
   }
   if (rows * cols > 0) require_data(scale_argument, tensor.scale);
+  if (tensor.channel_scale) require_channel_scale(argument, tensor);
+}
+
+void Arguments::require_channel_scale(std::string_view argument,
+                                      const ScaledTensorView& tensor) const {
+  const std::string name_of_it = std::string(argument) + ".channel_scale";
+  if (tensor.granularity != Granularity::kBlock128x128) {
+    fail(name_of_it, "none, but beside scales of granularity 128x128",
+         core::format("one beside {}", name(tensor.granularity)));
+  }
+  const TensorView& factors = *tensor.channel_scale;
+  require_vector(name_of_it, factors);
+  require_dtype(name_of_it, factors, {DType::kFloat32});
+  require_shape(name_of_it, factors, {tensor.data.shape[0]});
+  require_same_device(name_of_it, factors, tensor.data.device);
 }
 
 bool memory_overlaps(const TensorView& left_view, const TensorView& right_view) {

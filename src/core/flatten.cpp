@@ -100,7 +100,8 @@ template <typename ScaledView>
 ScaledView flat_scaled(const Arguments& check, std::string_view argument,
                        const ScaledView& tensor) {
   const auto data = matrix_of(check, argument, tensor.data);
-  return {data, flat_scale(check, std::string(argument) + ".scale", tensor), tensor.granularity};
+  return {data, flat_scale(check, std::string(argument) + ".scale", tensor), tensor.granularity,
+          tensor.channel_scale};
 }
 
 }  // namespace

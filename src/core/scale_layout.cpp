@@ -101,12 +101,17 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
   }
   const auto advance = [](auto& tensor, std::int64_t count) {
     if (tensor.data == nullptr) return;
-    using Byte = std::conditional_t<std::is_same_v<decltype(tensor.data), void*>, char, const char>;
+    using Pointer = std::remove_reference_t<decltype(tensor.data)>;
+    using Byte = std::conditional_t<std::is_same_v<Pointer, void*>, char, const char>;
     tensor.data =
         static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
   };
   advance(matrix.data, begin);
   matrix.data.shape[0] = end - begin;
+  if (matrix.channel_scale) {
+    advance(*matrix.channel_scale, begin);
+    matrix.channel_scale->shape[0] = end - begin;
+  }
   if (matrix.granularity == Granularity::kTensor) return matrix;
   advance(matrix.scale, core::ceil_divide(begin, unit));
   matrix.scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);

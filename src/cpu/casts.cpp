@@ -11,6 +11,7 @@
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 #include "cpu/scale.h"
+#include "kernels/config/channel_scale.h"
 #include "kernels/config/fp8_format.h"
 
 namespace octofold::cpu {
@@ -28,22 +29,33 @@ const config::Fp8Format& format_of(DType dtype) {
   return dtype == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
 }
 
+// What is cast: x, of two-level scales divided by the factors of its rows.
+struct Source {
+  TensorView x;
+  const float* factors = nullptr;
+};
+
 // Calls body(row, col, values, count) for the runs that make up a rectangle of x, in FP32.
 template <typename Body>
-void for_each_run(const TensorView& x, const Rectangle& area, Body&& body) {
+void for_each_run(const Source& source, const Rectangle& area, Body&& body) {
+  const TensorView& x = source.x;
   Run run;
   for (std::int64_t row = area.row; row < area.row + area.rows; ++row) {
     for (std::int64_t col = area.col; col < area.col + area.cols; col += kRun) {
       const std::int64_t count = std::min(kRun, area.col + area.cols - col);
       load(x.data, x.dtype, row * x.strides[0] + col * x.strides[1], x.strides[1], count,
            run.data());
+      if (source.factors != nullptr) {
+        const float inverse = 1.0f / config::channel_factor(source.factors[row]);
+        for (std::int64_t i = 0; i < count; ++i) run[static_cast<std::size_t>(i)] *= inverse;
+      }
       body(row, col, run.data(), count);
     }
   }
 }
 
 // The largest magnitude, as bits: in that order a NaN exceeds infinity, so it is handed on.
-std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
+std::uint32_t amax_bits(const Source& x, const Rectangle& area) {
   std::uint32_t amax = 0;
   for_each_run(x, area, [&](auto, auto, const float* values, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -53,7 +65,7 @@ std::uint32_t amax_bits(const TensorView& x, const Rectangle& area) {
   return amax;
 }
 
-void encode(const TensorView& x, const Rectangle& area, const UnitCast& cast,
+void encode(const Source& x, const Rectangle& area, const UnitCast& cast,
             const MutableTensorView& codes, Overflow overflow) {
   for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
     cast.apply({values, static_cast<std::size_t>(count)});
@@ -89,8 +101,7 @@ UnitCast computed_cast(const config::CastFormat& format, std::uint32_t amax) {
 }
 
 // One cast for everything.
-UnitCast whole_tensor_cast(const TensorView& x, const Bands& bands,
-                           const config::CastFormat& format) {
+UnitCast whole_tensor_cast(const Source& x, const Bands& bands, const config::CastFormat& format) {
   std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
   parallel_for(bands.count, bands.work(), [&] {
     return [&](std::int64_t band) {
@@ -130,9 +141,14 @@ void reduce_columns(const TensorView& x, const ColumnTargets& out) {
 
 }  // namespace
 
-void quantize(const TensorView& x, const MutableScaledTensorView& out,
-              const config::CastFormat& format, ScaleSource scales) {
-  const std::int64_t rows = x.shape[0], cols = x.shape[1];
+void quantize(const TensorView& matrix, const MutableScaledTensorView& out,
+              config::CastFormat format, ScaleSource scales) {
+  Source x{matrix};
+  if (out.channel_scale) {
+    x.factors = static_cast<const float*>(out.channel_scale->data);
+    format.in = DType::kFloat32;  // of the quotients
+  }
+  const std::int64_t rows = matrix.shape[0], cols = matrix.shape[1];
   const core::UnitSize unit = core::unit_size(format.granularity, rows, cols);
   const core::ScaleGrid grid = core::scale_grid(format.granularity, rows, cols);
   const core::ScaleAccess<float> scale = core::scale_access(out);
@@ -183,13 +199,16 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
   const std::int64_t rows = x.data.shape[0], cols = x.data.shape[1];
   const core::UnitSize unit = core::unit_size(x.granularity, rows, cols);
   const core::ScaleAccess<const float> scale = core::scale_access(x);
+  const auto* factors =
+      x.channel_scale ? static_cast<const float*>(x.channel_scale->data) : nullptr;
   parallel_for(rows, cols, [&] {
     return [&](std::int64_t row) {
+      const float outer = factors == nullptr ? 1.0f : config::channel_factor(factors[row]);
       for (std::int64_t col = 0; col < cols; col += unit.cols) {
-        const float factor = scale(row / unit.rows, col / unit.cols);
+        const float inner = scale(row / unit.rows, col / unit.cols);
         const Rectangle area{row, 1, col, std::min(unit.cols, cols - col)};
-        for_each_run(x.data, area, [&](auto, std::int64_t first, float* values, auto count) {
-          for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
+        for_each_run({x.data}, area, [&](auto, std::int64_t first, float* values, auto count) {
+          for (std::int64_t i = 0; i < count; ++i) values[i] = values[i] * inner * outer;
           store(values, count, out.data, out.dtype, row * out.strides[0] + first,
                 Overflow::kSaturate);
         });

@@ -8,9 +8,10 @@
 namespace octofold::cpu {
 
 /// Casts x [rows, cols], of any strides, to out.data [rows, cols] with the scales that it finds in
-/// out.scale (kGiven), or works out and writes there.
-void quantize(const TensorView& x, const MutableScaledTensorView& out,
-              const config::CastFormat& format, ScaleSource scales);
+/// out.scale (kGiven), or works out and writes there. With out.channel_scale it casts the FP32
+/// products of x and the factors' reciprocals.
+void quantize(const TensorView& x, const MutableScaledTensorView& out, config::CastFormat format,
+              ScaleSource scales);
 
 /// The same for each target that there is: of x, and of its transpose; and what is wanted of its
 /// columns.

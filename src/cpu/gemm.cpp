@@ -9,6 +9,7 @@
 #include "cpu/blas.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
+#include "kernels/config/channel_scale.h"
 
 namespace octofold::cpu {
 namespace {
@@ -58,6 +59,15 @@ void promote(const Tile& tile, Workspace& work) {
   }
 }
 
+// The last level of two-level scales: b's factors, which are those of D's columns.
+void multiply_columns(const TensorView& factors, const Tile& tile, Workspace& work) {
+  const float* of_tile = static_cast<const float*>(factors.data) + tile.n;
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    float* sum = work.sum.get() + i * kTileN;
+    for (std::int64_t j = 0; j < tile.cols; ++j) sum[j] *= config::channel_factor(of_tile[j]);
+  }
+}
+
 // Adds C and the bias in FP32 and rounds once.
 void store_tile(const GemmArguments& arguments, const Tile& tile, Workspace& work) {
   float* const addend = work.partial.get();
@@ -86,6 +96,7 @@ void compute_tile(const GemmArguments& arguments, const Tile& tile, Workspace& w
              work.partial.get(), kTileN);
     promote(tile, work);
   }
+  if (arguments.b.channel_scale) multiply_columns(*arguments.b.channel_scale, tile, work);
   store_tile(arguments, tile, work);
 }
 

@@ -30,6 +30,14 @@ inline bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out)
   return !out || is_aligned(out->data, 8);
 }
 
+inline const float* floats_of(const std::optional<TensorView>& vector) {
+  return vector ? static_cast<const float*>(vector->data) : nullptr;
+}
+
+inline const float* channel_scale_of(const std::optional<MutableScaledTensorView>& out) {
+  return out ? floats_of(out->channel_scale) : nullptr;
+}
+
 inline config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) {
   if (!out) return {};
   const core::ScaleAccess<float> scale = core::scale_access(*out);

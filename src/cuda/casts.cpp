@@ -44,7 +44,8 @@ config::ColumnReductionParams columns_of(const ColumnTargets& out, const Sizes& 
 
 // `scale` is read where the problem is scaled.
 void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const float> scale,
-             const TensorView& x, const MutableTensorView& out, Stream stream) {
+             const float* channel_scale, const TensorView& x, const MutableTensorView& out,
+             Stream stream) {
   problem.rows = x.shape[0];
   problem.cols = x.shape[1];
   problem.in = x.dtype;
@@ -60,7 +61,8 @@ void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const flo
                                      .cols = x.shape[1],
                                      .scale = scale.data,
                                      .scale_row_stride = scale.row_stride,
-                                     .scale_col_stride = scale.col_stride};
+                                     .scale_col_stride = scale.col_stride,
+                                     .channel_scale = channel_scale};
   device.prepared(problem, [&] { return plan::plan_convert(problem, device.gpu()); })
       .launch(stream, &params);
 }
@@ -78,8 +80,11 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .source = input.source,
       .to_rows = out.rows.has_value(),
       .to_transposed = out.transposed.has_value(),
-      .transposed_by_channel =
-          out.rows && out.transposed && out.rows->granularity != out.transposed->granularity,
+      .transposed_by_channel = out.rows && out.transposed &&
+                               out.rows->granularity == Granularity::kBlock1x128 &&
+                               out.transposed->granularity == Granularity::kChannel,
+      .two_level = (out.rows && out.rows->channel_scale) ||
+                   (out.transposed && out.transposed->channel_scale),
       .scales_given = scales == ScaleSource::kGiven,
       .columns = reductions_of(out.columns),
       .x_is_aligned =
@@ -96,20 +101,25 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .cols = cols,
                                   .row_target = target_of(out.rows),
                                   .transposed_target = target_of(out.transposed),
-                                  .columns = columns_of(out.columns, sizes)};
+                                  .columns = columns_of(out.columns, sizes),
+                                  .row_channel_scale = channel_scale_of(out.rows),
+                                  .transposed_channel_scale = channel_scale_of(out.transposed)};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }
 
 void dequantize(Device& device, const ScaledTensorView& x, const MutableTensorView& out,
                 Stream stream) {
-  convert(device, {.scaled = true, .granularity = x.granularity}, core::scale_access(x), x.data,
-          out, stream);
+  convert(device,
+          {.scaled = true,
+           .granularity = x.granularity,
+           .has_channel_scale = x.channel_scale.has_value()},
+          core::scale_access(x), floats_of(x.channel_scale), x.data, out, stream);
 }
 
 void convert(Device& device, const TensorView& x, const MutableTensorView& out, Overflow overflow,
              Stream stream) {
-  convert(device, {.saturate = overflow == Overflow::kSaturate}, {}, x, out, stream);
+  convert(device, {.saturate = overflow == Overflow::kSaturate}, {}, nullptr, x, out, stream);
 }
 
 }  // namespace octofold::cuda

@@ -2,6 +2,7 @@
 
 #include "core/log.h"
 #include "core/scale_layout.h"
+#include "cuda/cast_views.h"
 #include "cuda/context.h"
 #include "cuda/tensor_map.h"
 #include "kernels/config/sm90_gemm.h"
@@ -55,7 +56,8 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                         .bias = arguments.bias ? arguments.bias->data : nullptr,
                         .work = {.rows = static_cast<int>(out.shape[config.swapped ? 1 : 0]),
                                  .columns = static_cast<int>(out.shape[config.swapped ? 0 : 1]),
-                                 .depth = static_cast<int>(rows.shape[1])}};
+                                 .depth = static_cast<int>(rows.shape[1])},
+                        .channel_scale = floats_of(arguments.b.channel_scale)};
   const Driver& driver = device.driver();
   // Tensor maps want one too, and a thread of torch's autograd may have none yet.
   const ContextGuard current(driver, device.context());

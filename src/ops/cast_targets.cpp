@@ -38,6 +38,14 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
   check.require_scaled(argument, out);
   check.require_same_device(argument, out.data, inputs.front().view.device);
   check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
+  if (out.channel_scale) {
+    const std::string factors = argument + ".channel_scale";
+    check.require_disjoint(argument, out.data, factors, *out.channel_scale);
+    check.require_disjoint(argument + ".scale", out.scale, factors, *out.channel_scale);
+    if (scales == ScaleSource::kGiven) {
+      check.fail(factors, "none beside given scales", "one");
+    }
+  }
   for (const CastInput& input : inputs) {
     check.require_disjoint(argument, out.data, input.argument, input.view);
     if (scales == ScaleSource::kGiven) continue;
@@ -56,17 +64,40 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
 
 namespace {
 
+// One granularity for both; but beside rows of 1x128 the transpose may be of channels or two-level.
+void require_granularities(const core::Arguments& check, const MutableScaledTensorView& rows,
+                           const MutableScaledTensorView& transposed) {
+  const bool of_lines = rows.granularity == Granularity::kBlock1x128;
+  const bool by_channel = of_lines && transposed.granularity == Granularity::kChannel;
+  const bool two_level = of_lines && transposed.channel_scale;
+  if (transposed.granularity != rows.granularity && !by_channel && !two_level) {
+    check.fail("out.transposed",
+               core::format("granularity {}, as 'out.rows'{}", name(rows.granularity),
+                            of_lines ? ", or channel, or 128x128 with a channel_scale" : ""),
+               name(transposed.granularity));
+  }
+  if (transposed.granularity == rows.granularity &&
+      rows.channel_scale.has_value() != transposed.channel_scale.has_value()) {
+    const bool of_rows = rows.channel_scale.has_value();
+    check.fail(of_rows ? "out.transposed.channel_scale" : "out.rows.channel_scale",
+               core::format("one, as '{}' has", of_rows ? "out.rows" : "out.transposed"), "none");
+  }
+}
+
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
                              const MutableScaledTensorView& transposed, ScaleSource scales) {
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
-  const bool by_channel = rows.granularity == Granularity::kBlock1x128 &&
-                          transposed.granularity == Granularity::kChannel;
-  if (transposed.granularity != rows.granularity && !by_channel) {
-    check.fail("out.transposed",
-               core::format("granularity {}, as 'out.rows'{}", name(rows.granularity),
-                            rows.granularity == Granularity::kBlock1x128 ? ", or channel" : ""),
-               name(transposed.granularity));
-  }
+  require_granularities(check, rows, transposed);
+  const auto require_apart_from_factors =
+      [&](std::string_view argument, const MutableScaledTensorView& written,
+          std::string_view factors, const MutableScaledTensorView& other) {
+        if (!other.channel_scale) return;
+        check.require_disjoint(argument, written.data, factors, *other.channel_scale);
+        check.require_disjoint(std::string(argument) + ".scale", written.scale, factors,
+                               *other.channel_scale);
+      };
+  require_apart_from_factors("out.rows", rows, "out.transposed.channel_scale", transposed);
+  require_apart_from_factors("out.transposed", transposed, "out.rows.channel_scale", rows);
   check.require_disjoint("out.transposed", transposed.data, "out.rows", rows.data);
   check.require_disjoint("out.transposed", transposed.data, "out.rows.scale", rows.scale);
   check.require_disjoint("out.rows", rows.data, "out.transposed.scale", transposed.scale);

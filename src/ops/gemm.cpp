@@ -42,6 +42,9 @@ void check_output(const core::Arguments& check, const GemmArguments& arguments) 
   check.require_disjoint("out", out, "a.scale", arguments.a.scale);
   check.require_disjoint("out", out, "b", arguments.b.data);
   check.require_disjoint("out", out, "b.scale", arguments.b.scale);
+  if (arguments.b.channel_scale) {
+    check.require_disjoint("out", out, "b.channel_scale", *arguments.b.channel_scale);
+  }
 }
 
 void check_addends(const core::Arguments& check, const GemmArguments& arguments) {
@@ -78,6 +81,10 @@ GemmArguments checked(GemmArguments arguments) {
   const GemmArguments given = arguments;
   arguments.a = core::flatten(check, "a", given.a);
   ops::check_operands(check, arguments.a, arguments.b);
+  if (arguments.a.channel_scale) {
+    core::fail(ErrorCode::kUnsupported,
+               "gemm: argument 'a.channel_scale': expected none, as two-level scales are for 'b'");
+  }
   require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
                        arguments.fast_accumulation);
   require_shape_of_result(check, "out", given.out, given);
@@ -105,6 +112,9 @@ void ops::require_form(std::string_view operation, const GemmForm& form) {
   check.require_enumerator("a.granularity", form.a.scales);
   check.require_enumerator("b.granularity", form.b.scales);
   require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
+  if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
+    check.fail("b_channel_scale", "false, but for scales of b of granularity 128x128", "true");
+  }
 }
 
 void ops::check_operands(const core::Arguments& check, const ScaledTensorView& a,

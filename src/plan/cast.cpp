@@ -66,6 +66,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
   TileCastConfig config{.format = format_of(problem.format, phase),
                         .source = problem.source,
                         .phase = phase,
+                        .two_level = problem.two_level,
                         .to_rows = problem.to_rows,
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem)};
@@ -165,7 +166,9 @@ std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
             launch_tiles(problem, CastPhase::kWholeRows),
             launch_scales(transposed, ScaleStep::kFinish)};
   }
-  if (problem.format.scales_blocks()) return {launch_tiles(problem, CastPhase::kWhole)};
+  if (problem.format.scales_blocks() || problem.two_level) {
+    return {launch_tiles(problem, CastPhase::kWhole)};
+  }
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
       !problem.columns.any()) {
     return {launch_rows(problem, gpu)};
@@ -237,6 +240,7 @@ ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   require_kernels(operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.granularity = problem.granularity;
+  config.has_channel_scale = problem.has_channel_scale;
   if (is_fp8(problem.out)) config.saturate = problem.saturate;
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   // Few threads along short rows, one row per thread where there are few rows.

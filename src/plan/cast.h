@@ -30,6 +30,8 @@ struct CastProblem {
   bool to_transposed = false;
   /// Beside rows of 1x128: the transpose has one scale for each of its rows.
   bool transposed_by_channel = false;
+  /// The transpose, and rows unless they are of 1x128, have two-level scales.
+  bool two_level = false;
   bool scales_given = false;
   config::ColumnReductions columns{};  ///< what else is worked out
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
@@ -45,6 +47,7 @@ struct CastProblem {
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
     field("transposed_by_channel", transposed_by_channel);
+    field("two_level", two_level);
     field("scales_given", scales_given);
     field("columns", columns);
     field("x_is_aligned", x_is_aligned);
@@ -79,6 +82,7 @@ struct ConvertProblem {
   DType out = DType::kBFloat16;
   bool scaled = false;
   Granularity granularity = Granularity::kTensor;
+  bool has_channel_scale = false;
   bool saturate = true;
   /// Whether addresses and row strides are multiples of ConvertConfig::vector().
   bool is_aligned = true;
@@ -91,6 +95,7 @@ struct ConvertProblem {
     field("out", out);
     field("scaled", scaled);
     field("granularity", granularity);
+    field("has_channel_scale", has_channel_scale);
     field("saturate", saturate);
     field("is_aligned", is_aligned);
   }

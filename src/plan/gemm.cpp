@@ -148,7 +148,8 @@ GemmProblem problem_of(const GemmArguments& arguments) {
                                .out = out.dtype,
                                .c = addend_of(arguments.c, out.dtype),
                                .bias = addend_of(arguments.bias, out.dtype),
-                               .fast_accumulation = arguments.fast_accumulation}},
+                               .fast_accumulation = arguments.fast_accumulation,
+                               .b_channel_scale = arguments.b.channel_scale.has_value()}},
           .operands_fit_tma = tma_obstacle(arguments.a.data) == nullptr &&
                               tma_obstacle(arguments.b.data) == nullptr,
           .operands_fit_words = has_words(arguments.a.data) && has_words(arguments.b.data),

@@ -96,6 +96,34 @@ TEST(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   }
 }
 
+TEST(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  const auto expect_sound = [&](DType in, const config::CastRule& rule, Granularity granularity,
+                                Targets targets, bool aligned) {
+    compiler.expect_sound(
+        CastProblem{.rows = 256,
+                    .cols = 512,
+                    .format = {.in = in, .granularity = granularity, .rule = rule},
+                    .to_rows = targets != Targets::kTransposed,
+                    .to_transposed = targets != Targets::kRows,
+                    .two_level = true,
+                    .x_is_aligned = aligned,
+                    .codes_are_aligned = aligned});
+  };
+  using enum Granularity;
+  for (const DType in : kInputs) {  // the longest code, and what layers use
+    for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
+      expect_sound(in, rule, kBlock1x128, Targets::kBoth, true);
+    }
+    expect_sound(in, config::kVllmRule, kBlock128x128, Targets::kBoth, true);
+  }
+  expect_sound(DType::kFloat16, config::kDeepGemmRule, kBlock128x128, Targets::kRows, true);
+  expect_sound(DType::kBFloat16, config::kCompressedTensorsRule, kBlock128x128,
+               Targets::kTransposed, true);
+  expect_sound(DType::kBFloat16, config::kVllmRule, kBlock1x128, Targets::kBoth, false);
+}
+
 // Beside what takes most registers: casts both ways, activations worked out, halves together.
 TEST(NvrtcColumnsTest, ReductionsCompileWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
@@ -211,6 +239,11 @@ TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
       }
     }
   }
+  compiler.expect_sound(plan::ConvertProblem{.rows = 64,
+                                             .cols = 4096,
+                                             .scaled = true,
+                                             .granularity = Granularity::kBlock128x128,
+                                             .has_channel_scale = true});
 }
 
 }  // namespace

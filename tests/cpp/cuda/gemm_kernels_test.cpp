@@ -112,6 +112,25 @@ TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(Mainloops, NvrtcGemmEpilogueTest, testing::ValuesIn(mainloops()),
                          [](const auto& instance) { return instance.param.first; });
 
+// The weight gradient of two-level scales: the planner's choice for many sizes, and the others.
+TEST(NvrtcGemmTwoLevelTest, CompilesWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  GemmProblem problem{.product = {.m = 4096, .n = 14'336, .k = 16'384}};
+  problem.product.form.b_channel_scale = true;
+  expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+  problem.product.form.out = DType::kFloat32;
+  problem.product.form.c = Addend::kOutputType;
+  problem.c_is_out = true;
+  for (const auto& [m, n] : {std::pair{4096, 14'336}, {8, 4096}, {256, 256}}) {  // swapped, slices
+    problem.product.m = m;
+    problem.product.n = n;
+    expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+  }
+  problem.c_is_out = false;
+  problem.operands_fit_tma = problem.output_fits_tma = false;
+  expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+}
+
 TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   for (const DType a : {DType::kE4M3, DType::kE5M2}) {

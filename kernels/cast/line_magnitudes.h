@@ -1,0 +1,98 @@
+// The largest magnitudes in the rows and in the columns of a tile.
+#pragma once
+
+#include "kernels/cast/access.h"
+#include "kernels/cast/magnitudes.h"
+#include "kernels/cast/tile.h"
+#include "kernels/config/cast_config.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/swap.h"
+
+namespace octofold::cast {
+
+template <TileCastConfig kConfig, bool kOfRows, bool kOfColumns>
+class LineMagnitudes {
+ public:
+  struct Scratch {
+    // Of the rows of a thread, column by column, and of whole rows.
+    alignas(16) unsigned columns[kConfig.to_transposed ? kConfig.groups() : 1][kConfig.lanes()][4];
+    unsigned rows[kConfig.tile_rows];
+  };
+
+  __device__ LineMagnitudes(const Tile<kConfig>& tile, Scratch& scratch)
+      : tile_(tile), scratch_(scratch) {}
+
+  // Leaves them in shared memory: all threads together.
+  __device__ void share() {
+    if constexpr (kOfColumns) share_columns();
+    if constexpr (kOfRows) share_rows();
+    __syncthreads();
+  }
+
+  __device__ float of_column(int column) const {
+    unsigned magnitudes = 0;
+#pragma unroll
+    for (const auto& group : scratch_.columns) {
+      magnitudes =
+          numeric::larger<kIn>(magnitudes, reinterpret_cast<const Storage<kIn>*>(group)[column]);
+    }
+    return numeric::largest<kIn>(magnitudes);
+  }
+  __device__ float of_row(int row) const { return numeric::largest<kIn>(scratch_.rows[row]); }
+
+ private:
+  static constexpr int kLanes = Tile<kConfig>::kLanes;
+  static constexpr int kRows = Tile<kConfig>::kRows;
+  static constexpr DType kIn = kConfig.format.in;
+
+  __device__ void share_columns() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      unsigned magnitudes = numeric::magnitude<kIn>(tile_.words[0][i]);
+#pragma unroll
+      for (int row = 1; row < kRows; ++row) {
+        magnitudes = numeric::larger<kIn>(magnitudes, numeric::magnitude<kIn>(tile_.words[row][i]));
+      }
+      scratch_.columns[tile_.group][tile_.lane][i] = magnitudes;
+    }
+  }
+
+  // Of two lanes, each hands on half of its rows and keeps the other half, until it is left with
+  // one row: few exchanges for all rows together.
+  __device__ void share_rows() {
+    unsigned magnitudes[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) magnitudes[i] = largest_of_vector<kIn>(tile_.words[i]);
+    int distance = kLanes / 2;
+#pragma unroll
+    for (int half = kRows / 2; half > 0; half /= 2) {
+      const unsigned upper = static_cast<unsigned>(tile_.lane & distance);
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        unsigned kept = magnitudes[i], given = magnitudes[half + i];
+        ptx::swap_if(upper, kept, given);
+        magnitudes[i] = numeric::larger<kIn>(kept, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
+      }
+      distance /= 2;
+    }
+    constexpr int kLanesPerRow = kLanes / kRows;
+    const unsigned of_row = largest_of_lanes<kIn, kLanesPerRow>(magnitudes[0]);
+    if (tile_.lane % kLanesPerRow == 0) {
+      scratch_.rows[tile_.group * kRows + tile_.lane / kLanesPerRow] = of_row;
+    }
+  }
+
+  const Tile<kConfig>& tile_;
+  Scratch& scratch_;
+};
+
+// Where in shared memory a thread's line has what belongs to it, columns first, then rows.
+// Neighbouring lanes ask for columns a vector apart: those lie next to each other, so that lanes do
+// not meet in a bank.
+template <TileCastConfig kConfig>
+__device__ int place_of_line(int number) {
+  constexpr int kVector = Tile<kConfig>::kVector, kLanes = Tile<kConfig>::kLanes;
+  return number < kConfig.column_units() ? number % kVector * kLanes + number / kVector : number;
+}
+
+}  // namespace octofold::cast
