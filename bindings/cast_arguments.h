@@ -34,14 +34,16 @@ struct CastOperation {
   CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
                       const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
                       const ColumnTargets& columns, const tvm::ffi::String& granularity,
-                      const OptionalText& transposed_granularity) const {
+                      const OptionalText& transposed_granularity,
+                      const OptionalTensor& channel_scale = {},
+                      const OptionalTensor& transposed_channel_scale = {}) const {
     const Granularity unit = parse_granularity(view_of(granularity));
     const Granularity transposed_unit =
         transposed_granularity ? parse_granularity(view_of(*transposed_granularity)) : unit;
-    return {
-        .rows = target("out.rows", data, scale, unit),
-        .transposed = target("out.transposed", transposed_data, transposed_scale, transposed_unit),
-        .columns = columns};
+    return {.rows = target("out.rows", data, scale, channel_scale, unit),
+            .transposed = target("out.transposed", transposed_data, transposed_scale,
+                                 transposed_channel_scale, transposed_unit),
+            .columns = columns};
   }
   ColumnTargets columns(const OptionalTensor& sums, const OptionalTensor& amax,
                         const OptionalTensor& workspace) const {
@@ -59,12 +61,18 @@ struct CastOperation {
   std::optional<MutableScaledTensorView> target(std::string_view argument,
                                                 const OptionalTensor& data,
                                                 const OptionalTensor& scale,
+                                                const OptionalTensor& channel_scale,
                                                 Granularity unit) const {
     if (!data) return std::nullopt;
     const std::string scale_argument = std::string(argument) + ".scale";
-    return MutableScaledTensorView{
+    MutableScaledTensorView view{
         view_of(name, argument, *data, "e4m3 or e5m2"),
         scale ? view_of(name, scale_argument, *scale, "float32") : MutableTensorView{}, unit};
+    if (channel_scale) {
+      const std::string factors = std::string(argument) + ".channel_scale";
+      view.channel_scale = view_of(name, factors, *channel_scale, "float32");
+    }
+    return view;
   }
 };
 

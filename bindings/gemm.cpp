@@ -19,8 +19,9 @@ namespace octofold::bindings {
 template <typename... Candidate>
 void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::TensorView b,
           tvm::ffi::TensorView b_scale, OptionalTensor c, OptionalTensor bias,
-          tvm::ffi::TensorView out, tvm::ffi::String a_granularity, tvm::ffi::String b_granularity,
-          bool fast_accumulation, OptionalStream stream, Candidate... candidate) {
+          OptionalTensor b_channel_scale, tvm::ffi::TensorView out, tvm::ffi::String a_granularity,
+          tvm::ffi::String b_granularity, bool fast_accumulation, OptionalStream stream,
+          Candidate... candidate) {
   GemmArguments arguments{
       .a = {view_of("gemm", "a", a, "e4m3 or e5m2"), view_of("gemm", "a.scale", a_scale, "float32"),
             parse_granularity(view_of(a_granularity))},
@@ -28,6 +29,9 @@ void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::Tensor
             parse_granularity(view_of(b_granularity))},
       .out = view_of("gemm", "out", out, "bfloat16, float16 or float32"),
       .fast_accumulation = fast_accumulation};
+  if (b_channel_scale) {
+    arguments.b.channel_scale = view_of("gemm", "b.channel_scale", *b_channel_scale, "float32");
+  }
   if (c) arguments.c = view_of("gemm", "c", *c, "that of 'out' or float32");
   if (bias) arguments.bias = view_of("gemm", "bias", *bias, "that of 'out' or float32");
   octofold::gemm(arguments, stream_of(stream, out), view_of(candidate)...);

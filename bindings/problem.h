@@ -19,7 +19,7 @@ using Fields = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>;
 
 /// From "m", "n", "k" and GemmForm's fields by their names: dtypes and granularities as their
 /// words, an operand as its own and, under "<name>_granularity", that of its scales; of an addend
-/// the dtype or none.
+/// the dtype or none. Flags that are left out are false.
 inline GemmProblem problem_of(const Fields& fields) {
   const auto text = [&](const std::string& name) {
     return std::string(view_of(fields.at(name).cast<tvm::ffi::String>()));
@@ -44,7 +44,7 @@ inline GemmProblem problem_of(const Fields& fields) {
       }
       field = dtype == form.out ? Addend::kOutputType : Addend::kFloat32;
     } else {
-      field = fields.at(name).cast<bool>();
+      if (fields.count(name) != 0) field = fields.at(name).cast<bool>();
     }
   });
   return problem;

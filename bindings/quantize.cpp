@@ -15,7 +15,8 @@
 namespace octofold::bindings {
 
 // With static_scales the scales are inputs.
-void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
+void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
+              OptionalTensor transposed_channel_scale, OptionalTensor data, OptionalTensor scale,
               OptionalTensor transposed_data, OptionalTensor transposed_scale, OptionalTensor sums,
               OptionalTensor amax, OptionalTensor workspace, tvm::ffi::String granularity,
               OptionalText transposed_granularity, tvm::ffi::Optional<bool> power_of_two,
@@ -28,15 +29,19 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor data, OptionalTensor scale,
   octofold::quantize(input,
                      operation.targets(data, scale, transposed_data, transposed_scale,
                                        operation.columns(sums, amax, workspace), granularity,
-                                       transposed_granularity),
+                                       transposed_granularity, channel_scale,
+                                       transposed_channel_scale),
                      options, stream_of(stream, x));
 }
 
-void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, tvm::ffi::TensorView out,
-                tvm::ffi::String granularity, OptionalStream stream) {
-  octofold::dequantize({view_of("dequantize", "x", data), view_of("dequantize", "x.scale", scale),
-                        parse_granularity(view_of(granularity))},
-                       view_of("dequantize", "out", out), stream_of(stream, out));
+void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,
+                tvm::ffi::TensorView out, tvm::ffi::String granularity, OptionalStream stream) {
+  ScaledTensorView x{view_of("dequantize", "x", data), view_of("dequantize", "x.scale", scale),
+                     parse_granularity(view_of(granularity))};
+  if (channel_scale) {
+    x.channel_scale = view_of("dequantize", "x.channel_scale", *channel_scale, "float32");
+  }
+  octofold::dequantize(x, view_of("dequantize", "out", out), stream_of(stream, out));
 }
 
 void convert(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String overflow,

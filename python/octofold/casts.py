@@ -24,6 +24,7 @@ def quantize(
     stream: StreamLike | None = None,
     *,
     scale: Array | None = None,
+    channel_scale: Array | None = None,
     out: ScaledTensor | None = None,
 ) -> ScaledTensor:
     """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
@@ -44,14 +45,18 @@ def quantize(
     stream: as in gemm().
     scale: static scales, float32, in the shape that scale_shape() gives for the result: x is cast
         with them, and the result holds them. None: each unit's scale is worked out.
+    channel_scale: two-level scales, with granularity "128x128": a factor for each row of the
+        result, float32 [rows], contiguous. Cast are the FP32 products of x and the factors'
+        reciprocals, and the result holds the factors; they may be those of data that x is much
+        like. A factor that is no positive normal number counts as 1.
     out: where to write, codes and scales (with `scale`: the codes alone). It says dtype and
-        granularity: left at their defaults they follow it, else they have to agree. As in gemm(),
-        nothing may require a gradient.
+        granularity: left at their defaults they follow it, else they have to agree; a channel_scale
+        of its own is not looked at. As in gemm(), nothing may require a gradient.
 
-    Returns `out` (with `scale`: its codes and these scales), or a ScaledTensor in the framework of
-    x. On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows rounded up to a
-    multiple of 4). NaN and infinities follow IEEE rules. Nothing is differentiated: backward
-    through it raises RuntimeError.
+    Returns `out` (with given scales or factors: its codes and these), or a ScaledTensor in the
+    framework of x. On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows
+    rounded up to a multiple of 4). NaN and infinities follow IEEE rules. Nothing is differentiated:
+    backward through it raises RuntimeError.
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("quantize", "dtype", dtype, FP8)
@@ -60,10 +65,14 @@ def quantize(
         granularity = out.granularity
     options = (granularity, power_of_two, overflow, profile, transpose)
     if out is None:
-        data, computed = _QUANTIZE((x, scale), options, name, None, stream)
-        return ScaledTensor(data, computed if scale is None else scale, granularity)
-    _QUANTIZE((x, scale), options, "", (out.data, out.scale if scale is None else None), stream)
-    return out if scale is None else ScaledTensor(out.data, scale, granularity)
+        data, computed = _QUANTIZE((x, scale, channel_scale), options, name, None, stream)
+        scale = computed if scale is None else scale
+        return ScaledTensor(data, scale, granularity, channel_scale)
+    written = (out.data, out.scale if scale is None else None)
+    _QUANTIZE((x, scale, channel_scale), options, "", written, stream)
+    if scale is None and channel_scale is out.channel_scale:
+        return out
+    return ScaledTensor(out.data, out.scale if scale is None else scale, granularity, channel_scale)
 
 
 def quantize_both(
@@ -76,21 +85,27 @@ def quantize_both(
     stream: StreamLike | None = None,
     *,
     transposed_granularity: str | None = None,
+    channel_scale: Array | None = None,
+    transposed_channel_scale: Array | None = None,
 ) -> tuple[ScaledTensor, ScaledTensor]:
     """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
     with block scales from one pass over x. Arguments and errors are those of quantize().
 
     transposed_granularity: of the transpose, if it is another: "channel" beside "1x128". Weight
-        gradients want it for one of their operands; x is read twice then, not three times.
+        gradients want it for one of their operands; x is read twice then, not three times. Or
+        "128x128" with a transposed_channel_scale beside "1x128": from one read.
+    channel_scale, transposed_channel_scale: two-level scales of x's cast, [rows], and of its
+        transpose's, [cols], as in quantize(). Of two casts to "128x128" both have them or neither.
     """
     name = dtype_name("quantize_both", "dtype", dtype, FP8)
     options = (granularity, power_of_two, overflow, profile, transposed_granularity)
     data, scale, transposed_data, transposed_scale = _QUANTIZE_BOTH(
-        (x,), options, name, None, stream
+        (x, channel_scale, transposed_channel_scale), options, name, None, stream
     )
+    of_transpose = transposed_granularity or granularity
     return (
-        ScaledTensor(data, scale, granularity),
-        ScaledTensor(transposed_data, transposed_scale, transposed_granularity or granularity),
+        ScaledTensor(data, scale, granularity, channel_scale),
+        ScaledTensor(transposed_data, transposed_scale, of_transpose, transposed_channel_scale),
     )
 
 
@@ -162,7 +177,7 @@ def _transposed(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    x, scale = inputs
+    x, scale, _ = inputs
     require_matrix("quantize", "x", x.shape)
     granularity, *_, transpose = options
     shape = _transposed(x.shape) if transpose else x.shape
@@ -170,7 +185,7 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
 
 
 def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    (x,) = inputs
+    x, *_ = inputs
     require_matrix("quantize_both", "x", x.shape)
     return (
         *_cast(framework, x.shape, dtype, options[0]),
@@ -201,6 +216,7 @@ def _cast(
 def _quantize(
     x: Array,
     given: Array | None,
+    channel_scale: Array | None,
     data: Array,
     computed: Array | None,
     granularity: str,
@@ -214,12 +230,15 @@ def _quantize(
         raise TypeError("the library never sees it")  # which leads to Op's message
     static = given is not None
     scale = given if static else computed
-    rows, transposed = ((None, None), (data, scale)) if transpose else ((data, scale), (None, None))
+    none = (None, None)
+    rows, transposed = (none, (data, scale)) if transpose else ((data, scale), none)
+    factors = (None, channel_scale) if transpose else (channel_scale, None)
     options = (granularity, None, power_of_two, overflow, profile, static, stream)
     try:
-        library.quantize(x, *rows, *transposed, None, None, None, *options)
+        library.quantize(x, *factors, *rows, *transposed, None, None, None, *options)
     except InvalidArgumentError as error:  # in the library's words for its two targets
         text = str(error).replace("out.rows", "out").replace("out.transposed", "out")
+        text = text.replace("'out.channel_scale'", "'channel_scale'")
         text = text.replace("'out.scale'", "'scale'") if static else text
         raise InvalidArgumentError(text) from None
 

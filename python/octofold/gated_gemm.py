@@ -8,7 +8,7 @@ from ._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix
 from ._core.streams import StreamLike
 from ._library import library
 from .errors import invalid_argument
-from .scaled_tensor import ScaledTensor
+from .scaled_tensor import ScaledTensor, require_one_level
 
 
 def gated_gemm(
@@ -43,6 +43,7 @@ def gated_gemm(
         if not isinstance(operand, ScaledTensor):
             got = type(operand).__qualname__
             raise invalid_argument("gated_gemm", argument, "a ScaledTensor", got)
+        require_one_level("gated_gemm", argument, operand)
     name = dtype_name("gated_gemm", "dtype", dtype, FP8)
     inputs = (a.data, a.scale, b.data, b.scale)
     options = (a.granularity, b.granularity, activation, power_of_two, overflow, profile)

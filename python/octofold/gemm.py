@@ -8,7 +8,7 @@ from ._core.ops import Arrays, Op, Options, require_matrix
 from ._core.streams import StreamLike
 from ._library import library
 from .errors import invalid_argument
-from .scaled_tensor import ScaledTensor
+from .scaled_tensor import ScaledTensor, require_one_level
 
 
 def gemm(
@@ -23,8 +23,8 @@ def gemm(
 ) -> Array:
     """The FP8 product a[..., K] · b[N, K]ᵀ (+ c[..., N]) (+ bias[N]).
 
-    a, b: e4m3 or e5m2, mixed too; scales of any granularity on either side. Leading dimensions of a
-        are those of the result.
+    a, b: e4m3 or e5m2, mixed too; scales of any granularity on either side, two-level ones of b.
+        Leading dimensions of a are those of the result.
     out: where to write, [..., N] bfloat16, float16 or float32; columns contiguous, any row stride.
         As in torch.mm(out=), nothing may require a gradient.
     c: [..., N], of out's dtype or float32; may be `out` itself, which then is added to in place.
@@ -39,7 +39,8 @@ def gemm(
         the tensors' memory is kept from reuse until the stream is done with it; with other arrays
         that is the caller's care. The CPU does not look at it.
 
-    Partial sums over at most 128 values of K are scaled and added in FP32; one rounding at the end.
+    Partial sums over at most 128 values of K are scaled and added in FP32; factors of channels are
+    applied to the finished sums; one rounding at the end.
     Returns `out`, or a new array in the framework of a (from CuPy arrays, dtypes that CuPy has not
     are tvm_ffi.Tensor in its memory).
     Raises InvalidArgumentError that names the argument; UnsupportedError for an `out` beside
@@ -50,7 +51,9 @@ def gemm(
         argument, operand = ("b", b) if isinstance(a, ScaledTensor) else ("a", a)
         got = type(operand).__qualname__
         raise invalid_argument("gemm", argument, "a ScaledTensor", got)
-    inputs = (a.data, a.scale, b.data, b.scale, c, bias)
+    if a.channel_scale is not None:
+        require_one_level("gemm", "a", a)
+    inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
     options = (a.granularity, b.granularity, fast_accumulation)
     if out is None:
         name = "bfloat16"
@@ -74,7 +77,7 @@ def _product(framework: Framework, inputs: Arrays, options: Options, dtype: str)
 
 _GEMM: Final = Op(
     "gemm",
-    gemm.__annotations__,
+    {**gemm.__annotations__, "b.channel_scale": Array | None},
     results=("out",),
     allocate=_product,
     function=lambda: library.gemm,

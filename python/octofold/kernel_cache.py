@@ -39,6 +39,7 @@ class GemmProblem:
     """A call of gemm() without its arrays, which are taken to be contiguous.
 
     m, n: at least 1. a, b: dtypes of the codes. c, bias: their dtypes, None: without.
+    b_channel_scale: whether b has two-level scales.
     """
 
     m: int
@@ -52,6 +53,7 @@ class GemmProblem:
     c: str | None = None
     bias: str | None = None
     fast_accumulation: bool = False
+    b_channel_scale: bool = False
 
 
 @dataclass(frozen=True)

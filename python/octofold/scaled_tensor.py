@@ -22,6 +22,9 @@ class ScaledTensor(Scaled):
     data: [..., cols], e4m3 or e5m2. Leading dimensions count as more rows.
     scale: float32; its shape follows from the granularity (see scale_shape).
     granularity: how many elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
+    channel_scale: two-level scales, beside "128x128" only: a float32 factor for each row, [rows],
+        contiguous, leading dimensions counted as rows: x ≈ data × scale × factor. A factor that is
+        no positive normal number (0, NaN, infinity) counts as 1.
 
     Build one yourself from the tensors of a checkpoint; they are checked when they are used. `==`
     is identity, as arrays have no other that is one truth value: equals() compares. It can be
@@ -31,6 +34,7 @@ class ScaledTensor(Scaled):
     data: Array
     scale: Array
     granularity: str
+    channel_scale: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +47,7 @@ class ScaledTensor(Scaled):
         return self.data.dtype
 
     def dequantize(self, dtype: DTypeLike = "float32", stream: StreamLike | None = None) -> Array:
-        """data × scale, the product in FP32, rounded to nearest even in `dtype`.
+        """data × scale (× channel_scale), the product in FP32, rounded to nearest even in `dtype`.
 
         dtype: float32, float16 or bfloat16.
         stream: as in gemm().
@@ -51,7 +55,8 @@ class ScaledTensor(Scaled):
         Raises InvalidArgumentError.
         """
         name = dtype_name("dequantize", "dtype", dtype, WIDE)
-        return _DEQUANTIZE((self.data, self.scale), (self.granularity,), name, None, stream)[0]
+        inputs = (self.data, self.scale, self.channel_scale)
+        return _DEQUANTIZE(inputs, (self.granularity,), name, None, stream)[0]
 
     def equals(self, other: object) -> bool:
         """Whether `other` is a ScaledTensor of the same framework, device, granularity, dtype and
@@ -61,6 +66,11 @@ class ScaledTensor(Scaled):
             and self.granularity == other.granularity
             and arrays.same_bytes(self.data, other.data)
             and arrays.same_bytes(self.scale, other.scale)
+            and (self.channel_scale is None) == (other.channel_scale is None)
+            and (
+                self.channel_scale is None
+                or arrays.same_bytes(self.channel_scale, other.channel_scale)
+            )
         )
 
     def to(self, device: Any) -> "ScaledTensor":
@@ -72,7 +82,12 @@ class ScaledTensor(Scaled):
         Raises InvalidArgumentError for devices that the framework has not.
         """
         moved = arrays.moved(self.data, self.scale, self.granularity, device)
-        return self if moved is None else ScaledTensor(*moved, self.granularity)
+        if moved is None:
+            return self
+        factors = self.channel_scale
+        if factors is not None:
+            factors = arrays.moved_like(factors, self.data, device)
+        return ScaledTensor(*moved, self.granularity, factors)
 
     def __getitem__(self, rows: slice) -> "ScaledTensor":
         """Rows (with leading dimensions: of the first one), as views of data and scale.
@@ -87,11 +102,12 @@ class ScaledTensor(Scaled):
         size = self.shape[0]
         begin, end, _ = rows.indices(size)
         end = max(begin, end)
-        scale = self.scale
+        scale, factors = self.scale, self.channel_scale
         if self.granularity in ("channel", "1x128"):
             scale = scale[begin:end]
         elif self.granularity == "128x128":
             each = row_count(self.shape[1:]) if len(self.shape) > 2 else 1
+            factors = None if factors is None else factors[begin * each : end * each]
             for row in (begin, end):
                 if row != size and row * each % 128:
                     below = row * each // 128 * 128
@@ -110,7 +126,7 @@ class ScaledTensor(Scaled):
                 "tensor, channel, 1x128 or 128x128",
                 repr(self.granularity),
             )
-        return ScaledTensor(self.data[begin:end], scale, self.granularity)
+        return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
 
     @property
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)
@@ -119,7 +135,7 @@ class ScaledTensor(Scaled):
         copy `data` for them, or cast with quantize(x, transpose=True).
 
         Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), as the
-        transpose would need scales that belong to columns.
+        transpose would need scales that belong to columns; so do the factors of two-level ones.
         """
         if self.granularity not in ("tensor", "128x128"):
             raise invalid_argument(
@@ -129,18 +145,24 @@ class ScaledTensor(Scaled):
                 "(quantize(x, transpose=True) casts the transpose with scales of its own)",
                 self.granularity,
             )
+        if self.channel_scale is not None:
+            expected = "None: its factors belong to rows"
+            raise invalid_argument("ScaledTensor.T", "channel_scale", expected, "an array")
         if len(self.shape) != 2:
             raise invalid_argument("ScaledTensor.T", "data", "2 dimensions", str(len(self.shape)))
         scale = self.scale if self.granularity == "tensor" else self.scale.T
         return ScaledTensor(self.data.T, scale, self.granularity)
 
     def register_buffers(self, module: "torch.nn.Module", name: str) -> None:
-        """Make this a part of a torch module: its buffers `name` and `name`_scale, which
-        state_dict() holds and module.to(device) moves, and its attribute `name`_granularity.
+        """Make this a part of a torch module: its buffers `name` and `name`_scale (and, if there is
+        a channel_scale, `name`_channel_scale), which state_dict() holds and module.to(device)
+        moves, and its attribute `name`_granularity.
         from_buffers() gives it back. module.to(dtype) would convert both, as it does all buffers
         of floating point."""
         module.register_buffer(name, self.data)
         module.register_buffer(f"{name}_scale", self.scale)
+        if self.channel_scale is not None:
+            module.register_buffer(f"{name}_channel_scale", self.channel_scale)
         setattr(module, f"{name}_granularity", self.granularity)
 
     @staticmethod
@@ -150,18 +172,32 @@ class ScaledTensor(Scaled):
             getattr(module, name),
             getattr(module, f"{name}_scale"),
             getattr(module, f"{name}_granularity"),
+            getattr(module, f"{name}_channel_scale", None),
         )
 
     def __repr__(self) -> str:
-        data, scale = (
-            f"{array.dtype} {list(array.shape)}" if hasattr(array, "dtype") else repr(array)
-            for array in (self.data, self.scale)
+        data, scale, factors = (
+            _described(array) for array in (self.data, self.scale, self.channel_scale)
         )
-        return f"ScaledTensor(data={data}, scale={scale}, granularity={self.granularity!r})"
+        text = f"data={data}, scale={scale}, granularity={self.granularity!r}"
+        if self.channel_scale is not None:
+            text += f", channel_scale={factors}"
+        return f"ScaledTensor({text})"
 
 
 # What pickles and torch.save() call it, wherever it is defined.
 ScaledTensor.__module__ = "octofold"
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype} {list(array.shape)}" if hasattr(array, "dtype") else repr(array)
+
+
+def require_one_level(operation: str, argument: str, tensor: ScaledTensor) -> None:
+    """No factors of channels, which the operation does not apply to this operand."""
+    if tensor.channel_scale is not None:
+        name = f"{argument}.channel_scale"
+        raise invalid_argument(operation, name, "None: two-level scales are not for it", "an array")
 
 
 def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
@@ -171,7 +207,7 @@ def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) 
 
 _DEQUANTIZE: Final = Op(
     "dequantize",
-    {"x": ScaledTensor},
+    {"x": ScaledTensor, "x.channel_scale": Array | None},
     results=("out",),
     allocate=_values,
     function=lambda: library.dequantize,

@@ -46,6 +46,7 @@ Checked checked(const GatedGemmArguments& given) {
   ops::check_operands(check, arguments.a, arguments.b);
   require_granularity(check, "a", given.a.granularity, Granularity::kBlock1x128);
   require_granularity(check, "b", given.b.granularity, Granularity::kBlock128x128);
+  if (arguments.b.channel_scale) check.fail("b.channel_scale", "none", "one");
   const std::int64_t columns = arguments.b.data.shape[0];
   if (columns % 2 != 0) {
     check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", columns));

@@ -5,6 +5,7 @@ OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the test
 """
 
 import ctypes
+import dataclasses
 import os
 import signal
 import subprocess
@@ -49,6 +50,7 @@ PAIRS = (
     ("channel", "channel"),
     ("1x128", "128x128"),
     ("1x128", "1x128"),
+    ("1x128", "two-level"),
 )
 PAIR_NAMES = ["x".join(pair) for pair in PAIRS]
 GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
@@ -63,10 +65,14 @@ def operand(generator, rows, cols, dtype="e4m3", granularity="1x128", power_of_t
     """Codes and scales drawn at random, without a cast: the scales of neighbours differ by up to
     16 times, so that one that is taken for another shows."""
     codes = (32 * normal(generator, rows, cols)).to(DTYPES[dtype])
+    factors = None
+    if granularity == "two-level":
+        granularity = "128x128"
+        factors = torch.exp2(8 * torch.rand(rows, generator=generator, device=DEVICE) - 4)
     shape = octofold.scale_shape(granularity, rows, cols)
     exponents = 4 * torch.rand(shape, generator=generator, device=DEVICE) - 8
     scale = torch.exp2(exponents.round() if power_of_two else exponents)
-    return octofold.ScaledTensor(codes, scale, granularity)
+    return octofold.ScaledTensor(codes, scale, granularity, factors)
 
 
 def operands(generator, m, n, k, pair=("1x128", "128x128"), dtypes=("e4m3", "e4m3")):
@@ -111,15 +117,15 @@ def surrounded_copy(matrix, padding=0, offset=0):
 
 
 def with_data(x, data):
-    return octofold.ScaledTensor(data, x.scale, x.granularity)
+    return dataclasses.replace(x, data=data)
 
 
 def with_scale(x, scale):
-    return octofold.ScaledTensor(x.data, scale, x.granularity)
+    return dataclasses.replace(x, scale=scale)
 
 
 def dequantized(x):
-    """data × scale in FP64."""
+    """data × scale (× channel_scale) in FP64."""
     rows, cols = x.shape
     scale = x.scale.double()
     if x.granularity == "channel":
@@ -128,6 +134,8 @@ def dequantized(x):
         scale = scale.repeat_interleave(128, dim=1)[:, :cols]
         if x.granularity == "128x128":
             scale = scale.repeat_interleave(128, dim=0)[:rows]
+    if x.channel_scale is not None:
+        scale = scale * x.channel_scale.double()[:, None]
     return x.data.float().double() * scale
 
 
@@ -171,8 +179,10 @@ def candidates(
     granularity, into such an output. The CPU backend has one way, which has no name."""
     if not ON_GPU:
         return [None]
-    form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b[1], "out": out}
-    options = {"c": c, "bias": bias, "fast_accumulation": fast}
+    two_level = b[1] == "two-level"
+    b_granularity = "128x128" if two_level else b[1]
+    form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b_granularity, "out": out}
+    options = {"c": c, "bias": bias, "fast_accumulation": fast, "b_channel_scale": two_level}
     problem = {"m": 1, "n": 1, "k": 1, **form, **options}  # the sizes do not matter
     names = library.gemm_candidates(problem, operands_fit_tma, output_fits_tma)
     return [str(name) for name in names]
@@ -183,7 +193,7 @@ def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False):
     if candidate is None:
         octofold.gemm(a, b, out=out, c=c, bias=bias, fast_accumulation=fast)
         return
-    tensors = (a.data, a.scale, b.data, b.scale, c, bias, out)
+    tensors = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, out)
     stream = torch.cuda.current_stream().cuda_stream
     library.gemm_by_candidate(*tensors, a.granularity, b.granularity, fast, stream, candidate)
 

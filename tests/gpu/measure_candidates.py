@@ -112,7 +112,7 @@ class Products:
                     )
                 )
                 continue
-            tensors = (a.data, a.scale, b.data, b.scale, c, None, out)
+            tensors = (a.data, a.scale, b.data, b.scale, c, None, None, out)
             how = (a.granularity, b.granularity, self.fast)
             calls.append(
                 lambda tensors=tensors, how=how: library.gemm_by_candidate(
@@ -265,7 +265,7 @@ def compile_all(names, options):
     stream = torch.cuda.current_stream().cuda_stream
     for name in names[options.share :: options.of]:
         library.gemm_by_candidate(
-            a.data, a.scale, b.data, b.scale, c, None, out,
+            a.data, a.scale, b.data, b.scale, c, None, None, out,
             a.granularity, b.granularity, options.fast, stream, name,
         )  # fmt: skip
     torch.cuda.synchronize()

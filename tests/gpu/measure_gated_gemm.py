@@ -90,7 +90,7 @@ class Problems:
 
     def expected(self):
         a, b, both, _ = self.sets[0]
-        tensors = (a.data, a.scale, b.data, b.scale, None, None, both)
+        tensors = (a.data, a.scale, b.data, b.scale, None, None, None, both)
         stream = torch.cuda.current_stream().cuda_stream
         library.gemm_by_candidate(*tensors, a.granularity, b.granularity, False, stream, PLAIN)
         return octofold.quantize_activation(both, self.activation)

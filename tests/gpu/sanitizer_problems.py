@@ -83,7 +83,7 @@ def by_candidate(name, a, b, c, out_dtype):
         out.copy_(c)
     library.gemm_by_candidate(
         device_a.data, device_a.scale, device_b.data, device_b.scale,
-        out if c is not None else None, None, out, "1x128", "128x128", False,
+        out if c is not None else None, None, None, out, "1x128", "128x128", False,
         torch.cuda.current_stream().cuda_stream, name,
     )  # fmt: skip
     return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)

@@ -76,9 +76,8 @@ SHAPES = (
 
 
 def cases():
-    for pair, (name, kind) in itertools.product(
-        itertools.product(GRANULARITIES, repeat=2), KINDS.items()
-    ):
+    pairs = (*itertools.product(GRANULARITIES, repeat=2), ("1x128", "two-level"))
+    for pair, (name, kind) in itertools.product(pairs, KINDS.items()):
         if kind.fast and any("128" in granularity for granularity in pair):
             continue  # nothing to leave out: scales that vary along K act on partial sums
         yield pytest.param(pair, kind, id=f"{pair[0]}-{pair[1]}-{name}")
@@ -136,7 +135,8 @@ def chosen(names, pair, kind):
     each pair and each kind, though not with all of both. A kernel takes 0.2 s to compile."""
     if pair == ("1x128", "128x128") or not ON_GPU:
         return names
-    first = GRANULARITIES.index(pair[0]) + 3 * GRANULARITIES.index(pair[1])
+    granularities = (*GRANULARITIES, "two-level")
+    first = granularities.index(pair[0]) + 3 * granularities.index(pair[1])
     first += list(KINDS.values()).index(kind)
     return [name for index, name in enumerate(names) if (index + first) % 4 == 0]
 

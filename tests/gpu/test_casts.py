@@ -56,6 +56,16 @@ def without_nans(scale):
     return torch.where(torch.isnan(scale), torch.nan, scale)
 
 
+def channel_factors(generator, channels):
+    """Of very different size, some of which count as 1."""
+    exponents = 60 * torch.rand(channels, generator=generator, device=DEVICE) - 30
+    factors = torch.exp2(exponents)
+    specials = (0.0, -1.0, torch.nan, torch.inf, 1e-42, 3e38, 2.0**-126)
+    for index, special in enumerate(specials[:channels]):
+        factors[index * channels // len(specials)] = special
+    return factors
+
+
 def assert_same_cast(actual, expected):
     assert actual.granularity == expected.granularity
     assert actual.data.dtype is expected.data.dtype
@@ -88,6 +98,50 @@ def test_transpose_by_channels_beside_rows_of_blocks(profile, source, generator)
         actual = octofold.quantize_both(x, **options)
         for cast, expected in zip(actual, octofold.quantize_both(x.cpu(), **options), strict=True):
             assert_same_cast(cast, expected)
+
+
+@every_source
+@pytest.mark.parametrize("profile", ["deepgemm", "vllm", "te", "torchao", "compressed-tensors"])
+def test_two_level_scales(profile, source, generator):
+    """The bytes of the CPU, from one read beside rows of 1x128, or alone."""
+    for (rows, cols), padding in itertools.product(
+        ((256, 512), (264, 400), (129, 77), (1, 1), (0, 16), (1000, 24)), (0, 3)
+    ):
+        x = (
+            surrounded_copy(spread_out(generator, rows, cols, source), padding)
+            if rows
+            else (normal(generator, rows, cols, dtype=source))
+        )
+        factors = {
+            "channel_scale": channel_factors(generator, rows),
+            "transposed_channel_scale": channel_factors(generator, cols),
+        }
+        both = {**factors, "granularity": "128x128"}
+        beside_lines = {
+            "transposed_granularity": "128x128",
+            "transposed_channel_scale": factors["transposed_channel_scale"],
+        }
+        for options in (both, beside_lines):
+            on_cpu = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+            actual = octofold.quantize_both(x, profile=profile, **options)
+            expected = octofold.quantize_both(x.cpu(), profile=profile, **on_cpu)
+            for cast, other in zip(actual, expected, strict=True):
+                assert_same_cast(cast, other)
+        for transpose, factor in zip((False, True), factors.values(), strict=True):
+            options = {"granularity": "128x128", "profile": profile, "transpose": transpose}
+            assert_same_cast(
+                octofold.quantize(x, channel_scale=factor, **options),
+                octofold.quantize(x.cpu(), channel_scale=factor.cpu(), **options),
+            )
+
+
+@pytest.mark.parametrize("target", SOURCES)
+def test_dequantizes_two_level_scales(target, generator):
+    for rows, cols in ((256, 512), (133, 301), (0, 5)):
+        x, factors = normal(generator, rows, cols), channel_factors(generator, rows)
+        cast = octofold.quantize(x, granularity="128x128", channel_scale=factors)
+        parts = (cast.data.cpu(), cast.scale.cpu(), cast.granularity, factors.cpu())
+        same_numbers(cast.dequantize(target), octofold.ScaledTensor(*parts).dequantize(target))
 
 
 SIZES = ((1, 1), (1, 128), (3, 4096), (128, 129), (129, 8), (257, 136), (1000, 24), (40, 20_000))

@@ -272,14 +272,14 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     rows, cols = math.prod(shape[:-1]), shape[-1]
     shape_of_data = (cols, rows) if transpose else shape
     results = fp8(*shape_of_data), scale_of(granularity, *shape_of_data)
-    arguments = (random(*shape), None, *results, granularity, *OPTIONS, transpose)
+    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
 def test_opcheck_quantize_with_given_scales(opcheck):
     x = random(130, 300)
     scale = octofold.quantize(x).scale
-    arguments = (x, scale, fp8(130, 300), None, "1x128", *OPTIONS, False)
+    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
@@ -287,8 +287,22 @@ def test_opcheck_quantize_with_given_scales(opcheck):
 def test_opcheck_quantize_both(opcheck, granularity):
     results = fp8(130, 300), scale_of(granularity, 130, 300)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    arguments = (random(130, 300), *results, *transposed, granularity, *OPTIONS, None)
+    arguments = (random(130, 300), None, None, *results, *transposed, granularity, *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize_both, arguments)
+
+
+def test_opcheck_two_level_scales(opcheck):
+    rows = fp8(130, 300), scale_of("1x128", 130, 300)
+    transposed = fp8(300, 130), scale_of("128x128", 300, 130)
+    factors = random(300).abs()
+    options = "1x128", *OPTIONS, "128x128"
+    arguments = (random(130, 300), None, factors, *rows, *transposed, *options)
+    opcheck(torch.ops.octofold.quantize_both, arguments)
+    arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
+    opcheck(torch.ops.octofold.dequantize, arguments)
+    operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
+    arguments = (*operands, None, None, factors, random(5, 300), "1x128", "128x128", False, False)
+    opcheck(torch.ops.octofold.gemm, arguments)
 
 
 @pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
@@ -328,7 +342,7 @@ def test_activations_compile():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
     out = torch.empty(130, 300, dtype=torch.bfloat16)
-    arguments = (*scaled(130, 300, granularity), out, granularity)
+    arguments = (*scaled(130, 300, granularity), None, out, granularity)
     opcheck(torch.ops.octofold.dequantize, arguments)
 
 
@@ -341,7 +355,7 @@ def test_opcheck_convert(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    arguments = (*operands, c, random(7), random(5, 7), "1x128", "128x128", False, in_place)
+    arguments = (*operands, c, random(7), None, random(5, 7), "1x128", "128x128", False, in_place)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 

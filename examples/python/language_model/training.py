@@ -16,7 +16,15 @@ from torch.nn import functional
 from .model import HEAD, SIZES, LanguageModel
 from .text import Text, text_of
 
-RECIPES = ("bfloat16", "blockwise", "rowwise", "tensorwise", "rowwise_with_gw_hp", "delayed")
+RECIPES = (
+    "bfloat16",
+    "blockwise",
+    "blockwise_two_level",
+    "rowwise",
+    "tensorwise",
+    "rowwise_with_gw_hp",
+    "delayed",
+)
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 WARM_UP = 0.05  # of all steps; then a cosine down to a tenth
 VALIDATION_SEQUENCES = 512  # at most

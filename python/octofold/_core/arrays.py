@@ -53,6 +53,17 @@ def moved(data: Array, scale: Array, granularity: str, device: Any) -> Pair | No
     return new, new_scale
 
 
+def moved_like(values: Array, data: Array, device: Any) -> Array:
+    """What belongs to codes that moved() has moved, of float32."""
+    if is_torch(data):
+        return values.to(device)
+    cupy: Any = sys.modules["cupy"]
+    if device == "cpu":
+        return cupy.asnumpy(values)
+    with cupy.cuda.Device(device):
+        return cupy.array(values)
+
+
 def _integers(array: Array) -> "np.ndarray[Any, Any]":
     """The elements as integers of their size, on the CPU."""
     if isinstance(array, np.ndarray):

@@ -40,7 +40,8 @@ EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
 
 
 class Scaled:
-    """What a ScaledTensor is to an op: two inputs and an option."""
+    """What a ScaledTensor is to an op: two inputs and an option. Two-level scales are an input of
+    those ops alone that take them."""
 
     data: Array
     scale: Array

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, invalid_argument
 from ..scaled_tensor import ScaledTensor
-from .casts import Casts, cast, cast_weight, walkable
+from .casts import Casts, cast, cast_weight, column_amax, scaled, walkable
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
 from .products import (
@@ -30,7 +30,8 @@ def linear(
         (octofold.nn.Linear keeps the casts of a weight that has not changed).
     bias: [out], of any of these dtypes.
     recipe: an octofold.nn.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
-        "rowwise_with_gw_hp". "delayed" needs a layer to keep its histories in.
+        "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" need a layer, to keep what they
+        take from the steps before.
 
     Returns [..., out] in the dtype of x, under autocast in autocast's. Gradients have the dtypes of
     what they belong to. For backward the FP8 operands are kept: x transposed and weight transposed;
@@ -54,6 +55,7 @@ def linear_with_casts(
     main_grad: Tensor | None = None,
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
+    channel_amax: Tensor | None = None,
 ) -> Tensor:
     """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
     missing backward makes it, of the weight as it is then.
@@ -61,6 +63,9 @@ def linear_with_casts(
     main_grad: float32 [out, in]: the weight's gradient is added to it, and weight.grad left alone.
     x_scale, amax_history: for delayed scaling: the static scale [1] of x (the weight's is that of
         its casts), and the layer's histories, which backward takes the gradient's scale from.
+    channel_amax: for two-level scales: the layer's largest magnitudes [in] of the step before,
+        which backward, not forward, overwrites with those of this x: a forward that is done again
+        (activation checkpointing) then has the factors of the first time.
     """
     dtype = result_dtype(x)
     is_vector = x.dim() == 1
@@ -80,12 +85,13 @@ def linear_with_casts(
             # A delayed scale is that of both: Dynamo takes no tensor twice.
             None if transposed is None or recipe.delayed is not None else transposed.scale,
             amax_history,
+            channel_amax,
             main_grad,
             recipe,
             dtype,
         )
     else:
-        y, _ = _forward(x, weight, bias, rows, x_scale, recipe, dtype, False)
+        y, _ = _forward(x, weight, bias, rows, x_scale, None, recipe, dtype, False)
     return y[0] if is_vector else y
 
 
@@ -98,10 +104,13 @@ def result_dtype(x: Tensor) -> torch.dtype:
 
 
 def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
-    """A recipe for what keeps no histories."""
+    """A recipe for what keeps nothing from step to step."""
     recipe = recipe_of(operation, recipe)
-    if recipe.delayed is not None:
-        expected = "one without delayed scaling, whose histories octofold.nn.Linear keeps"
+    if recipe.keeps_state:
+        expected = (
+            "one without delayed scaling or two-level scales, which octofold.nn.Linear keeps from "
+            "step to step"
+        )
         raise invalid_argument(operation, "recipe", expected, str(recipe))
     return recipe
 
@@ -121,6 +130,7 @@ def _forward(
     bias: Tensor | None,
     weight_rows: ScaledTensor | None,
     x_scale: Tensor | None,
+    factors: Tensor | None,
     recipe: Recipe,
     dtype: torch.dtype,
     needs_weight_gradient: bool,
@@ -134,6 +144,7 @@ def _forward(
         grad_weight.b if needs_weight_gradient and grad_weight is not None else None,
         recipe,
         x_scale,
+        factors,
     )
     if output is None:
         bias = None if bias is None else bias.to(dtype)
@@ -158,6 +169,7 @@ class _Linear(torch.autograd.Function):
         transposed_data: Tensor | None,
         transposed_scale: Tensor | None,
         amax_history: Tensor | None,
+        channel_amax: Tensor | None,
         main_grad: Tensor | None,
         recipe: Recipe,
         dtype: torch.dtype,
@@ -166,7 +178,13 @@ class _Linear(torch.autograd.Function):
         rows = None
         if recipe.output is not None and weight_data is not None:
             rows = ScaledTensor(weight_data, weight_scale, recipe.output.b)
-        y, x_transposed = _forward(x, weight, bias, rows, x_scale, recipe, dtype, needs_weight)
+        factors = amax = None
+        if needs_weight and channel_amax is not None:
+            factors = channel_amax.clone()  # another backward may be first
+            amax = column_amax(x) if x.numel() > 0 else factors
+        y, x_transposed = _forward(
+            x, weight, bias, rows, x_scale, factors, recipe, dtype, needs_weight
+        )
         kept_x = kept_x_scale = None
         if x_transposed is not None:
             kept_x, kept_x_scale = x_transposed.data, x_transposed.scale
@@ -176,7 +194,8 @@ class _Linear(torch.autograd.Function):
         if needs_x:
             kept_weight = weight if transposed_data is None else transposed_data
         scale = transposed_scale if recipe.delayed is None else weight_scale
-        ctx.save_for_backward(kept_x, kept_x_scale, kept_weight, scale)
+        ctx.save_for_backward(kept_x, kept_x_scale, kept_weight, scale, factors, amax)
+        ctx.channel_amax = channel_amax
         ctx.transposed_is_cast = transposed_data is not None
         ctx.recipe = recipe
         ctx.amax_history = amax_history
@@ -190,7 +209,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("linear")
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        x, x_scale, weight, weight_scale, factors, amax = ctx.saved_tensors
         recipe: Recipe = ctx.recipe
         grad_input = recipe.grad_input if needs_x else None
         grad_weight = recipe.grad_weight if needs_weight else None
@@ -210,11 +229,13 @@ class _Linear(torch.autograd.Function):
             dx = input_gradient(dy, dy_rows, (weight,), transposed, recipe, dtype, weight_scale)
         if needs_weight:
             if grad_weight is not None:
-                x_transposed = ScaledTensor(x, x_scale, grad_weight.b)
+                x_transposed = scaled(x, x_scale, grad_weight.b, factors)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, dy_transposed, x, x_transposed, recipe, dtype, added_to)
+            if ctx.channel_amax is not None:
+                ctx.channel_amax.copy_(amax)
         if ctx.main_grad is not None:
             dw = None
         if needs_bias:
             db = bias_gradient(dy, sums, ctx.bias_dtype)
-        return dx, dw, db, None, None, None, None, None, None, None, None, None
+        return dx, dw, db, *[None] * 10

@@ -18,6 +18,7 @@ from .weight_casts import WeightCasts
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
+_OWN_BUFFERS: Final = ("amax_history", "channel_amax")
 _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_weight_casts", "_is_sharded")
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -49,6 +50,11 @@ class Linear(torch.nn.Linear):
     """Delayed scaling: the largest magnitudes [3, history] of x, weight and gradient, newest first.
     Not in state_dict(): a layer that starts anew takes its first scales from the data. Forward adds
     to it in training mode only."""
+
+    channel_amax: Tensor | None
+    """Two-level scales: the largest magnitude [in] of each feature of x in the step before, as the
+    last backward that made a weight gradient saw it. Not in state_dict(): zeros at first, which
+    count as factors of 1, so that the first step has plain 128x128 scales."""
 
     main_grad: bool
     force_fp8: bool
@@ -101,8 +107,9 @@ class Linear(torch.nn.Linear):
         linear = _with_state_of(self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
-        linear._buffers.pop("amax_history")
-        linear._non_persistent_buffers_set.discard("amax_history")
+        for name in _OWN_BUFFERS:
+            linear._buffers.pop(name)
+            linear._non_persistent_buffers_set.discard(name)
         return linear
 
     @property
@@ -151,13 +158,15 @@ class Linear(torch.nn.Linear):
         casts = self._weight_casts.of(
             (weight,), recipe, history, both, self.training, self._is_sharded
         )
-        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, x_scale, history)
+        state = x_scale, history, self.channel_amax
+        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, *state)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        history = self._buffers.get("amax_history")  # not there yet as torch's __init__ calls this
-        if history is not None:
-            history.zero_()
+        for name in _OWN_BUFFERS:
+            buffer = self._buffers.get(name)  # not there yet as torch's __init__ calls this
+            if buffer is not None:
+                buffer.zero_()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self._recipe}"
@@ -177,6 +186,8 @@ class Linear(torch.nn.Linear):
         device = self.weight.device
         history = None if recipe.delayed is None else new_history(recipe.delayed, device)
         self.register_buffer("amax_history", history, persistent=False)
+        amax = torch.zeros(self.in_features, device=device) if recipe.two_level else None
+        self.register_buffer("channel_amax", amax, persistent=False)
 
     def _plain(self, x: Tensor, main_grad: Tensor | None) -> Tensor:
         weight, bias = self.weight, self.bias
@@ -194,11 +205,10 @@ class Linear(torch.nn.Linear):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        history = self.amax_history
+        held = {name: self._buffers[name] for name in _OWN_BUFFERS}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.forget_casts()
-        if history is not None:
-            keep_dtypes(self, {"amax_history": history})
+        keep_dtypes(self, {name: buffer for name, buffer in held.items() if buffer is not None})
         return self
 
     def _load_from_state_dict(

@@ -48,8 +48,8 @@ class MLP(Module):
     gate_proj and up_proj stay two parameters. They are one product all the same: they are put one
     below the other as they are cast, which copies them once per version.
 
-    in_features, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no delayed scaling, and
-        the output in FP8.
+    in_features, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no delayed scaling nor
+        two-level scales, and the output in FP8.
     hidden_features: of the activation. out_features: None: in_features.
     bias: of all layers. Its gradients come from the casts of what they are sums of.
     activation: as of octofold.mlp().

@@ -34,7 +34,7 @@ class NormLinear(Module):
     (octofold.nn.Linear): state_dict() has "norm.weight", "linear.weight" and so on.
 
     in_features, out_features, bias, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no
-        delayed scaling, and the output in FP8.
+        delayed scaling nor two-level scales, and the output in FP8.
     norm: "rms" or "layer".
     epsilon: of the norm.
 

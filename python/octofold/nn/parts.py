@@ -82,7 +82,7 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
             recipe = linear.recipe
         elif linear.recipe is not recipe and linear.recipe != recipe:
             return None
-    if recipe is None or recipe.delayed is not None or recipe.output is None:
+    if recipe is None or recipe.keeps_state or recipe.output is None:
         return None
     return recipe
 

@@ -2,8 +2,9 @@
 
 docs/recipes.md says what each costs and loses.
 
-Named ones are the values `blockwise`, `rowwise`, `tensorwise`, `rowwise_with_gw_hp` and `delayed`
-of this module; where a recipe is expected its name will do. Others are made of parts:
+Named ones are the values `blockwise`, `blockwise_two_level`, `rowwise`, `tensorwise`,
+`rowwise_with_gw_hp` and `delayed` of this module; where a recipe is expected its name will do.
+Others are made of parts:
 
 >>> from octofold.nn.recipes import Product, Recipe
 >>> square = Product("128x128", "128x128")
@@ -17,6 +18,7 @@ from .._core.dtypes import FP8
 from ..errors import InvalidArgumentError, invalid_argument
 
 _GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
+TWO_LEVEL: Final = "two-level"
 _CONSTANT_ALONG_K: Final = ("tensor", "channel")
 PROFILES: Final = (
     "deepgemm",
@@ -35,7 +37,9 @@ PROFILES: Final = (
 class Product:
     """How one product a · bᵀ is made in FP8: what shares a scale in each operand, as in quantize(),
     and in gemm() the accumulation. "channel" is a scale for each row of the operand as the product
-    reads it, so one that is constant along the dimension that is summed.
+    reads it, so one that is constant along the dimension that is summed. "two-level", for x in the
+    weight gradient only: a factor for each of x's features, from the largest magnitudes of the step
+    before, and 128x128 scales of x divided by them.
     """
 
     a: str
@@ -104,6 +108,16 @@ class Recipe:
             raise _wrong("power_of_two", expected, self.power_of_two)
 
     @property
+    def two_level(self) -> bool:
+        """Whether x has two-level scales in the weight gradient."""
+        return self.grad_weight is not None and self.grad_weight.b == TWO_LEVEL
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether scales come from the steps before, so that it takes a layer to keep them."""
+        return self.delayed is not None or self.two_level
+
+    @property
     def name(self) -> str:
         """Of the named recipe that is equal to this one, else "custom"."""
         for name, recipe in NAMED.items():
@@ -143,7 +157,9 @@ def _require_product(field: str, product: object, delayed: bool) -> None:
     if not isinstance(product, Product):
         raise _wrong(field, "a Product, or None for high precision", product)
     for operand, granularity in (("a", product.a), ("b", product.b)):
-        _require_one_of(f"{field}.{operand}", granularity, _GRANULARITIES)
+        may_be_two_level = (field, operand) == ("grad_weight", "b")
+        among = (*_GRANULARITIES, TWO_LEVEL) if may_be_two_level else _GRANULARITIES
+        _require_one_of(f"{field}.{operand}", granularity, among)
         if delayed and granularity != "tensor":
             raise _wrong(f"{field}.{operand}", "tensor, as scales are delayed", granularity)
     _require_type(f"{field}.fast_accumulation", product.fast_accumulation, bool, "True or False")
@@ -161,6 +177,14 @@ blockwise: Final = Recipe(
 """DeepSeek-V3's: fine scales, which outliers hardly harm. For the weight gradient each input
 feature has one scale over all tokens: as accurate as 1x128 on both sides, and a factor less to
 apply for each 128 tokens."""
+
+blockwise_two_level: Final = Recipe(
+    output=Product("1x128", "128x128"),
+    grad_input=Product("1x128", "128x128"),
+    grad_weight=Product("1x128", TWO_LEVEL),
+)
+"""`blockwise` whose x is read once, not twice: for the weight gradient the factor of each input
+feature is its largest magnitude in the step before, and 128x128 scales are of the data as it is."""
 
 rowwise: Final = Recipe(
     output=Product("channel", "channel", fast_accumulation=True),
@@ -198,6 +222,7 @@ delayed: Final = Recipe(
 
 NAMED: Final[dict[str, Recipe]] = {
     "blockwise": blockwise,
+    "blockwise_two_level": blockwise_two_level,
     "rowwise": rowwise,
     "rowwise_with_gw_hp": rowwise_with_gw_hp,
     "tensorwise": tensorwise,

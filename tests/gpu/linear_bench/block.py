@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 
 def fused_ways(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Way]:
-    """Blocks whose norms and MLP are fused with their casts; delayed scaling has no such."""
+    """Blocks whose norms and MLP are fused with their casts, of recipes that keep no state."""
 
     def fuse(recipe: str) -> Callable[[nn.Module], None]:
         def convert(model: nn.Module) -> None:
@@ -90,7 +90,7 @@ def fused_ways(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Way]
 
     chosen = []
     for recipe in recipes:
-        if recipe == "delayed":
+        if octofold.nn.recipes.NAMED[recipe].keeps_state:
             continue
         name = f"octofold {recipe}, fused"
         if eager:

@@ -9,7 +9,14 @@ import octofold.nn
 import torch
 from torch import Tensor, nn
 
-RECIPES = ("blockwise", "rowwise", "tensorwise", "rowwise_with_gw_hp", "delayed")
+RECIPES = (
+    "blockwise",
+    "blockwise_two_level",
+    "rowwise",
+    "tensorwise",
+    "rowwise_with_gw_hp",
+    "delayed",
+)
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 BFLOAT16, BFLOAT16_COMPILED = "BF16", "BF16 compiled"
 

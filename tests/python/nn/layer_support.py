@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-NAMES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise", "delayed")
-STATELESS = NAMES[:-1]
-"""Those of octofold.linear(), which keeps no history."""
+STATELESS = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
+"""Those of octofold.linear(), which keeps nothing from step to step."""
+NAMES = (*STATELESS, "blockwise_two_level", "delayed")
 
 
 def random(*shape, dtype=torch.float32):

@@ -1,0 +1,246 @@
+"""Two-level scales: a factor for each channel, and 128x128 scales of the data divided by it."""
+
+import pickle
+
+import judge
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+
+SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
+PROFILES = ("deepgemm", "vllm", "te", "torchao", "compressed-tensors")
+SHAPE = (130, 300)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+def factors_of(rng, channels):
+    return np.exp(2 * rng.standard_normal(channels)).astype(np.float32)
+
+
+def operand(rng, rows, cols, granularity, two_level=False):
+    """Codes and scales at random, without a cast."""
+    codes = (32 * rng.standard_normal((rows, cols))).astype(ml_dtypes.float8_e4m3fn)
+    shape = octofold.scale_shape(granularity, rows, cols)
+    scale = np.exp2(rng.uniform(-8, -4, shape)).astype(np.float32)
+    factors = factors_of(rng, rows) if two_level else None
+    return octofold.ScaledTensor(codes, scale, granularity, factors)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_cast_is_that_of_the_quotients(source, profile, rng):
+    """Of FP32 products with the factors' reciprocals, byte for byte; of rows, of the transpose, of
+    both, and beside rows of 1x128."""
+    x = (10 * rng.standard_normal(SHAPE)).astype(source)
+    of_rows, of_columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
+    options = {"profile": profile, "dtype": "e5m2"}
+    wide = x.astype(np.float32)
+    rows = octofold.quantize(
+        wide * (np.float32(1) / of_rows)[:, None], granularity="128x128", **options
+    )
+    columns = octofold.quantize(
+        wide * (np.float32(1) / of_columns), granularity="128x128", transpose=True, **options
+    )
+
+    def check(cast, expected, factors):
+        assert cast.channel_scale is factors
+        assert octofold.ScaledTensor(cast.data, cast.scale, cast.granularity).equals(expected)
+
+    alone = {"granularity": "128x128", **options}
+    check(octofold.quantize(x, channel_scale=of_rows, **alone), rows, of_rows)
+    transposed = octofold.quantize(x, channel_scale=of_columns, transpose=True, **alone)
+    check(transposed, columns, of_columns)
+    both = octofold.quantize_both(
+        x, channel_scale=of_rows, transposed_channel_scale=of_columns, **alone
+    )
+    check(both[0], rows, of_rows)
+    check(both[1], columns, of_columns)
+    lines, squares = octofold.quantize_both(
+        x, transposed_granularity="128x128", transposed_channel_scale=of_columns, **options
+    )
+    assert lines.equals(octofold.quantize(x, **options))
+    check(squares, columns, of_columns)
+
+
+def test_factors_that_are_none_count_as_one(rng):
+    x = rng.standard_normal((12, 140)).astype(np.float32)
+    smallest = np.finfo(np.float32).smallest_normal
+    largest = np.finfo(np.float32).max
+    bad = np.array([0, -0.0, -1, np.nan, np.inf, -np.inf, 1e-42], np.float32)
+    factors = np.concatenate([bad, np.array([1, 0.5, 3, smallest, largest], np.float32)])
+    used = np.concatenate([np.ones_like(bad), factors[len(bad) :]])
+    x[10] *= smallest
+    x[11] *= largest / 8
+    options = {"granularity": "128x128", "profile": "torchao"}
+    cast = octofold.quantize(x, channel_scale=factors, **options)
+    expected = octofold.quantize(x, channel_scale=used, **options)
+    assert np.array_equal(cast.data.view(np.uint8), expected.data.view(np.uint8))
+    assert np.array_equal(cast.scale, expected.scale)
+    assert np.array_equal(cast.dequantize(), expected.dequantize())
+    a = operand(rng, 5, 140, "1x128")
+    out = octofold.gemm(a, cast, out_dtype="float32")
+    assert np.array_equal(out, octofold.gemm(a, expected, out_dtype="float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dequantizes(dtype, rng):
+    x = operand(rng, *SHAPE, "128x128", two_level=True)
+    scale = np.repeat(np.repeat(x.scale, 128, 0), 128, 1)[: SHAPE[0], : SHAPE[1]]
+    expected = x.data.astype(np.float32) * scale * x.channel_scale[:, None]
+    actual = x.dequantize(dtype)
+    assert np.array_equal(actual, expected.astype(actual.dtype))
+
+
+@pytest.mark.parametrize("a_granularity", ["tensor", "channel", "1x128", "128x128"])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("addends", ["none", "c and bias", "in place"])
+def test_products_against_float64(a_granularity, out_dtype, addends, rng):
+    m, n, k = 140, 270, 300
+    a = operand(rng, m, k, a_granularity)
+    b = operand(rng, n, k, "128x128", two_level=True)
+    plain = octofold.ScaledTensor(b.data, b.scale, b.granularity)
+    left = a.dequantize().astype(np.float64)
+    right = plain.dequantize().astype(np.float64) * b.channel_scale[:, None].astype(np.float64)
+    value, terms = left @ right.T, np.abs(left) @ np.abs(right).T
+    c = bias = out = None
+    if addends != "none":
+        c = (10 * rng.standard_normal((m, n))).astype(np.float32)
+        bias = (10 * rng.standard_normal(n)).astype(np.float32)
+        value, terms = value + c + bias, terms + np.abs(c) + np.abs(bias)
+    if addends == "in place":
+        if out_dtype != "float32":
+            pytest.skip("c is of out's dtype there")
+        out = c
+    d = octofold.gemm(a, b, out, c, bias, None if out is not None else out_dtype)
+    judge.assert_close(d.astype(np.float64), value, terms, out_dtype, judge.ACCUMULATION)
+
+
+def relative(error, expected):
+    """Overall, and of the worst column in its own measure."""
+    worst = np.linalg.norm(error, axis=0) / np.linalg.norm(expected, axis=0)
+    return np.linalg.norm(error) / np.linalg.norm(expected), worst.max()
+
+
+def test_outlier_channels_of_a_weight_gradient(rng):
+    """Channels e^N(0, 2), Student's t with 4 degrees of freedom: stale factors are as good as
+    channel scales of the data, while plain squares lose the small channels. Codes are those of x
+    alone: dY is exact."""
+    tokens, features, outputs = 1024, 512, 384
+    channels = np.exp(2 * rng.standard_normal(features))
+    before, x = (
+        (rng.standard_t(4, (tokens, features)) * channels).astype(np.float32) for _ in range(2)
+    )
+    dy = rng.choice([-1.0, 1.0], (tokens, outputs)).astype(np.float32)
+    expected = (dy.T.astype(np.float64) @ x.astype(np.float64)) / channels
+    gradient = octofold.quantize(dy, transpose=True, power_of_two=True)
+    stale = np.abs(before).max(axis=0)
+    errors = {}
+    for name, granularity, factors in (
+        ("channel", "channel", None),
+        ("squares", "128x128", None),
+        ("two-level", "128x128", stale),
+    ):
+        cast = octofold.quantize(
+            x, granularity=granularity, profile="torchao", transpose=True, channel_scale=factors
+        )
+        dw = octofold.gemm(gradient, cast, out_dtype="float32") / channels
+        errors[name] = relative(dw - expected, expected)
+    assert errors["two-level"][0] < 1.1 * errors["channel"][0] < 0.04
+    assert errors["two-level"][1] < 1.3 * errors["channel"][1]
+    assert errors["squares"][1] > 3 * errors["two-level"][1]
+
+
+def test_scaled_tensors_keep_their_factors(rng):
+    x = operand(rng, 300, 140, "128x128", two_level=True)
+    for twin in (pickle.loads(pickle.dumps(x)), x[:], x.to("cpu")):
+        assert twin.equals(x)
+        assert x.equals(twin)
+    plain = octofold.ScaledTensor(x.data, x.scale, x.granularity)
+    other = octofold.ScaledTensor(x.data, x.scale, x.granularity, 2 * x.channel_scale)
+    for different in (plain, other):
+        assert not x.equals(different)
+        assert not different.equals(x)
+    assert "channel_scale=float32 [300]" in repr(x)
+    assert "channel_scale" not in repr(plain)
+    assert np.array_equal(x[128:].dequantize(), x.dequantize()[128:])
+    leading = octofold.ScaledTensor(
+        x.data.reshape(3, 100, 140), x.scale, "128x128", x.channel_scale
+    )
+    assert np.array_equal(leading.dequantize(), x.dequantize().reshape(3, 100, 140))
+    wide = operand(rng, 512, 140, "128x128", two_level=True)
+    folded = octofold.ScaledTensor(
+        wide.data.reshape(4, 128, 140), wide.scale, "128x128", wide.channel_scale
+    )
+    assert np.array_equal(folded[1:3].dequantize(), folded.dequantize()[1:3])
+    with pytest.raises(octofold.InvalidArgumentError, match="'channel_scale': expected None"):
+        _ = x.T
+
+
+def test_bad_arguments(rng):
+    x = rng.standard_normal(SHAPE).astype(np.float32)
+    rows, columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
+    for call, message in (
+        (
+            lambda: octofold.quantize(x, channel_scale=rows),
+            "'channel_scale': expected none, but beside .* 128x128, got one beside 1x128",
+        ),
+        (
+            lambda: octofold.quantize(x, granularity="128x128", channel_scale=columns),
+            r"'channel_scale': expected shape \[130\], got \[300\]",
+        ),
+        (
+            lambda: octofold.quantize(
+                x, granularity="128x128", channel_scale=rows.astype(np.float16)
+            ),
+            "'channel_scale': expected dtype float32, got float16",
+        ),
+        (
+            lambda: octofold.quantize(
+                x, granularity="128x128", channel_scale=np.repeat(rows, 2)[::2]
+            ),
+            "'channel_scale': expected a contiguous vector",
+        ),
+        (
+            lambda: octofold.quantize(
+                x,
+                granularity="128x128",
+                channel_scale=rows,
+                scale=np.ones((2, 3), np.float32),
+            ),
+            "'channel_scale': expected none beside given scales",
+        ),
+        (
+            lambda: octofold.quantize_both(x, transposed_granularity="128x128"),
+            "'out.transposed': .* or channel, or 128x128 with a channel_scale, got 128x128",
+        ),
+        (
+            lambda: octofold.quantize_both(x, granularity="128x128", channel_scale=rows),
+            "'out.transposed.channel_scale': expected one, as 'out.rows' has, got none",
+        ),
+        (
+            lambda: octofold.gemm(
+                operand(rng, 5, 300, "128x128", two_level=True), operand(rng, 7, 300, "128x128")
+            ),
+            "gemm: argument 'a.channel_scale': expected None",
+        ),
+        (
+            lambda: octofold.gemm(
+                operand(rng, 5, 300, "1x128"),
+                octofold.ScaledTensor(x, np.ones((130, 3), np.float32), "1x128", rows),
+            ),
+            "gemm: argument 'b'",
+        ),
+        (
+            lambda: octofold.gated_gemm(
+                operand(rng, 5, 300, "1x128"), operand(rng, 8, 300, "128x128", two_level=True)
+            ),
+            "gated_gemm: argument 'b.channel_scale'",
+        ),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            call()
