@@ -67,6 +67,19 @@ TEST_F(CastTest, BothCastsAreOneKernel) {
   EXPECT_EQ(params.transposed_target.codes_stride, kRows + 16);
 }
 
+// Rows of 1x128, and the transpose with its channels' factors: from one read.
+TEST_F(CastTest, TwoLevelScalesAreOneKernel) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kBlock128x128);
+  transposed.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, kCols, kGpu);
+  quantize({.rows = out, .transposed = transposed});
+  ASSERT_EQ(state().launches.size(), 1u);
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.transposed_channel_scale, address(0x7000));
+  EXPECT_EQ(params.row_channel_scale, nullptr);
+  EXPECT_EQ(params.transposed_target.scale_row_stride, 2);
+}
+
 TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
   for (int i = 0; i < 3; ++i) quantize({.rows = out});
@@ -172,11 +185,17 @@ TEST_F(CastTest, DequantizationAndConversion) {
   EXPECT_EQ(params.scale, address(0x3000));
   EXPECT_EQ(params.scale_col_stride, kRows);
   EXPECT_EQ(params.out, address(0x4000));
+  EXPECT_EQ(params.channel_scale, nullptr);
+  MutableScaledTensorView two_level = output(kRows, kCols, Granularity::kBlock128x128);
+  two_level.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, kRows, kGpu);
+  cuda::dequantize(runtime().device(0), two_level, out, {});
+  params = state().launches.back().params_as<config::ConvertParams>();
+  EXPECT_EQ(params.channel_scale, address(0x7000));
   cuda::convert(runtime().device(0), x_, out, Overflow::kNan, {});
-  params = state().launches[1].params_as<config::ConvertParams>();
+  params = state().launches.back().params_as<config::ConvertParams>();
   EXPECT_EQ(params.x_stride, 648);
   EXPECT_EQ(params.out_stride, kCols);
-  EXPECT_EQ(compilations_, 2);
+  EXPECT_EQ(compilations_, 3);
 }
 
 }  // namespace

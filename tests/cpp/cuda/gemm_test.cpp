@@ -137,6 +137,19 @@ TEST_F(GemmTest, SwappedOperandsChangePlacesButDDoesNot) {
   EXPECT_EQ(last().cluster, 2u);
 }
 
+// b's, whichever side of the instruction b is.
+TEST_F(GemmTest, FactorsOfChannelsAreThoseOfB) {
+  GemmArguments arguments = product(20, 512, 640);
+  arguments.b.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, 512, kGpu);
+  for (const char* candidate : {"64x16.swapped.w1.c1x1x2.b3", "128x128.w2.c1x1x1.b1.early"}) {
+    cuda::gemm(runtime().device(0), arguments, {}, candidate);
+    EXPECT_EQ(last_params().channel_scale, address(0x7000));
+  }
+  arguments.b.channel_scale.reset();
+  gemm(arguments);
+  EXPECT_EQ(last_params().channel_scale, nullptr);
+}
+
 TEST_F(GemmTest, FP32LeavesInPiecesWhereTilesAreLarge) {
   GemmArguments arguments = product(1000, 512, 640);
   arguments.out.dtype = DType::kFloat32;

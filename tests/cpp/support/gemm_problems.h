@@ -38,6 +38,7 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
                 .bias = addend()};
   form.fast_accumulation =
       !varies_along_k(form.a.scales) && !varies_along_k(form.b.scales) && random() % 2 == 0;
+  form.b_channel_scale = form.b.scales == Granularity::kBlock128x128 && random() % 2 == 0;
   return {.product = {.m = random_size(random),
                       .n = random_size(random),
                       .k = random() % 20 == 0 ? 0 : random_size(random),

@@ -1,0 +1,234 @@
+// Two-level scales on the CPU: casts against those of the quotients, products and values against
+// double loops, and what is refused.
+#include <algorithm>
+#include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "support/judge.h"
+#include "support/random.h"
+
+namespace octofold {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr auto kSquares = Granularity::kBlock128x128;
+
+class TwoLevelTest : public testing::Test {
+ protected:
+  static constexpr std::int64_t kRows = 130, kCols = 300;
+
+  TwoLevelTest() : data_(kRows * kCols) {
+    std::normal_distribution<float> normal;
+    for (float& value : data_) value = normal(random_);
+  }
+
+  TensorView x() const { return matrix(data_.data(), DType::kFloat32, kRows, kCols); }
+
+  // Two of them count as 1.
+  std::vector<float> factors(std::int64_t channels) {
+    std::vector<float> factors(static_cast<std::size_t>(channels));
+    std::normal_distribution<float> normal;
+    for (float& factor : factors) factor = std::exp(2 * normal(random_));
+    factors.front() = 0;
+    factors.back() = std::nanf("");
+    return factors;
+  }
+
+  static MutableScaledTensorView with_factors(ScaledMatrix& matrix,
+                                              const std::vector<float>& factors) {
+    MutableScaledTensorView view = matrix.view();
+    view.channel_scale =
+        vector(factors.data(), DType::kFloat32, static_cast<std::int64_t>(factors.size()));
+    return view;
+  }
+
+  // x with each row, or column, multiplied by the reciprocal of what its factor counts as.
+  std::vector<float> quotients(const std::vector<float>& factors, bool of_columns) const {
+    std::vector<float> values = data_;
+    for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+      const float held = factors[static_cast<std::size_t>(of_columns ? i % kCols : i / kCols)];
+      values[static_cast<std::size_t>(i)] *= 1.0f / (held > 0 ? held : 1.0f);
+    }
+    return values;
+  }
+
+  static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
+    EXPECT_THAT(actual.codes(), testing::ElementsAreArray(expected.codes()));
+    EXPECT_THAT(actual.scales(), testing::ElementsAreArray(expected.scales()));
+  }
+
+  template <typename Call>
+  static std::string error_of(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      return error.what();
+    }
+    return "no error";
+  }
+
+  std::vector<float> data_;
+  test::Random random_;
+};
+
+TEST_F(TwoLevelTest, CastsAreThoseOfTheQuotients) {
+  const std::vector<float> of_rows = factors(kRows), of_columns = factors(kCols);
+  const std::vector<float> by_rows = quotients(of_rows, false);
+  const std::vector<float> by_columns = quotients(of_columns, true);
+  for (const CastProfile profile : {CastProfile::kVllm, CastProfile::kTorchAo}) {
+    const QuantizeOptions options{.profile = profile};
+    ScaledMatrix rows(kRows, kCols, kSquares), columns(kCols, kRows, kSquares);
+    quantize(matrix(by_rows.data(), DType::kFloat32, kRows, kCols), {.rows = rows.view()}, options);
+    quantize(matrix(by_columns.data(), DType::kFloat32, kRows, kCols),
+             {.transposed = columns.view()}, options);
+
+    ScaledMatrix both_rows(kRows, kCols, kSquares), both_columns(kCols, kRows, kSquares);
+    quantize(x(),
+             {.rows = with_factors(both_rows, of_rows),
+              .transposed = with_factors(both_columns, of_columns)},
+             options);
+    expect_same(both_rows, rows);
+    expect_same(both_columns, columns);
+
+    ScaledMatrix lines(kRows, kCols, Granularity::kBlock1x128), beside(kCols, kRows, kSquares);
+    quantize(x(), {.rows = lines.view(), .transposed = with_factors(beside, of_columns)}, options);
+    expect_same(beside, columns);
+    ScaledMatrix lines_alone(kRows, kCols, Granularity::kBlock1x128);
+    quantize(x(), {.rows = lines_alone.view()}, options);
+    expect_same(lines, lines_alone);
+  }
+}
+
+TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
+  const std::vector<float> of_rows = factors(kRows);
+  ScaledMatrix cast(kRows, kCols, kSquares);
+  const MutableScaledTensorView view = with_factors(cast, of_rows);
+  quantize(x(), {.rows = view});
+  std::vector<float> values(data_.size()), inner(data_.size());
+  const auto out = [&](std::vector<float>& floats) {
+    return matrix(floats.data(), DType::kFloat32, kRows, kCols);
+  };
+  dequantize(view, out(values));
+  dequantize(cast.view(), out(inner));
+  for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+    const float held = of_rows[static_cast<std::size_t>(i / kCols)];
+    const auto index = static_cast<std::size_t>(i);
+    ASSERT_EQ(values[index], inner[index] * (held > 0 ? held : 1.0f)) << i;
+  }
+}
+
+TEST_F(TwoLevelTest, ProductsMatchFp64) {
+  constexpr std::int64_t kM = 37;
+  const std::vector<float> of_rows = factors(kRows);
+  ScaledMatrix a(kM, kCols, Granularity::kBlock1x128), b(kRows, kCols, kSquares);
+  quantize(matrix(data_.data(), DType::kFloat32, kM, kCols), {.rows = a.view()});
+  const MutableScaledTensorView two_level = with_factors(b, of_rows);
+  quantize(x(), {.rows = two_level});
+  std::vector<float> left(kM * kCols), right(kRows * kCols);
+  dequantize(a.view(), matrix(left.data(), DType::kFloat32, kM, kCols));
+  dequantize(b.view(), matrix(right.data(), DType::kFloat32, kRows, kCols));
+
+  std::vector<float> d(kM * kRows), bias(kRows);
+  std::normal_distribution<float> normal;
+  for (float& value : d) value = 100 * normal(random_);
+  for (float& value : bias) value = 100 * normal(random_);
+  const std::vector<float> c = d;
+  const MutableTensorView out = matrix(d.data(), DType::kFloat32, kM, kRows);
+  gemm({.a = a.view(),
+        .b = two_level,
+        .out = out,
+        .c = out,
+        .bias = vector<const float>(bias.data(), DType::kFloat32, kRows)});
+  test::Judge judge(DType::kFloat32);
+  for (std::int64_t i = 0; i < kM; ++i) {
+    for (std::int64_t j = 0; j < kRows; ++j) {
+      const double held = of_rows[static_cast<std::size_t>(j)];
+      const double factor = held > 0 ? held : 1;
+      const auto index = static_cast<std::size_t>(i * kRows + j);
+      double sum = c[index] + static_cast<double>(bias[static_cast<std::size_t>(j)]);
+      double terms = std::abs(c[index]) + std::abs(bias[static_cast<std::size_t>(j)]);
+      for (std::int64_t k = 0; k < kCols; ++k) {
+        const double term = factor * left[static_cast<std::size_t>(i * kCols + k)] *
+                            right[static_cast<std::size_t>(j * kCols + k)];
+        sum += term;
+        terms += std::abs(term);
+      }
+      judge.see(d[index], sum, terms);
+    }
+  }
+  EXPECT_EQ(judge.verdict(), "");
+}
+
+TEST_F(TwoLevelTest, NamesWhatIsWrong) {
+  const std::vector<float> of_rows(kRows, 1.0f), of_columns(kCols, 1.0f);
+  ScaledMatrix lines(kRows, kCols, Granularity::kBlock1x128), squares(kRows, kCols, kSquares);
+  ScaledMatrix columns(kCols, kRows, kSquares);
+  const auto cast_error = [&](const CastTargets& out, const QuantizeOptions& options = {}) {
+    return error_of([&] { quantize(x(), out, options); });
+  };
+  EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
+              HasSubstr("'out.rows.channel_scale': expected none, but beside scales of granularity "
+                        "128x128, got one beside 1x128"));
+  EXPECT_THAT(cast_error({.rows = with_factors(squares, of_columns)}),
+              HasSubstr("'out.rows.channel_scale': expected shape [130], got [300]"));
+  MutableScaledTensorView view = with_factors(squares, of_rows);
+  view.channel_scale->dtype = DType::kFloat16;
+  EXPECT_THAT(cast_error({.rows = view}),
+              HasSubstr("'out.rows.channel_scale': expected dtype float32"));
+  view = with_factors(squares, of_rows);
+  view.channel_scale->strides[0] = 2;
+  EXPECT_THAT(cast_error({.rows = view}),
+              HasSubstr("'out.rows.channel_scale': expected a contiguous vector"));
+  view = with_factors(squares, of_rows);
+  view.channel_scale->device = {DeviceType::kCuda, 0};
+  EXPECT_THAT(cast_error({.rows = view}),
+              HasSubstr("'out.rows.channel_scale': expected a tensor on"));
+  view = with_factors(squares, of_rows);
+  view.channel_scale->data = view.data.data;
+  EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
+  EXPECT_THAT(cast_error({.rows = with_factors(squares, of_rows)}, {.scales = ScaleSource::kGiven}),
+              HasSubstr("'out.rows.channel_scale': expected none beside given scales, got one"));
+  EXPECT_THAT(cast_error({.rows = lines.view(), .transposed = columns.view()}),
+              HasSubstr("or channel, or 128x128 with a channel_scale, got 128x128"));
+  EXPECT_THAT(
+      cast_error({.rows = squares.view(), .transposed = with_factors(columns, of_columns)}),
+      HasSubstr("'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"));
+
+  std::vector<float> d(kRows * kRows);
+  GemmArguments product{.a = with_factors(squares, of_rows),
+                        .b = lines.view(),
+                        .out = matrix(d.data(), DType::kFloat32, kRows, kRows)};
+  EXPECT_THAT(error_of([&] { gemm(product); }, ErrorCode::kUnsupported),
+              HasSubstr("gemm: argument 'a.channel_scale': expected none"));
+  std::swap(product.a, product.b);
+  product.b.channel_scale->data = d.data();
+  EXPECT_THAT(error_of([&] { gemm(product); }),
+              HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
+  GemmProblem form{.m = 1, .n = 1, .k = 1};
+  form.form.b_channel_scale = true;
+  EXPECT_FALSE(gemm_candidates(form, true, true).empty());
+  form.form.b.scales = Granularity::kChannel;
+  EXPECT_THAT(error_of([&] { gemm_candidates(form, true, true); }),
+              HasSubstr("'b_channel_scale': expected false"));
+}
+
+TEST_F(TwoLevelTest, SlicesOfRowsHaveTheirFactors) {
+  const std::vector<float> of_columns = factors(kCols);
+  ScaledMatrix cast(kCols, kRows, kSquares);
+  const MutableScaledTensorView slice = row_slice(with_factors(cast, of_columns), 128, kCols);
+  ASSERT_TRUE(slice.channel_scale.has_value());
+  EXPECT_EQ(slice.channel_scale->shape[0], kCols - 128);
+  EXPECT_EQ(slice.channel_scale->data, of_columns.data() + 128);
+}
+
+}  // namespace
+}  // namespace octofold
