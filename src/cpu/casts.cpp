@@ -32,7 +32,9 @@ const config::Fp8Format& format_of(DType dtype) {
 // What is cast: x, of two-level scales divided by the factors of its rows.
 struct Source {
   TensorView x;
-  const float* factors = nullptr;
+  const float* factors;
+
+  Source(const TensorView& x_, const float* factors_ = nullptr) : x(x_), factors(factors_) {}
 };
 
 // Calls body(row, col, values, count) for the runs that make up a rectangle of x, in FP32.
@@ -143,7 +145,7 @@ void reduce_columns(const TensorView& x, const ColumnTargets& out) {
 
 void quantize(const TensorView& matrix, const MutableScaledTensorView& out,
               config::CastFormat format, ScaleSource scales) {
-  Source x{matrix};
+  Source x = matrix;
   if (out.channel_scale) {
     x.factors = static_cast<const float*>(out.channel_scale->data);
     format.in = DType::kFloat32;  // of the quotients
@@ -207,7 +209,7 @@ void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
       for (std::int64_t col = 0; col < cols; col += unit.cols) {
         const float inner = scale(row / unit.rows, col / unit.cols);
         const Rectangle area{row, 1, col, std::min(unit.cols, cols - col)};
-        for_each_run({x.data}, area, [&](auto, std::int64_t first, float* values, auto count) {
+        for_each_run(x.data, area, [&](auto, std::int64_t first, float* values, auto count) {
           for (std::int64_t i = 0; i < count; ++i) values[i] = values[i] * inner * outer;
           store(values, count, out.data, out.dtype, row * out.strides[0] + first,
                 Overflow::kSaturate);
