@@ -120,6 +120,9 @@ def quantize_with_columns(
     profile: str = "deepgemm",
     targets: str = "both",
     stream: StreamLike | None = None,
+    *,
+    channel_scale: Array | None = None,
+    transposed_channel_scale: Array | None = None,
 ) -> Casts:
     """Casts of x, byte for byte those of quantize() and quantize_both(), and what is to be worked
     out of its columns on the way: of a gradient, that by the bias without another read of it.
@@ -127,7 +130,8 @@ def quantize_with_columns(
     columns: of each column over all rows: "sums", "amax" (the largest magnitudes), "both", or None
         for the casts alone.
     targets: "rows" for quantize(x), "transposed" for quantize(x, transpose=True), "both".
-    transposed_granularity: as in quantize_both(). Others, and errors: as in quantize().
+    transposed_granularity, channel_scale, transposed_channel_scale: as in quantize_both(). Others,
+        and errors: as in quantize().
 
     Returns (cast, columns), of both targets (rows, transposed, columns), where the last one is
     ColumnReductions (with columns=None: the cast, or a pair). These are float32 [cols]: sums 0 of
@@ -138,8 +142,11 @@ def quantize_with_columns(
     operation = "quantize_with_columns"
     name = dtype_name(operation, "dtype", dtype, FP8)
     options = (granularity, transposed_granularity, power_of_two, overflow, profile)
-    results = _QUANTIZE_WITH_COLUMNS((x,), (columns, *options, targets), name, None, stream)
-    return casts_of(results, granularity, transposed_granularity)
+    factors = (channel_scale, transposed_channel_scale)
+    results = _QUANTIZE_WITH_COLUMNS(
+        (x, *factors), (columns, *options, targets), name, None, stream
+    )
+    return casts_of(results, granularity, transposed_granularity, *factors)
 
 
 def convert(
@@ -196,7 +203,7 @@ def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: s
 def _casts_and_columns(
     framework: Framework, inputs: Arrays, options: Options, dtype: str
 ) -> Arrays:
-    (x,) = inputs
+    x, *_ = inputs
     columns, granularity, transposed_granularity, *_, targets = options
     operation = "quantize_with_columns"
     require_matrix(operation, "x", x.shape)

@@ -108,15 +108,22 @@ def _workspace_rows(rows: int, of_sums: bool, of_amax: bool) -> int:
     return (of_sums + of_amax) * ((rows + 127) // 128)
 
 
-def casts_of(results: Arrays, granularity: str, transposed_granularity: str | None = None) -> Casts:
+def casts_of(
+    results: Arrays,
+    granularity: str,
+    transposed_granularity: str | None = None,
+    channel_scale: Array | None = None,
+    transposed_channel_scale: Array | None = None,
+) -> Casts:
     """What the caller gets of RESULTS."""
     rows, rows_scale, transposed, transposed_scale, sums, amax, workspace = results
     casts: tuple[Any, ...] = ()
     if rows is not None:
-        casts = (ScaledTensor(rows, rows_scale, granularity),)
+        casts = (ScaledTensor(rows, rows_scale, granularity, channel_scale),)
     if transposed is not None:
         of_transpose = transposed_granularity or granularity
-        casts += (ScaledTensor(transposed, transposed_scale, of_transpose),)
+        factors = transposed_channel_scale
+        casts += (ScaledTensor(transposed, transposed_scale, of_transpose, factors),)
     if workspace is not None:
         return *casts, ColumnReductions(sums, amax)
     return casts[0] if len(casts) == 1 else casts

@@ -1,13 +1,12 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..casts import quantize, quantize_both
+from ..casts import quantize, quantize_both, quantize_with_columns
 from ..scaled_tensor import ScaledTensor
 from .recipes import TWO_LEVEL, Recipe
 
@@ -17,7 +16,6 @@ _TOGETHER: Final = (
     ("channel", "channel"),
     ("1x128", "1x128"),
     ("1x128", "channel"),
-    ("1x128", TWO_LEVEL),
     ("128x128", "128x128"),
 )
 
@@ -55,11 +53,9 @@ def cast(
     transposed: str | None,
     recipe: Recipe,
     scale: Tensor | None = None,
-    channel_scale: Tensor | None = None,
 ) -> Casts:
     """x [..., cols], and its transpose [cols, ...], at these granularities (None: not at all), from
-    with as few reads as that takes; with a static tensor scale [1] if one is given, and with the
-    factors [cols] that the transpose of two-level scales takes."""
+    with as few reads as that takes; with a static tensor scale [1] if one is given."""
     power_of_two, profile = recipe.power_of_two, recipe.profile
     if scale is not None:
         return (
@@ -69,39 +65,49 @@ def cast(
             else quantize(x, dtype, transposed, profile=profile, transpose=True, scale=scale),
         )
     if rows is not None and (rows, transposed) in _TOGETHER:
-        other = squares_of(transposed) if transposed not in (None, rows) else None
+        other = None if rows == transposed else transposed
         return quantize_both(
-            *(x, dtype, rows, power_of_two, "saturate", profile),
-            transposed_granularity=other,
-            transposed_channel_scale=channel_scale,
+            x, dtype, rows, power_of_two, "saturate", profile, transposed_granularity=other
         )
-    of_transpose = power_of_two, "saturate", profile, True
     return (
         None if rows is None else quantize(x, dtype, rows, power_of_two, "saturate", profile),
         None
         if transposed is None
-        else quantize(x, dtype, squares_of(transposed), *of_transpose, channel_scale=channel_scale),
+        else quantize(x, dtype, transposed, power_of_two, "saturate", profile, True),
     )
-
-
-def squares_of(granularity: str) -> str:
-    """A granularity of a recipe as casts name it: two-level scales are of 128x128, with factors."""
-    return "128x128" if granularity == TWO_LEVEL else granularity
 
 
 def scaled(
     codes: Tensor, scale: Tensor, granularity: str, channel_scale: Tensor | None = None
 ) -> ScaledTensor:
-    """What cast() made at a recipe's granularity, from its parts."""
-    return ScaledTensor(codes, scale, squares_of(granularity), channel_scale)
+    """What a cast made at a recipe's granularity, from its parts."""
+    squares = granularity == TWO_LEVEL
+    return ScaledTensor(codes, scale, "128x128" if squares else granularity, channel_scale)
 
 
-def column_amax(x: Tensor) -> Tensor:
-    """The largest magnitude in each column of x [..., cols], float32."""
-    # Stand-in: a second read of x, until casts put it out.
-    matrix = x.detach().reshape(-1, x.shape[-1])
-    largest: Tensor = torch.linalg.vector_norm(matrix, math.inf, dim=0)
-    return largest.float()
+def cast_two_level(
+    x: Tensor, dtype: str, rows: str | None, recipe: Recipe, factors: Tensor
+) -> tuple[ScaledTensor | None, ScaledTensor, Tensor]:
+    """x [..., cols], at this granularity or not at all; its transpose of two-level scales with
+    these factors [cols]; and the largest magnitudes [cols] of x, float32: factors for the next
+    step."""
+    power_of_two, profile = recipe.power_of_two, recipe.profile
+    together = rows == "1x128"
+    *of_rows, transposed, columns = quantize_with_columns(
+        x,
+        "amax",
+        dtype,
+        "1x128" if together else "128x128",
+        "128x128",
+        power_of_two,
+        "saturate",
+        profile,
+        "both" if together else "transposed",
+        transposed_channel_scale=factors,
+    )
+    if rows is not None and not together:
+        of_rows = [quantize(x, dtype, rows, power_of_two, "saturate", profile)]
+    return of_rows[0] if of_rows else None, transposed, columns.amax
 
 
 def cast_weight(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, invalid_argument
 from ..scaled_tensor import ScaledTensor
-from .casts import Casts, cast, cast_weight, column_amax, scaled, walkable
+from .casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
 from .products import (
@@ -91,7 +91,7 @@ def linear_with_casts(
             dtype,
         )
     else:
-        y, _ = _forward(x, weight, bias, rows, x_scale, None, recipe, dtype, False)
+        y, _, _ = _forward(x, weight, bias, rows, x_scale, None, recipe, dtype, False)
     return y[0] if is_vector else y
 
 
@@ -134,24 +134,24 @@ def _forward(
     recipe: Recipe,
     dtype: torch.dtype,
     needs_weight_gradient: bool,
-) -> tuple[Tensor, ScaledTensor | None]:
-    """x · weightᵀ (+ bias), and x transposed as the weight gradient wants it in FP8."""
+) -> tuple[Tensor, ScaledTensor | None, Tensor | None]:
+    """x · weightᵀ (+ bias), and x transposed as the weight gradient wants it in FP8: with `factors`
+    of two-level scales, and the largest magnitudes of x's features."""
     output, grad_weight = recipe.output, recipe.grad_weight
-    x_rows, x_transposed = cast(
-        x,
-        recipe.input_dtype,
-        None if output is None else output.a,
-        grad_weight.b if needs_weight_gradient and grad_weight is not None else None,
-        recipe,
-        x_scale,
-        factors,
-    )
+    of_rows = None if output is None else output.a
+    x_transposed: ScaledTensor | None
+    amax = None
+    if factors is not None:
+        x_rows, x_transposed, amax = cast_two_level(x, recipe.input_dtype, of_rows, recipe, factors)
+    else:
+        of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
+        x_rows, x_transposed = cast(x, recipe.input_dtype, of_rows, of_columns, recipe, x_scale)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
     else:
         y = output_product(x_rows, weight_rows, bias, recipe, dtype)
-    return y, x_transposed
+    return y, x_transposed, amax
 
 
 class _Linear(torch.autograd.Function):
@@ -178,13 +178,14 @@ class _Linear(torch.autograd.Function):
         rows = None
         if recipe.output is not None and weight_data is not None:
             rows = ScaledTensor(weight_data, weight_scale, recipe.output.b)
-        factors = amax = None
+        factors = None
         if needs_weight and channel_amax is not None:
             factors = channel_amax.clone()  # another backward may be first
-            amax = column_amax(x) if x.numel() > 0 else factors
-        y, x_transposed = _forward(
+        y, x_transposed, amax = _forward(
             x, weight, bias, rows, x_scale, factors, recipe, dtype, needs_weight
         )
+        if x.numel() == 0:
+            amax = factors
         kept_x = kept_x_scale = None
         if x_transposed is not None:
             kept_x, kept_x_scale = x_transposed.data, x_transposed.scale

@@ -26,7 +26,7 @@ def casts(monkeypatch):
 
         return record
 
-    for name in ("quantize", "quantize_both"):
+    for name in ("quantize", "quantize_both", "quantize_with_columns"):
         monkeypatch.setattr(module, name, recording(getattr(module, name)))
     with_columns = recording(products.quantize_with_columns)
     monkeypatch.setattr(products, "quantize_with_columns", with_columns)
