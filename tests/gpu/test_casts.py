@@ -127,6 +127,10 @@ def test_two_level_scales(profile, source, generator):
             expected = octofold.quantize_both(x.cpu(), profile=profile, **on_cpu)
             for cast, other in zip(actual, expected, strict=True):
                 assert_same_cast(cast, other)
+        if rows:
+            actual = octofold.quantize_with_columns(x, "amax", profile=profile, **beside_lines)
+            assert_same_cast(actual[1], expected[1])
+            same_numbers(actual[-1].amax, x.cpu().float().abs().amax(0))
         for transpose, factor in zip((False, True), factors.values(), strict=True):
             options = {"granularity": "128x128", "profile": profile, "transpose": transpose}
             assert_same_cast(

@@ -67,6 +67,21 @@ def test_cast_is_that_of_the_quotients(source, profile, rng):
     check(squares, columns, of_columns)
 
 
+@pytest.mark.parametrize("targets", ["both", "transposed"])
+def test_beside_the_magnitudes_of_columns(targets, rng):
+    """Of x itself, not of the quotients: the factors of a next step."""
+    x = rng.standard_normal(SHAPE).astype(ml_dtypes.bfloat16)
+    options = {"transposed_granularity": "128x128", "profile": "torchao"}
+    options["transposed_channel_scale"] = factors_of(rng, SHAPE[1])
+    expected = octofold.quantize_both(x, **options)
+    if targets == "transposed":
+        options["granularity"] = "128x128"
+    *casts, columns = octofold.quantize_with_columns(x, "amax", targets=targets, **options)
+    for cast, other in zip(casts, expected[-len(casts) :], strict=True):
+        assert cast.equals(other)
+    assert np.array_equal(columns.amax, np.abs(x.astype(np.float32)).max(axis=0))
+
+
 def test_factors_that_are_none_count_as_one(rng):
     x = rng.standard_normal((12, 140)).astype(np.float32)
     smallest = np.finfo(np.float32).smallest_normal

@@ -100,7 +100,7 @@ TEST(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;
   const auto expect_sound = [&](DType in, const config::CastRule& rule, Granularity granularity,
-                                Targets targets, bool aligned) {
+                                Targets targets, bool aligned, bool amax = false) {
     compiler.expect_sound(
         CastProblem{.rows = 256,
                     .cols = 512,
@@ -108,13 +108,14 @@ TEST(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
                     .to_rows = targets != Targets::kTransposed,
                     .to_transposed = targets != Targets::kRows,
                     .two_level = true,
+                    .columns = {.amax = amax},
                     .x_is_aligned = aligned,
                     .codes_are_aligned = aligned});
   };
   using enum Granularity;
   for (const DType in : kInputs) {  // the longest code, and what layers use
     for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
-      expect_sound(in, rule, kBlock1x128, Targets::kBoth, true);
+      expect_sound(in, rule, kBlock1x128, Targets::kBoth, true, true);
     }
     expect_sound(in, config::kVllmRule, kBlock128x128, Targets::kBoth, true);
   }
