@@ -9,6 +9,7 @@ all of x has been read), each output written once. Times are of CUDA graphs that
 that together are larger than the L2 cache; a cast and its copy take turns.
 """
 
+import functools
 import statistics
 import sys
 
@@ -44,6 +45,33 @@ def casts():
                 2,
                 lambda x, options=options: octofold.quantize_both(x, **options),
             )
+
+    # What a layer makes of x: rows, and the transpose for the weight gradient.
+    yield (
+        "1x128 torchao, channel transposed",
+        2,
+        2,
+        lambda x: octofold.quantize_both(x, profile="torchao", transposed_granularity="channel"),
+    )
+    for columns in (None, "amax"):
+        yield (
+            f"1x128 torchao, two-level transposed{', amax' if columns else ''}",
+            1,
+            2,
+            lambda x, columns=columns: octofold.quantize_with_columns(
+                x,
+                columns,
+                profile="torchao",
+                transposed_granularity="128x128",
+                transposed_channel_scale=factors(x.shape[1]),
+            ),
+        )
+
+
+@functools.cache
+def factors(channels):
+    """Kept, as a layer keeps them."""
+    return torch.rand(channels, device="cuda") + 1
 
 
 def cast_call(cast, x, results, index):

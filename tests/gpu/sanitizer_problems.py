@@ -17,7 +17,13 @@ import octofold
 import torch
 from octofold._library import library
 
-PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
+PAIRS = (
+    ("tensor", "tensor"),
+    ("channel", "channel"),
+    ("1x128", "128x128"),
+    ("1x128", "1x128"),
+    ("1x128", "two-level"),
+)
 # Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load, in words
 # and not.
 SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 300), (70, 90, 301))
@@ -41,8 +47,11 @@ DEVICE = ARGUMENTS.device
 def operand(rows, cols, granularity):
     """On the CPU: codes, and scales that differ from neighbour to neighbour."""
     codes = (32 * torch.randn(rows, cols)).to(torch.float8_e4m3fn)
+    factors = None
+    if granularity == "two-level":
+        granularity, factors = "128x128", torch.exp2(8 * torch.rand(rows) - 4)
     scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, rows, cols)) - 8)
-    return octofold.ScaledTensor(codes, scale, granularity)
+    return octofold.ScaledTensor(codes, scale, granularity, factors)
 
 
 def to_device(x):
@@ -52,7 +61,8 @@ def to_device(x):
     memory = torch.zeros(-(-rows * cols // 16) * 16, dtype=x.data.dtype, device=DEVICE)
     data = memory[: rows * cols].view(rows, cols)
     data.copy_(x.data)
-    return octofold.ScaledTensor(data, x.scale.to(DEVICE), x.granularity)
+    factors = None if x.channel_scale is None else x.channel_scale.to(DEVICE)
+    return octofold.ScaledTensor(data, x.scale.to(DEVICE), x.granularity, factors)
 
 
 def product(a, b, c=None, bias=None, out_dtype=None):
@@ -115,6 +125,24 @@ def activation(x, gradient, options):
         for results in (on_device, cast(*arguments, **options, targets="both"))
     ]
     return results[0], results[1]
+
+
+def two_level(x, factors):
+    """The cast that a layer makes of x, and what the factors take it back to."""
+
+    def run(x, factors):
+        options = {"transposed_granularity": "128x128", "transposed_channel_scale": factors}
+        *both, magnitudes = octofold.quantize_with_columns(x, "amax", **options)
+        return flat([*both, magnitudes.amax])
+
+    return run(x.to(DEVICE), factors.to(DEVICE)), run(x, factors)
+
+
+def two_level_casts():
+    for (rows, cols), dtype in itertools.product(((256, 384), (131, 77), (1, 1)), FLOATS):
+        factors = torch.exp2(8 * torch.rand(cols) - 4)
+        x = (torch.randn(rows, cols) * factors).to(dtype)
+        yield f"two-level {rows},{cols} {dtype}", partial(two_level, x, factors)
 
 
 def activations():
@@ -245,6 +273,7 @@ def main():
         gated_products(),
         casts(),
         casts_with_columns(),
+        two_level_casts(),
         activations(),
         norms(),
     )

@@ -71,14 +71,14 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     like = octofold.quantize(x, granularity=granularity, transpose=transpose)
     results = fp8(*like.shape), torch.zeros_like(like.scale)
     options = (granularity, None, "saturate", "te", transpose)
-    opcheck(torch.ops.octofold.quantize, (x, None, *results, *options))
+    opcheck(torch.ops.octofold.quantize, (x, None, None, *results, *options))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
     cast = octofold.quantize(random(130, 300), granularity=granularity)
     out = random(130, 300, dtype=torch.bfloat16)
-    opcheck(torch.ops.octofold.dequantize, (cast.data, cast.scale, out, granularity))
+    opcheck(torch.ops.octofold.dequantize, (cast.data, cast.scale, None, out, granularity))
 
 
 def test_opcheck_convert(opcheck):
@@ -99,6 +99,6 @@ def test_to_device():
 def test_opcheck_gemm(opcheck, pair, addend, in_place, generator):
     a, b = operands(generator, 50, 70, 300, pair)
     c = None if addend is None or in_place else random(50, 70, dtype=addend)
-    tensors = (a.data, a.scale, b.data, b.scale, c, random(70), random(50, 70))
+    tensors = (a.data, a.scale, b.data, b.scale, c, random(70), b.channel_scale, random(50, 70))
     options = (a.granularity, b.granularity, False, in_place)
     opcheck(torch.ops.octofold.gemm, (*tensors, *options))

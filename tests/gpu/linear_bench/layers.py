@@ -3,10 +3,12 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import octofold
 import octofold.nn
 import torch
+from octofold.nn.recipes import TWO_LEVEL
 from octofold_tool.gpu.timing import MIN_BYTES
 from torch import Tensor, nn
 
@@ -158,7 +160,10 @@ def products_of(recipe_name: str, shape: Shape, device: torch.device) -> list[Ca
             calls.append(lambda a=a, b=b, out=out: torch.mm(a, b.t(), out=out))
             continue
         a8 = octofold.quantize(a, getattr(recipe, a_dtype), product.a, profile=recipe.profile)
-        b8 = octofold.quantize(b, getattr(recipe, b_dtype), product.b, profile=recipe.profile)
+        kind: dict[str, Any] = {"granularity": product.b}
+        if product.b == TWO_LEVEL:
+            kind = {"granularity": "128x128", "channel_scale": b.abs().amax(1).float()}
+        b8 = octofold.quantize(b, getattr(recipe, b_dtype), profile=recipe.profile, **kind)
         fast = product.fast_accumulation
         calls.append(
             lambda a=a8, b=b8, out=out, fast=fast: octofold.gemm(
