@@ -26,12 +26,12 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
   const TensorView input = operation.input("x", x);  // looked at before what is written
-  octofold::quantize(input,
-                     operation.targets(data, scale, transposed_data, transposed_scale,
-                                       operation.columns(sums, amax, workspace), granularity,
-                                       transposed_granularity, channel_scale,
-                                       transposed_channel_scale),
-                     options, stream_of(stream, x));
+  octofold::quantize(
+      input,
+      operation.targets(data, scale, transposed_data, transposed_scale,
+                        operation.columns(sums, amax, workspace), granularity,
+                        transposed_granularity, channel_scale, transposed_channel_scale),
+      options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,

@@ -1,0 +1,190 @@
+// The cast of two-level scales, run on the host by a thread for each of a block's, beside the CPU
+// backend's: the same bytes.
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "octofold/casts.h"
+
+// What CUDA has and these headers do not run.
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+struct uint4 {
+  unsigned x, y, z, w;
+};
+unsigned __shfl_xor_sync(unsigned mask, unsigned value, int distance);
+void __syncthreads();
+int __syncthreads_or(int value);
+
+#include "kernels/ptx/shared_memory.h"  // first: it has CUDA's types
+//
+#include "cpu/casts.h"
+#include "cpu/convert.h"
+#include "kernels/cast/tiles.h"
+#include "support/random.h"
+
+namespace {
+
+// Of the block that runs.
+std::barrier<>* threads_of_block = nullptr;
+std::deque<std::barrier<>> warps_of_block;
+std::array<unsigned, 1024> of_lanes;
+std::atomic<int> any = 0;
+
+}  // namespace
+
+void __syncthreads() { threads_of_block->arrive_and_wait(); }
+
+int __syncthreads_or(int value) {
+  any |= value;
+  __syncthreads();
+  const int result = any;
+  __syncthreads();
+  any = 0;
+  __syncthreads();
+  return result;
+}
+
+unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
+  const unsigned thread = threadIdx.x;
+  of_lanes[thread] = value;
+  warps_of_block[thread / 32].arrive_and_wait();
+  const unsigned other = of_lanes[thread ^ static_cast<unsigned>(distance)];
+  warps_of_block[thread / 32].arrive_and_wait();
+  return other;
+}
+
+namespace octofold::cast {
+namespace {
+
+template <TileCastConfig kConfig>
+void launch(const CastParams& params) {
+  std::barrier<> barrier(kConfig.threads());
+  threads_of_block = &barrier;
+  warps_of_block.clear();
+  for (int warp = 0; warp < kConfig.threads() / 32; ++warp) warps_of_block.emplace_back(32);
+  const std::int64_t blocks = config::ceil_divide(params.rows, kConfig.tile_rows) *
+                              config::ceil_divide(params.cols, kScaleBlock);
+  typename TileCast<kConfig>::Shared shared;
+  std::vector<std::jthread> running;
+  for (int thread = 0; thread < kConfig.threads(); ++thread) {
+    running.emplace_back([&, thread] {
+      threadIdx.x = static_cast<unsigned>(thread);
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        blockIdx.x = static_cast<unsigned>(block);
+        Tiles<kConfig> tiles{{params, 0}};
+        load<kConfig>(params, tiles);
+        TileCast<kConfig>(params, shared, tiles[0]).run();
+        __syncthreads();
+      }
+    });
+  }
+}
+
+// Codes and scales of one target.
+struct Cast {
+  std::vector<unsigned char> codes;
+  std::vector<float> scales;
+  std::int64_t rows, cols, scale_rows, scale_cols;
+
+  Cast(Granularity granularity, std::int64_t rows_, std::int64_t cols_)
+      : codes(static_cast<std::size_t>(rows_ * cols_), 0xAA),
+        rows(rows_),
+        cols(cols_),
+        scale_rows(granularity == Granularity::kBlock1x128 ? rows_
+                                                           : config::ceil_divide(rows_, 128L)),
+        scale_cols(config::ceil_divide(cols_, 128L)) {
+    scales.assign(static_cast<std::size_t>(scale_rows * scale_cols), -1.0f);
+  }
+  MutableScaledTensorView view(Granularity granularity, const std::vector<float>* factors) {
+    MutableScaledTensorView view{matrix(codes.data(), DType::kE4M3, rows, cols),
+                                 matrix(scales.data(), DType::kFloat32, scale_rows, scale_cols),
+                                 granularity};
+    if (factors != nullptr) {
+      view.channel_scale = vector(factors->data(), DType::kFloat32, std::ssize(*factors));
+    }
+    return view;
+  }
+  config::CastTarget target() { return {codes.data(), cols, scales.data(), scale_cols, 1}; }
+  void expect_same(const Cast& other) const {
+    EXPECT_THAT(codes, testing::ElementsAreArray(other.codes));
+    EXPECT_THAT(scales, testing::ElementsAreArray(other.scales));
+  }
+};
+
+template <DType kIn, config::CastRule kRule, Granularity kRowGranularity, bool kVectors>
+void expect_cpu_bytes(std::int64_t rows, std::int64_t cols) {
+  constexpr TileCastConfig kConfig{
+      .format = {.in = kIn, .granularity = kRowGranularity, .rule = kRule},
+      .two_level = true,
+      .to_rows = true,
+      .to_transposed = true,
+      .vector_loads = kVectors,
+      .vector_stores = kVectors,
+      .raster_rows = 2};
+  static_assert(kConfig.invalid_reason() == nullptr);
+  test::Random random;
+  std::normal_distribution<float> normal;
+  const auto factors_of = [&](std::int64_t channels) {
+    std::vector<float> factors(static_cast<std::size_t>(channels));
+    for (float& factor : factors) factor = std::exp(2 * normal(random));
+    factors.front() = 0;
+    factors.back() = std::nanf("");
+    return factors;
+  };
+  const std::vector<float> of_rows = factors_of(rows), of_columns = factors_of(cols);
+  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = normal(random) * of_columns[1 + i % (of_columns.size() - 2)];
+  }
+  std::vector<Storage<kIn>> x(values.size());
+  cpu::store(values.data(), std::ssize(values), x.data(), kIn, 0, Overflow::kNan);
+
+  constexpr auto kSquares = Granularity::kBlock128x128;
+  Cast to_rows(kRowGranularity, rows, cols), to_columns(kSquares, cols, rows);
+  Cast cpu_rows = to_rows, cpu_columns = to_columns;
+  CastParams params{};
+  params.x = x.data();
+  params.x_stride = cols;
+  params.rows = rows;
+  params.cols = cols;
+  params.row_target = to_rows.target();
+  params.transposed_target = to_columns.target();
+  params.row_channel_scale = of_rows.data();
+  params.transposed_channel_scale = of_columns.data();
+  launch<kConfig>(params);
+
+  const bool lines = kRowGranularity == Granularity::kBlock1x128;
+  cpu::quantize(matrix<const void>(x.data(), kIn, rows, cols),
+                {.rows = cpu_rows.view(kRowGranularity, lines ? nullptr : &of_rows),
+                 .transposed = cpu_columns.view(kSquares, &of_columns)},
+                kConfig.format, ScaleSource::kComputed);
+  to_rows.expect_same(cpu_rows);
+  to_columns.expect_same(cpu_columns);
+}
+
+template <DType kIn>
+void expect_cpu_bytes() {
+  using enum Granularity;
+  expect_cpu_bytes<kIn, config::kTorchAoRule, kBlock1x128, true>(136, 264);
+  expect_cpu_bytes<kIn, config::kVllmRule, kBlock1x128, false>(129, 77);
+  expect_cpu_bytes<kIn, config::kVllmRule, kBlock128x128, true>(136, 264);
+  expect_cpu_bytes<kIn, config::kCompressedTensorsRule, kBlock128x128, false>(70, 131);
+}
+
+TEST(TwoLevelScalesTest, OfFloat32) { expect_cpu_bytes<DType::kFloat32>(); }
+TEST(TwoLevelScalesTest, OfFloat16) { expect_cpu_bytes<DType::kFloat16>(); }
+TEST(TwoLevelScalesTest, OfBFloat16) { expect_cpu_bytes<DType::kBFloat16>(); }
+
+}  // namespace
+}  // namespace octofold::cast

@@ -1,0 +1,12 @@
+// As it says.
+#pragma once
+
+#include <utility>
+
+namespace octofold::ptx {
+
+inline void swap_if(unsigned condition, unsigned& left, unsigned& right) {
+  if (condition != 0) std::swap(left, right);
+}
+
+}  // namespace octofold::ptx
