@@ -153,8 +153,7 @@ def test_bytes_kept_for_backward(recipe, keep_fp8):
     in_fp8 = 0 if recipe == "rowwise_with_gw_hp" else IN + HIDDEN
     gate_up = 2 * HIDDEN + 4 * (2 * HIDDEN // 128) if keep_fp8 else 2 * 2 * HIDDEN
     expected = tokens * (2 * IN + gate_up + in_fp8 + 4)
-    print(
-        f"{recipe}, keep_fp8={keep_fp8}: {kept / tokens:.0f} bytes per token, meant {expected / tokens:.0f}"
-    )
+    what = f"{recipe}, keep_fp8={keep_fp8}"
+    print(f"{what}: {kept / tokens:.0f} bytes per token, meant {expected / tokens:.0f}")
     assert total.shape == x.shape
     assert expected <= kept < 1.02 * expected
