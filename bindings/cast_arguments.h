@@ -31,6 +31,14 @@ struct CastOperation {
   TensorView input(std::string_view argument, const tvm::ffi::TensorView& tensor) const {
     return view_of(name, argument, tensor, "float32, float16 or bfloat16");
   }
+  /// FP8 codes and their scales.
+  ScaledTensorView scaled_input(std::string_view argument, const tvm::ffi::TensorView& data,
+                                const tvm::ffi::TensorView& scale,
+                                const tvm::ffi::String& granularity) const {
+    return {view_of(name, argument, data, "e4m3 or e5m2"),
+            view_of(name, std::string(argument) + ".scale", scale, "float32"),
+            parse_granularity(view_of(granularity))};
+  }
   CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
                       const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
                       const ColumnTargets& columns, const tvm::ffi::String& granularity,

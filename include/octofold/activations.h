@@ -21,6 +21,15 @@ OCTOFOLD_API void quantize_activation(const TensorView& x, Activation activation
                                       const CastTargets& out, const QuantizeOptions& options = {},
                                       Stream stream = {});
 
+/// The same of an x in FP8: of what dequantize() makes of it in `dtype`, which is float32, float16
+/// or bfloat16, and gets the same bits.
+///
+/// x: of any granularity, with columns of its codes contiguous, in any row stride; a scale belongs
+///   to columns of x as they lie, gate and up.
+OCTOFOLD_API void quantize_activation(const ScaledTensorView& x, DType dtype, Activation activation,
+                                      GateLayout layout, const CastTargets& out,
+                                      const QuantizeOptions& options = {}, Stream stream = {});
+
 /// Casts the gradient by x, from `gradient`, that by activation(x): what the backward pass of the
 /// linear layer before the activation multiplies with.
 ///
@@ -30,6 +39,14 @@ OCTOFOLD_API void quantize_activation(const TensorView& x, Activation activation
 OCTOFOLD_API void quantize_activation_gradient(const TensorView& gradient, const TensorView& x,
                                                Activation activation, GateLayout layout,
                                                const CastTargets& out,
+                                               const QuantizeOptions& options = {},
+                                               Stream stream = {});
+
+/// The same of an x in FP8: of what dequantize() makes of it in the dtype of the gradient, float32,
+/// float16 or bfloat16.
+OCTOFOLD_API void quantize_activation_gradient(const TensorView& gradient,
+                                               const ScaledTensorView& x, Activation activation,
+                                               GateLayout layout, const CastTargets& out,
                                                const QuantizeOptions& options = {},
                                                Stream stream = {});
 

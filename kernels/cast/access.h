@@ -57,6 +57,17 @@ __device__ inline void store(T* data, int exist, const unsigned (&words)[kCount 
   }
 }
 
+// Where in the scale tensor the scale of element (row, col) is.
+template <Granularity kGranularity>
+__device__ inline long long scale_offset(long long row_stride, long long col_stride, long long row,
+                                         long long col) {
+  using enum Granularity;
+  if constexpr (kGranularity == kTensor) return 0;
+  if constexpr (kGranularity == kChannel) return row * row_stride;
+  if constexpr (kGranularity == kBlock128x128) row /= kScaleBlock;
+  return row * row_stride + col / kScaleBlock * col_stride;
+}
+
 // min(value, limit) as an int.
 __device__ inline int at_most(long long value, int limit) {
   return value < limit ? static_cast<int>(value) : limit;

@@ -12,32 +12,23 @@
 namespace octofold {
 namespace cast {
 
-// Where in the scale tensor the scale of element (row, col) is.
-template <Granularity kGranularity>
-__device__ inline long long scale_offset(const config::ConvertParams& params, long long row,
-                                         long long col) {
-  using enum Granularity;
-  if constexpr (kGranularity == kTensor) return 0;
-  if constexpr (kGranularity == kChannel) return row * params.scale_row_stride;
-  if constexpr (kGranularity == kBlock128x128) row /= kScaleBlock;
-  return row * params.scale_row_stride + col / kScaleBlock * params.scale_col_stride;
-}
-
 // Without vectors, neighbours that a thread holds may belong to two units.
 template <config::ConvertConfig kConfig, int kCount>
 __device__ inline void multiply_by_scales(const config::ConvertParams& params, long long row,
                                           long long col, int exist, float (&values)[kCount]) {
   if (exist <= 0) return;
-  float scale = params.scale[scale_offset<kConfig.granularity>(params, row, col)];
+  const auto scale_at = [&](long long of_col) {
+    return params.scale[scale_offset<kConfig.granularity>(params.scale_row_stride,
+                                                          params.scale_col_stride, row, of_col)];
+  };
+  float scale = scale_at(col);
   float factor = 1;
   if constexpr (kConfig.has_channel_scale) {
     factor = config::channel_factor(params.channel_scale[row]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (!kConfig.vectors && i < exist) {
-      scale = params.scale[scale_offset<kConfig.granularity>(params, row, col + i)];
-    }
+    if (!kConfig.vectors && i < exist) scale = scale_at(col + i);
     values[i] = __fmul_rn(values[i], scale);
     if constexpr (kConfig.has_channel_scale) values[i] = __fmul_rn(values[i], factor);
   }

@@ -77,8 +77,10 @@ __device__ inline void* staged_memory() {
 template <TileCastConfig kConfig>
 class StagedPieces {
   using Values = Source<kConfig.source, kConfig.format.in, kConfig.vector_loads>;
-  static constexpr int kPieces = Values::kPieces;
-  static_assert(kPieces == kConfig.pieces());
+  static constexpr int kPieces = kConfig.pieces();
+  static constexpr int kVector = kConfig.format.vector();
+  static constexpr int kRowsAtOnce = kConfig.source.rows_at_once();
+  static_assert(kPieces == Values::kPieces);
   // Pieces of 16 bytes that lie next to each other: of either, a warp's are every second.
   static constexpr bool kNeighbours = kConfig.source.reads_neighbours();
 
@@ -88,27 +90,41 @@ class StagedPieces {
   __device__ StagedPieces(const Values& source, const Tile<kConfig>& tile) {
 #pragma unroll
     for (int row = 0; row < tile.kRows; ++row) {
-      if (tile.template exist<true>(row) == 0) break;
+      const bool exists = tile.template exist<true>(row) > 0;
+      if (kRowsAtOnce == 1 && !exists) break;
       source.for_each_piece(row, 0, [&](auto piece, const void* address) {
-        constexpr int kBytes = Values::bytes_of(piece);
+        constexpr int kBytes = kConfig.source.bytes_of(piece, kVector);
         constexpr bool kThroughL1 = kBytes < 16 || kNeighbours;
-        ptx::copy_async<kBytes, kThroughL1>(slot(row, piece), address);
+        if constexpr (kRowsAtOnce == 1) {
+          ptx::copy_async<kBytes, kThroughL1>(slot<piece>(row), address);
+        } else {
+          ptx::copy_async<kBytes, kThroughL1>(slot<piece>(row), address, exists);
+        }
       });
     }
     ptx::copies_commit();
   }
 
+  template <int kPiece = 0>
   static __device__ void read(int row, Vector& pieces) {
+    if constexpr (kPiece < kPieces) {
+      unsigned words[kConfig.source.slot_bytes(kPiece, kVector) / 4];
+      ptx::load_shared_words(slot<kPiece>(row), words);
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      ptx::load_shared_words(slot(row, piece), pieces[piece]);
+      for (int i = 0; i < static_cast<int>(sizeof(words) / 4); ++i) pieces[kPiece][i] = words[i];
+      read<kPiece + 1>(row, pieces);
     }
   }
 
  private:
-  static __device__ unsigned slot(int row, int piece) {
-    return ptx::shared_address(staged_memory()) +
-           16 * ((row * kPieces + piece) * kConfig.threads() + static_cast<int>(threadIdx.x));
+  // Slots of one row and piece lie next to each other.
+  template <int kPiece>
+  static __device__ unsigned slot(int row) {
+    constexpr int kOfRow = kConfig.source.slot_bytes_before(kPieces, kVector);
+    constexpr int kBefore = kConfig.source.slot_bytes_before(kPiece, kVector);
+    constexpr int kBytes = kConfig.source.slot_bytes(kPiece, kVector);
+    return ptx::shared_address(staged_memory()) + (row * kOfRow + kBefore) * kConfig.threads() +
+           kBytes * static_cast<int>(threadIdx.x);
   }
 };
 
@@ -130,7 +146,7 @@ __device__ inline void load(const CastParams& params, Tiles<kConfig>& tiles) {
     ptx::copies_wait<0>();
 #pragma unroll
     for (int row = 0; row < tile.kRows; ++row) {
-      if (tile.template exist<true>(row) == 0) break;
+      if (row % kConfig.source.rows_at_once() == 0 && tile.template exist<true>(row) == 0) break;
       typename StagedPieces<kConfig>::Vector pieces;
       staged.read(row, pieces);
       if constexpr (kConfig.source.both_halves) {

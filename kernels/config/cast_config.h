@@ -131,7 +131,8 @@ struct TileCastConfig {
   constexpr bool is_staged() const { return works_out() && vector_loads; }
   constexpr int pieces() const { return source.pieces(); }
   constexpr int shared_bytes() const {
-    return is_staged() ? 16 * rows_per_thread * pieces() * threads() : 0;
+    if (!is_staged()) return 0;
+    return rows_per_thread * threads() * source.slot_bytes_before(pieces(), format.vector());
   }
 
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
@@ -178,6 +179,9 @@ struct TileCastConfig {
     if (to_transposed && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
     if (threads() < units()) return "a thread for each scale";
     if (columns.any() && tile_rows != kReducedRows) return "columns are reduced by 128 rows";
+    if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
+      return "the input of an activation may have scales, and is FP8 then";
+    }
     if (source.both_halves &&
         (!source.casts_halves() || !vector_loads || size_of(format.in) != 2)) {
       return "halves of 16-bit elements, in vectors, are taken together";

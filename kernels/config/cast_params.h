@@ -21,6 +21,9 @@ struct CastTarget {
 struct CastParams {
   const void* x;  // [rows, cols]; of gated activations gate and up, [rows, 2 · their columns]
   long long x_stride;
+  const float* x_scale;  // of CastSource::scaled, found as in CastTarget
+  long long x_scale_row_stride;
+  long long x_scale_col_stride;
   const void* gradient;  // by the activation, [rows, its columns]
   long long gradient_stride;
   const float* rstd;  // of what is normed: [rows], as mean

@@ -35,6 +35,11 @@ struct CastSource {
   bool both_halves = false;
   // Of what is normed.
   NormForm norm{};
+  // Of activations and their gradients: whether x is FP8 codes with scales. Each product of a code
+  // and its scale is rounded to the type of what is cast, as dequantize() has it.
+  bool scaled = false;
+  DType codes = DType::kE4M3;
+  Granularity granularity = Granularity::kBlock1x128;
 
   static constexpr const char* kTypeName = "octofold::config::CastSource";
   template <typename Visit>
@@ -45,12 +50,24 @@ struct CastSource {
     field("activation", activation);
     if (is_gated(activation)) field("layout", layout);
     if (casts_halves()) field("both_halves", both_halves);
+    if (!scaled) return;
+    field("scaled", scaled);
+    field("codes", codes);
+    field("granularity", granularity);
   }
   friend constexpr bool operator==(const CastSource&, const CastSource&) = default;
 
   // Of one that has no gate, the layout is nothing.
   static constexpr CastSource of(SourceKind kind, Activation activation, GateLayout layout) {
     return {kind, activation, is_gated(activation) ? layout : GateLayout::kHalves};
+  }
+  // The same of an x in FP8.
+  constexpr CastSource of_codes(DType dtype, Granularity unit) const {
+    CastSource source = *this;
+    source.scaled = true;
+    source.codes = dtype;
+    source.granularity = unit;
+    return source;
   }
 
   constexpr bool has_activation() const {
@@ -61,16 +78,48 @@ struct CastSource {
     return kind == SourceKind::kActivationGradient && is_gated(activation) &&
            layout == GateLayout::kHalves;
   }
-  // Of up to 16 bytes, that a vector of values is worked out from.
+  // Pieces of up to 16 bytes that a vector of values is worked out from: those of x, of an FP8 x as
+  // many scales, and the gradient.
   constexpr int pieces() const {
+    if (kind == SourceKind::kPlain) return 1;
     if (kind == SourceKind::kNormed) return norm.centres() ? 3 : 2;
-    const int of_x = is_gated(activation) ? 2 : 1;
-    const bool takes_one = of_x == 1 || layout == GateLayout::kInterleaved;
-    if (kind == SourceKind::kActivationGradient) return takes_one ? 2 : 3;
-    return kind == SourceKind::kActivation ? of_x : 1;
+    return (scaled ? 2 : 1) * pieces_of_x() + (kind == SourceKind::kActivationGradient ? 1 : 0);
   }
+  // Gates and ups; next to each other they are one piece, unless that is too large.
+  constexpr int pieces_of_x() const {
+    if (!has_activation() || !is_gated(activation)) return 1;
+    return layout == GateLayout::kHalves || reads_neighbours() ? 2 : 1;
+  }
+  // Whether its pieces of 16 bytes lie next to each other.
   constexpr bool reads_neighbours() const {
-    return kind == SourceKind::kActivation && pieces() == 2 && layout == GateLayout::kInterleaved;
+    return kind == SourceKind::kActivation && is_gated(activation) &&
+           layout == GateLayout::kInterleaved && !scaled;
+  }
+  // Of a vector of so many values.
+  constexpr int bytes_of(int piece, int vector) const {
+    const bool interleaved = has_activation() && layout == GateLayout::kInterleaved;
+    if (kind == SourceKind::kNormed) return piece == 0 ? 16 : 4;
+    if (kind == SourceKind::kActivationGradient && piece == pieces() - 1) {
+      return interleaved ? 8 : 16;
+    }
+    if (!scaled) return 16;
+    if (piece >= pieces_of_x()) return 4;
+    return kind == SourceKind::kActivation && interleaved ? 2 * vector : vector;
+  }
+  // Of shared memory, that a piece takes there. An FP8 x has many small ones, which lie close.
+  constexpr int slot_bytes(int piece, int vector) const {
+    return scaled ? bytes_of(piece, vector) : 16;
+  }
+  // Of those before a piece; before pieces(), of all.
+  constexpr int slot_bytes_before(int piece, int vector) const {
+    int bytes = 0;
+    for (int i = 0; i < piece; ++i) bytes += slot_bytes(i, vector);
+    return bytes;
+  }
+  // Rows that a thread works out without a branch in between, where the first of them exists; those
+  // that do not are made from zeros, and are zeros. Registers of the others would spill.
+  constexpr int rows_at_once() const {
+    return scaled && kind == SourceKind::kActivationGradient ? 4 : 1;
   }
   // Tiles of what is cast that a block of threads takes together.
   constexpr int parts() const { return both_halves ? 2 : 1; }

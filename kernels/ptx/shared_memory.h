@@ -39,6 +39,17 @@ __device__ inline void load_shared_words(unsigned address, unsigned (&words)[4])
                : "memory");
 }
 
+__device__ inline void load_shared_words(unsigned address, unsigned (&words)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(words[0]), "=r"(words[1])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ inline void load_shared_words(unsigned address, unsigned (&words)[1]) {
+  words[0] = load_shared_word(address);
+}
+
 __device__ inline void store_shared_word(unsigned address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -141,6 +152,33 @@ __device__ inline void copy_async(unsigned destination, const void* source) {
   } else {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
                  : "memory");
+  }
+}
+
+// The same of what exists, else of zeros.
+template <int kBytes, bool kThroughL1>
+__device__ inline void copy_async(unsigned destination, const void* source, bool exists) {
+  static_assert(kBytes == 16 || ((kBytes == 4 || kBytes == 8) && kThroughL1),
+                "what goes past L1 is whole units");
+  const unsigned flag = exists;
+  if constexpr (kThroughL1) {
+    asm volatile(
+        "{\n"
+        ".reg .pred absent;\n"
+        "setp.eq.u32 absent, %3, 0;\n"
+        "cp.async.ca.shared.global [%0], [%1], %2, absent;\n"
+        "}" ::"r"(destination),
+        "l"(source), "n"(kBytes), "r"(flag)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred absent;\n"
+        "setp.eq.u32 absent, %2, 0;\n"
+        "cp.async.cg.shared.global [%0], [%1], 16, absent;\n"
+        "}" ::"r"(destination),
+        "l"(source), "r"(flag)
+        : "memory");
   }
 }
 

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from typing import Final
 
-from ._core.dtypes import FP8, DTypeLike, dtype_name
+from ._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, require_matrix
 from ._core.streams import StreamLike
 from ._core.targets import RESULTS, Casts, allocate_targets, casts_of, without_targets
 from ._library import library
 from .errors import invalid_argument
+from .scaled_tensor import ScaledTensor
 
 GATED: Final = ("swiglu", "geglu-tanh", "geglu")
 
 
 def quantize_activation(
-    x: Array,
+    x: Array | ScaledTensor,
     activation: str = "swiglu",
     layout: str = "halves",
     dtype: DTypeLike = "e4m3",
@@ -24,6 +25,7 @@ def quantize_activation(
     power_of_two: bool | None = None,
     overflow: str = "saturate",
     profile: str = "deepgemm",
+    x_dtype: str | None = None,
     targets: str = "rows",
     stream: StreamLike | None = None,
     *,
@@ -32,12 +34,15 @@ def quantize_activation(
     """quantize(activation(x)), without activation(x) in memory.
 
     x: [..., 2·cols] of a gated activation, else [..., cols]; float32, float16 or bfloat16, as in
-        quantize(). The activation is worked out in FP32 and rounded to this dtype once.
+        quantize(). The activation is worked out in FP32 and rounded to this dtype once. Or a
+        ScaledTensor, of any granularity: the same as of x.dequantize(x_dtype), bit for bit.
     activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function), or
         plain: "silu", "gelu", "gelu-tanh", "relu-squared".
     layout: where gate and up are: "halves" of the last dimension, gate first, or "interleaved".
     dtype, granularity, power_of_two, overflow, profile, stream: as in quantize().
     transposed_granularity: as in quantize_both().
+    x_dtype: "bfloat16" (None), "float16" or "float32", to which the values of a ScaledTensor are
+        rounded; None for an array, which has a dtype.
     targets: "rows" for the cast of the activation, [..., cols]; "transposed" for that of its
         transpose, [cols, rows]; "both" for a pair of them from one read of x.
 
@@ -49,8 +54,17 @@ def quantize_activation(
     rules; at -inf SiLU and GELU are NaN. Nothing is differentiated, as in quantize().
     Raises InvalidArgumentError that names the argument.
     """
-    name = dtype_name("quantize_activation", "dtype", dtype, FP8)
+    operation = "quantize_activation"
+    name = dtype_name(operation, "dtype", dtype, FP8)
+    data, scale, x_granularity = _parts(x)
+    if x_dtype is not None:
+        if scale is None:
+            raise invalid_argument(
+                operation, "x_dtype", "None for an array, which has one", x_dtype
+            )
+        x_dtype = dtype_name(operation, "x_dtype", x_dtype, WIDE)
     options = (
+        x_granularity,
         activation,
         layout,
         granularity,
@@ -58,17 +72,17 @@ def quantize_activation(
         power_of_two,
         overflow,
         profile,
+        x_dtype,
         targets,
         columns,
     )
-    return casts_of(
-        _ACTIVATION((x,), options, name, None, stream), granularity, transposed_granularity
-    )
+    results = _ACTIVATION((data, scale), options, name, None, stream)
+    return casts_of(results, granularity, transposed_granularity)
 
 
 def quantize_activation_gradient(
     gradient: Array,
-    x: Array,
+    x: Array | ScaledTensor,
     activation: str = "swiglu",
     layout: str = "halves",
     dtype: DTypeLike = "e4m3",
@@ -84,12 +98,15 @@ def quantize_activation_gradient(
 ) -> Casts:
     """The gradient by x of activation(x), cast: what the linear layer before it goes back with.
 
-    gradient: by activation(x), [..., cols], of the dtype of x.
+    gradient: by activation(x), [..., cols], of the dtype of x. Of a ScaledTensor x float32, float16
+        or bfloat16: the result is that of x.dequantize() in this dtype, bit for bit.
     Other arguments and errors are those of quantize_activation(); the result has the shape of x,
     or of its transpose. With columns="sums", the sums are the gradient by the bias of that layer.
     """
     name = dtype_name("quantize_activation_gradient", "dtype", dtype, FP8)
+    data, scale, x_granularity = _parts(x)
     options = (
+        x_granularity,
         activation,
         layout,
         granularity,
@@ -100,9 +117,13 @@ def quantize_activation_gradient(
         targets,
         columns,
     )
-    return casts_of(
-        _GRADIENT((gradient, x), options, name, None, stream), granularity, transposed_granularity
-    )
+    results = _GRADIENT((gradient, data, scale), options, name, None, stream)
+    return casts_of(results, granularity, transposed_granularity)
+
+
+def _parts(x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
+    """Inputs and option of an op."""
+    return (x.data, x.scale, x.granularity) if isinstance(x, ScaledTensor) else (x, None, None)
 
 
 def _activation_shape(x: Array, activation: str) -> Sequence[int]:
@@ -121,14 +142,14 @@ def _activation_shape(x: Array, activation: str) -> Sequence[int]:
 
 
 def _activation_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    (x,) = inputs
+    x, _ = inputs
     require_matrix("quantize_activation", "x", x.shape)
-    shape = _activation_shape(x, options[0])
+    shape = _activation_shape(x, options[1])
     return _targets("quantize_activation", framework, shape, dtype, options)
 
 
 def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    _, x = inputs
+    _, x, _ = inputs
     operation = "quantize_activation_gradient"
     require_matrix(operation, "x", x.shape)
     return _targets(operation, framework, x.shape, dtype, options)
@@ -137,7 +158,7 @@ def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtyp
 def _targets(
     operation: str, framework: Framework, shape: Sequence[int], dtype: str, options: Options
 ) -> Arrays:
-    _, _, granularity, transposed_granularity, *_, targets, columns = options
+    _, _, _, granularity, transposed_granularity, *_, targets, columns = options
     return allocate_targets(
         operation,
         framework,

@@ -15,6 +15,9 @@ struct OwnedMatrix {
   TensorView view;
 };
 
+/// The values of FP8 codes and their scales, as dequantize() has them.
+OwnedMatrix dequantized(const ScaledTensorView& x, DType dtype);
+
 /// activation(x) [rows, K] in the dtype of x: worked out in FP64, rounded to FP32 and then to that.
 OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout layout);
 

@@ -87,11 +87,14 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                    (out.transposed && out.transposed->channel_scale),
       .scales_given = scales == ScaleSource::kGiven,
       .columns = reductions_of(out.columns),
-      .x_is_aligned =
-          is_aligned(input.x, 16) && is_aligned(input.gradient, 16) && input.norm_is_aligned,
+      .x_is_aligned = is_aligned(input.x, input.source.bytes_of(0, format.vector())) &&
+                      is_aligned(input.gradient, 16) && input.norm_is_aligned,
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
   const config::CastParams params{.x = input.x.data,
                                   .x_stride = input.x.strides[0],
+                                  .x_scale = input.x_scale.data,
+                                  .x_scale_row_stride = input.x_scale.row_stride,
+                                  .x_scale_col_stride = input.x_scale.col_stride,
                                   .gradient = input.gradient.data,
                                   .gradient_stride = input.gradient.strides[0],
                                   .rstd = input.rstd,

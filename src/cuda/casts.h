@@ -3,6 +3,7 @@
 
 #include "octofold/casts.h"
 
+#include "core/scale_layout.h"
 #include "cuda/device.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/norm_operands.h"
@@ -14,6 +15,7 @@ namespace octofold::cuda {
 struct CastInput {
   config::CastSource source{};
   TensorView x{};
+  core::ScaleAccess<const float> x_scale{};  ///< of an x in FP8
   TensorView gradient{};
   /// Of what is normed: the statistics of x's rows, and the operands, in vectors or not.
   const float* rstd = nullptr;

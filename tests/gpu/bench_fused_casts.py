@@ -4,8 +4,8 @@ torch.compile makes of the same arithmetic, measured in the same run:
     python tests/gpu/bench_fused_casts.py [--shape ROWS COLUMNS ...] [--only TEXT ...] [--peers]
 
 Least bytes: each matrix read once, codes and other matrices written once; scales, statistics and
-vectors are not counted. Times are of CUDA
-graphs that go round operands that together are larger than the L2 cache; all take turns.
+vectors are not counted, but scales are where an input is FP8. Times are of CUDA graphs that go
+round operands that together are larger than the L2 cache; all take turns.
 """
 
 import argparse
@@ -64,6 +64,33 @@ def activations(rows, cols):
                 ),
                 (lambda g, x, cast=reference: cast(swiglu_gradient(g, x))) if halves else None,
             )
+
+
+class InFp8(int):
+    """The width of an input in FP8, with 1x128 scales."""
+
+
+def activations_from_fp8(rows, cols):
+    """x in FP8. What is written is counted with its scales too, 4 bytes for 128 codes."""
+    for name, targets, written in (("rows", "rows", 1), ("both ways", "both", 2)):
+        for layout in ("halves", "interleaved"):
+            options = {"targets": targets, "layout": layout}
+            yield (
+                f"SwiGLU gradient {name} from FP8 {layout}",
+                (cols, InFp8(2 * cols)),
+                written * 2 * rows * cols * 33 // 32,
+                lambda g, x, options=options: octofold.quantize_activation_gradient(
+                    g, x, **options
+                ),
+                None,
+            )
+        yield (
+            f"SwiGLU {name} from FP8",
+            (InFp8(2 * cols),),
+            written * rows * cols * 33 // 32,
+            lambda x, targets=targets: octofold.quantize_activation(x, targets=targets),
+            None,
+        )
 
 
 def rms_norm(x, weight):
@@ -175,7 +202,16 @@ def columns(rows, cols):
         )
 
 
-FAMILIES = (activations, norms, norm_backwards, columns)
+FAMILIES = (activations, activations_from_fp8, norms, norm_backwards, columns)
+
+
+def operand(rows, width):
+    x = torch.randn(rows, width, device="cuda").bfloat16()
+    return octofold.quantize(x) if isinstance(width, InFp8) else x
+
+
+def bytes_of(rows, width):
+    return rows * (width + 4 * -(-width // 128)) if isinstance(width, InFp8) else 2 * rows * width
 
 
 def call_of(function, inputs, kept, index):
@@ -196,12 +232,9 @@ def copies(bytes_moved, count):
 
 
 def measure(rows, name, widths, written, cast, reference, with_peers):
-    read = 2 * rows * sum(widths)
+    read = sum(bytes_of(rows, width) for width in widths)
     sets = max(2, -(-MIN_BYTES // read))
-    inputs = [
-        [torch.randn(rows, width, device="cuda").bfloat16() for width in widths]
-        for _ in range(sets)
-    ]
+    inputs = [[operand(rows, width) for width in widths] for _ in range(sets)]
     functions = [cast]
     if with_peers and reference is not None:
         functions.append(torch.compile(reference))
@@ -218,7 +251,7 @@ def measure(rows, name, widths, written, cast, reference, with_peers):
     spread = (max(samples[0]) - min(samples[0])) / ours
     of_peers = "".join(f" {copy / seconds:7.1%}" for seconds in others)
     print(
-        f"{name:<36} {ours * 1e6:8.1f} µs {spread:6.1%} {(read + written) / copy / 1e9:6.0f} GB/s"
+        f"{name:<40} {ours * 1e6:8.1f} µs {spread:6.1%} {(read + written) / copy / 1e9:6.0f} GB/s"
         f" {copy / ours:7.1%}{of_peers}",
         flush=True,
     )
@@ -230,7 +263,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--peers", action="store_true")
     arguments = parser.parse_args()
-    print(f"{'cast':<36} {'time':>11} {'spread':>6} {'copy':>11} {'share':>7} {'compiled':>7}")
+    print(f"{'cast':<40} {'time':>11} {'spread':>6} {'copy':>11} {'share':>7} {'compiled':>7}")
     for rows, cols in arguments.shape or [(8192, 7168), (16384, 4096)]:
         print(f"{rows} x {cols}")
         for case in itertools.chain.from_iterable(family(rows, cols) for family in FAMILIES):

@@ -155,6 +155,11 @@ def activations():
         options = {"granularity": granularity, "layout": layout}
         for name, operand in (("activation", None), ("activation gradient", gradient)):
             yield f"{name} {options} {rows},{cols}", partial(activation, x, operand, options)
+            codes = octofold.quantize(x, granularity=granularity)
+            yield (
+                f"{name} from FP8 {options} {rows},{cols}",
+                partial(activation, codes, operand, options),
+            )
 
 
 def gated(name, a, b):

@@ -139,3 +139,102 @@ def test_in_a_graph(generator):
     torch.cuda.synchronize()
     for actual, value in zip(captured, expected, strict=True):
         assert actual.equals(value)
+
+
+def check_from_fp8(
+    generator,
+    activation,
+    layout,
+    shape,
+    source="bfloat16",
+    of_x="1x128",
+    granularity="1x128",
+    padding=0,
+    every_target=False,
+):
+    """The bits of dequantize() and of the cast of that."""
+    gradient, x = inputs(generator, activation, *shape, source)
+    codes = octofold.quantize(x, "e5m2" if source == "float16" else "e4m3", of_x)
+    values = codes.dequantize(source)
+    if padding:
+        wide = torch.zeros((x.shape[0], x.shape[1] + padding), device=DEVICE).to(codes.data.dtype)
+        wide[:, : x.shape[1]] = codes.data
+        codes = octofold.ScaledTensor(wide[:, : x.shape[1]], codes.scale, of_x)
+
+    def activate(x, **options):
+        if isinstance(x, octofold.ScaledTensor):
+            options["x_dtype"] = source
+        return octofold.quantize_activation(x, activation, layout, **options)
+
+    def go_back(x, **options):
+        return octofold.quantize_activation_gradient(gradient, x, activation, layout, **options)
+
+    for cast in (activate, go_back):
+        expected = cast(values, granularity=granularity, targets="both")
+        actual = [cast(codes, granularity=granularity, targets="both")]
+        if every_target:
+            alone = ("rows", "transposed")
+            actual.append([cast(codes, granularity=granularity, targets=one) for one in alone])
+        for pair in actual:
+            for left, right in zip(pair, expected, strict=True):
+                assert left.equals(right), (cast.__name__, shape, of_x, granularity)
+
+
+@every_case
+def test_every_activation_from_fp8(generator, activation, layout):
+    for shape in (SHAPES[0], SHAPES[2]):
+        check_from_fp8(generator, activation, layout, shape)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_every_target_from_fp8(generator, layout):
+    for shape in SHAPES:
+        check_from_fp8(generator, "swiglu", layout, shape, every_target=True)
+
+
+@pytest.mark.parametrize("of_x", GRANULARITIES)
+@pytest.mark.parametrize("source", ["bfloat16", "float16", "float32"])
+def test_every_granularity_of_fp8(generator, source, of_x):
+    for shape, layout in zip(SHAPES, itertools.cycle(("halves", "interleaved"))):
+        check_from_fp8(generator, "swiglu", layout, shape, source, of_x)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_every_granularity_from_fp8(generator, granularity):
+    for shape in SHAPES:
+        check_from_fp8(generator, "swiglu", "halves", shape, granularity=granularity)
+
+
+@pytest.mark.parametrize("padding", [1, 4, 8, 16])
+@pytest.mark.parametrize("source", ["bfloat16", "float32"])
+def test_rows_of_fp8_of_any_stride(generator, source, padding):
+    """Vectors of 8, of 4, and none; blocks of up that begin inside of a tile."""
+    for shape in ((200, 384), (131, 264), (40, 520)):
+        for layout in ("halves", "interleaved"):
+            check_from_fp8(generator, "swiglu", layout, shape, source, padding=padding)
+
+
+def test_nan_from_fp8(generator):
+    gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
+    x[3, 17] = torch.nan
+    codes = octofold.quantize(x)
+    assert codes.dequantize()[3, :128].isnan().all()
+    actual = octofold.quantize_activation_gradient(gradient, codes).dequantize()
+    assert actual[3, :128].isnan().all()
+    assert actual[3, 512:640].isnan().all()
+    assert actual[3, 128:512].isfinite().all()
+    assert actual[torch.arange(256, device=DEVICE) != 3].isfinite().all()
+
+
+@needs_gpu
+def test_from_fp8_in_a_graph(generator):
+    gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
+    codes = octofold.quantize(x)
+    expected = octofold.quantize_activation_gradient(gradient, codes, targets="both")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = octofold.quantize_activation_gradient(gradient, codes, targets="both")
+    graph.replay()
+    torch.cuda.synchronize()
+    for actual, value in zip(captured, expected, strict=True):
+        assert actual.equals(value)

@@ -19,7 +19,8 @@ def random(*shape, dtype=BF16):
 
 
 class Block(torch.nn.Module):
-    """Norms with residuals, a gated MLP and a plain one, a bias: x [..., IN] as its result."""
+    """Norms with residuals, gated MLPs, of which one keeps its gate and up in FP8, and a plain one,
+    a bias: x [..., IN] as its result."""
 
     def __init__(self, recipe):
         super().__init__()
@@ -28,7 +29,7 @@ class Block(torch.nn.Module):
         self.gated = nn.MLP(IN, HIDDEN, norm="rms", **options)
         linears = [torch.nn.Linear(IN, HIDDEN, False, DEVICE, BF16) for _ in range(2)]
         linears.append(torch.nn.Linear(HIDDEN, IN, False, DEVICE, BF16))
-        self.apart = nn.MLP.from_linears(*linears, recipe=recipe, force_fp8=True)
+        self.apart = nn.MLP.from_linears(*linears, recipe=recipe, force_fp8=True, keep_fp8=True)
         self.plain = nn.MLP(IN, HIDDEN, bias=True, activation="gelu", **options)
 
     def forward(self, x):
@@ -135,11 +136,13 @@ def test_compiles_whole(recipe, backend):
 
 
 @needs_gpu
+@pytest.mark.parametrize("keep_fp8", [False, True])
 @pytest.mark.parametrize("recipe", STATELESS)
-def test_bytes_kept_for_backward(recipe):
-    """Of an MLP with norm and residual: the sum, gate and up in BF16; x and h transposed in FP8."""
+def test_bytes_kept_for_backward(recipe, keep_fp8):
+    """Of an MLP with norm and residual: the sum, gate and up in BF16, or in FP8 with their scales;
+    x and h transposed in FP8."""
     tokens = 16384
-    module = nn.MLP(IN, HIDDEN, norm="rms", recipe=recipe, **OPTIONS)
+    module = nn.MLP(IN, HIDDEN, norm="rms", recipe=recipe, keep_fp8=keep_fp8, **OPTIONS)
     x = random(tokens, IN).requires_grad_()
     residual = random(tokens, IN).requires_grad_()
     module(x, residual)
@@ -148,7 +151,9 @@ def test_bytes_kept_for_backward(recipe):
     y, total = module(x, residual)
     kept = torch.cuda.memory_allocated() - before - y.numel() * y.itemsize
     in_fp8 = 0 if recipe == "rowwise_with_gw_hp" else IN + HIDDEN
-    expected = tokens * (2 * IN + 2 * 2 * HIDDEN + in_fp8 + 4)
-    print(f"{recipe}: {kept / tokens:.0f} bytes per token, meant {expected / tokens:.0f}")
+    gate_up = 2 * HIDDEN + 4 * (2 * HIDDEN // 128) if keep_fp8 else 2 * 2 * HIDDEN
+    expected = tokens * (2 * IN + gate_up + in_fp8 + 4)
+    what = f"{recipe}, keep_fp8={keep_fp8}"
+    print(f"{what}: {kept / tokens:.0f} bytes per token, meant {expected / tokens:.0f}")
     assert total.shape == x.shape
     assert expected <= kept < 1.02 * expected

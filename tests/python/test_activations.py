@@ -119,3 +119,81 @@ def test_gradient_has_to_fit(gradient, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
         octofold.quantize_activation_gradient(gradient, np.zeros((4, 8), np.float32))
     assert message in str(error.value)
+
+
+@every_case
+def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
+    """Every granularity of x, every type that its values are rounded to."""
+    for granularity, wide in itertools.product(
+        ("tensor", "channel", "1x128", "128x128"), ("bfloat16", "float16", "float32")
+    ):
+        dtype = np.dtype(getattr(ml_dtypes, wide, wide))
+        x, gradient = inputs(rng, activation, dtype)
+        codes = octofold.quantize(x, "e5m2" if wide == "float16" else "e4m3", granularity)
+        values = codes.dequantize(wide)
+        options = {"granularity": "128x128", "targets": "both"}
+        for actual, expected in zip(
+            (
+                *octofold.quantize_activation(codes, activation, layout, x_dtype=wide, **options),
+                *octofold.quantize_activation_gradient(
+                    gradient, codes, activation, layout, **options
+                ),
+            ),
+            (
+                *octofold.quantize_activation(values, activation, layout, **options),
+                *octofold.quantize_activation_gradient(
+                    gradient, values, activation, layout, **options
+                ),
+            ),
+            strict=True,
+        ):
+            assert actual.equals(expected)
+
+
+def test_fp8_is_rounded_to_bfloat16_if_nothing_is_said(rng):
+    codes = octofold.quantize(inputs(rng, "swiglu", np.float32)[0])
+    expected = octofold.quantize_activation(codes, x_dtype="bfloat16")
+    assert octofold.quantize_activation(codes).equals(expected)
+    assert not octofold.quantize_activation(codes, x_dtype="float32").equals(expected)
+
+
+def test_leading_dimensions_of_fp8(rng):
+    x, gradient = inputs(rng, "swiglu")
+    leading = octofold.quantize(x[:130].reshape(2, 65, -1))
+    assert leading.scale.shape == (2, 65, 4)
+    actual = octofold.quantize_activation_gradient(gradient[:130].reshape(2, 65, -1), leading)
+    flat = octofold.quantize_activation_gradient(gradient[:130], octofold.quantize(x[:130]))
+    assert actual.shape == (2, 65, 2 * COLS)
+    assert np.array_equal(actual.data.reshape(130, -1).view("u1"), flat.data.view("u1"))
+
+
+def fp8(rows, cols, scale_cols=1, granularity="1x128", dtype=ml_dtypes.float8_e4m3fn):
+    scale = np.ones((rows, scale_cols), np.float32)
+    return octofold.ScaledTensor(np.zeros((rows, cols), dtype), scale, granularity)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": fp8(4, 8, 2)}, "argument 'x.scale': expected shape [4, 1] for granularity 1x128"),
+        ({"x": fp8(4, 8, granularity="64")}, "granularity '64' is not one of"),
+        ({"x": fp8(4, 8, dtype=np.float32)}, "argument 'x': expected dtype e4m3 or e5m2"),
+        ({"x": fp8(4, 7)}, "argument 'x': expected an even last dimension"),
+        ({"x_dtype": "e4m3"}, "argument 'x_dtype': expected one of float32, float16, bfloat16"),
+        ({"x": np.zeros((4, 8), np.float32), "x_dtype": "float32"}, "'x_dtype': expected None"),
+    ],
+)
+def test_bad_fp8_is_named(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        octofold.quantize_activation(**{"x": fp8(4, 8), **arguments})
+    assert message in str(error.value)
+
+
+def test_gradient_has_to_fit_fp8():
+    for gradient, message in (
+        (np.zeros((4, 8), np.float32), "argument 'gradient': expected shape [4, 4]"),
+        (np.zeros((4, 4), ml_dtypes.float8_e4m3fn), "argument 'gradient': expected dtype float32"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError) as error:
+            octofold.quantize_activation_gradient(gradient, fp8(4, 8))
+        assert message in str(error.value)

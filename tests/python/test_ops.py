@@ -24,6 +24,7 @@ def test_parameters_become_inputs_and_options(op):
         x=Array,
         a=octofold.ScaledTensor,
         bias=Array | None,
+        c=Array | octofold.ScaledTensor,
         dtype=DTypeLike,
         out_dtype=DTypeLike | None,
         mode=str,
@@ -34,8 +35,9 @@ def test_parameters_become_inputs_and_options(op):
         out=Array | None,
         **{"return": Array},
     )
-    assert turn.inputs == ["x", "a", "a.scale", "bias?"]
-    assert list(turn.options) == ["a.granularity", "mode", "fast", "exact", "angle"]
+    assert turn.inputs == ["x", "a", "a.scale", "bias?", "c", "c.scale?"]
+    options = ["a.granularity", "c.granularity", "mode", "fast", "exact", "angle"]
+    assert list(turn.options) == options
 
 
 @pytest.mark.parametrize(

@@ -309,9 +309,14 @@ def test_opcheck_two_level_scales(opcheck):
 def test_opcheck_activations(opcheck, targets):
     none = None, None
     x, gradient = random(130, 600), random(130, 300)
-    for columns, op, inputs in (
-        (300, torch.ops.octofold.quantize_activation, (x,)),
-        (600, torch.ops.octofold.quantize_activation_gradient, (gradient, x)),
+    codes = octofold.quantize(x, granularity="channel")
+    activation = torch.ops.octofold.quantize_activation
+    back = torch.ops.octofold.quantize_activation_gradient
+    for columns, op, inputs, of_x, x_dtype in (
+        (300, activation, (x, None), None, (None,)),
+        (300, activation, (codes.data, codes.scale), "channel", ("float16",)),
+        (600, back, (gradient, x, None), None, ()),
+        (600, back, (gradient, codes.data, codes.scale), "channel", ()),
     ):
         rows = fp8(130, columns), scale_of("1x128", 130, columns)
         transposed = fp8(columns, 130), scale_of("1x128", columns, 130)
@@ -320,10 +325,10 @@ def test_opcheck_activations(opcheck, targets):
             "transposed": none + transposed,
             "both": rows + transposed,
         }[targets]
-        options = "swiglu", "halves", "1x128", None, *OPTIONS, targets
-        opcheck(op, (*inputs, *results, None, None, None, *options, None))
+        choices = of_x, "swiglu", "halves", "1x128", None, *OPTIONS, *x_dtype, targets
+        opcheck(op, (*inputs, *results, None, None, None, *choices, None))
         sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
-        opcheck(op, (*inputs, *results, sums, None, workspace, *options, "sums"))
+        opcheck(op, (*inputs, *results, sums, None, workspace, *choices, "sums"))
 
 
 def test_activations_compile():
@@ -332,9 +337,16 @@ def test_activations_compile():
     @torch.compile(fullgraph=True)
     def compiled(gradient, x):
         both = octofold.quantize_activation(x, "geglu", targets="both")
-        return both[0].dequantize(), octofold.quantize_activation_gradient(gradient, x).dequantize()
+        kept = octofold.quantize(x)
+        return (
+            both[0].dequantize(),
+            octofold.quantize_activation_gradient(gradient, x).dequantize(),
+            octofold.quantize_activation_gradient(gradient, kept).dequantize(),
+        )
 
-    forward, backward = compiled(gradient, x)
+    forward, backward, from_fp8 = compiled(gradient, x)
+    kept = octofold.quantize(x)
+    assert torch.equal(from_fp8, octofold.quantize_activation_gradient(gradient, kept).dequantize())
     assert torch.equal(forward, octofold.quantize_activation(x, "geglu").dequantize())
     assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
 

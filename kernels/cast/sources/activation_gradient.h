@@ -34,19 +34,16 @@ struct ActivationGradientInput : ActivationInput<kSource, kIn> {
 };
 
 // A vector of gate and up next to each other has one of x, and half of one of the gradient; else
-// there are gate, up where there is one, and the gradient.
+// there are gate, up where there is one, and the gradient. It comes last.
 template <config::CastSource kSource, DType kIn>
 class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
-    : public PiecewiseSource<
-          Source<kSource, kIn, true>,
-          is_gated(kSource.activation) && kSource.layout == GateLayout::kHalves ? 3 : 2,
-          is_gated(kSource.activation) && kSource.layout == GateLayout::kInterleaved ? 8 : 16> {
+    : public PiecewiseSource<Source<kSource, kIn, true>, kSource, kIn> {
   using Input = ActivationGradientInput<kSource, kIn>;
   static constexpr int kVector = 16 / size_of(kIn);
   static constexpr bool kHalves = Input::kGated && !Input::kInterleaved;
 
  public:
-  static constexpr int kPieces = kHalves ? 3 : 2;
+  static constexpr int kPieces = kSource.pieces();
 
   __device__ Source(const config::CastParams& params, long long row, long long col)
       : input_(params, row), col_(col) {}
@@ -55,8 +52,7 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
   __device__ void for_each_piece(int rows, long long cols, Take&& take) const {
     const long long at = col_ + cols;
     const long long col = Input::kInterleaved ? at / 2 : is_of_up(cols) ? at - input_.width() : at;
-    take(Piece<0>(), input_.gate(rows, col));
-    if constexpr (kHalves) take(Piece<1>(), input_.up(rows, col));
+    input_.for_each_piece(rows, col, take);
     take(Piece<kPieces - 1>(), input_.gradient(rows, col));
   }
 
@@ -64,8 +60,8 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
                        unsigned (&words)[4]) const {
     if constexpr (Input::kInterleaved) {
       float x[kVector], gradient[kVector / 2], values[kVector];
-      numeric::widen<kIn>(pieces[0], x);
-      numeric::widen<kIn>(pieces[1], gradient);
+      Input::widen(pieces, x);
+      numeric::widen<kIn>(pieces[kPieces - 1], gradient);
 #pragma unroll
       for (int i = 0; i < kVector; i += 2) {
         const float2 both =
@@ -100,13 +96,13 @@ class Source<kSource, kIn, true, config::SourceKind::kActivationGradient>
 
   static __device__ void gradients(const unsigned (&pieces)[kPieces][4], float (&gates)[kVector],
                                    float (&ups)[kVector]) {
-    float gate[kVector], up[kVector], gradient[kVector];
-    numeric::widen<kIn>(pieces[0], gate);
-    if constexpr (kHalves) numeric::widen<kIn>(pieces[1], up);
+    float x[Input::kElements], gradient[kVector];
+    Input::widen(pieces, x);
     numeric::widen<kIn>(pieces[kPieces - 1], gradient);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      const float2 both = activation_gradients<kSource.activation>(gradient[i], gate[i], up[i]);
+      const float up = x[Input::kElements - kVector + i];
+      const float2 both = activation_gradients<kSource.activation>(gradient[i], x[i], up);
       gates[i] = both.x;
       ups[i] = both.y;
     }
@@ -130,8 +126,8 @@ class Source<kSource, kIn, false, config::SourceKind::kActivationGradient> {
       const long long at = col_ + cols + i;
       const bool of_up = Input::kInterleaved ? at % 2 != 0 : at >= input_.width();
       const long long col = Input::kInterleaved ? at / 2 : of_up ? at - input_.width() : at;
-      const float gate = load_value<kIn>(input_.gate(rows, col));
-      const float up = Input::kGated ? load_value<kIn>(input_.up(rows, col)) : 0;
+      const float gate = input_.gate(rows, col);
+      const float up = Input::kGated ? input_.up(rows, col) : 0;
       const float gradient = load_value<kIn>(input_.gradient(rows, col));
       const float2 both = activation_gradients<kSource.activation>(gradient, gate, up);
       return of_up ? both.y : both.x;

@@ -11,12 +11,11 @@ namespace octofold::cast {
 // Pieces are x and its row's statistics. Operands are the same for many rows: they come from cache.
 template <config::CastSource kSource, DType kIn>
 class Source<kSource, kIn, true, config::SourceKind::kNormed>
-    : public PiecewiseSource<Source<kSource, kIn, true>, kSource.pieces(), 4> {
+    : public PiecewiseSource<Source<kSource, kIn, true>, kSource, kIn> {
   using Input = Storage<kIn>;
 
  public:
   static constexpr int kPieces = kSource.pieces();
-  static constexpr int bytes_of(int piece) { return piece == 0 ? 16 : 4; }
 
   __device__ Source(const config::CastParams& params, long long row, long long col)
       : params_(params), row_(row), col_(col) {}

@@ -25,7 +25,7 @@ template <config::CastSource kSource, DType kIn, bool kVectors,
           config::SourceKind kKind = kSource.kind>
 class Source;
 
-// What Derived has for a vector, of kPieces pieces of 16 bytes, the last of kLastBytes:
+// What Derived has for a vector, of the pieces that CastSource counts:
 //
 //   // Calls take(integral constant, address) with the number and the place of each piece.
 //   template <typename Take>
@@ -33,17 +33,16 @@ class Source;
 //   // The vector at so many rows and columns further on, made from them.
 //   __device__ void make(int rows, long long cols, const unsigned (&pieces)[kPieces][4],
 //                        unsigned (&words)[4]) const;
-template <typename Derived, int kPieceCount, int kLastPieceBytes = 16>
+template <typename Derived, config::CastSource kSource, DType kIn>
 class PiecewiseSource {
  public:
-  static constexpr int kPieces = kPieceCount;
-  static constexpr int bytes_of(int piece) { return piece < kPieces - 1 ? 16 : kLastPieceBytes; }
+  static constexpr int kPieces = kSource.pieces();
 
   __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
     unsigned pieces[kPieces][4];
     if (exist > 0) {
       derived().for_each_piece(rows, cols, [&](auto piece, const void* address) {
-        constexpr int kBytes = Derived::bytes_of(piece);
+        constexpr int kBytes = kSource.bytes_of(piece, 16 / size_of(kIn));
         unsigned loaded[kBytes / 4];
         ptx::load_global<kBytes>(address, loaded);
 #pragma unroll

@@ -8,7 +8,7 @@ parameter lists they take.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
@@ -73,9 +73,10 @@ class Op:
 
     name: of the operation in messages, and of its torch op.
     parameters: names and types, as in the annotations of a public function. Arrays become inputs, a
-        scaled tensor two and its granularity; texts, truth values and numbers become options; the
-        dtype of results, the stream and `out` are no business of the library. Raises TypeError for
-        a parameter of any other type: dropped, the library would never see it.
+        scaled tensor two and its granularity (scale and granularity are None where an array comes
+        for it, if it may); texts, truth values and numbers become options; the dtype of results,
+        the stream and `out` are no business of the library. Raises TypeError for a parameter of any
+        other type: dropped, the library would never see it.
     results: names of what is written. What ends in "?" may be left out.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
@@ -98,9 +99,12 @@ class Op:
         for parameter, kind in parameters.items():
             if parameter in _OWN_NAMES or kind in _OWN_TYPES:
                 continue
-            if isinstance(kind, type) and issubclass(kind, Scaled):
+            if _is_scaled(kind):
                 self.inputs += [parameter, f"{parameter}.scale"]
                 self.options[f"{parameter}.granularity"] = _OPTIONS[str]
+            elif _is_array_or_scaled(kind):
+                self.inputs += [parameter, f"{parameter}.scale?"]
+                self.options[f"{parameter}.granularity"] = _OPTIONS[str | None]
             elif kind == Array:
                 self.inputs.append(parameter)
             elif kind == Array | None:
@@ -237,6 +241,15 @@ class Op:
             if not isinstance(value, option.types):
                 raise invalid_argument(self.name, name, option.words, repr(value))
         return plain
+
+
+def _is_scaled(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Scaled)
+
+
+def _is_array_or_scaled(kind: Any) -> bool:
+    choices = get_args(kind)
+    return len(choices) == 2 and choices[0] == Array and _is_scaled(choices[1])
 
 
 def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..activations import GATED, quantize_activation, quantize_activation_gradient
+from ..scaled_tensor import ScaledTensor
 from .casts import Casts, GradientCasts, cast_by, cast_with_sums
 from .products import gradient_granularities
 from .recipes import Recipe
@@ -39,7 +40,7 @@ def cast_activation(
 
 def cast_activation_gradient(
     dh: Tensor,
-    gate_up: Tensor,
+    gate_up: Tensor | ScaledTensor,
     activation: str,
     recipe: Recipe,
     for_input: bool,

@@ -65,6 +65,7 @@ def mlp(
     norm_bias: Tensor | None = None,
     residual: Tensor | None = None,
     epsilon: float = 1e-6,
+    keep_fp8: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """activation(x · gate_upᵀ (+ bias)) · downᵀ (+ bias) in FP8, differentiable; the activation is
     cast as it is worked out, and never in memory in high precision.
@@ -77,13 +78,17 @@ def mlp(
         "gelu-tanh", "relu-squared".
     recipe: as in octofold.linear(), with the output in FP8.
     norm: "rms" or "layer": a norm of x first, as in norm_linear(), with the other arguments there.
+    keep_fp8: what the first product gives is kept for backward in FP8 (e4m3, 1x128 scales), half of
+        the memory. Forward, with its casts, is the same bit for bit; gradients that go through the
+        activation have the error of that cast too, half a step of FP8 in each gate and up (1/16 of
+        it at most, where it is not small beside the largest of its 128).
 
     Returns [..., out] in the dtype of x, under autocast in autocast's; with a residual a pair of it
     and x + residual.
-    For backward are kept what the first product gives [..., 2·hidden], and in FP8 x and the
-    activation, transposed, for the gradients of the weights. The gradient by the first product's
-    result is cast as it is worked out too; only for a gate_up_bias that needs a gradient, and where
-    the recipe has a gradient in high precision, is it written. Where nothing is to be
+    For backward are kept what the first product gives [..., 2·hidden], as keep_fp8 says, and in FP8
+    x and the activation, transposed, for the gradients of the weights. The gradient by the first
+    product's result is cast as it is worked out too; only for a gate_up_bias that needs a gradient,
+    and where the recipe has a gradient in high precision, is it written. Where nothing is to be
     differentiated, recipes of 1x128 · 128x128 scales without gate_up_bias have product, gated
     activation and cast in one kernel (octofold.gated_gemm(), of BF16; on a GPU with `hidden` a
     multiple of 128 and `in` of 16).
@@ -94,7 +99,7 @@ def mlp(
     recipe = chain_recipe_of(name, recipe)
     require_activation(name, activation)
     of_norm = None if norm is None else norm_of(name, norm, epsilon)
-    chain = Chain(name, recipe, of_norm, activation)
+    chain = Chain(name, recipe, of_norm, activation, keep_fp8)
     require_fitting(name, x, gate_up_weight, gate_up_bias, "gate_up_weight", "gate_up_bias")
     require_weight(name, down_weight, down_bias, "down_weight", "down_bias")
     require_hidden(name, gate_up_weight.shape[0], down_weight, activation)

@@ -24,6 +24,8 @@ class Chain:
     recipe: Recipe
     norm: Norm | None = None
     activation: str | None = None
+    keep_fp8: bool = False
+    """Whether what the activation takes is kept for backward in FP8."""
 
 
 class Layer(NamedTuple):

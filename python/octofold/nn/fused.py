@@ -1,10 +1,11 @@
 """A chain of linear layers, a norm and an activation, with a gradient."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..casts import quantize
 from ..scaled_tensor import ScaledTensor
 from .activated import activated, activated_gradient, cast_activation_gradient
 from .casts import GradientCasts, walkable
@@ -19,6 +20,9 @@ from .products import (
     weight_gradient,
 )
 from .recipes import Recipe
+
+_KEPT: Final = "1x128"
+"""Scales of what is kept in FP8."""
 
 
 def run(
@@ -85,6 +89,8 @@ class _Saved(NamedTuple):
     norm_weight: Tensor | None = None
     norm_bias: Tensor | None = None
     gate_up: Tensor | None = None
+    gate_up_scale: Tensor | None = None
+    """Where it is kept in FP8."""
     x_codes: Tensor | None = None
     """Transposed."""
     x_scale: Tensor | None = None
@@ -155,7 +161,8 @@ class _Chain(torch.autograd.Function):
         elif needs.first and high:
             saved = saved._replace(x=made.x.to(dtype))
         if needs.gate_up or (needs.second and high):
-            saved = saved._replace(gate_up=made.gate_up)
+            gate_up, scale = _kept(made.gate_up, chain)
+            saved = saved._replace(gate_up=gate_up, gate_up_scale=scale)
         if made.x_transposed is not None:
             codes, scale = made.x_transposed.data, made.x_transposed.scale
             saved = saved._replace(x_codes=codes, x_scale=scale)
@@ -193,7 +200,7 @@ class _Chain(torch.autograd.Function):
         else:
             casts = cast_gradient(dy, recipe, needs.gate_up, needs.second, needs.second_bias)
             if needs.second:
-                h = _activation_of(saved, chain) if recipe.grad_weight is None else None
+                h = _activation_of(saved, chain, dtype) if recipe.grad_weight is None else None
                 h_transposed = _columns(saved.h_codes, saved.h_scale, recipe)
                 d_second = weight_gradient(
                     dy, casts[1], h, h_transposed, recipe, of_second, to_second
@@ -203,7 +210,7 @@ class _Chain(torch.autograd.Function):
             if needs.gate_up:
                 transposed = _transposed(saved.second_codes, saved.second_scale, recipe)
                 dh = input_gradient(dy, casts[0], (saved.second,), transposed, recipe, dtype)
-                d, casts = _through_activation(dh, saved.gate_up, chain, needs)
+                d, casts = _through_activation(dh, _gate_up_of(saved), chain, needs)
         if needs.first:
             x = _normed_of(saved, chain, dtype) if recipe.grad_weight is None else None
             x_transposed = _columns(saved.x_codes, saved.x_scale, recipe)
@@ -279,10 +286,30 @@ def _columns(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> Scal
     return ScaledTensor(codes, scale, recipe.grad_weight.b)
 
 
-def _activation_of(saved: _Saved, chain: Chain) -> Tensor:
+def _kept(gate_up: Tensor | None, chain: Chain) -> tuple[Tensor | None, Tensor | None]:
+    """What the activation's gradient is worked out from, as it waits for that; scales, if any."""
+    if gate_up is None or not chain.keep_fp8:
+        return gate_up, None
+    codes = quantize(gate_up, granularity=_KEPT)
+    return codes.data, codes.scale
+
+
+def _gate_up_of(saved: _Saved) -> Tensor | ScaledTensor:
     assert saved.gate_up is not None
+    if saved.gate_up_scale is None:
+        return saved.gate_up
+    return ScaledTensor(saved.gate_up, saved.gate_up_scale, _KEPT)
+
+
+def _wide(x: Tensor | ScaledTensor, dtype: torch.dtype) -> Tensor:
+    """In high precision: of FP8 the values, in this dtype."""
+    wide: Tensor = x.dequantize(dtype) if isinstance(x, ScaledTensor) else x
+    return wide
+
+
+def _activation_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
     assert chain.activation is not None
-    return activated(saved.gate_up, chain.activation)
+    return activated(_wide(_gate_up_of(saved), dtype), chain.activation)
 
 
 def _normed_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
@@ -294,11 +321,10 @@ def _normed_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
 
 
 def _through_activation(
-    dh: Tensor, gate_up: Tensor | None, chain: Chain, needs: _Needs
+    dh: Tensor, gate_up: Tensor | ScaledTensor, chain: Chain, needs: _Needs
 ) -> tuple[Tensor | None, GradientCasts]:
     """The gradient by gate_up: itself, only where it is needed in high precision or there is no
     cast whose sums are the bias's gradient, and its casts."""
-    assert gate_up is not None
     assert chain.activation is not None
     recipe = chain.recipe
     is_cast = gradient_granularities(recipe, needs.x, needs.first) != (None, None)
@@ -307,7 +333,7 @@ def _through_activation(
         or (needs.x and recipe.grad_input is None)
         or (needs.first and recipe.grad_weight is None)
     ):
-        d = activated_gradient(dh, gate_up, chain.activation)
+        d = activated_gradient(dh, _wide(gate_up, dh.dtype), chain.activation)
         return d, cast_gradient(d, recipe, needs.x, needs.first, needs.first_bias)
     return None, cast_activation_gradient(
         dh, gate_up, chain.activation, recipe, needs.x, needs.first, needs.first_bias

@@ -54,6 +54,7 @@ class MLP(Module):
     bias: of all layers. Its gradients come from the casts of what they are sums of.
     activation: as of octofold.mlp().
     norm, epsilon: None, "rms" or "layer", and its epsilon.
+    keep_fp8: as of octofold.mlp().
 
     forward: x [..., in], residual of its shape and dtype or None (for a norm only), to [..., out];
     with a residual to a pair of that and x + residual. octofold.mlp() says what is kept for
@@ -79,6 +80,7 @@ class MLP(Module):
         *,
         recipe: Recipe | str = "blockwise",
         force_fp8: bool = False,
+        keep_fp8: bool = False,
     ) -> None:
         recipe = chain_recipe_of(_NAME, recipe)
         out_features = in_features if out_features is None else out_features
@@ -96,6 +98,7 @@ class MLP(Module):
             Linear(hidden_features, out_features, bias, **of_linear),
             activation,
             None if of_norm is None else new_norm(of_norm.kind, in_features, epsilon, **options),
+            keep_fp8,
         )
 
     @classmethod
@@ -106,6 +109,7 @@ class MLP(Module):
         norm: Module | None = None,
         recipe: Recipe | str | None = None,
         force_fp8: bool = False,
+        keep_fp8: bool = False,
     ) -> Self:
         """Of (gate, up, down), or of two: (gate_up, down), the gate's rows first, and for a plain
         activation (up, down). They may be torch.nn.Linear, whose parameters it has, or
@@ -132,7 +136,7 @@ class MLP(Module):
         require_hidden(operation, features, down.weight, activation, "linears")
         own_norm = None if norm is None else norm_part(operation, norm, first[0].in_features)
         module = cls.__new__(cls)
-        module._hold(tuple(first), down, activation, own_norm)
+        module._hold(tuple(first), down, activation, own_norm, keep_fp8)
         return module.train(linears[0].training)
 
     def forget_casts(self) -> None:
@@ -166,17 +170,24 @@ class MLP(Module):
         layer = layer_of(_NAME, first, kept, recipe, both)
         both = both or (differentiates and layer.needs_gradient())
         second = layer_of(_NAME, (down,), down.weight_casts, recipe, both)
-        y, total = run(*before, layer, second, Chain(_NAME, recipe, norm, self.activation))
+        chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8)
+        y, total = run(*before, layer, second, chain)
         return y if residual is None else (y, total)
 
     def extra_repr(self) -> str:
-        return f"activation={self.activation}"
+        return f"activation={self.activation}, keep_fp8={self.keep_fp8}"
 
     def _hold(
-        self, first: tuple[Linear, ...], down: Linear, activation: str, norm: NormModule | None
+        self,
+        first: tuple[Linear, ...],
+        down: Linear,
+        activation: str,
+        norm: NormModule | None,
+        keep_fp8: bool,
     ) -> None:
         Module.__init__(self)
         self.activation = activation
+        self.keep_fp8 = keep_fp8
         self.norm = norm
         self._epsilon = "" if norm is None else epsilon_text(norm)
         names: tuple[str, ...] = ("gate_proj", "up_proj")

@@ -208,6 +208,58 @@ TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
   }
 }
 
+// Of an x in FP8: each way in which its pieces lie, and each unit of its scales.
+TEST(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  Compiler compiler;
+  using enum config::SourceKind;
+  using enum Granularity;
+  const auto expect_sound = [&](config::SourceKind kind, Activation activation, GateLayout layout,
+                                DType in, Granularity of_x, Granularity granularity, bool rows,
+                                std::int64_t cols, bool aligned) {
+    compiler.expect_sound(CastProblem{
+        .rows = 256,
+        .cols = cols,
+        .format = {.in = in, .granularity = granularity},
+        .source = config::CastSource::of(kind, activation, layout).of_codes(DType::kE4M3, of_x),
+        .to_rows = rows,
+        .to_transposed = true,
+        .x_is_aligned = aligned,
+        .codes_are_aligned = aligned});
+  };
+  for (const config::SourceKind kind : {kActivation, kActivationGradient}) {
+    expect_sound(kind, Activation::kSwiGlu, GateLayout::kHalves, DType::kBFloat16, kBlock1x128,
+                 kBlock1x128, true, 7168, true);
+    expect_sound(kind, Activation::kGeGluErf, GateLayout::kInterleaved, DType::kFloat32,
+                 kBlock128x128, kBlock1x128, true, 7168, true);
+    expect_sound(kind, Activation::kGeGluErf, GateLayout::kInterleaved, DType::kFloat16, kChannel,
+                 kBlock128x128, true, 7168, true);
+    expect_sound(kind, Activation::kGelu, GateLayout::kHalves, DType::kFloat16, kTensor,
+                 kBlock1x128, false, 7168, true);
+    // Halves that no tile takes together; no vectors.
+    expect_sound(kind, Activation::kGeGluTanh, GateLayout::kHalves, DType::kFloat32, kBlock1x128,
+                 kBlock1x128, true, 7168 + 16, true);
+    expect_sound(kind, Activation::kSwiGlu, GateLayout::kHalves, DType::kBFloat16, kBlock1x128,
+                 kBlock1x128, true, 7168, false);
+    // The fewest registers for the longest code.
+    for (const config::CastRule& rule : {config::kVllmRule, config::kCompressedTensorsRule}) {
+      compiler.expect_sound(CastProblem{
+          .rows = 256,
+          .cols = 7168,
+          .format = {.in = DType::kFloat16, .rule = rule},
+          .source = config::CastSource::of(kind, Activation::kSwiGlu, GateLayout::kInterleaved)
+                        .of_codes(DType::kE4M3, kBlock1x128)});
+    }
+    // Rows.
+    compiler.expect_sound(
+        CastProblem{.rows = 256,
+                    .cols = 7168,
+                    .format = {.granularity = kChannel},
+                    .source = config::CastSource::of(kind, Activation::kSwiGlu, GateLayout::kHalves)
+                                  .of_codes(DType::kE5M2, kBlock1x128)});
+  }
+}
+
 TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;

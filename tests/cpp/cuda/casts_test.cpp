@@ -175,6 +175,43 @@ TEST_F(CastTest, ACastIsPreparedOnce) {
   EXPECT_EQ(compilations_, 2);
 }
 
+// Codes, and where their scales are; vectors are of half as many bytes as those of the gradient.
+TEST_F(CastTest, AnActivationInFp8HasScales) {
+  const MutableScaledTensorView cast = output(kRows, 2 * kCols, Granularity::kBlock1x128);
+  const MutableScaledTensorView out{
+      matrix(address(0x5000), DType::kE4M3, kRows, 2 * kCols, 2 * kCols, kGpu),
+      scale_layout(Granularity::kBlock1x128, kRows, 2 * kCols, DeviceType::kCuda)
+          .view(address(0x6000), kGpu),
+      Granularity::kBlock1x128};
+  TensorView x = matrix<const void>(address(0x2008), DType::kE4M3, kRows, 2 * kCols, 1288, kGpu);
+  const auto go_back = [&] {
+    const auto source = config::CastSource::of(config::SourceKind::kActivationGradient,
+                                               Activation::kSwiGlu, GateLayout::kHalves);
+    cuda::quantize(runtime().device(0),
+                   {.source = source.of_codes(DType::kE4M3, Granularity::kBlock1x128),
+                    .x = x,
+                    .x_scale = core::scale_access(ScaledTensorView(cast)),
+                    .gradient = x_},
+                   {.rows = out}, {.in = DType::kBFloat16}, ScaleSource::kComputed, {&stream_});
+  };
+  go_back();
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.x, address(0x2008));
+  EXPECT_EQ(params.x_stride, 1288);
+  EXPECT_EQ(params.x_scale, address(0x3000));
+  EXPECT_EQ(params.x_scale_row_stride, 1);
+  EXPECT_EQ(params.x_scale_col_stride, kRows);
+  EXPECT_EQ(params.gradient, address(0x1000));
+  EXPECT_EQ(params.gradient_stride, 648);
+  // Tiles of 64 rows: gate and up 8 bytes each, the gradient 16, two scales of 4.
+  EXPECT_EQ(state().launches[0].shared_bytes, 64u * 16 * (8 + 8 + 16 + 4 + 4));
+  EXPECT_EQ(state().launches[0].blocks, 4u * 5);
+  x.data = address(0x2004);  // no whole vectors any more
+  go_back();
+  EXPECT_EQ(state().launches[1].shared_bytes, 0u);
+  EXPECT_EQ(compilations_, 2);
+}
+
 TEST_F(CastTest, DequantizationAndConversion) {
   state().params_bytes = sizeof(config::ConvertParams);
   const MutableScaledTensorView cast = output(kRows, kCols, Granularity::kBlock1x128);

@@ -2,9 +2,11 @@
 // here, by definition or by differences.
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <numbers>
 #include <random>
 #include <string>
@@ -158,6 +160,88 @@ TEST_F(ActivationsTest, BothTargetsAreCastsOfTheSameValues) {
   }
 }
 
+// x in FP8, its values in a dtype, and casts from either.
+struct FromFp8 {
+  ScaledMatrix x;
+  Matrix values, gradient;
+  Activation activation;
+  GateLayout layout;
+
+  FromFp8(const Matrix& wide, Granularity granularity, DType codes, DType dtype, Activation of,
+          GateLayout in)
+      : x(wide.rows(), wide.cols(), granularity, codes),
+        values(dtype, wide.rows(), wide.cols(), 3),
+        gradient(dtype, wide.rows(), is_gated(of) ? wide.cols() / 2 : wide.cols(), 5),
+        activation(of),
+        layout(in) {
+    quantize(wide.view(), {.rows = x.view()});
+  }
+  std::int64_t rows() const { return values.rows(); }
+
+  void expect_same_bits(Granularity granularity) {
+    dequantize(x.view(), values.view());
+    const std::int64_t width = gradient.cols();
+    for (const bool back : {false, true}) {
+      const std::int64_t cols = back ? values.cols() : width;
+      ScaledMatrix of_rows(rows(), cols, granularity), want_rows(rows(), cols, granularity);
+      ScaledMatrix of_columns(cols, rows(), granularity), want_columns(cols, rows(), granularity);
+      const CastTargets out{.rows = of_rows.view(), .transposed = of_columns.view()};
+      const CastTargets wanted{.rows = want_rows.view(), .transposed = want_columns.view()};
+      if (back) {
+        quantize_activation_gradient(gradient.view(), x.view(), activation, layout, out);
+        quantize_activation_gradient(gradient.view(), values.view(), activation, layout, wanted);
+      } else {
+        quantize_activation(x.view(), values.dtype(), activation, layout, out);
+        quantize_activation(values.view(), activation, layout, wanted);
+      }
+      EXPECT_THAT(of_rows.codes(), testing::ElementsAreArray(want_rows.codes()));
+      EXPECT_THAT(of_columns.codes(), testing::ElementsAreArray(want_columns.codes()));
+      EXPECT_EQ(std::memcmp(of_rows.scales().data(), want_rows.scales().data(),
+                            want_rows.scales().size_bytes()),
+                0);
+      EXPECT_EQ(std::memcmp(of_columns.scales().data(), want_columns.scales().data(),
+                            want_columns.scales().size_bytes()),
+                0);
+    }
+  }
+};
+
+TEST_F(ActivationsTest, FromFp8AreThoseOfWhatItStandsFor) {
+  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
+                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const GateLayout layout : kLayouts) {
+        for (const Activation activation : {Activation::kSwiGlu, Activation::kGelu}) {
+          const Matrix wide = input(is_gated(activation) ? 2 * kCols : kCols);
+          FromFp8 case_(wide, granularity, dtype == DType::kFloat16 ? DType::kE5M2 : DType::kE4M3,
+                        dtype, activation, layout);
+          convert(input(case_.gradient.cols()).view(), case_.gradient.view());
+          SCOPED_TRACE(std::string(name(granularity)) + " " + std::string(name(dtype)) + " " +
+                       std::string(name(activation)));
+          case_.expect_same_bits(Granularity::kBlock1x128);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ActivationsTest, NanInFp8IsHandedOn) {
+  Matrix wide = input(2 * kCols);
+  for (const GateLayout layout : kLayouts) {
+    FromFp8 case_(wide, Granularity::kBlock1x128, DType::kE4M3, DType::kBFloat16,
+                  Activation::kSwiGlu, layout);
+    convert(input(kCols).view(), case_.gradient.view());
+    constexpr std::uint8_t kNan = 0x7F;
+    case_.x.codes()[5] = kNan;
+    case_.x.scales()[3] = std::numeric_limits<float>::quiet_NaN();
+    case_.expect_same_bits(Granularity::kTensor);
+    ScaledMatrix out = cast_matrix(kRows, kCols);
+    quantize_activation(case_.x.view(), DType::kBFloat16, Activation::kSwiGlu, layout,
+                        {.rows = out.view()});
+    EXPECT_EQ(out.codes()[layout == GateLayout::kHalves ? 5 : 2] & kNan, kNan);
+  }
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -195,6 +279,44 @@ TEST_F(ActivationsTest, ErrorsNameTheArgument) {
   MutableScaledTensorView over = of_x.view();
   over.data.data = by_output.data();
   EXPECT_THAT(go_back(by_output, {.rows = over}), HasSubstr("'out.rows'"));
+}
+
+TEST_F(ActivationsTest, ErrorsOfFp8NameTheArgument) {
+  Matrix wide = input(2 * kCols), by_output = input(kCols);
+  ScaledMatrix x(kRows, 2 * kCols, Granularity::kBlock1x128, DType::kE4M3);
+  ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
+  const auto activate = [&](const ScaledTensorView& input, DType dtype) {
+    return error_of([&] {
+      quantize_activation(input, dtype, Activation::kSwiGlu, GateLayout::kHalves,
+                          {.rows = out.view()});
+    });
+  };
+  const auto go_back = [&](const Matrix& gradient, const ScaledTensorView& input,
+                           const CastTargets& targets) {
+    return error_of([&] {
+      quantize_activation_gradient(gradient.view(), input, Activation::kSwiGlu, GateLayout::kHalves,
+                                   targets);
+    });
+  };
+  const ScaledTensorView codes = x.view();
+  EXPECT_THAT(activate(codes, DType::kE4M3), HasSubstr("'dtype': expected float32, float16"));
+  ScaledTensorView flawed = codes;
+  flawed.data = wide.view();
+  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected dtype e4m3"));
+  flawed = codes;
+  flawed.scale.shape[1] -= 1;
+  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.scale': expected shape"));
+  EXPECT_THAT(go_back(by_output, flawed, {.rows = of_x.view()}), HasSubstr("'x.scale'"));
+  flawed = codes;
+  flawed.data.shape[1] -= 1;
+  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected an even"));
+  EXPECT_THAT(go_back(wide, codes, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
+  EXPECT_THAT(go_back(Matrix(DType::kE5M2, kRows, kCols), codes, {.rows = of_x.view()}),
+              HasSubstr("'gradient': expected dtype float32 or"));
+  // Scales over those that are read.
+  MutableScaledTensorView over = of_x.view();
+  over.scale.data = x.scales().data();
+  EXPECT_THAT(go_back(by_output, codes, {.rows = over}), HasSubstr("'out.rows.scale'"));
 }
 
 }  // namespace
