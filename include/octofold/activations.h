@@ -24,8 +24,8 @@ OCTOFOLD_API void quantize_activation(const TensorView& x, Activation activation
 /// The same of an x in FP8: of what dequantize() makes of it in `dtype`, which is float32, float16
 /// or bfloat16, and gets the same bits.
 ///
-/// x: of any granularity, with columns of its codes contiguous, in any row stride; a scale belongs
-///   to columns of x as they lie, gate and up.
+/// x: of any granularity, without a channel_scale; columns of its codes contiguous, any row stride.
+///   A scale belongs to columns of x as they lie, gate and up.
 OCTOFOLD_API void quantize_activation(const ScaledTensorView& x, DType dtype, Activation activation,
                                       GateLayout layout, const CastTargets& out,
                                       const QuantizeOptions& options = {}, Stream stream = {});

@@ -56,7 +56,7 @@ def quantize_activation(
     """
     operation = "quantize_activation"
     name = dtype_name(operation, "dtype", dtype, FP8)
-    data, scale, x_granularity = _parts(x)
+    data, scale, x_granularity = _parts(operation, x)
     if x_dtype is not None:
         if scale is None:
             raise invalid_argument(
@@ -103,8 +103,9 @@ def quantize_activation_gradient(
     Other arguments and errors are those of quantize_activation(); the result has the shape of x,
     or of its transpose. With columns="sums", the sums are the gradient by the bias of that layer.
     """
-    name = dtype_name("quantize_activation_gradient", "dtype", dtype, FP8)
-    data, scale, x_granularity = _parts(x)
+    operation = "quantize_activation_gradient"
+    name = dtype_name(operation, "dtype", dtype, FP8)
+    data, scale, x_granularity = _parts(operation, x)
     options = (
         x_granularity,
         activation,
@@ -121,9 +122,13 @@ def quantize_activation_gradient(
     return casts_of(results, granularity, transposed_granularity)
 
 
-def _parts(x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
+def _parts(operation: str, x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
     """Inputs and option of an op."""
-    return (x.data, x.scale, x.granularity) if isinstance(x, ScaledTensor) else (x, None, None)
+    if not isinstance(x, ScaledTensor):
+        return x, None, None
+    if x.channel_scale is not None:
+        raise invalid_argument(operation, "x.channel_scale", "None", "an array")
+    return x.data, x.scale, x.granularity
 
 
 def _activation_shape(x: Array, activation: str) -> Sequence[int]:

@@ -72,6 +72,7 @@ Input checked_input(const core::Arguments& check, const TensorView& x, Activatio
 Input checked_input(const core::Arguments& check, const ScaledTensorView& x, DType dtype,
                     Activation activation, GateLayout layout) {
   const ScaledTensorView source = core::flatten(check, "x", x);
+  if (x.channel_scale) check.fail("x.channel_scale", "none", "one");
   check.require_scaled_input("x", source);
   require_gate_and_up(check, x.data, activation, layout);
   return {source.data, dtype, source};

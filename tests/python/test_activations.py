@@ -189,6 +189,20 @@ def test_bad_fp8_is_named(arguments, message):
     assert message in str(error.value)
 
 
+def test_two_level_scales_are_refused():
+    factors = np.ones(4, np.float32)
+    codes = fp8(4, 8)
+    x = octofold.ScaledTensor(codes.data, codes.scale[:1], "128x128", factors)
+    for call in (
+        lambda: octofold.quantize_activation(x),
+        lambda: octofold.quantize_activation_gradient(np.zeros((4, 4), np.float32), x),
+    ):
+        with pytest.raises(
+            octofold.InvalidArgumentError, match=r"'x.channel_scale': expected None"
+        ):
+            call()
+
+
 def test_gradient_has_to_fit_fp8():
     for gradient, message in (
         (np.zeros((4, 8), np.float32), "argument 'gradient': expected shape [4, 4]"),

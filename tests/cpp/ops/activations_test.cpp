@@ -308,6 +308,9 @@ TEST_F(ActivationsTest, ErrorsOfFp8NameTheArgument) {
   EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.scale': expected shape"));
   EXPECT_THAT(go_back(by_output, flawed, {.rows = of_x.view()}), HasSubstr("'x.scale'"));
   flawed = codes;
+  flawed.channel_scale = codes.scale;
+  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.channel_scale': expected none"));
+  flawed = codes;
   flawed.data.shape[1] -= 1;
   EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected an even"));
   EXPECT_THAT(go_back(wide, codes, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
