@@ -1,6 +1,5 @@
 """torch tensors, and the registered torch ops."""
 
-import math
 import os
 import subprocess
 import sys
@@ -248,89 +247,6 @@ def test_compiles_without_recompiling_for_sizes():
         compiled(random(260, 300), w, bias)
 
 
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
-OPTIONS = (None, "saturate", "te")  # of casts
-
-
-def fp8(*shape):
-    return torch.zeros(shape).to(torch.float8_e4m3fn)
-
-
-def scale_of(granularity, *shape):
-    return torch.empty(octofold.scale_shape(granularity, *shape))
-
-
-def scaled(rows, cols, granularity):
-    cast = octofold.quantize(random(rows, cols), granularity=granularity)
-    return cast.data, cast.scale
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1), (2, 65, 300)])
-def test_opcheck_quantize(opcheck, granularity, transpose, shape):
-    rows, cols = math.prod(shape[:-1]), shape[-1]
-    shape_of_data = (cols, rows) if transpose else shape
-    results = fp8(*shape_of_data), scale_of(granularity, *shape_of_data)
-    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose)
-    opcheck(torch.ops.octofold.quantize, arguments)
-
-
-def test_opcheck_quantize_with_given_scales(opcheck):
-    x = random(130, 300)
-    scale = octofold.quantize(x).scale
-    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False)
-    opcheck(torch.ops.octofold.quantize, arguments)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_opcheck_quantize_both(opcheck, granularity):
-    results = fp8(130, 300), scale_of(granularity, 130, 300)
-    transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    arguments = (random(130, 300), None, None, *results, *transposed, granularity, *OPTIONS, None)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
-
-
-def test_opcheck_two_level_scales(opcheck):
-    rows = fp8(130, 300), scale_of("1x128", 130, 300)
-    transposed = fp8(300, 130), scale_of("128x128", 300, 130)
-    factors = random(300).abs()
-    options = "1x128", *OPTIONS, "128x128"
-    arguments = (random(130, 300), None, factors, *rows, *transposed, *options)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
-    arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
-    opcheck(torch.ops.octofold.dequantize, arguments)
-    operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
-    arguments = (*operands, None, None, factors, random(5, 300), "1x128", "128x128", False, False)
-    opcheck(torch.ops.octofold.gemm, arguments)
-
-
-@pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
-def test_opcheck_activations(opcheck, targets):
-    none = None, None
-    x, gradient = random(130, 600), random(130, 300)
-    codes = octofold.quantize(x, granularity="channel")
-    activation = torch.ops.octofold.quantize_activation
-    back = torch.ops.octofold.quantize_activation_gradient
-    for columns, op, inputs, of_x, x_dtype in (
-        (300, activation, (x, None), None, (None,)),
-        (300, activation, (codes.data, codes.scale), "channel", ("float16",)),
-        (600, back, (gradient, x, None), None, ()),
-        (600, back, (gradient, codes.data, codes.scale), "channel", ()),
-    ):
-        rows = fp8(130, columns), scale_of("1x128", 130, columns)
-        transposed = fp8(columns, 130), scale_of("1x128", columns, 130)
-        results = {
-            "rows": rows + none,
-            "transposed": none + transposed,
-            "both": rows + transposed,
-        }[targets]
-        choices = of_x, "swiglu", "halves", "1x128", None, *OPTIONS, *x_dtype, targets
-        opcheck(op, (*inputs, *results, None, None, None, *choices, None))
-        sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
-        opcheck(op, (*inputs, *results, sums, None, workspace, *choices, "sums"))
-
-
 def test_activations_compile():
     x, gradient = random(130, 600), random(130, 300)
 
@@ -351,24 +267,7 @@ def test_activations_compile():
     assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_opcheck_dequantize(opcheck, granularity):
-    out = torch.empty(130, 300, dtype=torch.bfloat16)
-    arguments = (*scaled(130, 300, granularity), None, out, granularity)
-    opcheck(torch.ops.octofold.dequantize, arguments)
-
-
-def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert, (random(130, 300), fp8(130, 300), "nan"))
-
-
-@pytest.mark.parametrize("addend", [None, torch.float32])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_opcheck_gemm(opcheck, addend, in_place):
-    operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
-    c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    arguments = (*operands, c, random(7), None, random(5, 7), "1x128", "128x128", False, in_place)
-    opcheck(torch.ops.octofold.gemm, arguments)
+GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 @pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])

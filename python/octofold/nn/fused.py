@@ -290,7 +290,7 @@ def _kept(gate_up: Tensor | None, chain: Chain) -> tuple[Tensor | None, Tensor |
     """What the activation's gradient is worked out from, as it waits for that; scales, if any."""
     if gate_up is None or not chain.keep_fp8:
         return gate_up, None
-    codes = quantize(gate_up, granularity=_KEPT)
+    codes = quantize(gate_up, granularity=_KEPT, profile=chain.recipe.profile)
     return codes.data, codes.scale
 
 
