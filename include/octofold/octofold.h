@@ -4,6 +4,7 @@
 #include "octofold/activations.h"
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
+#include "octofold/dynamic_gemm.h"
 #include "octofold/error.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"

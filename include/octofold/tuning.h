@@ -1,10 +1,12 @@
-// The kernels that gemm() and gated_gemm() choose among, by name: for tests and for tuning.
+// The kernels that gemm(), gated_gemm() and dynamic_gemm() choose among, by name: for tests and for
+// tuning.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "octofold/dynamic_gemm.h"
 #include "octofold/export.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
@@ -33,5 +35,11 @@ OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream, std::strin
 OCTOFOLD_API std::vector<std::string> gated_gemm_candidates();
 OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream,
                              std::string_view candidate);
+
+/// The same of dynamic_gemm(), whatever the arguments. gemm() has candidates of these names too,
+/// which sum in the same order.
+OCTOFOLD_API std::vector<std::string> dynamic_gemm_candidates();
+OCTOFOLD_API void dynamic_gemm(const DynamicGemmArguments& arguments, Stream stream,
+                               std::string_view candidate);
 
 }  // namespace octofold

@@ -6,7 +6,6 @@
 #include "kernels/cast/tile.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/numeric/vector.h"
-#include "kernels/ptx/swap.h"
 
 namespace octofold::cast {
 
@@ -57,26 +56,12 @@ class LineMagnitudes {
     }
   }
 
-  // Of two lanes, each hands on half of its rows and keeps the other half, until it is left with
-  // one row: few exchanges for all rows together.
   __device__ void share_rows() {
     unsigned magnitudes[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) magnitudes[i] = largest_of_vector<kIn>(tile_.words[i]);
-    int distance = kLanes / 2;
-#pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2) {
-      const unsigned upper = static_cast<unsigned>(tile_.lane & distance);
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        unsigned kept = magnitudes[i], given = magnitudes[half + i];
-        ptx::swap_if(upper, kept, given);
-        magnitudes[i] = numeric::larger<kIn>(kept, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
-      }
-      distance /= 2;
-    }
+    const unsigned of_row = largest_of_one<kIn, kLanes>(magnitudes, tile_.lane);
     constexpr int kLanesPerRow = kLanes / kRows;
-    const unsigned of_row = largest_of_lanes<kIn, kLanesPerRow>(magnitudes[0]);
     if (tile_.lane % kLanesPerRow == 0) {
       scratch_.rows[tile_.group * kRows + tile_.lane / kLanesPerRow] = of_row;
     }

@@ -1,30 +1,13 @@
 // The largest magnitudes among what threads hold, packed as in numeric/vector.h.
 #pragma once
 
-#include "kernels/numeric/vector.h"
+#include "kernels/numeric/magnitudes.h"
 
 namespace octofold::cast {
 
-template <DType kType>
-__device__ inline unsigned largest_of_vector(const unsigned (&words)[4]) {
-  unsigned magnitudes = numeric::magnitude<kType>(words[0]);
-#pragma unroll
-  for (int i = 1; i < 4; ++i) {
-    magnitudes = numeric::larger<kType>(magnitudes, numeric::magnitude<kType>(words[i]));
-  }
-  return magnitudes;
-}
-
-// Among kWidth neighbouring threads of a warp, all of which get them.
-template <DType kType, int kWidth>
-__device__ inline unsigned largest_of_lanes(unsigned magnitudes) {
-#pragma unroll
-  for (int distance = kWidth / 2; distance > 0; distance /= 2) {
-    magnitudes =
-        numeric::larger<kType>(magnitudes, __shfl_xor_sync(0xFFFFFFFFu, magnitudes, distance));
-  }
-  return magnitudes;
-}
+using numeric::largest_of_lanes;
+using numeric::largest_of_one;
+using numeric::largest_of_vector;
 
 // Among kWarps neighbouring warps. All warps of the block come here together; `of_warps` is in
 // shared memory, with a word for each of them.

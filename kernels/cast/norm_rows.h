@@ -14,7 +14,6 @@
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
-#include "kernels/ptx/swap.h"
 
 namespace octofold {
 namespace cast {
@@ -267,28 +266,14 @@ class NormRows {
     });
   }
 
-  // Of two lanes, each hands on half of the vectors and keeps the other half, until it is left with
-  // one: few exchanges for all vectors together, and a scale to each lane. Returns whether any
-  // caster of the warp is unusual.
+  // A scale to each lane. Returns whether any caster of the warp is unusual.
   __device__ bool make_casters(long long col, unsigned warp, int lane) {
     unsigned magnitudes[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) magnitudes[i] = largest_of_vector<kIn>(x_[i]);
-    int distance = kLanesPerUnit / 2;
-#pragma unroll
-    for (int half = kVectors / 2; half > 0; half /= 2) {
-      const unsigned upper = static_cast<unsigned>(lane & distance);
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        unsigned kept = magnitudes[i], given = magnitudes[half + i];
-        ptx::swap_if(upper, kept, given);
-        magnitudes[i] = numeric::larger<kIn>(kept, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
-      }
-      distance /= 2;
-    }
-    constexpr int kLanesPerVector = kLanesPerUnit / kVectors;
-    const unsigned of_unit = largest_of_lanes<kIn, kLanesPerVector>(magnitudes[0]);
+    const unsigned of_unit = largest_of_one<kIn, kLanesPerUnit>(magnitudes, lane);
 
+    constexpr int kLanesPerVector = kLanesPerUnit / kVectors;
     const int vector = lane % kLanesPerUnit / kLanesPerVector;
     const int unit_of_warp = lane / kLanesPerUnit;
     // That of the unit's first lane.

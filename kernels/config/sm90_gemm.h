@@ -6,7 +6,9 @@
 #include "octofold/gemm_form.h"
 
 #include "kernels/config/arithmetic.h"
+#include "kernels/config/dynamic_input.h"
 #include "kernels/config/gated_output.h"
+#include "kernels/config/sm90_choices.h"
 #include "kernels/config/sm90_gemm_params.h"
 #include "kernels/config/stage_scales.h"
 
@@ -28,60 +30,10 @@ inline constexpr int kSm90SharedMemory = shared_memory_of_block(1);
 // Bytes that hold 128 of a row at any address, in units of 16.
 inline constexpr int kUnalignedRow = kStageDepth + 16;
 
-// How the operands reach shared memory. Threads copy what TMA cannot address: rows whose length in
-// bytes or address is no multiple of 16.
-enum class OperandLoad : unsigned char {
-  kTma,
-  kWords,    // by threads, where addresses and rows are multiples of 4 bytes
-  kThreads,  // by threads, which shift what they copy into place
-};
-
-constexpr const char* word(OperandLoad load) {
-  switch (load) {
-    case OperandLoad::kTma: return "by TMA";
-    case OperandLoad::kWords: return "by threads, in words";
-    case OperandLoad::kThreads: return "by threads (slower)";
-  }
-  return "?";
-}
-
-// How D reaches global memory.
-enum class OutputStore : unsigned char {
-  kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
-  kDirect,     // straight from registers: any row stride
-  kTmaPieces,  // by each math warp by itself, where a whole tile would take too much memory
-};
-
-constexpr const char* word(OutputStore store) {
-  switch (store) {
-    case OutputStore::kTma: return "by TMA";
-    case OutputStore::kDirect: return "direct";
-    case OutputStore::kTmaPieces: return "by TMA in pieces";
-  }
-  return "?";
-}
-
 // A piece: the rows that a math warp has of a sub-tile, 128 bytes wide.
 inline constexpr int kPieceRows = 16;
 inline constexpr int kPieceRowBytes = 128;
 inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
-
-// What promotion overlaps with.
-enum class MathOrder : unsigned char {
-  kFree,         // a warpgroup issues its products when their operands are there
-  kOrdered,      // one after another: one promotes while the next one's products run
-  kAlternating,  // a warpgroup has the next stage's products under way while it promotes: two
-                 // partial sums, taken in turn
-};
-
-constexpr const char* word(MathOrder order) {
-  switch (order) {
-    case MathOrder::kFree: return "free";
-    case MathOrder::kOrdered: return "ordered";
-    case MathOrder::kAlternating: return "alternating";
-  }
-  return "?";
-}
 
 // A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
 // where they are swapped.
@@ -89,6 +41,8 @@ struct Sm90GemmConfig {
   GemmForm form{};
   // D's columns are there twice, as gate and up, and what is written are the codes of H.
   GatedOutput gated{};
+  // A is read in high precision and cast by a warpgroup of its own.
+  DynamicInput dynamic{};
   // The instruction takes 64 rows at least, and 8 columns: B's rows as its rows, where A has few.
   // Whatever stands below counts them as the instruction does; the store alone turns D back.
   bool swapped = false;
@@ -126,6 +80,7 @@ struct Sm90GemmConfig {
   constexpr void visit(Visit&& field) const {
     field("form", form);
     field("gated", gated);
+    field("dynamic", dynamic);
     field("swapped", swapped);
     field("tile_rows", tile_rows);
     field("tile_columns", tile_columns);
@@ -171,17 +126,25 @@ struct Sm90GemmConfig {
     return scales_per_stage(columns().scales, tile_columns) * (gated.exists ? 2 : 1);
   }
   constexpr int math_threads() const { return 128 * math_warpgroups; }
-  // One warpgroup more loads, reads scales and stores; two where threads copy the operands.
-  constexpr int load_warpgroups() const { return load == OperandLoad::kTma ? 1 : 2; }
+  // One warpgroup more loads, reads scales and stores; two where threads copy the operands, or one
+  // of them casts.
+  constexpr int load_warpgroups() const {
+    return load == OperandLoad::kTma && !dynamic.exists ? 1 : 2;
+  }
   constexpr int threads() const { return math_threads() + 128 * load_warpgroups(); }
   // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
   // they have what the block starts with: a multiprocessor's 65 536 divided evenly, rounded down to
   // a multiple of 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that
   // never begins. Threads that copy operands themselves need more.
   constexpr int load_registers() const { return load == OperandLoad::kTma ? 40 : 56; }
+  // Of the second loading warpgroup.
+  constexpr int second_load_registers() const {
+    return dynamic.exists ? cast_registers(blocks_per_multiprocessor) : load_registers();
+  }
   constexpr int math_registers() const {
     const int all = (math_warpgroups + load_warpgroups()) * registers_at_start();
-    const int fair = (all - load_warpgroups() * load_registers()) / math_warpgroups / 8 * 8;
+    const int loading = load_registers() + (load_warpgroups() > 1 ? second_load_registers() : 0);
+    const int fair = (all - loading) / math_warpgroups / 8 * 8;
     return fair < 232 ? fair : 232;
   }
   constexpr int registers_at_start() const {
@@ -196,6 +159,15 @@ struct Sm90GemmConfig {
     return tile_columns / 2 * (sub_tiles() + partial_sums) + scales;
   }
 
+  // Where A is cast, a warp does so with some rows of a stage at a time: a lane has eight vectors
+  // of them, or as many as it has registers for. Turns of a stage, each of one warp's:
+  constexpr int cast_rows() const {
+    const int vectors = (second_load_registers() < 80 ? 4 : 8) / (dynamic.vectors ? 1 : 2);
+    const int most = dynamic.rows_at_once() * vectors;
+    return tile_columns < most ? tile_columns : most;
+  }
+  constexpr int cast_turns() const { return dynamic.exists ? tile_columns / cast_rows() : 0; }
+
   // Of the blocks that share a tile each finishes and stores some of its columns, by eights: block
   // i those from i times this on.
   constexpr int owned_columns() const {
@@ -207,6 +179,7 @@ struct Sm90GemmConfig {
 
  private:
   constexpr const char* gated_invalid_reason() const;
+  constexpr const char* dynamic_invalid_reason() const;
 };
 
 // Where everything lies in a block's shared memory. Offsets in bytes.
@@ -288,12 +261,30 @@ constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
   return nullptr;
 }
 
+constexpr const char* Sm90GemmConfig::dynamic_invalid_reason() const {
+  if (gated.exists) return "no gated product casts its A";
+  if (dynamic.type != DType::kFloat32 && size_of(dynamic.type) != 2) {
+    return "what is cast has to be float32, float16 or bfloat16";
+  }
+  if (form.a.scales != Granularity::kBlock1x128) return "a warp finds scales of 1x128";
+  if (!swapped) return "the rows that are cast are few, and the instruction's columns";
+  if (cluster_columns * cluster_rows != 1) return "each block casts for itself";
+  if (load != OperandLoad::kTma) return "what is not cast comes by TMA";
+  if (blocks_per_multiprocessor > kMostCastingBlocks) return "threads that cast need registers";
+  if (tile_columns % cast_rows() != 0) return "turns of as many rows each";
+  if (stages < kCastWarps) return "a warp's next turn is one round of the ring away at most";
+  return nullptr;
+}
+
 constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
   if (gated.exists) {
     if (const char* reason = gated_invalid_reason()) return reason;
   } else if (is_fp8(form.out) || form.out == DType::kInt32) {
     return "D has to be float32, float16 or bfloat16";
+  }
+  if (dynamic.exists) {
+    if (const char* reason = dynamic_invalid_reason()) return reason;
   }
   if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 math warpgroups";
   if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {

@@ -26,7 +26,7 @@ struct OutputScaleParams {
   long long column_stride;
 };
 
-// A matrix of codes [rows, k]. Strides count elements.
+// A matrix of codes [rows, k], or of what is cast to them. Strides count elements.
 struct OperandParams {
   const unsigned char* data;
   long long stride;
@@ -39,8 +39,9 @@ struct Sm90GemmParams {
   TensorMap
       rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
   TensorMap last_rows_map{};  // box [last_rows, 128], likewise
-  TensorMap columns_map{};  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise
-  TensorMap out_map{};      // box of Sm90SmemLayout, swizzle of its width
+  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
+  TensorMap columns_map{};
+  TensorMap out_map{};  // box of Sm90SmemLayout, swizzle of its width
 
   OperandParams rows;
   OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them

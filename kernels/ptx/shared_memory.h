@@ -54,6 +54,18 @@ __device__ inline void store_shared_word(unsigned address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+// At a multiple of their bytes.
+template <int kWords>
+__device__ inline void store_shared_words(unsigned address, const unsigned (&words)[kWords]) {
+  static_assert(kWords == 1 || kWords == 2);
+  if constexpr (kWords == 1) {
+    store_shared_word(address, words[0]);
+  } else {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(words[0]), "r"(words[1])
+                 : "memory");
+  }
+}
+
 __device__ inline void store_shared_half(unsigned address, unsigned value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(value))
                : "memory");

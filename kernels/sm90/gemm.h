@@ -1,5 +1,5 @@
 // The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias), or the codes
-// of a gated activation of two such products.
+// of a gated activation of two such products. A may be cast to FP8 on its way.
 //
 // As many blocks of threads as run at one time stay for the whole product and walk over tiles of D;
 // those that share a tile, each with a slice of K, have one. A block's last warpgroup keeps a ring
@@ -11,6 +11,7 @@
 
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/sm90/load.h"
+#include "kernels/sm90/load_dynamic.h"
 #include "kernels/sm90/load_unaligned.h"
 #include "kernels/sm90/load_words.h"
 #include "kernels/sm90/math.h"
@@ -39,6 +40,20 @@ __device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<
     if constexpr (kConfig.store == config::OutputStore::kTma) {
       if (warp == 1) store_staged_tiles(params, smem, slice_of_block<kConfig>());
     }
+  }
+}
+
+template <Sm90GemmConfig kConfig>
+__device__ void cast_input(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
+  if constexpr (kConfig.dynamic.exists) {
+    constexpr int kRegisters = kConfig.second_load_registers();
+    if constexpr (kRegisters > kConfig.registers_at_start()) {
+      ptx::grow_registers<kRegisters>();
+    } else {
+      ptx::shrink_registers<kRegisters>();
+    }
+    const int warp = (static_cast<int>(threadIdx.x) - kConfig.math_threads()) / 32 - 4;
+    DynamicCast<kConfig>(params, smem, warp).run();
   }
 }
 
@@ -92,7 +107,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     if constexpr (kConfig.load == config::OperandLoad::kTma) {
       ptx::prefetch_tensor_map(&params.rows_map);
       ptx::prefetch_tensor_map(&params.last_rows_map);
-      ptx::prefetch_tensor_map(&params.columns_map);
+      if constexpr (!kConfig.dynamic.exists) ptx::prefetch_tensor_map(&params.columns_map);
     }
     if constexpr (kConfig.store != config::OutputStore::kDirect) {
       ptx::prefetch_tensor_map(&params.out_map);
@@ -110,8 +125,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
   ptx::wait_for_earlier_kernels();
 
   if (threadIdx.x >= kConfig.math_threads()) {
-    ptx::shrink_registers<kConfig.load_registers()>();
-    sm90::load_and_store(params, smem);
+    if (kConfig.dynamic.exists && threadIdx.x >= kConfig.math_threads() + 128) {
+      sm90::cast_input(params, smem);
+    } else {
+      ptx::shrink_registers<kConfig.load_registers()>();
+      sm90::load_and_store(params, smem);
+    }
     __syncwarp();
     if constexpr (kConfig.cluster_depth > 1) ptx::cluster_wait();
   } else {

@@ -46,7 +46,8 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
     const unsigned full = smem.full(stage);
     const bool is_last = params.last_rows != 0 && tile.row_end - tile.row < kConfig.tile_rows;
     const unsigned rows_bytes = is_last ? params.last_rows * kStageDepth : kLayout.rows_bytes;
-    ptx::mbarrier_arrive_expect_bytes(full, rows_bytes + kLayout.columns_bytes);
+    constexpr unsigned kColumnsBytes = kConfig.dynamic.exists ? 0 : kLayout.columns_bytes;
+    ptx::mbarrier_arrive_expect_bytes(full, rows_bytes + kColumnsBytes);
     if constexpr (kConfig.cluster_columns > 1) {
       const int row = rank * kShareOfRows;
       ptx::tma_load_multicast(smem.rows(stage) + row * kStageDepth, &params.rows_map, full, k,
@@ -55,6 +56,7 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
       ptx::tma_load(smem.rows(stage), is_last ? &params.last_rows_map : &params.rows_map, full, k,
                     tile.operand_row);
     }
+    if constexpr (kConfig.dynamic.exists) return;  // threads cast them
     // Of a gated output the gates, then the ups, which begin where the gates' rows end.
 #pragma unroll
     for (int part = 0; part < kConfig.operand_columns() / kConfig.tile_columns; ++part) {
@@ -157,7 +159,7 @@ template <Sm90GemmConfig kConfig>
 __device__ void load_column_scales(const Sm90GemmParams& params,
                                    const SharedMemory<kConfig>& smem) {
   constexpr Granularity kScales = kConfig.columns().scales;
-  if constexpr (varies_along_k(kScales)) {
+  if constexpr (varies_along_k(kScales) && !kConfig.dynamic.exists) {
     load_scales<kConfig.column_scales_per_stage()>(
         params, smem, params.columns.scale,
         [](const Tile& tile) {

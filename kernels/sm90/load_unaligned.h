@@ -4,38 +4,9 @@
 #pragma once
 
 #include "kernels/sm90/load.h"
+#include "kernels/sm90/stage_walk.h"
 
 namespace octofold::sm90 {
-
-// A block's stages, one after another, tile by tile.
-template <Sm90GemmConfig kConfig>
-class StageWalk {
- public:
-  __device__ explicit StageWalk(const Sm90GemmParams& params) : walk_(walk_of<kConfig>(params)) {
-    if (has_stage()) begin_tile();
-  }
-
-  __device__ bool has_stage() const { return walk_.has_tile(); }
-  __device__ const Tile& tile() const { return tile_; }
-  __device__ int k() const { return k_; }
-
-  __device__ void advance() {
-    k_ += kStageDepth;
-    if (k_ < tile_.k_end) return;
-    walk_.advance();
-    if (has_stage()) begin_tile();
-  }
-
- private:
-  __device__ void begin_tile() {
-    tile_ = walk_.tile();
-    k_ = tile_.k_begin;
-  }
-
-  config::TileWalk<kConfig> walk_;
-  Tile tile_{};
-  int k_ = 0;
-};
 
 template <Sm90GemmConfig kConfig>
 class UnalignedCopy {

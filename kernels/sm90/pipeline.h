@@ -17,6 +17,14 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  // At most once around.
+  __device__ void advance_by(int count) {
+    stage += count;
+    if (stage >= kStages) {
+      stage -= kStages;
+      parity ^= 1;
+    }
+  }
 };
 
 }  // namespace octofold::sm90

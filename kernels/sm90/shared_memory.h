@@ -60,8 +60,10 @@ struct SharedMemory {
   __device__ void init_barriers() const {
     constexpr unsigned kMathWarps = 4 * kConfig.math_warpgroups;
     constexpr int kRowScales = config::scales_per_stage(kConfig.rows().scales, kConfig.tile_rows);
-    constexpr unsigned kProducers = kOperandProducers + scale_threads(kRowScales) +
-                                    scale_threads(kConfig.column_scales_per_stage());
+    constexpr unsigned kOfColumns = kConfig.dynamic.exists
+                                        ? kConfig.cast_turns()
+                                        : scale_threads(kConfig.column_scales_per_stage());
+    constexpr unsigned kProducers = kOperandProducers + scale_threads(kRowScales) + kOfColumns;
     static_assert(kConfig.stages <= 32);
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {

@@ -26,6 +26,7 @@ from ._info import Component, Gpu, Info, info
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
 from .casts import convert, quantize, quantize_both, quantize_with_columns
+from .dynamic_gemm import dynamic_gemm
 from .errors import (
     BadFormatError,
     Error,
@@ -84,6 +85,7 @@ __all__ = [
     "UnsupportedError",
     "convert",
     "default_skip_patterns",
+    "dynamic_gemm",
     "gated_gemm",
     "gemm",
     "info",

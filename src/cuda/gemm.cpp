@@ -64,8 +64,10 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
   if (config.load == config::OperandLoad::kTma) {
     params.rows_map = encode_tensor_map(driver, rows, config.tile_rows / config.cluster_columns,
                                         config::kStageDepth);
-    params.columns_map = encode_tensor_map(
-        driver, columns, config.tile_columns / config.cluster_rows, config::kStageDepth);
+    if (!config.dynamic.exists) {
+      params.columns_map = encode_tensor_map(
+          driver, columns, config.tile_columns / config.cluster_rows, config::kStageDepth);
+    }
     params.last_rows =
         config::last_rows(config.tile_rows, config.cluster_columns, params.work.rows);
     if (params.last_rows != 0) {

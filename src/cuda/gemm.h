@@ -20,7 +20,8 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream,
           std::string_view candidate);
 
 /// What the kernel of this configuration is given. Of a gated product B has the rows of gates and
-/// ups, `out` the codes of H, and the scales of these are left to the caller.
+/// ups, `out` the codes of H, and the scales of these are left to the caller. An A that is cast is
+/// what it is cast from, without scales.
 config::Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                                    const config::Sm90GemmConfig& config);
 

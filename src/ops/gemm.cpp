@@ -33,46 +33,11 @@ void require_accumulation(const core::Arguments& check, Granularity a, Granulari
              core::format("true for {} × {}", name(a), name(b)));
 }
 
-void check_output(const core::Arguments& check, const GemmArguments& arguments) {
-  const MutableTensorView& out = arguments.out;
-  check.require_matrix("out", out);
-  check.require_dtype("out", out, kOutputTypes);
-  check.require_same_device("out", out, arguments.a.data.device);
-  check.require_disjoint("out", out, "a", arguments.a.data);
-  check.require_disjoint("out", out, "a.scale", arguments.a.scale);
-  check.require_disjoint("out", out, "b", arguments.b.data);
-  check.require_disjoint("out", out, "b.scale", arguments.b.scale);
-  if (arguments.b.channel_scale) {
-    check.require_disjoint("out", out, "b.channel_scale", *arguments.b.channel_scale);
-  }
-}
-
-void check_addends(const core::Arguments& check, const GemmArguments& arguments) {
-  const MutableTensorView& out = arguments.out;
-  if (arguments.c) {
-    const TensorView& c = *arguments.c;
-    check.require_input_matrix("c", c);
-    check.require_dtype("c", c, {out.dtype, DType::kFloat32});
-    check.require_same_device("c", c, out.device);
-    if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
-  }
-  if (arguments.bias) {
-    const TensorView& bias = *arguments.bias;
-    check.require_vector("bias", bias);
-    check.require_dtype("bias", bias, {out.dtype, DType::kFloat32});
-    check.require_shape("bias", bias, {out.shape[1]});
-    check.require_same_device("bias", bias, out.device);
-    check.require_disjoint("out", out, "bias", bias);
-  }
-}
-
-// [..., N]: of D and C, whose leading dimensions are A's.
-void require_shape_of_result(const core::Arguments& check, std::string_view argument,
-                             const TensorView& tensor, const GemmArguments& arguments) {
-  std::array<std::int64_t, kMaxRank> shape = arguments.a.data.shape;
-  const auto rank = static_cast<std::size_t>(arguments.a.data.rank);
-  shape[rank - 1] = arguments.b.data.shape[0];
-  check.require_shape(argument, tensor, std::span<const std::int64_t>(shape.data(), rank));
+void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out) {
+  check.require_input_matrix("c", c);
+  check.require_dtype("c", c, {out.dtype, DType::kFloat32});
+  check.require_same_device("c", c, out.device);
+  if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
 }
 
 // Checked, and matrices all: leading dimensions are one.
@@ -87,14 +52,24 @@ GemmArguments checked(GemmArguments arguments) {
   }
   require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
                        arguments.fast_accumulation);
-  require_shape_of_result(check, "out", given.out, given);
+  const auto require_shape = [&](std::string_view argument, const TensorView& tensor) {
+    ops::require_shape_of_result(check, argument, tensor, given.a.data, given.b.data.shape[0]);
+  };
+  require_shape("out", given.out);
   arguments.out = core::flatten(check, "out", given.out);
-  check_output(check, arguments);
-  if (given.c) {
-    require_shape_of_result(check, "c", *given.c, given);
-    arguments.c = core::flatten(check, "c", *given.c);
+  const std::array inputs{
+      ops::CastInput{"a", arguments.a.data}, ops::CastInput{"a.scale", arguments.a.scale},
+      ops::CastInput{"b", arguments.b.data}, ops::CastInput{"b.scale", arguments.b.scale}};
+  ops::check_output(check, arguments.out, inputs);
+  if (arguments.b.channel_scale) {
+    check.require_disjoint("out", arguments.out, "b.channel_scale", *arguments.b.channel_scale);
   }
-  check_addends(check, arguments);
+  if (given.c) {
+    require_shape("c", *given.c);
+    arguments.c = core::flatten(check, "c", *given.c);
+    check_c(check, *arguments.c, arguments.out);
+  }
+  ops::check_bias(check, arguments.bias, arguments.out);
   return arguments;
 }
 
@@ -122,10 +97,43 @@ void ops::check_operands(const core::Arguments& check, const ScaledTensorView& a
   check.require_scaled_input("a", a);
   check.require_scaled_input("b", b);
   check.require_same_device("b", b.data, a.data.device);
-  if (b.data.shape[1] != a.data.shape[1]) {
-    check.fail("b", core::format("K = {} columns as in 'a'", a.data.shape[1]),
-               core::format("{}", b.data.shape[1]));
+  require_depth(check, b.data, "a", a.data);
+}
+
+void ops::require_depth(const core::Arguments& check, const TensorView& b, std::string_view other,
+                        const TensorView& matrix) {
+  if (b.shape[1] == matrix.shape[1]) return;
+  check.fail("b", core::format("K = {} columns as in '{}'", matrix.shape[1], other),
+             core::format("{}", b.shape[1]));
+}
+
+void ops::check_output(const core::Arguments& check, const MutableTensorView& out,
+                       std::span<const CastInput> inputs) {
+  check.require_matrix("out", out);
+  check.require_dtype("out", out, kOutputTypes);
+  check.require_same_device("out", out, inputs.front().view.device);
+  for (const CastInput& input : inputs) {
+    check.require_disjoint("out", out, input.argument, input.view);
   }
+}
+
+void ops::check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
+                     const MutableTensorView& out) {
+  if (!bias) return;
+  check.require_vector("bias", *bias);
+  check.require_dtype("bias", *bias, {out.dtype, DType::kFloat32});
+  check.require_shape("bias", *bias, {out.shape[1]});
+  check.require_same_device("bias", *bias, out.device);
+  check.require_disjoint("out", out, "bias", *bias);
+}
+
+void ops::require_shape_of_result(const core::Arguments& check, std::string_view argument,
+                                  const TensorView& tensor, const TensorView& a,
+                                  std::int64_t columns) {
+  std::array<std::int64_t, kMaxRank> shape = a.shape;
+  const auto rank = static_cast<std::size_t>(a.rank);
+  shape[rank - 1] = columns;
+  check.require_shape(argument, tensor, std::span<const std::int64_t>(shape.data(), rank));
 }
 
 void gemm(const GemmArguments& given, Stream stream) {

@@ -1,12 +1,16 @@
 // What gemm() takes, apart from its tensors.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "octofold/gemm_form.h"
 #include "octofold/tensor.h"
 
 #include "core/check.h"
+#include "ops/cast_targets.h"
 
 namespace octofold::ops {
 
@@ -16,5 +20,23 @@ void require_form(std::string_view operation, const GemmForm& form);
 /// Of matrices [M, K] and [N, K], arguments 'a' and 'b'.
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b);
+
+/// That b [N, K] has as many columns as the other operand.
+void require_depth(const core::Arguments& check, const TensorView& b, std::string_view other,
+                   const TensorView& matrix);
+
+/// Of out as a matrix: its type, and that it is apart from all inputs, of which there is at least
+/// one.
+void check_output(const core::Arguments& check, const MutableTensorView& out,
+                  std::span<const CastInput> inputs);
+
+/// Of a bias, where there is one, beside a checked out.
+void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
+                const MutableTensorView& out);
+
+/// [..., N]: of a result or what is added to it, whose leading dimensions are those of `a`
+/// [..., K].
+void require_shape_of_result(const core::Arguments& check, std::string_view argument,
+                             const TensorView& tensor, const TensorView& a, std::int64_t columns);
 
 }  // namespace octofold::ops

@@ -66,6 +66,7 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
   Sm90GemmConfig config{
       .form = problem.product.form,
       .gated = problem.gated,
+      .dynamic = problem.dynamic,
       .swapped = tiling.swapped,
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
@@ -113,7 +114,7 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
 }
 
 std::string_view operation_of(const GemmProblem& problem) {
-  return problem.gated.exists ? "gated_gemm" : "gemm";
+  return problem.gated.exists ? "gated_gemm" : problem.dynamic.exists ? "dynamic_gemm" : "gemm";
 }
 
 void require_sizes(const GemmProblem& problem) {
@@ -180,8 +181,10 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
   for (const Tiling& tiling : tilings_for(problem)) {
     const Sm90GemmConfig config = configure(problem, tiling, gpu);
     if (config.invalid_reason() != nullptr) continue;
-    // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
-    if (tiling.swapped && problem.product.m > 4 * tiling.columns) continue;
+    // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best. Of
+    // an A that is cast there are no others.
+    const bool has_others = !problem.dynamic.exists;
+    if (has_others && tiling.swapped && problem.product.m > 4 * tiling.columns) continue;
     const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
     if (microseconds < least) {
       least = microseconds;

@@ -20,7 +20,10 @@ struct GemmProblem {
   octofold::GemmProblem product{};
   /// Where it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
   config::GatedOutput gated{};
-  /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words.
+  /// Where it exists, A is of another type, and `a` that of the codes that it is cast to.
+  config::DynamicInput dynamic{};
+  /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words. An
+  /// A that is cast does not count.
   bool operands_fit_tma = true;
   bool operands_fit_words = true;
   bool output_fits_tma = true;
@@ -31,6 +34,7 @@ struct GemmProblem {
   constexpr void visit(Visit&& field) const {
     field("product", product);
     field("gated", gated);
+    field("dynamic", dynamic);
     field("operands_fit_tma", operands_fit_tma);
     field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);
@@ -49,7 +53,8 @@ GemmProblem contiguous(const octofold::GemmProblem& product);
 using GemmPlan = Plan<config::Sm90GemmConfig>;
 
 /// Throws Error(kUnsupported) for sizes or numbers of tiles near 2^31 and more, and for a GPU
-/// without kernels. What is gated has to fit TMA, with whole tiles of columns.
+/// without kernels. What is gated has to fit TMA, with whole tiles of columns; the B of an A that
+/// is cast has to fit it too.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
 
 /// The plan with the candidate of this name. Throws Error(kInvalidArgument) that lists the

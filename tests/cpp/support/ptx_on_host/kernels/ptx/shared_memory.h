@@ -67,6 +67,11 @@ inline void store_shared_word(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, sizeof(value));
 }
 
+template <int kWords>
+void store_shared_words(unsigned address, const unsigned (&words)[kWords]) {
+  std::memcpy(&shared[address], words, sizeof(words));
+}
+
 inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
@@ -107,7 +112,18 @@ T __shfl_xor_sync(unsigned, T value, int distance) {
   __syncwarp();
   return other;
 }
-int __shfl_sync(unsigned, int value, int lane);
+
+// From `lane` of the `width` neighbours.
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  const unsigned own = threadIdx.x % 32, neighbours = static_cast<unsigned>(width);
+  exchanged[own] = std::bit_cast<unsigned>(value);
+  __syncwarp();
+  const T other =
+      std::bit_cast<T>(exchanged[own / neighbours * neighbours + static_cast<unsigned>(lane)]);
+  __syncwarp();
+  return other;
+}
 
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return shift % 32 == 0 ? low : low >> shift % 32 | high << (32 - shift % 32);

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "kernels/ptx/shared_memory.h"  // exchanges between lanes, where this is used
+
 namespace octofold::ptx {
 
 inline void swap_if(unsigned condition, unsigned& left, unsigned& right) {

@@ -1,0 +1,56 @@
+// What a configuration of Hopper's GEMM kernel chooses among.
+#pragma once
+
+namespace octofold::config {
+
+// How the operands reach shared memory. Threads copy what TMA cannot address: rows whose length in
+// bytes or address is no multiple of 16.
+enum class OperandLoad : unsigned char {
+  kTma,
+  kWords,    // by threads, where addresses and rows are multiples of 4 bytes
+  kThreads,  // by threads, which shift what they copy into place
+};
+
+constexpr const char* word(OperandLoad load) {
+  switch (load) {
+    case OperandLoad::kTma: return "by TMA";
+    case OperandLoad::kWords: return "by threads, in words";
+    case OperandLoad::kThreads: return "by threads (slower)";
+  }
+  return "?";
+}
+
+// How D reaches global memory.
+enum class OutputStore : unsigned char {
+  kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
+  kDirect,     // straight from registers: any row stride
+  kTmaPieces,  // by each math warp by itself, where a whole tile would take too much memory
+};
+
+constexpr const char* word(OutputStore store) {
+  switch (store) {
+    case OutputStore::kTma: return "by TMA";
+    case OutputStore::kDirect: return "direct";
+    case OutputStore::kTmaPieces: return "by TMA in pieces";
+  }
+  return "?";
+}
+
+// What promotion overlaps with.
+enum class MathOrder : unsigned char {
+  kFree,         // a warpgroup issues its products when their operands are there
+  kOrdered,      // one after another: one promotes while the next one's products run
+  kAlternating,  // a warpgroup has the next stage's products under way while it promotes: two
+                 // partial sums, taken in turn
+};
+
+constexpr const char* word(MathOrder order) {
+  switch (order) {
+    case MathOrder::kFree: return "free";
+    case MathOrder::kOrdered: return "ordered";
+    case MathOrder::kAlternating: return "alternating";
+  }
+  return "?";
+}
+
+}  // namespace octofold::config

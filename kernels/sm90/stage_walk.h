@@ -1,0 +1,52 @@
+// A block's stages, one after another, tile by tile.
+#pragma once
+
+#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/walk.h"
+
+namespace octofold::sm90 {
+
+template <config::Sm90GemmConfig kConfig>
+class StageWalk {
+ public:
+  __device__ explicit StageWalk(const config::Sm90GemmParams& params)
+      : walk_(walk_of<kConfig>(params)) {
+    if (has_stage()) begin_tile();
+  }
+
+  __device__ bool has_stage() const { return walk_.has_tile(); }
+  __device__ const config::Tile& tile() const { return tile_; }
+  __device__ int k() const { return k_; }
+
+  __device__ void advance() {
+    k_ += config::kStageDepth;
+    if (k_ < tile_.k_end) return;
+    walk_.advance();
+    if (has_stage()) begin_tile();
+  }
+
+  // So many stages on, of tiles that all have some.
+  __device__ void advance_by(int stages) {
+    k_ += stages * config::kStageDepth;
+    while (k_ >= tile_.k_end && has_stage()) {
+      const int depth = config::round_up(tile_.k_end - tile_.k_begin, config::kStageDepth);
+      const int beyond = k_ - tile_.k_begin - depth;
+      walk_.advance();
+      if (!has_stage()) return;
+      begin_tile();
+      k_ += beyond;
+    }
+  }
+
+ private:
+  __device__ void begin_tile() {
+    tile_ = walk_.tile();
+    k_ = tile_.k_begin;
+  }
+
+  config::TileWalk<kConfig> walk_;
+  config::Tile tile_{};
+  int k_ = 0;
+};
+
+}  // namespace octofold::sm90
