@@ -23,7 +23,7 @@ def dynamic_gemm(
     profile: str = "deepgemm",
     stream: StreamLike | None = None,
 ) -> Array:
-    """The product cast(x[..., K]) · b[N, K]ᵀ (+ bias[N]), whose cast of x does not come into memory.
+    """The product cast(x[..., K]) · b[N, K]ᵀ (+ bias[N]); the cast of x does not come into memory.
 
     x: float32, float16 or bfloat16; columns contiguous, any row stride. On a GPU, rows whose
         addresses and lengths are multiples of 16 bytes are read fastest.
