@@ -1,12 +1,21 @@
-"""Where a layer computes in FP8: where that is not measured to be slower than BF16."""
+"""Where a layer computes in FP8: where that is not measured to be slower than BF16. And where the
+product casts its input itself."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from .._core.ops import row_count
+from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
+
+DYNAMIC_GEMM_MOST_ROWS: Final = 16
+"""Up to so many tokens a product without gradients casts its input itself on a GPU
+(octofold.dynamic_gemm). Reckoned, not measured: the cast takes about 330 instructions of a warp for
+eight rows of a stage, and each 64 features that a layer puts out cast all tokens again."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,24 @@ def fp8_wins(
     casts = tokens * in_features + tokens * out_features + in_features * out_features
     return (
         multiplications >= threshold.multiplications and multiplications >= threshold.size * casts
+    )
+
+
+def product_casts(
+    shape: Sequence[int], weight: ScaledTensor | None, recipe: Recipe, device: torch.device
+) -> bool:
+    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be
+    octofold.dynamic_gemm()."""
+    output = recipe.output
+    return (
+        device.type == "cuda"
+        and output is not None
+        and weight is not None
+        and (output.a, output.b) == ("1x128", "128x128")
+        and row_count(shape) <= DYNAMIC_GEMM_MOST_ROWS
+        # What its kernels can address.
+        and weight.data.stride(0) % 16 == 0
+        and weight.data.storage_offset() % 16 == 0
     )
 
 

@@ -8,11 +8,13 @@ from torch import Tensor
 from ..errors import UnsupportedError, invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
+from .choice import product_casts
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
 from .products import (
     bias_gradient,
     cast_gradient,
+    dynamic_output_product,
     input_gradient,
     output_product,
     weight_gradient,
@@ -138,6 +140,9 @@ def _forward(
     """x · weightᵀ (+ bias), and x transposed as the weight gradient wants it in FP8: with `factors`
     of two-level scales, and the largest magnitudes of x's features."""
     output, grad_weight = recipe.output, recipe.grad_weight
+    is_kept = needs_weight_gradient or x_scale is not None or factors is not None
+    if not is_kept and product_casts(x.shape, weight_rows, recipe, x.device):
+        return dynamic_output_product(x, weight_rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None
     amax = None

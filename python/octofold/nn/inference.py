@@ -42,7 +42,8 @@ class InferenceLinear(torch.nn.Module):
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
     autocast's. It is no part of a graph: an x that requires a gradient raises UnsupportedError
-    where gradients are enabled.
+    where gradients are enabled. Few tokens are cast by the product itself on a GPU
+    (octofold.dynamic_gemm), with scales 1x128 and 128x128.
     Raises InvalidArgumentError that names the argument.
     """
 
@@ -76,8 +77,8 @@ class InferenceLinear(torch.nn.Module):
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
         """The FP8 twin of a torch.nn.Linear (or octofold.nn.Linear), whose results have the bits of
-        octofold.nn.Linear's with this recipe (if scales are not delayed). The bias is shared, as a
-        buffer."""
+        octofold.nn.Linear's with this recipe, without gradients (if scales are not delayed). The
+        bias is shared, as a buffer."""
         operation = f"{_NAME}.from_linear"
         recipe = recipe_of(operation, recipe)
         _output_of(operation, recipe)

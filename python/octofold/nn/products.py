@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..casts import quantize_with_columns
+from ..dynamic_gemm import dynamic_gemm
 from ..gemm import gemm
 from ..scaled_tensor import ScaledTensor
 from .casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
@@ -23,11 +24,31 @@ def output_product(
     assert recipe.output is not None
     assert x is not None
     assert weight is not None
-    if bias is not None and bias.dtype != torch.float32:
-        bias = bias.to(dtype)
     fast = recipe.output.fast_accumulation
-    y: Tensor = gemm(x, weight, None, None, bias, dtype, fast)
+    y: Tensor = gemm(x, weight, None, None, _addable(bias, dtype), dtype, fast)
     return y
+
+
+def dynamic_output_product(
+    x: Tensor, weight: ScaledTensor | None, bias: Tensor | None, recipe: Recipe, dtype: torch.dtype
+) -> Tensor:
+    """The same of an x that is yet to be cast, in one operation."""
+    assert weight is not None
+    y: Tensor = dynamic_gemm(
+        x,
+        weight,
+        _addable(bias, dtype),
+        dtype,
+        dtype=recipe.input_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    return y
+
+
+def _addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As products to this dtype take it."""
+    return bias if bias is None or bias.dtype == torch.float32 else bias.to(dtype)
 
 
 def gradient_granularities(

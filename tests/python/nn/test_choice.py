@@ -54,6 +54,27 @@ def test_what_was_measured(monkeypatch):
     assert nn.fp8_wins(1, 1, 1, blockwise, torch.device("cuda", 1))
 
 
+def test_products_that_cast():
+    weight = octofold.quantize(torch.zeros(48, 256), granularity="128x128")
+    most = choice.DYNAMIC_GEMM_MOST_ROWS
+
+    def casts(shape=(most, 256), weight=weight, recipe="blockwise", device=GPU):
+        return choice.product_casts(shape, weight, nn.recipes.NAMED[recipe], device)
+
+    assert casts()
+    assert casts((256,))
+    assert casts((2, most // 2, 256))
+    assert not casts((most + 1, 256))
+    assert not casts((2, most, 256))
+    assert not casts(device=torch.device("cpu"))
+    assert not casts(recipe="rowwise")
+    assert not casts(weight=None)
+    memory = torch.zeros(48 * 264 + 8).to(torch.float8_e4m3fn)
+    for stride, offset, fits in ((256, 16, True), (264, 0, False), (256, 8, False)):
+        codes = memory.as_strided((48, 256), (stride, 1), offset)
+        assert casts(weight=octofold.ScaledTensor(codes, weight.scale, "128x128")) == fits
+
+
 @pytest.fixture
 def losing(monkeypatch):
     from octofold.nn import linear

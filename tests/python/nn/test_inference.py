@@ -9,6 +9,8 @@ from layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
+from octofold.nn import functional, products  # noqa: E402
+
 nn = octofold.nn
 EXACT = dataclasses.replace(nn.recipes.blockwise, power_of_two=True)
 
@@ -25,6 +27,33 @@ def test_has_the_bits_of_the_layer(recipe, dtype):
         if recipe != "tensorwise":  # whose scale is that of all x
             assert relative_error(y[0, 0], served(x[0, 0])) < 2**-8
     assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 3, 300)])
+def test_products_that_cast_have_its_bits(shape, dtype, monkeypatch):
+    layer = nn.Linear(300, 200, dtype=dtype, recipe=EXACT)
+    served = nn.InferenceLinear.from_linear(layer, EXACT)
+    x = random(*shape, dtype=dtype)
+    with torch.no_grad():
+        expected = served(x)
+    calls = []
+
+    def dynamic_gemm(*arguments, **options):
+        calls.append(arguments)
+        return octofold.dynamic_gemm(*arguments, **options)
+
+    monkeypatch.setattr(functional, "product_casts", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr(products, "dynamic_gemm", dynamic_gemm)
+    with torch.no_grad():
+        for module in (served, layer):
+            y = module(x)
+            assert y.dtype == dtype
+            assert torch.equal(y, expected)
+    assert len(calls) == 2
+    # A gradient of the weight wants the cast of x transposed.
+    assert torch.equal(layer(x), expected)
+    assert len(calls) == 2
 
 
 def test_delayed_scales_are_those_of_the_data():
