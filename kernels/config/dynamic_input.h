@@ -52,10 +52,12 @@ constexpr const char* word(const DynamicInput& dynamic) {
 // The warps that cast, one warpgroup.
 inline constexpr int kCastWarps = 4;
 
-// Registers of a thread that casts, where so many blocks share a multiprocessor: what the loading
-// and the math warpgroup leave. Four blocks leave too few.
-constexpr int cast_registers(int blocks_per_multiprocessor) {
-  return blocks_per_multiprocessor < 3 ? 80 : 56;
+// Registers of a thread that casts, where so many blocks share a multiprocessor and a tile has so
+// many columns: what the loading and the math warpgroup leave. Four blocks leave too few.
+constexpr int cast_registers(int blocks_per_multiprocessor, int tile_columns) {
+  if (blocks_per_multiprocessor == 1) return 144;
+  if (blocks_per_multiprocessor == 2) return tile_columns <= 32 ? 120 : 88;
+  return 64;
 }
 inline constexpr int kMostCastingBlocks = 3;
 

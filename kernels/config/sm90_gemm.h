@@ -136,10 +136,14 @@ struct Sm90GemmConfig {
   // they have what the block starts with: a multiprocessor's 65 536 divided evenly, rounded down to
   // a multiple of 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that
   // never begins. Threads that copy operands themselves need more.
-  constexpr int load_registers() const { return load == OperandLoad::kTma ? 40 : 56; }
+  constexpr int load_registers() const {
+    if (dynamic.exists) return 32;
+    return load == OperandLoad::kTma ? 40 : 56;
+  }
   // Of the second loading warpgroup.
   constexpr int second_load_registers() const {
-    return dynamic.exists ? cast_registers(blocks_per_multiprocessor) : load_registers();
+    return dynamic.exists ? cast_registers(blocks_per_multiprocessor, tile_columns)
+                          : load_registers();
   }
   constexpr int math_registers() const {
     const int all = (math_warpgroups + load_warpgroups()) * registers_at_start();
@@ -166,6 +170,8 @@ struct Sm90GemmConfig {
     const int most = dynamic.rows_at_once() * vectors;
     return tile_columns < most ? tile_columns : most;
   }
+  // Of a warp's turns so many are on their way at one time; turns of a stage.
+  constexpr int casts_ahead() const { return second_load_registers() < 120 ? 1 : 2; }
   constexpr int cast_turns() const { return dynamic.exists ? tile_columns / cast_rows() : 0; }
 
   // Of the blocks that share a tile each finishes and stores some of its columns, by eights: block

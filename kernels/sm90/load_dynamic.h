@@ -2,7 +2,7 @@
 // leaves codes and scales in the stages, where others find what a cast before the product would
 // have left in memory.
 //
-// Its warps take turns, each with some rows of a stage, and each has the rows of its next turn on
+// Its warps take turns, each with some rows of a stage, and each has the rows of its next turns on
 // their way while it casts: loads take longer than a stage does.
 #pragma once
 
@@ -30,40 +30,41 @@ class DynamicCast {
   __device__ void run() {
     if (!stages_.has_stage() || stages_.k() >= stages_.tile().k_end) return;  // nothing to sum
     find_turn();
-    unsigned words[kVectors][4];
-    if (stages_.has_stage()) load(Source(*this), words);
-    while (stages_.has_stage()) {
-      const RingPosition<kConfig.stages> position = position_;
-      const int first_row = static_cast<int>(turn_) * kRows;  // in the tile
-      const bool any_rows = first_row < rows_left();
-      const CodeMask mask(exist());
-      const numeric::UnitCast unit = unit_cast(words);
-
-      turn_ += kWarps;
-      find_turn();
-      ptx::mbarrier_wait(smem_.empty(position.stage), position.parity ^ 1);
-      if (any_rows) {
-        encode(smem_.columns(position.stage), first_row, unit.operand, mask, words);
-        store_scale(smem_.column_scales(position.stage), first_row, unit.scale);
+    Turn turns[kAhead];
+    Vectors words[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) begin(turns[i], words[i]);
+    while (true) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (!turns[i].exists) return;
+        finish(turns[i], words[i]);
+        begin(turns[i], words[i]);
       }
-      ptx::fence_proxy_async();
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(position.stage));
-      if (stages_.has_stage()) load(Source(*this), words);
     }
   }
 
  private:
   static constexpr config::DynamicInput kInput = kConfig.dynamic;
-  static constexpr int kWarps = config::kCastWarps;
   static constexpr int kRows = kConfig.cast_rows();  // of a turn
   static constexpr int kLanes = kInput.lanes();
   static constexpr int kRowsAtOnce = kInput.rows_at_once();
   static constexpr int kVector = kInput.vector();
   static constexpr int kVectors = kRows / kRowsAtOnce;  // of a lane, each of another row
   static constexpr int kLanesOfScale = kLanes / kVectors;
+  static constexpr int kAhead = kConfig.casts_ahead();
   using Element = numeric::Storage<kInput.type>;
   using Caster = numeric::Caster<kInput.rule.form, kInput.type>;
+  using Vectors = unsigned[kVectors][4];
+
+  // Some rows of a stage.
+  struct Turn {
+    bool exists;
+    RingPosition<kConfig.stages> position;
+    int first_row;  // in the tile
+    int rows;       // that exist from this one on
+    int exist;      // elements of this lane's vectors (fewer than none too)
+  };
 
   // What of a vector's codes is kept: those of elements beyond K are 0, whatever the cast makes of
   // zeros (of an infinite factor NaN).
@@ -79,33 +80,6 @@ class DynamicCast {
     }
   };
 
-  // A turn's first vector of this lane in memory.
-  struct Source {
-    const Element* data;
-    int exist;  // elements
-    int rows;   // from this one on
-
-    __device__ explicit Source(const DynamicCast& cast) {
-      const Tile& tile = cast.stages_.tile();
-      const int row = static_cast<int>(cast.turn_) * kRows + cast.lane_ / kLanes;
-      data = reinterpret_cast<const Element*>(cast.params_.columns.data) +
-             (tile.operand_column + row) * cast.params_.columns.stride + cast.stages_.k() +
-             cast.lane_ % kLanes * kVector;
-      exist = cast.exist();
-      rows = cast.rows_left() - row;
-    }
-  };
-
-  // Of the turn that `stages_` and `turn_` stand at: rows from the tile's first on, and elements of
-  // this lane's vectors (fewer than none too).
-  __device__ int rows_left() const {
-    const RowRange range = columns_of(stages_.tile());
-    return range.end - range.first;
-  }
-  __device__ int exist() const {
-    return min(stages_.tile().k_end - stages_.k() - lane_ % kLanes * kVector, kVector);
-  }
-
   // To the stage that `turn_` belongs to.
   __device__ void find_turn() {
     const int stages = turn_ / kConfig.cast_turns();
@@ -114,17 +88,47 @@ class DynamicCast {
     position_.advance_by(stages);
   }
 
-  __device__ void load(const Source& source, unsigned (&words)[kVectors][4]) const {
+  // Starts the loads of the next turn, where there is one.
+  __device__ void begin(Turn& turn, Vectors& words) {
+    turn.exists = stages_.has_stage();
+    if (!turn.exists) return;
+    const Tile& tile = stages_.tile();
+    const RowRange range = columns_of(tile);
+    const int k = stages_.k() + lane_ % kLanes * kVector;
+    turn.position = position_;
+    turn.first_row = static_cast<int>(turn_) * kRows;
+    turn.rows = range.end - range.first - turn.first_row;
+    turn.exist = min(tile.k_end - k, kVector);
+    const int row = range.first + turn.first_row + lane_ / kLanes;
+    const long long stride = params_.columns.stride;
+    const Element* const data =
+        reinterpret_cast<const Element*>(params_.columns.data) + row * stride + k;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int exist = i * kRowsAtOnce < source.rows ? source.exist : 0;
-      numeric::load<Element, kInput.vectors, kVector>(
-          source.data + i * kRowsAtOnce * params_.columns.stride, exist, words[i]);
+      const bool is_row = i * kRowsAtOnce + lane_ / kLanes < turn.rows;
+      numeric::load<Element, kInput.vectors, kVector>(data + i * kRowsAtOnce * stride,
+                                                      is_row ? turn.exist : 0, words[i]);
     }
+    turn_ += config::kCastWarps;
+    find_turn();
+  }
+
+  // Casts a turn into its stage, when that is empty.
+  __device__ void finish(const Turn& turn, const Vectors& words) const {
+    const numeric::UnitCast unit = unit_cast(words);
+    const int stage = turn.position.stage;
+    ptx::mbarrier_wait(smem_.empty(stage), turn.position.parity ^ 1);
+    if (turn.rows > 0) {
+      encode(smem_.columns(stage), turn, unit.operand, words);
+      store_scale(smem_.column_scales(stage), turn.first_row, unit.scale);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(stage));
   }
 
   // Of the row that vector `lane_ % kLanes / kLanesOfScale` belongs to.
-  __device__ numeric::UnitCast unit_cast(const unsigned (&words)[kVectors][4]) const {
+  __device__ numeric::UnitCast unit_cast(const Vectors& words) const {
     unsigned magnitudes[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -136,8 +140,9 @@ class DynamicCast {
   }
 
   // Under the 128-byte swizzle; the lanes that store at one time meet in no bank.
-  __device__ void encode(unsigned rows, int first_row, float operand, const CodeMask& mask,
-                         const unsigned (&words)[kVectors][4]) const {
+  __device__ void encode(unsigned rows, const Turn& turn, float operand,
+                         const Vectors& words) const {
+    const CodeMask mask(turn.exist);
     const auto column = static_cast<unsigned>(lane_ % kLanes * kVector);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -150,7 +155,7 @@ class DynamicCast {
       numeric::narrow<kConfig.columns().type, kInput.saturate>(values, codes);
 #pragma unroll
       for (int word = 0; word < kVector / 4; ++word) codes[word] &= mask.words[word];
-      const auto row = static_cast<unsigned>(first_row + i * kRowsAtOnce + lane_ / kLanes);
+      const auto row = static_cast<unsigned>(turn.first_row + i * kRowsAtOnce + lane_ / kLanes);
       ptx::store_shared_words(rows + row * kStageDepth + 16 * (column / 16 ^ row % 8) + column % 16,
                               codes);
     }
