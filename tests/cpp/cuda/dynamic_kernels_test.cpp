@@ -28,8 +28,8 @@ TEST_F(NvrtcDynamicGemmTest, EveryTilingCompilesWithoutSpills) {
 
 // With what else takes registers: loads of single elements, quotients, a bias, sums that threads
 // store.
-TEST_F(NvrtcDynamicGemmTest, TheHeaviestOfEachTypeCompileWithoutSpills) {
-  for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+TEST_F(NvrtcDynamicGemmTest, TheHeaviestOfEachSizeCompileWithoutSpills) {
+  for (const DType type : {DType::kFloat32, DType::kFloat16}) {
     plan::GemmProblem heavy = problem(type);
     heavy.dynamic.vectors = false;
     heavy.dynamic.rule = config::kVllmRule;
