@@ -14,7 +14,7 @@ namespace octofold {
 /// out[..., N] = cast(x[..., K]) · B[N, K]ᵀ (+ bias[N]): codes and scales of x are not in memory.
 ///
 /// x: float32, float16 or bfloat16; columns (K) contiguous, any row stride.
-/// b: e4m3 or e5m2, scales of any granularity.
+/// b: e4m3 or e5m2, scales of any granularity, no channel_scale.
 /// out: bfloat16, float16 or float32; columns contiguous, rows apart from each other.
 /// bias: of out's type or float32, contiguous.
 /// dtype: of x's codes, e4m3 or e5m2.

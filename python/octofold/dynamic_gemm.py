@@ -43,6 +43,8 @@ def dynamic_gemm(
     if not isinstance(b, ScaledTensor):
         got = type(b).__qualname__
         raise invalid_argument("dynamic_gemm", "b", "a ScaledTensor", got)
+    if b.channel_scale is not None:
+        raise invalid_argument("dynamic_gemm", "b.channel_scale", "None", "a tensor")
     result = dtype_name("dynamic_gemm", "out_dtype", out_dtype, WIDE)
     codes = dtype_name("dynamic_gemm", "dtype", dtype, FP8)
     inputs = (x, b.data, b.scale, bias)

@@ -186,6 +186,29 @@ def gated_products():
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
 
 
+def dynamic(name, x, b, more):
+    """By a configuration of products that cast; so many elements behind each row of x."""
+    on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
+    x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
+    out = torch.zeros(x.shape[0], b.shape[0], dtype=torch.bfloat16, device=DEVICE)
+    library.dynamic_gemm_by_candidate(
+        x_on_device, on_device.data, on_device.scale, None, out,
+        "128x128", "e4m3", None, "saturate", "deepgemm",
+        torch.cuda.current_stream().cuda_stream, name,
+    )  # fmt: skip
+    return out, octofold.dynamic_gemm(x, b)
+
+
+def dynamic_products():
+    """The second K is longer than most rings; the last rows are read element by element."""
+    for (m, n, k, more), name in itertools.product(
+        ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
+        map(str, library.dynamic_gemm_candidates()),
+    ):
+        x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
+        yield f"dynamic {name} {m},{n},{k} {more}", partial(dynamic, name, x, b, more)
+
+
 def flat(results):
     """All values of some results, on the CPU."""
     values = [r.dequantize() if isinstance(r, octofold.ScaledTensor) else r for r in results]
@@ -276,6 +299,7 @@ def main():
         products(),
         candidates(),
         gated_products(),
+        dynamic_products(),
         casts(),
         casts_with_columns(),
         two_level_casts(),

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <string>
+#include <vector>
 
 #include "octofold/error.h"
 #include "octofold/gemm.h"
@@ -123,6 +124,11 @@ TEST(DynamicGemmArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'b': expected dtype e4m3 or e5m2"));
   EXPECT_THAT(error_of([](auto& d) { d.b.scale.shape[0] = 1; }),
               HasSubstr("argument 'b.scale': expected shape"));
+  const std::vector<float> factors(300, 1.0f);
+  EXPECT_THAT(error_of([&](auto& d) {
+                d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300);
+              }),
+              HasSubstr("argument 'b.channel_scale': expected none"));
   EXPECT_THAT(error_of([](auto& d) { d.b.data.device = {DeviceType::kCuda, 0}; }),
               HasSubstr("argument 'b"));
   EXPECT_THAT(error_of([](auto& d) { d.out.shape[1] = 299; }),
