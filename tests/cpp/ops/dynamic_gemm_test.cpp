@@ -125,10 +125,9 @@ TEST(DynamicGemmArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_THAT(error_of([](auto& d) { d.b.scale.shape[0] = 1; }),
               HasSubstr("argument 'b.scale': expected shape"));
   const std::vector<float> factors(300, 1.0f);
-  EXPECT_THAT(error_of([&](auto& d) {
-                d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300);
-              }),
-              HasSubstr("argument 'b.channel_scale': expected none"));
+  EXPECT_THAT(
+      error_of([&](auto& d) { d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300); }),
+      HasSubstr("argument 'b.channel_scale': expected none"));
   EXPECT_THAT(error_of([](auto& d) { d.b.data.device = {DeviceType::kCuda, 0}; }),
               HasSubstr("argument 'b"));
   EXPECT_THAT(error_of([](auto& d) { d.out.shape[1] = 299; }),
