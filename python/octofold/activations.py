@@ -10,7 +10,7 @@ from ._core.streams import StreamLike
 from ._core.targets import RESULTS, Casts, allocate_targets, casts_of, without_targets
 from ._library import library
 from .errors import invalid_argument
-from .scaled_tensor import ScaledTensor
+from .scaled_tensor import ScaledTensor, require_one_level
 
 GATED: Final = ("swiglu", "geglu-tanh", "geglu")
 
@@ -126,8 +126,7 @@ def _parts(operation: str, x: Array | ScaledTensor) -> tuple[Array, Array | None
     """Inputs and option of an op."""
     if not isinstance(x, ScaledTensor):
         return x, None, None
-    if x.channel_scale is not None:
-        raise invalid_argument(operation, "x.channel_scale", "None", "an array")
+    require_one_level(operation, "x", x)
     return x.data, x.scale, x.granularity
 
 

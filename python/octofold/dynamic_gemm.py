@@ -8,7 +8,7 @@ from ._core.ops import Arrays, Op, Options, require_matrix
 from ._core.streams import StreamLike
 from ._library import library
 from .errors import invalid_argument
-from .scaled_tensor import ScaledTensor
+from .scaled_tensor import ScaledTensor, require_one_level
 
 
 def dynamic_gemm(
@@ -43,8 +43,7 @@ def dynamic_gemm(
     if not isinstance(b, ScaledTensor):
         got = type(b).__qualname__
         raise invalid_argument("dynamic_gemm", "b", "a ScaledTensor", got)
-    if b.channel_scale is not None:
-        raise invalid_argument("dynamic_gemm", "b.channel_scale", "None", "a tensor")
+    require_one_level("dynamic_gemm", "b", b)
     result = dtype_name("dynamic_gemm", "out_dtype", out_dtype, WIDE)
     codes = dtype_name("dynamic_gemm", "dtype", dtype, FP8)
     inputs = (x, b.data, b.scale, bias)

@@ -31,7 +31,7 @@ struct Launch {
 template <typename Config>
 class Prepared {
  public:
-  static constexpr std::size_t kMostLaunches = 4;
+  static constexpr std::size_t kMostLaunches = 5;  // a cast by channels with column sums
 
   explicit Prepared(const Config& config_) : config(config_) {}
 

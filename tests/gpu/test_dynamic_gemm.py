@@ -300,11 +300,12 @@ def test_layers_use_it(generator):
 
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)
-    bias = linear.bias.detach()
+    bias, profile = linear.bias.detach(), layer.recipe.profile
     for tokens in (1, choice.DYNAMIC_GEMM_MOST_ROWS, choice.DYNAMIC_GEMM_MOST_ROWS + 1):
         x = rows_of(generator, tokens, 1024)
-        within = octofold.dynamic_gemm(x, layer.scaled_weight, bias)
-        after = octofold.gemm(octofold.quantize(x), layer.scaled_weight, bias=bias)
+        within = octofold.dynamic_gemm(x, layer.scaled_weight, bias, profile=profile)
+        cast = octofold.quantize(x, profile=profile)
+        after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
         with torch.no_grad():
             y = layer(x)
         assert_same_bits(y, within if tokens <= choice.DYNAMIC_GEMM_MOST_ROWS else after)

@@ -68,7 +68,7 @@ SHORT = octofold.quantize(np.ones((300, 128), np.float32), granularity="128x128"
         ({"x": None}, "argument 'x'"),
         ({"b": X}, "argument 'b': expected a ScaledTensor, got ndarray"),
         ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'x', got 128"),
-        ({"b": TWO_LEVEL}, "argument 'b.channel_scale': expected None, got a tensor"),
+        ({"b": TWO_LEVEL}, "argument 'b.channel_scale': expected None: two-level"),
         ({"bias": np.ones(5, np.float32)}, "argument 'bias': expected shape [300]"),
         ({"bias": np.ones(300, np.float16)}, "argument 'bias': expected dtype bfloat16 or float32"),
         ({"out_dtype": "e4m3"}, "argument 'out_dtype': expected one of float32, float16, bfloat16"),

@@ -87,6 +87,17 @@ TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
   EXPECT_EQ(compilations_, 4);
 }
 
+// The most that a cast takes.
+TEST_F(CastTest, ColumnsOfACastInFourStepsAreAFifth) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kChannel);
+  const MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kChannel);
+  const auto sums = vector(address(0x5000), DType::kFloat32, kCols, kGpu);
+  const auto workspace = matrix(address(0x100000), DType::kFloat32, 2, kCols, kCols, kGpu);
+  quantize(
+      {.rows = out, .transposed = transposed, .columns = {.sums = sums, .workspace = workspace}});
+  EXPECT_EQ(state().launches.size(), 5u);
+}
+
 // Of 200 rows the workspace has two, of sums first; a second kernel goes on from there.
 TEST_F(CastTest, ColumnsAreReducedByWayOfTheWorkspace) {
   const auto floats_at = [](std::uintptr_t value) {
