@@ -3,6 +3,23 @@
 import pytest
 
 
+class Failures:
+    """Says them as they come: a run on a lent machine may be cut off before it says anything."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+            reporter.write_line(f"\n{report.nodeid}: {report.longreprtext}")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # xdist's workers hand theirs on
+        config.pluginmanager.register(Failures(config))
+
+
 @pytest.fixture
 def generator(rng):
     """torch's random numbers on the tests' device, seeded by --seed and the test's name."""

@@ -48,8 +48,10 @@ def step(module, x, dy):
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_computes_what_the_cpu_does(recipe):
     """Parts alone. Statistics, exponentials and sums may differ in their last bits, and then, where
-    a value lies between two codes, the codes."""
+    a value lies between two codes, the codes; where all share one scale, and the largest value is
+    another one, all codes."""
     block = Block(recipe)
+    limit = 0.06 if recipe == "tensorwise" else 0.03
     for name, module in block.named_children():
         out = random(2, TOKENS, IN)
         x = random(2, TOKENS, IN)
@@ -58,9 +60,9 @@ def test_computes_what_the_cpu_does(recipe):
             step(module, x, out), step(reference, x.cpu(), out.cpu()), strict=True
         ):
             assert left.dtype == right.dtype == BF16
-            assert relative_error(left.cpu(), right) < 0.03, name
+            assert relative_error(left.cpu(), right) < limit, name
         with torch.no_grad():
-            assert relative_error(module(x).cpu(), reference(x.cpu())) < 0.03, name
+            assert relative_error(module(x).cpu(), reference(x.cpu())) < limit, name
 
 
 @pytest.mark.parametrize("hidden", [384, 200])
