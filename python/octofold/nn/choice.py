@@ -12,10 +12,11 @@ from .._core.ops import row_count
 from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
 
-DYNAMIC_GEMM_MOST_ROWS: Final = 16
+DYNAMIC_GEMM_MOST_ROWS: Final = 8
 """Up to so many tokens a product without gradients casts its input itself on a GPU
-(octofold.dynamic_gemm). Reckoned, not measured: the cast takes about 330 instructions of a warp for
-eight rows of a stage, and each 64 features that a layer puts out cast all tokens again."""
+(octofold.dynamic_gemm). Measured on an H200, six N,K (docs/performance.md): at 8 it wins 7 % over
+cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
+tokens again."""
 
 
 @dataclass(frozen=True)
