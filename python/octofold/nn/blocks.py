@@ -87,11 +87,10 @@ def mlp(
     and x + residual.
     For backward are kept what the first product gives [..., 2·hidden], as keep_fp8 says, and in FP8
     x and the activation, transposed, for the gradients of the weights. The gradient by the first
-    product's result is cast as it is worked out too; only for a gate_up_bias that needs a gradient,
-    and where the recipe has a gradient in high precision, is it written. Where nothing is to be
-    differentiated, recipes of 1x128 · 128x128 scales without gate_up_bias have product, gated
-    activation and cast in one kernel (octofold.gated_gemm(), of BF16; on a GPU with `hidden` a
-    multiple of 128 and `in` of 16).
+    product's result is cast as it is worked out too; only where the recipe has a gradient in high
+    precision is it written. Where nothing is to be differentiated, recipes of 1x128 · 128x128
+    scales without gate_up_bias have product, gated activation and cast in one kernel
+    (octofold.gated_gemm(), of BF16; on a GPU with `hidden` a multiple of 128 and `in` of 16).
     Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
     itself to be differentiated.
     """
