@@ -27,6 +27,7 @@ from gpu_support import (
     with_scale,
 )
 from octofold._library import library
+from reference import PROFILES
 
 CANDIDATES = [str(name) for name in library.dynamic_gemm_candidates()] if ON_GPU else [None]
 WIDE = ("bfloat16", "float16", "float32")
@@ -152,19 +153,6 @@ def test_every_granularity_of_the_weight(candidate, granularity, generator):
         check(candidate, x, b, "float32", dtype="e5m2")
         if b.scale.dim() == 2:
             check(candidate, x, with_scale(b, rows_major(b.scale)))
-
-
-PROFILES = [
-    "deepgemm",
-    "vllm",
-    "vllm-per-token",
-    "te",
-    "torchao",
-    "torchao-tensor",
-    "deepseek",
-    "compressed-tensors",
-    "compressed-tensors-0.12",
-]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

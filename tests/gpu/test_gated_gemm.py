@@ -23,6 +23,7 @@ from gpu_support import (
     with_scale,
 )
 from octofold._library import library
+from reference import PROFILES
 
 ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.
@@ -106,19 +107,6 @@ def test_the_same_bits_each_time(candidate, generator):
 def test_every_activation(activation, dtype, generator):
     for shape in SHAPES[::2]:
         check(None, *balanced(generator, *shape, (dtype, "e5m2")), activation, dtype)
-
-
-PROFILES = [
-    "deepgemm",
-    "vllm",
-    "vllm-per-token",
-    "te",
-    "torchao",
-    "torchao-tensor",
-    "deepseek",
-    "compressed-tensors",
-    "compressed-tensors-0.12",
-]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
