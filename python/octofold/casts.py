@@ -1,13 +1,19 @@
 """Casts to FP8."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from ._core.dtypes import FP8, DTypeLike, dtype_name
 from ._core.frameworks import Array, Framework
-from ._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix, row_count
+from ._core.ops import Arrays, Op, Options, require_matrix
 from ._core.streams import StreamLike
-from ._core.targets import RESULTS, Casts, allocate_targets, casts_of
+from ._core.targets import (
+    RESULTS,
+    Casts,
+    allocate_cast,
+    allocate_targets,
+    casts_of,
+    transposed_shape,
+)
 from ._library import library
 from .errors import InvalidArgumentError, invalid_argument
 from .scaled_tensor import ScaledTensor
@@ -179,24 +185,22 @@ def _require_agreement(out: ScaledTensor, dtype: str, granularity: str) -> None:
         raise invalid_argument("quantize", "granularity", expected, repr(granularity))
 
 
-def _transposed(shape: Sequence[int]) -> tuple[int, int]:
-    return shape[-1], row_count(shape)
-
-
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, scale, _ = inputs
     require_matrix("quantize", "x", x.shape)
     granularity, *_, transpose = options
-    shape = _transposed(x.shape) if transpose else x.shape
-    return _cast(framework, shape, dtype, granularity, scale is not None)
+    shape = transposed_shape(x.shape) if transpose else x.shape
+    if scale is not None:
+        return framework.empty(shape, dtype), None
+    return allocate_cast(framework, shape, dtype, granularity)
 
 
 def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, *_ = inputs
     require_matrix("quantize_both", "x", x.shape)
     return (
-        *_cast(framework, x.shape, dtype, options[0]),
-        *_cast(framework, _transposed(x.shape), dtype, options[-1] or options[0]),
+        *allocate_cast(framework, x.shape, dtype, options[0]),
+        *allocate_cast(framework, transposed_shape(x.shape), dtype, options[-1] or options[0]),
     )
 
 
@@ -209,15 +213,6 @@ def _casts_and_columns(
     require_matrix(operation, "x", x.shape)
     of_cast = (targets, granularity, transposed_granularity)
     return allocate_targets(operation, framework, x.shape, dtype, *of_cast, columns)
-
-
-def _cast(
-    framework: Framework, shape: Sequence[int], dtype: str, granularity: str, static: bool = False
-) -> Arrays:
-    data = framework.empty(shape, dtype)
-    if static:
-        return data, None
-    return data, framework.empty_scale(quick_scale_shape(granularity, shape), granularity)
 
 
 def _quantize(

@@ -51,8 +51,7 @@ def gemm(
         argument, operand = ("b", b) if isinstance(a, ScaledTensor) else ("a", a)
         got = type(operand).__qualname__
         raise invalid_argument("gemm", argument, "a ScaledTensor", got)
-    if a.channel_scale is not None:
-        require_one_level("gemm", "a", a)
+    require_one_level("gemm", "a", a)
     inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
     options = (a.granularity, b.granularity, fast_accumulation)
     if out is None:

@@ -37,7 +37,20 @@ RESULTS: Final = (*_RESULTS_OF_TARGETS, *_RESULTS_OF_COLUMNS)
 """Of an op whose last options are `targets` ("rows", "transposed" or "both") and `columns` ("sums",
 "amax", "both" or None)."""
 
-_NONE: Final = (None, None)
+_NONE: Final[Arrays] = (None, None)
+
+
+def transposed_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Of the transpose of [..., cols], whose leading dimensions count as rows."""
+    return shape[-1], row_count(shape)
+
+
+def allocate_cast(
+    framework: Framework, shape: Sequence[int], dtype: str, granularity: str
+) -> Arrays:
+    """Codes of `shape`, and their scales."""
+    scale_shape = quick_scale_shape(granularity, shape)
+    return framework.empty(shape, dtype), framework.empty_scale(scale_shape, granularity)
 
 
 def allocate_targets(
@@ -68,21 +81,16 @@ def _allocate_casts(
     granularity: str,
     transposed_granularity: str | None,
 ) -> Arrays:
-
-    def cast(shape: Sequence[int], granularity: str) -> Arrays:
-        scale_shape = quick_scale_shape(granularity, shape)
-        return framework.empty(shape, dtype), framework.empty_scale(scale_shape, granularity)
-
-    transposed = (shape[-1], row_count(shape))
-    if targets == "rows":
-        return cast(shape, granularity) + _NONE
-    of_transpose = granularity if transposed_granularity is None else transposed_granularity
-    if targets == "transposed":
-        return _NONE + cast(transposed, of_transpose)
-    if targets == "both":
-        return cast(shape, granularity) + cast(transposed, of_transpose)
-    expected = "one of rows, transposed, both"
-    raise invalid_argument(operation, "targets", expected, repr(targets))
+    if targets not in ("rows", "transposed", "both"):
+        expected = "one of rows, transposed, both"
+        raise invalid_argument(operation, "targets", expected, repr(targets))
+    rows = transposed = _NONE
+    if targets != "transposed":
+        rows = allocate_cast(framework, shape, dtype, granularity)
+    if targets != "rows":
+        of_transpose = granularity if transposed_granularity is None else transposed_granularity
+        transposed = allocate_cast(framework, transposed_shape(shape), dtype, of_transpose)
+    return rows + transposed
 
 
 def _allocate_columns(
