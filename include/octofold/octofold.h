@@ -9,6 +9,7 @@
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
 #include "octofold/gemm_form.h"
+#include "octofold/grouped_gemm.h"
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"
 #include "octofold/log.h"

@@ -1,5 +1,4 @@
-// The kernels that gemm(), gated_gemm() and dynamic_gemm() choose among, by name: for tests and for
-// tuning.
+// The kernels that products choose among, by name: for tests and for tuning.
 #pragma once
 
 #include <string>
@@ -10,6 +9,7 @@
 #include "octofold/export.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
+#include "octofold/grouped_gemm.h"
 
 namespace octofold {
 
@@ -41,5 +41,18 @@ OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream,
 OCTOFOLD_API std::vector<std::string> dynamic_gemm_candidates();
 OCTOFOLD_API void dynamic_gemm(const DynamicGemmArguments& arguments, Stream stream,
                                std::string_view candidate);
+
+/// The same of products of groups of rows, by whatever numbers of them, or (`groups_depth`) of K.
+/// grouped_gated_gemm() has the candidates of gated_gemm().
+OCTOFOLD_API std::vector<std::string> grouped_gemm_candidates(const GemmForm& form,
+                                                              bool groups_depth = false);
+OCTOFOLD_API void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream,
+                               std::string_view candidate);
+OCTOFOLD_API void masked_gemm(const MaskedGemmArguments& arguments, Stream stream,
+                              std::string_view candidate);
+OCTOFOLD_API void grouped_gemm_k(const GroupedGemmKArguments& arguments, Stream stream,
+                                 std::string_view candidate);
+OCTOFOLD_API void grouped_gated_gemm(const GroupedGatedGemmArguments& arguments, Stream stream,
+                                     std::string_view candidate);
 
 }  // namespace octofold

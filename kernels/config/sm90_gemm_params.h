@@ -11,12 +11,14 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
-// Scale of unit (row, k) at [row * row_stride + k * k_stride]. The units are those of the
+// Scale of unit (row, k) at [row * row_stride + k * k_stride], of a B that each group has its own
+// of at [group * group_stride + …], row counted from the group's first. The units are those of the
 // granularity: a tensor has one, a channel one k.
 struct ScaleParams {
   const float* data;
   long long row_stride;
   long long k_stride;
+  long long group_stride{};
 };
 
 // Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
@@ -41,7 +43,9 @@ struct Sm90GemmParams {
   TensorMap last_rows_map{};  // box [last_rows, 128], likewise
   // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
   TensorMap columns_map{};
-  TensorMap out_map{};  // box of Sm90SmemLayout, swizzle of its width
+  // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups: of three dimensions,
+  // of which the outer two both count rows (kernels/sm90/store.h, "send_box").
+  TensorMap out_map{};
 
   OperandParams rows;
   OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them
@@ -49,7 +53,7 @@ struct Sm90GemmParams {
   long long out_stride;
   const void* c{};  // likewise
   long long c_stride{};
-  const void* bias{};             // [columns]
+  const void* bias{};             // [columns], or [groups, columns]
   OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
 
   WorkParams work;

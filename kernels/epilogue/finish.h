@@ -24,6 +24,12 @@ inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
+// A scale that an operand's rows have each, or a tensor, or of tensors each group's.
+__device__ inline float scale_of_group(const config::ScaleParams& scale, const Tile& tile,
+                                       int row = 0) {
+  return scale.data[tile.group * scale.group_stride + row * scale.row_stride];
+}
+
 // Index of an element of D, or of C with its stride.
 template <Sm90GemmConfig kConfig>
 __device__ long long index_of(int row, int column, long long stride) {
@@ -46,17 +52,16 @@ struct ColumnTerms {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i >= existing) continue;
+      const int of_operand = column + i + (tile.operand_column - tile.column);
       if constexpr (kConfig.columns().scales == Granularity::kChannel) {
-        const config::ScaleParams& of_columns = params.columns.scale;
-        const int of_operand = column + i + (tile.operand_column - tile.column);
-        scale[i] = of_columns.data[of_operand * of_columns.row_stride];
+        const int of_group = kConfig.swapped ? of_operand : column + i;  // A's, or B's
+        scale[i] = scale_of_group(params.columns.scale, tile, of_group);
       }
       if constexpr (kConfig.columns_have_factors()) {
-        const int of_operand = column + i + (tile.operand_column - tile.column);
         scale[i] = config::channel_factor(params.channel_scale[of_operand]);
       }
       if constexpr (kConfig.form.bias != Addend::kNone && !kConfig.swapped) {
-        bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, column + i);
+        bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, of_operand);
       }
     }
   }
@@ -78,21 +83,22 @@ struct RowTerms {
 
   __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row_)
       : row(row_), exists(row < tile.row_end), c(params.c), c_stride(params.c_stride) {
+    const int of_operand = row + (tile.operand_row - tile.row);
     if constexpr (kConfig.form.bias != Addend::kNone && kConfig.swapped) {
-      if (exists) bias = load_addend<kConfig, kConfig.form.bias>(params.bias, row);
+      if (exists) bias = load_addend<kConfig, kConfig.form.bias>(params.bias, of_operand);
     }
-    if constexpr (kConfig.rows().scales == Granularity::kTensor) scale = *params.rows.scale.data;
+    if constexpr (kConfig.rows().scales == Granularity::kTensor) {
+      scale = scale_of_group(params.rows.scale, tile);
+    }
     if constexpr (kConfig.rows().scales == Granularity::kChannel) {
-      const config::ScaleParams& of_rows = params.rows.scale;
-      const int of_operand = row + (tile.operand_row - tile.row);
-      if (exists) scale = of_rows.data[of_operand * of_rows.row_stride];
+      const int of_group = kConfig.swapped ? row : of_operand;  // B's, or A's
+      if (exists) scale = scale_of_group(params.rows.scale, tile, of_group);
     }
     if constexpr (kConfig.rows_have_factors()) {
-      const int of_operand = row + (tile.operand_row - tile.row);
       if (exists) scale = config::channel_factor(params.channel_scale[of_operand]);
     }
     if constexpr (kConfig.columns().scales == Granularity::kTensor) {
-      scale *= *params.columns.scale.data;
+      scale *= scale_of_group(params.columns.scale, tile);
     }
   }
 

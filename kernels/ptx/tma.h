@@ -38,12 +38,28 @@ __device__ inline void tma_store(const void* map, unsigned source, int x, int y)
       : "memory");
 }
 
+// The same of a tensor of three dimensions.
+__device__ inline void tma_store(const void* map, unsigned source, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(source), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 // Adds a box of FP32 from shared memory to what is there. Each element is added once, in memory.
 __device__ inline void tma_add(const void* map, unsigned source, int x, int y) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}],"
       " [%1];" ::"l"(map),
       "r"(source), "r"(x), "r"(y)
+      : "memory");
+}
+
+__device__ inline void tma_add(const void* map, unsigned source, int x, int y, int z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}],"
+      " [%1];" ::"l"(map),
+      "r"(source), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 

@@ -1,5 +1,6 @@
-// The dense FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias), or the codes
-// of a gated activation of two such products. A may be cast to FP8 on its way.
+// The FP8 GEMM for Hopper: D[m, n] = A[m, k] · B[n, k]ᵀ, scaled (+ C) (+ bias), or the codes of a
+// gated activation of two such products. A may be cast to FP8 on its way; rows of A, or K, may be
+// in groups whose sizes are in device memory.
 //
 // As many blocks of threads as run at one time stay for the whole product and walk over tiles of D;
 // those that share a tile, each with a slice of K, have one. A block's last warpgroup keeps a ring
@@ -64,7 +65,7 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
   PieceStore<kConfig> pieces(smem);
-  MathWarpgroup<kConfig> math(smem, walk.tile().k_begin < walk.tile().k_end);
+  MathWarpgroup<kConfig> math(smem, walk.has_stages());
   for (unsigned parity = 1; walk.has_tile(); walk.advance(), parity ^= 1) {
     const Tile tile = walk.tile();
     Sums<kConfig> sums;

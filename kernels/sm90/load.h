@@ -87,32 +87,44 @@ __device__ inline RowRange columns_of(const Tile& tile) {
   return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
 }
 
-// Units of an operand's scales that a tile takes: from the first on, so far apart, and how many
+// Rows as an operand's scales count them: those of B from its group's first on.
+template <Sm90GemmConfig kConfig>
+__device__ RowRange scaled_rows_of(const Tile& tile) {
+  return kConfig.swapped ? RowRange{tile.row, tile.row_end} : rows_of(tile);
+}
+template <Sm90GemmConfig kConfig>
+__device__ RowRange scaled_columns_of(const Tile& tile) {
+  return kConfig.swapped ? columns_of(tile) : RowRange{tile.column, tile.column_end};
+}
+
+// Scales of an operand that a tile takes: those of `first`, and of rows so far apart, and how many
 // there are, perhaps more than the tile holds.
-struct UnitRange {
+struct ScaleRange {
   int first;
   int distance;
   int count;
 };
 
-template <Granularity kScales>
-__device__ UnitRange units_of(const RowRange& rows) {
-  constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
-  static_assert(kRowsOfUnit > 0, "a granularity that varies along K has scales in each stage");
-  const int first = rows.first / kRowsOfUnit;
-  return {first, 1, (rows.end - 1) / kRowsOfUnit + 1 - first};
+// Of a stage that has a scale for each unit of kHeld.
+template <Granularity kHeld>
+__device__ ScaleRange scales_of(const RowRange& rows) {
+  constexpr int kRows = config::rows_per_scale(kHeld);
+  static_assert(kRows > 0, "a granularity that varies along K has scales in each stage");
+  const int first = rows.first / kRows;
+  return {first * kRows, kRows, (rows.end - 1) / kRows + 1 - first};
 }
 
 // The scales of one operand that vary along K, word by word: any layout of the scale tensor will
 // do, and one in which neighbouring rows are neighbours in memory is read in full lines. One warp.
 // It has about as long for a stage as the tensor cores have, so that only the copies themselves are
-// left in its loop. `units_of(tile)`: those of a tile, of which a stage holds kUnits;
-// `target(stage)`: where they go, in the order that `place(unit)` tells. Nothing is copied for
-// units beyond the last: their products are not stored. (Copies of the last one's scale, all from
-// one address, made a stage up to a quarter longer.)
-template <int kUnits, Sm90GemmConfig kConfig, typename UnitsOf, typename Target, typename Place>
+// left in its loop. In memory kRows rows share a scale. `scales_of(tile)`: those of a tile, of
+// which a stage holds kUnits; `target(stage)`: where they go, in the order that `place(unit)`
+// tells. Nothing is copied for units beyond the last: their products are not stored. (Copies of the
+// last one's scale, all from one address, made a stage up to a quarter longer.)
+template <int kUnits, int kRows, Sm90GemmConfig kConfig, typename ScalesOf, typename Target,
+          typename Place>
 __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
-                            const config::ScaleParams& scale, UnitsOf&& units_of, Target&& target,
+                            const config::ScaleParams& scale, ScalesOf&& scales_of, Target&& target,
                             Place&& place) {
   constexpr int kUnitsOfLane = (kUnits + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -120,13 +132,14 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
   RingPosition<kConfig.stages> position;
   for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
-    const UnitRange units = units_of(tile);
-    const int first = units.first + lane * units.distance;
-    const int behind = min(units.count, kUnits) - 1 - lane;  // units of the tile behind this one
+    const ScaleRange range = scales_of(tile);
+    const int first = range.first + lane * range.distance;
+    const int behind = min(range.count, kUnits) - 1 - lane;  // units of the tile behind this one
     const float* sources[kUnitsOfLane];
 #pragma unroll
     for (int i = 0; i < kUnitsOfLane; ++i) {
-      sources[i] = scale.data + (first + 32 * i * units.distance) * scale.row_stride +
+      sources[i] = scale.data + tile.group * scale.group_stride +
+                   (first + 32 * i * range.distance) / kRows * scale.row_stride +
                    tile.k_begin / kScaleBlock * scale.k_stride;
     }
 #pragma unroll 1
@@ -146,11 +159,12 @@ __device__ void load_scales(const Sm90GemmParams& params, const SharedMemory<kCo
 
 template <Sm90GemmConfig kConfig>
 __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
-  constexpr Granularity kScales = kConfig.rows().scales;
+  constexpr Granularity kScales = kConfig.rows().scales, kHeld = kConfig.row_scales();
   if constexpr (varies_along_k(kScales)) {
-    load_scales<config::scales_per_stage(kScales, kConfig.tile_rows)>(
+    load_scales<config::scales_per_stage(kHeld, kConfig.tile_rows),
+                config::rows_per_scale(kScales)>(
         params, smem, params.rows.scale,
-        [](const Tile& tile) { return units_of<kScales>(rows_of(tile)); },
+        [](const Tile& tile) { return scales_of<kHeld>(scaled_rows_of<kConfig>(tile)); },
         [&](int stage) { return smem.row_scales(stage); }, [](int row) { return row; });
   }
 }
@@ -158,23 +172,21 @@ __device__ void load_row_scales(const Sm90GemmParams& params, const SharedMemory
 template <Sm90GemmConfig kConfig>
 __device__ void load_column_scales(const Sm90GemmParams& params,
                                    const SharedMemory<kConfig>& smem) {
-  constexpr Granularity kScales = kConfig.columns().scales;
+  constexpr Granularity kScales = kConfig.columns().scales, kHeld = kConfig.column_scales();
   if constexpr (varies_along_k(kScales) && !kConfig.dynamic.exists) {
-    load_scales<kConfig.column_scales_per_stage()>(
+    load_scales<kConfig.column_scales_per_stage(), config::rows_per_scale(kScales)>(
         params, smem, params.columns.scale,
         [](const Tile& tile) {
           if constexpr (kConfig.gated.exists) {  // the gates' block and the ups'
-            constexpr int kRowsOfUnit = config::rows_per_scale(kScales);
-            return UnitRange{tile.operand_column / kRowsOfUnit, tile.column_end / kRowsOfUnit,
-                             tile.column < tile.column_end ? 2 : 0};
+            return ScaleRange{tile.column, tile.column_end, tile.column < tile.column_end ? 2 : 0};
           } else {
-            return units_of<kScales>(columns_of(tile));
+            return scales_of<kHeld>(scaled_columns_of<kConfig>(tile));
           }
         },
         [&](int stage) { return smem.column_scales(stage); },
         [](int column) {
           constexpr config::ColumnScaleOrder kOrder(kConfig.tile_columns);
-          constexpr bool kOwn = kScales == Granularity::kBlock1x128;
+          constexpr bool kOwn = kHeld == Granularity::kBlock1x128;
           return kOwn ? kOrder.place(column) : column;
         });
   }

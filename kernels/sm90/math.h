@@ -28,8 +28,8 @@ class MathWarpgroup {
  public:
   static constexpr int kSubTiles = kConfig.sub_tiles();
   static constexpr int kSums = kConfig.tile_columns / 2;  // of a sub-tile
-  static constexpr bool kFactorsDiffer = kConfig.rows().scales == Granularity::kBlock1x128 &&
-                                         kConfig.columns().scales == Granularity::kBlock1x128;
+  static constexpr bool kFactorsDiffer = kConfig.row_scales() == Granularity::kBlock1x128 &&
+                                         kConfig.column_scales() == Granularity::kBlock1x128;
 
   // `any_stages`: whether there is anything to sum at all.
   __device__ MathWarpgroup(const SharedMemory<kConfig>& smem, bool any_stages)

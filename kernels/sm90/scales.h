@@ -16,7 +16,7 @@ using config::Sm90GemmConfig;
 using config::Tile;
 
 // Of the rows. begin_tile() before a tile's first stage, read() for each stage, then at().
-template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.rows().scales>
+template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.row_scales()>
 class RowScales {
  public:
   __device__ RowScales(int, int) {}
@@ -57,7 +57,9 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
   __device__ RowScales(int first_row, int) : first_row_(first_row) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    if constexpr (kMayBeginWithin) offset_ = tile.operand_row % kScaleBlock;
+    if constexpr (kMayBeginWithin) {
+      offset_ = (kConfig.swapped ? tile.row : tile.operand_row) % kScaleBlock;
+    }
   }
 
   // An early wait reads before the tile begins: all blocks that the tile may touch.
@@ -90,7 +92,7 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
 };
 
 // Of the columns, likewise.
-template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.columns().scales>
+template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.column_scales()>
 class ColumnScales {
  public:
   __device__ explicit ColumnScales(int) {}
@@ -138,7 +140,8 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
   __device__ explicit ColumnScales(int) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    if constexpr (kTwo) split_ = kScaleBlock - tile.operand_column % kScaleBlock;
+    const int first = kConfig.swapped ? tile.operand_column : tile.column;
+    if constexpr (kTwo) split_ = kScaleBlock - first % kScaleBlock;
   }
 
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {

@@ -59,7 +59,7 @@ struct SharedMemory {
   // The first warp.
   __device__ void init_barriers() const {
     constexpr unsigned kMathWarps = 4 * kConfig.math_warpgroups;
-    constexpr int kRowScales = config::scales_per_stage(kConfig.rows().scales, kConfig.tile_rows);
+    constexpr int kRowScales = config::scales_per_stage(kConfig.row_scales(), kConfig.tile_rows);
     constexpr unsigned kOfColumns = kConfig.dynamic.exists
                                         ? kConfig.cast_turns()
                                         : scale_threads(kConfig.column_scales_per_stage());

@@ -151,10 +151,26 @@ __device__ void stage_columns(const Sm90GemmParams& params, const SharedMemory<k
   }
 }
 
-// To D, or added to it: one thread.
+// To D, or added to it: one thread. `row_end`: where D's rows end, or those of the group.
+//
+// TMA leaves out what lies outside of a tensor, but knows of no group. So the map's rows have two
+// dimensions, both of D's row stride: kBoxRows rows, behind which nothing is stored, and where they
+// begin. A box of which `existing` rows are the group's begins at row kBoxRows - existing of the
+// first, so that just these lie inside; the second puts it where it belongs, counted from kBoxRows
+// rows before D, which is what the map takes for D's first.
 template <Sm90GemmConfig kConfig>
-__device__ void send_box(const Sm90GemmParams& params, unsigned box, int column, int row) {
-  if constexpr (kConfig.adds_in_place) {
+__device__ void send_box(const Sm90GemmParams& params, unsigned box, int column, int row,
+                         int row_end) {
+  if constexpr (kConfig.stores_groups()) {
+    constexpr int kBoxRows = SharedMemory<kConfig>::kLayout.output_box_rows;
+    const int existing = min(row_end - row, kBoxRows);
+    if (existing <= 0) return;
+    if constexpr (kConfig.adds_in_place) {
+      ptx::tma_add(&params.out_map, box, column, kBoxRows - existing, row + existing);
+    } else {
+      ptx::tma_store(&params.out_map, box, column, kBoxRows - existing, row + existing);
+    }
+  } else if constexpr (kConfig.adds_in_place) {
     ptx::tma_add(&params.out_map, box, column, row);
   } else {
     ptx::tma_store(&params.out_map, box, column, row);
@@ -197,7 +213,7 @@ class PieceStore {
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
-          send_box<kConfig>(params, piece, tile.column + begin, row);
+          send_box<kConfig>(params, piece, tile.column + begin, row, tile.row_end);
           ptx::tma_store_commit();
         }
         next_ = next_ + 1 == kConfig.pieces ? 0 : next_ + 1;
@@ -234,6 +250,7 @@ __device__ void store_staged_tiles(const Sm90GemmParams& params, const SharedMem
     const int first_column = tile.column + rank * kOwned;
     const int row = kConfig.swapped ? first_column : tile.row;
     const int column = kConfig.swapped ? tile.row : first_column;
+    const int row_end = kConfig.swapped ? tile.column_end : tile.row_end;
     unsigned source = smem.output();
     for (int j = 0; j < kColumns; j += kBoxColumns) {
       for (int i = 0; i < kRows; i += kBoxRows, source += kBoxBytes) {
@@ -242,7 +259,7 @@ __device__ void store_staged_tiles(const Sm90GemmParams& params, const SharedMem
             rank * kOwned + i >= kConfig.tile_columns) {
           continue;
         }
-        send_box<kConfig>(params, source, column + j, row + i);
+        send_box<kConfig>(params, source, column + j, row + i, row_end);
       }
     }
     ptx::tma_store_commit();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/config/sm90_gemm.h"
+#include "kernels/config/tile_walk.h"
 
 namespace octofold::sm90 {
 

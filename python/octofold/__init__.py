@@ -38,6 +38,7 @@ from .errors import (
 )
 from .gated_gemm import gated_gemm
 from .gemm import gemm
+from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
 from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
 from .scaled_tensor import ScaledTensor
 
@@ -88,8 +89,12 @@ __all__ = [
     "dynamic_gemm",
     "gated_gemm",
     "gemm",
+    "grouped_gated_gemm",
+    "grouped_gemm",
+    "grouped_gemm_k",
     "info",
     "kernel_cache",
+    "masked_gemm",
     "norm_backward",
     "quantize",
     "quantize_activation",

@@ -15,46 +15,57 @@ GemmArguments product_of(const GatedGemmArguments& arguments) {
 }
 
 void require_kernel(const GatedGemmArguments& arguments) {
-  constexpr std::string_view kInstead = "gemm() and quantize_activation() take it";
-  const std::int64_t columns = arguments.out.data.shape[1];
-  if (columns % kScaleBlock != 0) {
-    core::fail(
-        ErrorCode::kUnsupported,
-        "gated_gemm: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, where "
-        "no block of scales may have gates and ups, got N = {}: {}",
-        kScaleBlock, columns, kInstead);
-  }
-  const auto require = [&](std::string_view argument, const char* obstacle) {
-    if (obstacle == nullptr) return;
-    core::fail(ErrorCode::kUnsupported,
-               "gated_gemm: argument '{}': expected what TMA can address on a GPU, but {}: {}",
-               argument, obstacle, kInstead);
-  };
-  require("a", plan::tma_obstacle(arguments.a.data));
-  require("b", plan::tma_obstacle(arguments.b.data));
-  require("out", plan::tma_store_obstacle(arguments.out.data));
+  require_gated_kernel("gated_gemm", product_of(arguments));
 }
 
 plan::GemmProblem problem_of(const GatedGemmArguments& arguments,
                              const config::CastFormat& format) {
   plan::GemmProblem problem = plan::problem_of(product_of(arguments));
-  problem.gated = {.exists = true,
-                   .activation = arguments.activation,
-                   .rule = format.rule,
-                   .power_of_two = format.power_of_two,
-                   .saturate = format.saturate};
+  problem.gated = gated_output(arguments.activation, format);
   return problem;
 }
 
 void launch(const Device& device, const GatedGemmArguments& arguments, Stream stream,
             const Prepared<config::Sm90GemmConfig>& prepared) {
   config::Sm90GemmParams params = gemm_params(device, product_of(arguments), prepared.config);
-  const core::ScaleAccess<float> scale = core::scale_access(arguments.out);
-  params.out_scale = {scale.data, scale.row_stride, scale.col_stride};
+  params.out_scale = output_scale_params(arguments.out);
   prepared.launch(stream, &params);
 }
 
 }  // namespace
+
+void require_gated_kernel(std::string_view operation, const GemmArguments& product) {
+  constexpr std::string_view kInstead = "products and quantize_activation() take it";
+  const std::int64_t columns = product.out.shape[1];
+  if (columns % kScaleBlock != 0) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, where "
+               "no block of scales may have gates and ups, got N = {}: {}",
+               operation, kScaleBlock, columns, kInstead);
+  }
+  const auto require = [&](std::string_view argument, const char* obstacle) {
+    if (obstacle == nullptr) return;
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument '{}': expected what TMA can address on a GPU, but {}: {}", operation,
+               argument, obstacle, kInstead);
+  };
+  require("a", plan::tma_obstacle(product.a.data));
+  require("b", plan::tma_obstacle(product.b.data));
+  require("out", plan::tma_store_obstacle(product.out));
+}
+
+config::GatedOutput gated_output(Activation activation, const config::CastFormat& format) {
+  return {.exists = true,
+          .activation = activation,
+          .rule = format.rule,
+          .power_of_two = format.power_of_two,
+          .saturate = format.saturate};
+}
+
+config::OutputScaleParams output_scale_params(const MutableScaledTensorView& out) {
+  const core::ScaleAccess<float> scale = core::scale_access(out);
+  return {scale.data, scale.row_stride, scale.col_stride};
+}
 
 void gated_gemm(Device& device, const GatedGemmArguments& arguments,
                 const config::CastFormat& format, Stream stream) {

@@ -4,9 +4,12 @@
 #include <string_view>
 
 #include "octofold/gated_gemm.h"
+#include "octofold/gemm.h"
 
 #include "cuda/device.h"
 #include "kernels/config/cast_config.h"
+#include "kernels/config/gated_output.h"
+#include "kernels/config/sm90_gemm_params.h"
 
 namespace octofold::cuda {
 
@@ -18,5 +21,10 @@ void gated_gemm(Device& device, const GatedGemmArguments& arguments,
 /// The same by the candidate of this name (plan/gemm.h), planned at each call.
 void gated_gemm(Device& device, const GatedGemmArguments& arguments,
                 const config::CastFormat& format, Stream stream, std::string_view candidate);
+
+/// What gated products have in common, of groups or not; `product.out` are H's codes.
+void require_gated_kernel(std::string_view operation, const GemmArguments& product);
+config::GatedOutput gated_output(Activation activation, const config::CastFormat& format);
+config::OutputScaleParams output_scale_params(const MutableScaledTensorView& out);
 
 }  // namespace octofold::cuda

@@ -31,6 +31,19 @@ void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& prob
   }
 }
 
+config::WorkParams work_params(const MutableTensorView& out, std::int64_t depth,
+                               const Sm90GemmConfig& config, const core::Groups& groups) {
+  // Of all groups together where they lie one after another, else of one.
+  const bool together = config.work == config::Work::kGroupedRows;
+  const auto rows = static_cast<int>(out.shape[0] / (together ? 1 : groups.count));
+  const auto columns = static_cast<int>(out.shape[1]);
+  return {.rows = config.swapped ? columns : rows,
+          .columns = config.swapped ? rows : columns,
+          .depth = static_cast<int>(depth),
+          .groups = static_cast<int>(groups.count),
+          .numbers = groups.numbers};
+}
+
 config::OperandParams operand_params(const ScaledTensorView& operand) {
   const auto scale = core::scale_access(operand);
   return {.data = static_cast<const unsigned char*>(operand.data.data),
@@ -41,7 +54,7 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
 }  // namespace
 
 Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
-                           const Sm90GemmConfig& config) {
+                           const Sm90GemmConfig& config, const core::Groups& groups) {
   const ScaledTensorView& row_operand = config.swapped ? arguments.b : arguments.a;
   const ScaledTensorView& column_operand = config.swapped ? arguments.a : arguments.b;
   const TensorView& rows = row_operand.data;
@@ -54,10 +67,9 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                         .c = arguments.c ? arguments.c->data : nullptr,
                         .c_stride = arguments.c ? arguments.c->strides[0] : 0,
                         .bias = arguments.bias ? arguments.bias->data : nullptr,
-                        .work = {.rows = static_cast<int>(out.shape[config.swapped ? 1 : 0]),
-                                 .columns = static_cast<int>(out.shape[config.swapped ? 0 : 1]),
-                                 .depth = static_cast<int>(rows.shape[1])},
+                        .work = work_params(out, rows.shape[1], config, groups),
                         .channel_scale = floats_of(arguments.b.channel_scale)};
+  (config.swapped ? params.rows : params.columns).scale.group_stride = groups.scale_stride;
   const Driver& driver = device.driver();
   // Tensor maps want one too, and a thread of torch's autograd may have none yet.
   const ContextGuard current(driver, device.context());
@@ -68,16 +80,18 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
       params.columns_map = encode_tensor_map(
           driver, columns, config.tile_columns / config.cluster_rows, config::kStageDepth);
     }
-    params.last_rows =
-        config::last_rows(config.tile_rows, config.cluster_columns, params.work.rows);
+    if (config.swapped || !config::groups_rows(config.work)) {
+      params.last_rows =
+          config::last_rows(config.tile_rows, config.cluster_columns, params.work.rows);
+    }
     if (params.last_rows != 0) {
       params.last_rows_map = encode_tensor_map(driver, rows, params.last_rows, config::kStageDepth);
     }
   }
   if (config.store != config::OutputStore::kDirect) {
     const config::Sm90SmemLayout layout(config);
-    params.out_map =
-        encode_tensor_map(driver, out, layout.output_box_rows, layout.output_box_columns);
+    const auto encode = config.stores_groups() ? encode_grouped_tensor_map : encode_tensor_map;
+    params.out_map = encode(driver, out, layout.output_box_rows, layout.output_box_columns);
   }
   return params;
 }

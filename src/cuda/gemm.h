@@ -5,6 +5,7 @@
 
 #include "octofold/gemm.h"
 
+#include "core/groups.h"
 #include "cuda/device.h"
 #include "kernels/config/sm90_gemm.h"
 
@@ -21,8 +22,9 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream,
 
 /// What the kernel of this configuration is given. Of a gated product B has the rows of gates and
 /// ups, `out` the codes of H, and the scales of these are left to the caller. An A that is cast is
-/// what it is cast from, without scales.
+/// what it is cast from, without scales. `groups`: where the configuration has some.
 config::Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
-                                   const config::Sm90GemmConfig& config);
+                                   const config::Sm90GemmConfig& config,
+                                   const core::Groups& groups = {.count = 1});
 
 }  // namespace octofold::cuda

@@ -33,26 +33,55 @@ int swizzle(int bytes) {
              bytes);
 }
 
+// Sizes and boxes of so many dimensions, innermost first; strides, in bytes, of all but that.
+struct Shape {
+  unsigned rank;
+  std::uint64_t sizes[3];
+  std::uint64_t strides[2];
+  unsigned box[3];
+};
+
+config::TensorMap encode(const Driver& driver, DType dtype, const void* address,
+                         const Shape& shape) {
+  constexpr unsigned kDense[] = {1, 1, 1};
+  config::TensorMap map;
+  const Result result = driver.tensor_map_encode_tiled(
+      &map, data_type(dtype), shape.rank, const_cast<void*>(address), shape.sizes, shape.strides,
+      shape.box, kDense, kInterleaveNone,
+      swizzle(static_cast<int>(shape.box[0]) * static_cast<int>(size_of(dtype))),
+      kL2Promotion128Bytes, kOutOfBoundsIsZero);
+  if (result != kSuccess) [[unlikely]] {
+    driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
+                                     "bytes, boxes {}×{}",
+                                     shape.sizes[shape.rank - 1], shape.sizes[0], shape.strides[0],
+                                     shape.box[1], shape.box[0]));
+  }
+  return map;
+}
+
 }  // namespace
 
 config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matrix, int box_rows,
                                     int box_columns) {
-  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(matrix.shape[1]),
-                                 static_cast<std::uint64_t>(matrix.shape[0])};
-  const std::uint64_t strides[] = {static_cast<std::uint64_t>(plan::tma_row_bytes(matrix))};
-  const unsigned box[] = {static_cast<unsigned>(box_columns), static_cast<unsigned>(box_rows)};
-  constexpr unsigned kDense[] = {1, 1};
-  config::TensorMap map;
-  const Result result = driver.tensor_map_encode_tiled(
-      &map, data_type(matrix.dtype), 2, const_cast<void*>(matrix.data), sizes, strides, box, kDense,
-      kInterleaveNone, swizzle(box_columns * size_of(matrix.dtype)), kL2Promotion128Bytes,
-      kOutOfBoundsIsZero);
-  if (result != kSuccess) [[unlikely]] {
-    driver.fail(result, core::format("cuTensorMapEncodeTiled of a matrix {}×{} with rows of {} "
-                                     "bytes, boxes {}×{}",
-                                     sizes[1], sizes[0], strides[0], box_rows, box_columns));
-  }
-  return map;
+  return encode(driver, matrix.dtype, matrix.data,
+                {.rank = 2,
+                 .sizes = {static_cast<std::uint64_t>(matrix.shape[1]),
+                           static_cast<std::uint64_t>(matrix.shape[0])},
+                 .strides = {static_cast<std::uint64_t>(plan::tma_row_bytes(matrix))},
+                 .box = {static_cast<unsigned>(box_columns), static_cast<unsigned>(box_rows)}});
+}
+
+config::TensorMap encode_grouped_tensor_map(const Driver& driver, const TensorView& matrix,
+                                            int box_rows, int box_columns) {
+  const auto stride = static_cast<std::uint64_t>(plan::tma_row_bytes(matrix));
+  const auto rows = static_cast<std::uint64_t>(box_rows);
+  const auto* const before = static_cast<const char*>(matrix.data) - rows * stride;
+  return encode(driver, matrix.dtype, before,
+                {.rank = 3,
+                 .sizes = {static_cast<std::uint64_t>(matrix.shape[1]), rows,
+                           static_cast<std::uint64_t>(matrix.shape[0]) + 1},
+                 .strides = {stride, stride},
+                 .box = {static_cast<unsigned>(box_columns), static_cast<unsigned>(box_rows), 1}});
 }
 
 }  // namespace octofold::cuda

@@ -15,4 +15,11 @@ namespace octofold::cuda {
 config::TensorMap encode_tensor_map(const Driver& driver, const TensorView& matrix, int box_rows,
                                     int box_columns);
 
+/// The same of a matrix whose rows are stored in groups: rows have two dimensions, both of the
+/// matrix's row stride. Row r of box row b is that of coordinates (b, r): box_rows before the
+/// matrix's first, so that coordinates (box_rows - e, r + e) address row r, and of the box that
+/// begins there just e rows lie inside.
+config::TensorMap encode_grouped_tensor_map(const Driver& driver, const TensorView& matrix,
+                                            int box_rows, int box_columns);
+
 }  // namespace octofold::cuda

@@ -13,6 +13,7 @@
 #include "cuda/gated_gemm.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
+#include "ops/gated_gemm.h"
 #include "ops/gemm.h"
 #include "plan/gemm.h"
 
@@ -34,38 +35,53 @@ struct Checked {
 Checked checked(const GatedGemmArguments& given) {
   const core::Arguments check("gated_gemm");
   GatedGemmArguments arguments = given;
-  check.require_enumerator("activation", given.activation);
-  if (!is_gated(given.activation)) {
-    check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
-               name(given.activation));
-  }
-  if (given.options.scales != ScaleSource::kComputed) {
-    check.fail("options.scales", "kComputed", "another ScaleSource");
-  }
+  ops::require_gated_activation(check, given.activation, given.options);
   arguments.a = core::flatten(check, "a", given.a);
   ops::check_operands(check, arguments.a, arguments.b);
-  require_granularity(check, "a", given.a.granularity, Granularity::kBlock1x128);
-  require_granularity(check, "b", given.b.granularity, Granularity::kBlock128x128);
   if (arguments.b.channel_scale) check.fail("b.channel_scale", "none", "one");
-  const std::int64_t columns = arguments.b.data.shape[0];
-  if (columns % 2 != 0) {
-    check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", columns));
-  }
-
-  const auto leading = ops::shape_of(given.a.data);
-  std::vector<std::int64_t> shape(leading.begin(), leading.end());
-  shape.back() = columns / 2;
+  const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
   const std::array inputs{
       ops::CastInput{"a", arguments.a.data}, ops::CastInput{"a.scale", arguments.a.scale},
       ops::CastInput{"b", arguments.b.data}, ops::CastInput{"b.scale", arguments.b.scale}};
   arguments.out =
-      ops::checked_target(check, "out", given.out, shape, inputs, ScaleSource::kComputed);
-  require_granularity(check, "out", given.out.granularity, Granularity::kBlock1x128);
+      ops::checked_gated_output(check, arguments.a, arguments.b, arguments.b.data.shape[0],
+                                {leading.begin(), leading.end()}, given.out, inputs);
   return {arguments,
           ops::format_of(check, given.options, DType::kBFloat16, {.rows = arguments.out})};
 }
 
 }  // namespace
+
+void ops::require_gated_activation(const core::Arguments& check, Activation activation,
+                                   const QuantizeOptions& options) {
+  check.require_enumerator("activation", activation);
+  if (!is_gated(activation)) {
+    check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
+               name(activation));
+  }
+  if (options.scales != ScaleSource::kComputed) {
+    check.fail("options.scales", "kComputed", "another ScaleSource");
+  }
+}
+
+MutableScaledTensorView ops::checked_gated_output(const core::Arguments& check,
+                                                  const ScaledTensorView& a,
+                                                  const ScaledTensorView& b, std::int64_t rows,
+                                                  std::vector<std::int64_t> leading,
+                                                  const MutableScaledTensorView& out,
+                                                  std::span<const CastInput> inputs) {
+  require_granularity(check, "a", a.granularity, Granularity::kBlock1x128);
+  require_granularity(check, "b", b.granularity, Granularity::kBlock128x128);
+  if (rows % 2 != 0) {
+    check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", rows));
+  }
+  std::vector<std::int64_t> shape = std::move(leading);
+  shape.push_back(rows / 2);
+  const MutableScaledTensorView target =
+      checked_target(check, "out", out, shape, inputs, ScaleSource::kComputed);
+  require_granularity(check, "out", out.granularity, Granularity::kBlock1x128);
+  return target;
+}
 
 void gated_gemm(const GatedGemmArguments& given, Stream stream) {
   const auto [arguments, format] = checked(given);

@@ -26,20 +26,6 @@ bool is_same_memory(const TensorView& left, const TensorView& right) {
          left.strides[0] == right.strides[0];
 }
 
-void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
-  if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
-  check.fail("fast_accumulation",
-             "false for scales that vary along K, which promote every 128 of K",
-             core::format("true for {} × {}", name(a), name(b)));
-}
-
-void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out) {
-  check.require_input_matrix("c", c);
-  check.require_dtype("c", c, {out.dtype, DType::kFloat32});
-  check.require_same_device("c", c, out.device);
-  if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
-}
-
 // Checked, and matrices all: leading dimensions are one.
 GemmArguments checked(GemmArguments arguments) {
   const core::Arguments check("gemm");
@@ -50,8 +36,8 @@ GemmArguments checked(GemmArguments arguments) {
     core::fail(ErrorCode::kUnsupported,
                "gemm: argument 'a.channel_scale': expected none, as two-level scales are for 'b'");
   }
-  require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
-                       arguments.fast_accumulation);
+  ops::require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
+                            arguments.fast_accumulation);
   const auto require_shape = [&](std::string_view argument, const TensorView& tensor) {
     ops::require_shape_of_result(check, argument, tensor, given.a.data, given.b.data.shape[0]);
   };
@@ -67,7 +53,7 @@ GemmArguments checked(GemmArguments arguments) {
   if (given.c) {
     require_shape("c", *given.c);
     arguments.c = core::flatten(check, "c", *given.c);
-    check_c(check, *arguments.c, arguments.out);
+    ops::check_c(check, *arguments.c, arguments.out);
   }
   ops::check_bias(check, arguments.bias, arguments.out);
   return arguments;
@@ -90,6 +76,21 @@ void ops::require_form(std::string_view operation, const GemmForm& form) {
   if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
     check.fail("b_channel_scale", "false, but for scales of b of granularity 128x128", "true");
   }
+}
+
+void ops::require_accumulation(const core::Arguments& check, Granularity a, Granularity b,
+                               bool fast) {
+  if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
+  check.fail("fast_accumulation",
+             "false for scales that vary along K, which promote every 128 of K",
+             core::format("true for {} × {}", name(a), name(b)));
+}
+
+void ops::check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out) {
+  check.require_input_matrix("c", c);
+  check.require_dtype("c", c, {out.dtype, DType::kFloat32});
+  check.require_same_device("c", c, out.device);
+  if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
 }
 
 void ops::check_operands(const core::Arguments& check, const ScaledTensorView& a,

@@ -17,6 +17,12 @@ namespace octofold::ops {
 /// Throws Error(kInvalidArgument), in the name of `operation`, for a form that gemm() has not.
 void require_form(std::string_view operation, const GemmForm& form);
 
+/// That no scales vary along K where accumulation is to be fast.
+void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast);
+
+/// Of a matrix 'c', beside a checked out that it may be.
+void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out);
+
 /// Of matrices [M, K] and [N, K], arguments 'a' and 'b'.
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b);

@@ -67,6 +67,7 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
       .form = problem.product.form,
       .gated = problem.gated,
       .dynamic = problem.dynamic,
+      .work = problem.work,
       .swapped = tiling.swapped,
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
@@ -97,8 +98,23 @@ std::string name_of(const Sm90GemmConfig& config) {
                       config.early_wait ? ".early" : "");
 }
 
+// Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.
+int most_clusters(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  const auto groups = static_cast<int>(problem.groups);
+  if (problem.work != config::Work::kGroupedRows) {
+    GemmProblem full = problem;
+    if (problem.work == config::Work::kMaskedRows) full.expected = problem.product.m;
+    return groups * cluster_tiles(full, config).count();
+  }
+  const auto all = static_cast<int>(problem.product.m), n = static_cast<int>(problem.product.n);
+  const int of_rows = config.swapped ? config.cluster_tile_columns() : config.cluster_tile_rows();
+  const int of_columns =
+      config.swapped ? config.cluster_tile_rows() : config.cluster_tile_columns();
+  return (all / of_rows + std::min(groups, all)) * config::ceil_divide(n, of_columns);
+}
+
 GemmPlan plan_config(const GemmProblem& problem, const Sm90GemmConfig& config, const Gpu& gpu) {
-  int clusters = cluster_tiles(problem, config).count();
+  int clusters = most_clusters(problem, config);
   // A block stays for all its tiles, unless it shares one.
   if (config.cluster_depth == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
   KernelPlan kernel =
@@ -114,6 +130,11 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
 }
 
 std::string_view operation_of(const GemmProblem& problem) {
+  if (problem.work == config::Work::kGroupedDepth) return "grouped_gemm_k";
+  if (problem.work == config::Work::kMaskedRows) return "masked_gemm";
+  if (problem.work == config::Work::kGroupedRows) {
+    return problem.gated.exists ? "grouped_gated_gemm" : "grouped_gemm";
+  }
   return problem.gated.exists ? "gated_gemm" : problem.dynamic.exists ? "dynamic_gemm" : "gemm";
 }
 
@@ -123,12 +144,17 @@ void require_sizes(const GemmProblem& problem) {
   // int.
   constexpr std::int64_t kMostTiles = kLargest / 4;
   const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
-  if (std::max({problem.product.m, problem.product.n, problem.product.k}) > kLargest ||
-      tiles(problem.product.m, 8) > kMostTiles / tiles(problem.product.n, 64)) {
+  const auto& [m, n, k, form] = problem.product;
+  const std::int64_t groups = problem.groups, b_rows = problem.gated.exists ? 2 * n : n;
+  // Tiles of rows of all groups; kGroupedRows: those of one, and one more for each other.
+  const bool together = problem.work == config::Work::kGroupedRows;
+  const std::int64_t tiles_of_rows = together ? tiles(m, 8) + groups : tiles(m, 8) * groups;
+  if (std::max({m, n, k, groups}) > kLargest || std::max(m, b_rows) > kLargest / groups ||
+      tiles_of_rows > kMostTiles / tiles(n, 64)) {
     core::fail(ErrorCode::kUnsupported,
-               "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}",
-               operation_of(problem), kLargest, kMostTiles, problem.product.m, problem.product.n,
-               problem.product.k);
+               "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}{}",
+               operation_of(problem), kLargest, kMostTiles, m, n, k,
+               groups == 1 ? "" : core::format(" in {} groups", groups));
   }
 }
 
@@ -160,6 +186,15 @@ GemmProblem problem_of(const GemmArguments& arguments) {
                       arguments.c->strides[0] == out.strides[0]};
 }
 
+GemmProblem problem_of(const core::GroupedProduct& grouped, config::Work work) {
+  GemmProblem problem = problem_of(grouped.product);
+  problem.work = work;
+  problem.groups = grouped.groups.count;
+  problem.expected = grouped.groups.expected_rows;
+  if (work != config::Work::kGroupedRows) problem.product.m /= problem.groups;
+  return problem;
+}
+
 GemmProblem contiguous(const octofold::GemmProblem& product) {
   // No address: a multiple of anything.
   const auto tensor = [](DType dtype, std::int64_t rows, std::int64_t cols) {
@@ -184,7 +219,8 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
     // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best. Of
     // an A that is cast there are no others.
     const bool has_others = !problem.dynamic.exists;
-    if (has_others && tiling.swapped && problem.product.m > 4 * tiling.columns) continue;
+    const std::int64_t rows = expected_group(problem).m;
+    if (has_others && tiling.swapped && rows > 4 * tiling.columns) continue;
     const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
     if (microseconds < least) {
       least = microseconds;

@@ -8,6 +8,7 @@
 
 #include "octofold/gemm.h"
 
+#include "core/groups.h"
 #include "kernels/config/sm90_gemm.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
@@ -29,6 +30,12 @@ struct GemmProblem {
   bool output_fits_tma = true;
   /// Whether C is D itself, in FP32: then TMA may add to it.
   bool c_is_out = false;
+  /// With groups: n is one group's, and so is m where each has room for as many rows, or K is in
+  /// groups; k is then of all groups. What a group is expected to have of what is in groups: rows,
+  /// or columns of K.
+  config::Work work = config::Work::kDense;
+  std::int64_t groups = 1;
+  std::int64_t expected = 0;
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -39,12 +46,17 @@ struct GemmProblem {
     field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);
     field("c_is_out", c_is_out);
+    if (work == config::Work::kDense) return;
+    field("work", work);
+    field("groups", groups);
+    field("expected", expected);
   }
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };
 
 /// What of checked arguments decides which kernel computes them: all but addresses.
 GemmProblem problem_of(const GemmArguments& arguments);
+GemmProblem problem_of(const core::GroupedProduct& grouped, config::Work work);
 
 /// The problem of contiguous tensors at addresses that are multiples of 16 bytes.
 GemmProblem contiguous(const octofold::GemmProblem& product);

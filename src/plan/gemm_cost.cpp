@@ -71,17 +71,26 @@ double bytes_of_a(const GemmProblem& problem) {
   return problem.dynamic.exists ? size_of(problem.dynamic.type) : 1;
 }
 
+// Of all groups together.
 double bytes_of_memory(const GemmProblem& problem) {
-  const auto& [m, n, k, form] = problem.product;
-  double out = size_of(form.out);
-  if (form.c != Addend::kNone) out *= 2;
+  const auto [m, n, k] = expected_group(problem);
+  double out = size_of(problem.product.form.out);
+  if (problem.product.form.c != Addend::kNone) out *= 2;
   const std::int64_t b_rows = problem.gated.exists ? 2 * n : n;
-  return (static_cast<double>(m) * bytes_of_a(problem) + static_cast<double>(b_rows)) *
-             static_cast<double>(k) +
-         out * static_cast<double>(m) * static_cast<double>(n);
+  return static_cast<double>(problem.groups) *
+         ((static_cast<double>(m) * bytes_of_a(problem) + static_cast<double>(b_rows)) *
+              static_cast<double>(k) +
+          out * static_cast<double>(m) * static_cast<double>(n));
 }
 
 }  // namespace
+
+GroupSizes expected_group(const GemmProblem& problem) {
+  const auto& [m, n, k, form] = problem.product;
+  if (problem.work == config::Work::kDense) return {m, n, k};
+  if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
+  return {problem.expected, n, k};
+}
 
 int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
   // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
@@ -92,7 +101,8 @@ int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
 }
 
 config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
-  const auto m = static_cast<int>(problem.product.m), n = static_cast<int>(problem.product.n);
+  const GroupSizes group = expected_group(problem);
+  const auto m = static_cast<int>(group.m), n = static_cast<int>(group.n);
   return config::tile_schedule(config.swapped ? n : m, config.swapped ? m : n,
                                config.cluster_tile_rows(), config.cluster_tile_columns(),
                                config.raster_rows);
@@ -104,16 +114,17 @@ namespace {
 // several blocks share.
 double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
                       const config::TileSchedule& clusters) {
-  const auto existing = static_cast<int>(config.swapped ? problem.product.n : problem.product.m);
+  const GroupSizes group = expected_group(problem);
+  const auto existing = static_cast<int>(config.swapped ? group.n : group.m);
   const double rows = config.cluster_columns == 1
                           ? config::round_up(existing, 8)
                           : static_cast<double>(clusters.tiles_m) * config.cluster_tile_rows();
   // Those of an A that is cast are read where they exist.
   const double columns = config.dynamic.exists
-                             ? static_cast<double>(problem.product.m) * bytes_of_a(problem)
+                             ? static_cast<double>(group.m) * bytes_of_a(problem)
                              : static_cast<double>(clusters.tiles_n) * config.cluster_columns *
                                    config.operand_columns();
-  return config::kStageDepth * config.cluster_depth *
+  return config::kStageDepth * config.cluster_depth * static_cast<double>(problem.groups) *
          (rows * clusters.tiles_n + columns * clusters.tiles_m);
 }
 
@@ -122,13 +133,14 @@ double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
 double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
                               const Tiling& tiling, const Gpu& gpu) {
   const config::TileSchedule tiles = cluster_tiles(problem, config);
+  const int count = tiles.count() * static_cast<int>(problem.groups);
   const int at_once = clusters_at_once(config, gpu);
-  const int waves = config::ceil_divide(tiles.count(), at_once);
-  const int running = std::min(tiles.count(), at_once);
+  const int waves = config::ceil_divide(count, at_once);
+  const int running = std::min(count, at_once);
   const int sharers = config::ceil_divide(running * config.blocks_per_multiprocessor,
                                           at_once);  // blocks of one multiprocessor
   const auto stages = static_cast<double>(
-      config::ceil_divide(config::ceil_divide(problem.product.k, config::kStageDepth),
+      config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
                           std::int64_t{config.cluster_depth}));
 
   double stage = 1e-3 * tiling.stage_nanoseconds * stage_factor(config);

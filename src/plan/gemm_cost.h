@@ -1,6 +1,7 @@
 // What a way to cut a product costs.
 #pragma once
 
+#include "kernels/config/tile_schedule.h"
 #include "plan/gemm.h"
 #include "plan/gemm_tilings.h"
 
@@ -9,7 +10,13 @@ namespace octofold::plan {
 /// Clusters of this configuration that run at one time.
 int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
 
-/// The tiles of D that a cluster has at a time.
+/// Sizes of the product, or of those of one group, as far as the host can expect them.
+struct GroupSizes {
+  std::int64_t m, n, k;
+};
+GroupSizes expected_group(const GemmProblem& problem);
+
+/// The tiles of D that a cluster has at a time: of a group where there are some.
 config::TileSchedule cluster_tiles(const GemmProblem& problem,
                                    const config::Sm90GemmConfig& config);
 

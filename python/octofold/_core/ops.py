@@ -61,6 +61,8 @@ _OPTIONS: Final[dict[Any, Option]] = {
     bool: Option("bool", (bool,), "True or False"),
     bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
     float: Option("float", (float, int), "a number"),
+    int: Option("int", (int,), "a whole number"),
+    int | None: Option("int?", (int, type(None)), "a whole number or None"),
 }
 
 # Parameters that are no business of the library, by type and by name.

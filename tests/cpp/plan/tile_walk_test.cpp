@@ -1,5 +1,5 @@
 // The walk of the blocks over their tiles: the very code that the kernel runs.
-#include "kernels/config/work.h"
+#include "kernels/config/tile_walk.h"
 
 #include <gtest/gtest.h>
 #include <set>

@@ -1,0 +1,58 @@
+#include "cuda/grouped_gemm.h"
+
+#include "core/check.h"
+#include "cuda/gated_gemm.h"
+#include "cuda/gemm.h"
+#include "plan/gemm.h"
+#include "plan/tma.h"
+
+namespace octofold::cuda {
+namespace {
+
+Prepared<config::Sm90GemmConfig> prepare(Device& device, const plan::GemmProblem& problem,
+                                         std::string_view candidate) {
+  if (candidate.empty()) {
+    return device.prepared(problem, [&] { return plan::plan_gemm(problem, device.gpu()); });
+  }
+  return device.load(plan::plan_gemm(problem, device.gpu(), candidate), plan::describe(problem));
+}
+
+void require_tma(const core::GroupedProduct& grouped) {
+  const auto require = [](std::string_view argument, const char* obstacle) {
+    if (obstacle == nullptr) return;
+    core::fail(ErrorCode::kUnsupported,
+               "grouped_gemm_k: argument '{}': expected what TMA can address on a GPU, but {}",
+               argument, obstacle);
+  };
+  require("a", plan::tma_obstacle(grouped.product.a.data));
+  require("b", plan::tma_obstacle(grouped.product.b.data));
+}
+
+}  // namespace
+
+void grouped_gemm(Device& device, const core::GroupedProduct& grouped, config::Work work,
+                  Stream stream, std::string_view candidate) {
+  const auto& [product, groups] = grouped;
+  if (product.out.element_count() == 0) return;
+  if (work == config::Work::kGroupedDepth) require_tma(grouped);
+  const auto prepared = prepare(device, plan::problem_of(grouped, work), candidate);
+  const config::Sm90GemmParams params = gemm_params(device, product, prepared.config, groups);
+  prepared.launch(stream, &params);
+}
+
+void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped,
+                        const MutableScaledTensorView& out, Activation activation,
+                        const config::CastFormat& format, Stream stream,
+                        std::string_view candidate) {
+  const auto& [product, groups] = grouped;
+  if (product.out.element_count() == 0) return;
+  require_gated_kernel("grouped_gated_gemm", product);
+  plan::GemmProblem problem = plan::problem_of(grouped, config::Work::kGroupedRows);
+  problem.gated = gated_output(activation, format);
+  const auto prepared = prepare(device, problem, candidate);
+  config::Sm90GemmParams params = gemm_params(device, product, prepared.config, groups);
+  params.out_scale = output_scale_params(out);
+  prepared.launch(stream, &params);
+}
+
+}  // namespace octofold::cuda

@@ -1,0 +1,94 @@
+// Every kernel of products of groups, compiled: each tiling, with the scales, outputs and addends
+// that decide the shape of its code. What it shares with dense ones gemm_kernels_test.cpp has.
+#include <gtest/gtest.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/gemm.h"
+#include "support/nvrtc.h"
+#include "support/sound_kernel.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::Work;
+
+class NvrtcGroupedGemmTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+};
+
+plan::GemmProblem problem(Work work, Granularity a, Granularity b, DType out = DType::kBFloat16) {
+  plan::GemmProblem problem{
+      .product = {.m = 8192, .n = 4096, .k = 4096}, .work = work, .groups = 32, .expected = 256};
+  problem.product.form = {.a = {.scales = a}, .b = {.scales = b}, .out = out};
+  return problem;
+}
+
+void expect_all_sound(const plan::GemmProblem& problem) {
+  const auto candidates = plan::gemm_candidates(problem, plan::kHopper);
+  EXPECT_FALSE(candidates.empty());
+  for (const auto& [name, config] : candidates) test::expect_sound(config);
+}
+
+TEST_F(NvrtcGroupedGemmTest, GroupsOfRows) {
+  expect_all_sound(
+      problem(Work::kGroupedRows, Granularity::kBlock1x128, Granularity::kBlock128x128));
+}
+
+// A's squares are read row by row; everything is added.
+TEST_F(NvrtcGroupedGemmTest, GroupsOfRowsThatBeginWithinSquares) {
+  plan::GemmProblem added = problem(Work::kGroupedRows, Granularity::kBlock128x128,
+                                    Granularity::kBlock128x128, DType::kFloat32);
+  added.product.form.c = added.product.form.bias = Addend::kFloat32;
+  expect_all_sound(added);
+}
+
+TEST_F(NvrtcGroupedGemmTest, GroupsOfRowsWhoseScalesAreConstant) {
+  plan::GemmProblem constant =
+      problem(Work::kGroupedRows, Granularity::kChannel, Granularity::kChannel);
+  constant.product.form.fast_accumulation = true;
+  constant.product.form.bias = Addend::kOutputType;
+  expect_all_sound(constant);
+}
+
+TEST_F(NvrtcGroupedGemmTest, GroupsThatThreadsLoadOrStore) {
+  plan::GemmProblem unaligned =
+      problem(Work::kGroupedRows, Granularity::kBlock1x128, Granularity::kBlock128x128);
+  unaligned.output_fits_tma = false;
+  expect_all_sound(unaligned);
+  unaligned.operands_fit_tma = false;
+  expect_all_sound(unaligned);
+  unaligned.operands_fit_words = false;
+  expect_all_sound(unaligned);
+}
+
+TEST_F(NvrtcGroupedGemmTest, MaskedGroups) {
+  expect_all_sound(
+      problem(Work::kMaskedRows, Granularity::kBlock1x128, Granularity::kBlock128x128));
+}
+
+TEST_F(NvrtcGroupedGemmTest, GatedGroups) {
+  plan::GemmProblem gated = problem(Work::kGroupedRows, Granularity::kBlock1x128,
+                                    Granularity::kBlock128x128, DType::kE4M3);
+  gated.gated.exists = true;
+  expect_all_sound(gated);
+}
+
+TEST_F(NvrtcGroupedGemmTest, GroupsOfDepth) {
+  for (const Granularity b :
+       {Granularity::kBlock1x128, Granularity::kBlock128x128, Granularity::kChannel}) {
+    plan::GemmProblem in_place =
+        problem(Work::kGroupedDepth, Granularity::kBlock1x128, b, DType::kFloat32);
+    in_place.product.form.c = Addend::kOutputType;
+    in_place.c_is_out = true;
+    expect_all_sound(in_place);
+  }
+  expect_all_sound(problem(Work::kGroupedDepth, Granularity::kTensor, Granularity::kTensor));
+}
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,243 @@
+"""Products of groups: each group's part has the bits of a product of its own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_dtypes import bfloat16
+
+import octofold
+from octofold import InvalidArgumentError, ScaledTensor
+
+GRANULARITIES = reference.GRANULARITIES
+
+
+def random_values(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def stacked(groups: list[ScaledTensor]) -> ScaledTensor:
+    """Matrices of as many rows as one [G, N, K], each with its own scales."""
+    granularity = groups[0].granularity
+    scales = [g.scale.reshape(1) if granularity == "tensor" else g.scale[None] for g in groups]
+    return ScaledTensor(np.stack([g.data for g in groups]), np.concatenate(scales), granularity)
+
+
+def weights(groups: int, n: int, k: int, granularity: str) -> list[ScaledTensor]:
+    return [
+        octofold.quantize(random_values(100 + g, n, k), granularity=granularity)
+        for g in range(groups)
+    ]
+
+
+def offsets_of(sizes: list[int]) -> Any:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
+def by_rows(tensor: ScaledTensor, begin: int, end: int) -> ScaledTensor:
+    """Any rows, whatever shares a scale."""
+    if tensor.granularity == "128x128":
+        scale = np.repeat(tensor.scale, 128, axis=0)[begin:end]
+        return ScaledTensor(tensor.data[begin:end], scale, "1x128")
+    return tensor[begin:end]
+
+
+sizes_of_groups = st.lists(
+    st.one_of(st.just(0), st.integers(1, 40), st.integers(100, 300)), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=sizes_of_groups,
+    n=st.sampled_from([1, 40, 128, 200]),
+    k=st.sampled_from([16, 128, 300]),
+    a_granularity=st.sampled_from(GRANULARITIES),
+    b_granularity=st.sampled_from(GRANULARITIES),
+    spare=st.integers(0, 3),
+    with_bias=st.booleans(),
+)
+def test_any_partition_of_rows_gives_the_bits_of_separate_products(
+    sizes: list[int],
+    n: int,
+    k: int,
+    a_granularity: str,
+    b_granularity: str,
+    spare: int,
+    with_bias: bool,
+) -> None:
+    offsets, rows = offsets_of(sizes), sum(sizes) + spare
+    a = octofold.quantize(random_values(1, rows, k), granularity=a_granularity)
+    b = weights(len(sizes), n, k, b_granularity)
+    bias = random_values(2, len(sizes), n) if with_bias else None
+    out = np.full((rows, n), 7, bfloat16)
+    octofold.grouped_gemm(a, stacked(b), offsets, out=out, bias=bias)
+    for g, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        if begin == end:
+            continue
+        expected = octofold.gemm(
+            by_rows(a, begin, end), b[g], bias=None if bias is None else bias[g]
+        )
+        assert out[begin:end].tobytes() == expected.tobytes()
+    assert (out[offsets[-1] :] == 7).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 150), min_size=1, max_size=4),
+    granularity=st.sampled_from(GRANULARITIES),
+)
+def test_masked_groups_write_their_first_rows_alone(counts: list[int], granularity: str) -> None:
+    groups, rows, n, k = len(counts), 150, 72, 200
+    a = octofold.quantize(random_values(3, groups, rows, k), granularity=granularity)
+    b = weights(groups, n, k, "128x128")
+    out = np.full((groups, rows, n), 7, np.float32)
+    octofold.masked_gemm(a, stacked(b), np.array(counts, np.int32), out=out, expected_rows=10)
+    flat = ScaledTensor(a.data.reshape(-1, k), a.scale, granularity)
+    if granularity == "1x128":
+        flat = ScaledTensor(flat.data, a.scale.reshape(groups * rows, -1), granularity)
+    if granularity == "channel":
+        flat = ScaledTensor(flat.data, a.scale.reshape(-1), granularity)
+    for g, count in enumerate(counts):
+        if count > 0:
+            first = g * rows
+            expected = octofold.gemm(by_rows(flat, first, first + count), b[g], out_dtype="float32")
+            assert out[g, :count].tobytes() == expected.tobytes()
+        assert (out[g, count:] == 7).all()
+
+
+def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
+    """The transposes of the groups' rows, each where grouped_gemm_k() expects its columns."""
+    rows, features = x.shape
+    groups = len(offsets) - 1
+    slots = rows // 128 + groups
+    codes = np.zeros((features, 128 * slots), reference.DTYPES["e4m3"])
+    whole = octofold.quantize(x, granularity=granularity, transpose=True)
+    shapes = {
+        "tensor": (1,),
+        "channel": (features,),
+        "1x128": (features, slots),
+        "128x128": ((features + 127) // 128, slots),
+    }
+    scale = np.full(shapes[granularity], np.nan, np.float32)
+    if granularity in ("tensor", "channel"):
+        scale = whole.scale
+    for g in range(groups):
+        begin, end = offsets[g], offsets[g + 1]
+        slot = begin // 128 + g
+        columns = slice(128 * slot, 128 * slot + end - begin)
+        if granularity in ("tensor", "channel"):
+            codes[:, columns] = whole.data[:, begin:end]
+        elif begin < end:
+            part = octofold.quantize(x[begin:end], granularity=granularity, transpose=True)
+            codes[:, columns] = part.data
+            scale[:, slot : slot + part.scale.shape[1]] = part.scale
+    return ScaledTensor(codes, scale, granularity)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=sizes_of_groups,
+    a_granularity=st.sampled_from(GRANULARITIES),
+    b_granularity=st.sampled_from(GRANULARITIES),
+    accumulate=st.booleans(),
+)
+def test_groups_of_k_are_summed_apart(
+    sizes: list[int], a_granularity: str, b_granularity: str, accumulate: bool
+) -> None:
+    offsets = offsets_of(sizes)
+    gradient, x = random_values(4, sum(sizes), 40), random_values(5, sum(sizes), 72)
+    if sum(sizes) == 0:
+        return
+    a = grouped_transpose(gradient, offsets, a_granularity)
+    b = grouped_transpose(x, offsets, b_granularity)
+    before = random_values(6, len(sizes), 40, 72)
+    out = before.copy()
+    octofold.grouped_gemm_k(a, b, offsets, out=out, c=out if accumulate else None)
+    for g, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        columns = slice(128 * (begin // 128 + g), 128 * (begin // 128 + g) + end - begin)
+        slots = slice(begin // 128 + g, begin // 128 + g + (end - begin + 127) // 128)
+
+        def of_group(tensor: ScaledTensor, columns: slice = columns, slots: slice = slots) -> Any:
+            varies = tensor.granularity in ("1x128", "128x128")
+            scale = tensor.scale[:, slots] if varies else tensor.scale
+            return ScaledTensor(tensor.data[:, columns], scale, tensor.granularity)
+
+        expected = octofold.gemm(
+            of_group(a), of_group(b), c=before[g] if accumulate else None, out_dtype="float32"
+        )
+        assert out[g].tobytes() == expected.tobytes()
+
+
+def test_gated_groups_have_the_bits_of_separate_ones() -> None:
+    offsets = offsets_of([3, 0, 140])
+    a = octofold.quantize(random_values(7, 143, 256))
+    b = weights(3, 384, 256, "128x128")
+    result = octofold.grouped_gated_gemm(a, stacked(b), offsets, "geglu")
+    for g, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        if begin < end:
+            expected = octofold.gated_gemm(a[begin:end], b[g], "geglu")
+            assert result[begin:end].equals(expected)
+
+
+def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
+    w = random_values(8, 3, 256, 130)
+    offsets = offsets_of([5, 6, 7])
+    a = octofold.quantize(random_values(9, 18, 130))
+    for granularity in GRANULARITIES:
+        b = octofold.quantize(w, granularity=granularity)
+        result = octofold.grouped_gemm(a, b, offsets, out_dtype="float32")
+        for g, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+            of_group = b if granularity == "tensor" else b[g : g + 1]
+            flat = ScaledTensor(
+                b.data[g],
+                of_group.scale.reshape(
+                    {"tensor": (1,), "channel": (256,)}.get(granularity, (-1, 2))
+                ),
+                granularity,
+            )
+            expected = octofold.gemm(a[begin:end], flat, out_dtype="float32")
+            assert result[begin:end].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([1, 2, 4], "argument 'offsets': expected a first entry of 0, got 1"),
+        ([0, 3, 2], "argument 'offsets': expected entry 2 from 3, the one before, to 4, got 2"),
+        ([0, 3, 5], "argument 'offsets': expected entry 2 from 3, the one before, to 4, got 5"),
+        ([0, 3], r"argument 'offsets': expected shape \[3\]"),
+    ],
+)
+def test_offsets_that_make_no_sense(numbers: list[int], expected: str) -> None:
+    a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
+    with pytest.raises(InvalidArgumentError, match=expected):
+        octofold.grouped_gemm(a, b, np.array(numbers, np.int32))
+
+
+def test_counts_that_make_no_sense() -> None:
+    a = octofold.quantize(random_values(1, 2, 4, 32))
+    b = stacked(weights(2, 8, 32, "128x128"))
+    with pytest.raises(InvalidArgumentError, match="'counts': expected entry 1 from 0 to 4, got 5"):
+        octofold.masked_gemm(a, b, np.array([0, 5], np.int32))
+    with pytest.raises(InvalidArgumentError, match="'expected_rows': expected from 0 to 4, got 9"):
+        octofold.masked_gemm(a, b, np.array([0, 1], np.int32), expected_rows=9)
+
+
+def test_wrong_operands_are_named() -> None:
+    a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
+    offsets = offsets_of([2, 2])
+    flat = ScaledTensor(b.data.reshape(16, 32), b.scale.reshape(2, 1), "128x128")
+    with pytest.raises(InvalidArgumentError, match="argument 'b': expected 3 dimensions"):
+        octofold.grouped_gemm(a, flat, offsets)
+    with pytest.raises(InvalidArgumentError, match="argument 'b.scale': expected shape"):
+        octofold.grouped_gemm(a, ScaledTensor(b.data, b.scale[:1], "128x128"), offsets)
+    with pytest.raises(InvalidArgumentError, match="argument 'offsets': expected dtype int32"):
+        octofold.grouped_gemm(a, b, offsets.astype(np.float32))
+    with pytest.raises(InvalidArgumentError, match="argument 'bias': expected shape"):
+        octofold.grouped_gemm(a, b, offsets, bias=np.zeros((1, 8), np.float32))
+    with pytest.raises(InvalidArgumentError, match="grouped_columns"):
+        octofold.grouped_gemm_k(a, a, offsets)
