@@ -93,8 +93,7 @@ def grouped_gemm_k(
     fast_accumulation: bool = False,
     stream: StreamLike | None = None,
 ) -> Array:
-    """out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]), for each group g: the gradients by the weights
-    of all experts.
+    """out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]), for each group g: gradients by weights.
 
     a, b: [M, columns] and [N, columns], casts of transposes made with these offsets (`offsets=` of
         quantize_both() and others): group g's K begins at column 128 · (offsets[g] // 128 + g), and

@@ -55,7 +55,8 @@ void run_all_warps(const Sm90GemmParams& params, const Tile& tile, const test::M
 }
 
 constexpr Tile tile_at(int row, int column, int row_end, int column_end) {
-  return {.operand_row = row,
+  return {.group = 0,
+          .operand_row = row,
           .operand_column = column,
           .row = row,
           .column = column,

@@ -6,7 +6,9 @@ namespace octofold::ptx {
 inline void tma_load(unsigned, const void*, unsigned, int, int) {}
 inline void tma_load_multicast(unsigned, const void*, unsigned, int, int, unsigned short) {}
 inline void tma_store(const void*, unsigned, int, int) {}
+inline void tma_store(const void*, unsigned, int, int, int) {}
 inline void tma_add(const void*, unsigned, int, int) {}
+inline void tma_add(const void*, unsigned, int, int, int) {}
 inline void tma_store_commit() {}
 template <int kPending>
 inline void tma_store_wait_read() {}
