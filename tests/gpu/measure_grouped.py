@@ -3,6 +3,7 @@
     python tests/gpu/measure_grouped.py grouped.jsonl
     python tests/gpu/measure_grouped.py grouped.jsonl --sections contiguous k --seconds 300
     python tests/gpu/measure_grouped.py grouped.jsonl --only 32×256 --rounds 21
+    python tests/gpu/measure_grouped.py candidates.jsonl --candidates --sections k
     python tests/gpu/measure_grouped.py tiny.jsonl --device cpu --rounds 2     to try the script
 
 Sections:
@@ -26,14 +27,15 @@ faster), or ours over that of groups that are aligned.
 import argparse
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from grouped_bench import k_groups, rows
+from grouped_bench import candidates, k_groups, rows
 from grouped_bench.cases import CASES, SECTIONS, TINY_CASES, Case
-from grouped_bench.ways import OURS, Timing, Watchdog, Way, checked, timed
+from grouped_bench.ways import OURS, Build, Timing, Watchdog, Way, checked, timed
 from linear_bench.results import OutOfTime, Results
 from octofold_tool.gpu.limits import measure_limits
 from octofold_tool.gpu.timing import graph_sampler
@@ -53,6 +55,13 @@ def parsed() -> argparse.Namespace:
     add("--activation", default="swiglu")
     add("--zipf", type=float, default=1.0, metavar="EXPONENT")
     add("--no-peers", action="store_true")
+    add(
+        "--candidates",
+        nargs="*",
+        metavar="TEXT",
+        help="time every configuration of ours instead (with a TEXT of these in its name)",
+    )
+    add("--share", type=int, nargs=2, help=argparse.SUPPRESS)
     add("--rounds", type=int, default=13)
     add("--seconds", type=float, default=500.0, help="then the rest is left out")
     add("--case-seconds", type=float, default=120.0, help="then something hangs: the end")
@@ -64,7 +73,7 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def builders(case: Case, options: argparse.Namespace) -> Iterator[rows.Build]:
+def builders(case: Case, options: argparse.Namespace) -> Iterator[Build]:
     device = torch.device(options.device)
     if case.section == "contiguous":
         return rows.contiguous(case, options.pair, options.zipf, device)
@@ -79,14 +88,14 @@ def builders(case: Case, options: argparse.Namespace) -> Iterator[rows.Build]:
 
 def built(case: Case, options: argparse.Namespace, results: Results) -> Iterator[tuple[Way, float]]:
     """Ways that are right, and their errors."""
-    for name, build in builders(case, options):
-        if options.no_peers and not name.startswith(OURS):
+    for build in builders(case, options):
+        if options.no_peers and not build.is_ours:
             continue
         try:
-            way = build()
+            way = build.build()
             yield way, checked(way)
         except Exception as error:
-            results.leave_out(name, name.startswith(OURS), error, case=case.name)
+            results.leave_out(build.name, build.is_ours, error, case=case.name)
             if options.device != "cpu":
                 torch.cuda.synchronize()  # raises again if the context is lost: nothing more to do
 
@@ -133,11 +142,11 @@ def beside(name: str) -> str:
 
 def table(section: str, timings: dict[Case, dict[str, Timing]], results: Results) -> None:
     """A column for each case, a row for each way."""
-    chosen = {case: times for case, times in timings.items() if case.section == section and times}
-    names = list(dict.fromkeys(name for times in chosen.values() for name in times))
+    those = {case: times for case, times in timings.items() if case.section == section and times}
+    names = list(dict.fromkeys(name for times in those.values() for name in times))
     rows_by_name = {name: [name] for name in names}
     rates = [["TFLOPS of the first"], ["GB/s of the first"]]
-    for case, times in chosen.items():
+    for case, times in those.items():
         first = next(iter(times.values()))
         rates[0].append(f"{operations(case) / first.microseconds * 1e-6:.0f}")
         rates[1].append(f"{bytes_of(case) / first.microseconds * 1e-3:.0f}")
@@ -147,17 +156,65 @@ def table(section: str, timings: dict[Case, dict[str, Timing]], results: Results
             if timing is first:
                 text = f"{timing.microseconds:.1f} ±{timing.spread:.1%}"
             elif timing:
-                ratio = timing.microseconds / times.get(beside(name), first).microseconds
+                other = times.get(beside(name), first)
+                other = first if other is timing else other
+                ratio = timing.microseconds / other.microseconds
                 text = f"{timing.microseconds:.1f} {ratio:6.3f}"
             rows_by_name[name].append(text)
-    columns = ["µs, × ours", *(case.name.removeprefix(section + " ") for case in chosen)]
-    results.table(section, columns, [*rows_by_name.values(), *rates] if chosen else [])
+    columns = ["µs, × ours", *(case.name.removeprefix(section + " ") for case in those)]
+    results.table(section, columns, [*rows_by_name.values(), *rates] if those else [])
+
+
+def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
+    return [
+        case
+        for case in cases
+        if case.section in options.sections
+        and (not options.only or any(text in case.name for text in options.only))
+    ]
+
+
+def ours(case: Case, options: argparse.Namespace) -> Iterator[Build]:
+    return (build for build in builders(case, options) if build.is_ours)
+
+
+def compile_share(options: argparse.Namespace) -> None:
+    """Of the kernels of all cases; --only is of the large ones' names."""
+    tiny = [case for case in TINY_CASES if case.section in options.sections]
+    ways = ((case, build) for case in tiny for build in ours(case, options))
+    candidates.compile_share(ways, options.candidates, *options.share)
+
+
+def run(
+    options: argparse.Namespace, results: Results, timings: dict[Case, dict[str, Timing]]
+) -> Iterator[tuple[Case, Callable[[], object]]]:
+    """A case after another, each with what measures it."""
+    rows_: list[list[str]] = []
+    columns = ["", "planned, µs", "× it: the best", "second", "third"]
+
+    def by_candidates(case: Case) -> None:
+        for build in ours(case, options):
+            device = torch.device(options.device)
+            compared = candidates.compare(case, build, options.candidates, device, results)
+            if compared:
+                rows_.append(candidates.row(case, build, compared))
+
+    def beside_peers(case: Case) -> None:
+        timings[case] = measure(case, options, results)
+
+    if options.candidates is not None:
+        results.tables.append(("Candidates", columns, rows_))
+    for case in chosen(CASES if options.device != "cpu" else TINY_CASES, options):
+        yield case, partial(beside_peers if options.candidates is None else by_candidates, case)
 
 
 def main() -> int:
     options = parsed()
     torch.manual_seed(0)
     on_gpu = options.device != "cpu"
+    if options.share:
+        compile_share(options)
+        return 0
     results = Results(options.output, options.seconds, options.rounds)
     results.begin(
         torch=str(torch.__version__),
@@ -173,17 +230,15 @@ def main() -> int:
         results.show()
 
     try:
-        if on_gpu:
+        if options.candidates is not None:
+            candidates.compile_in_parallel(Path(__file__), sys.argv[1:])
+        elif on_gpu:
             limits = measure_limits(graph_sampler, torch.device(options.device))
             results.add("limits", **asdict(limits))
-        for case in CASES if on_gpu else TINY_CASES:
-            if case.section not in options.sections:
-                continue
-            if options.only and not any(text in case.name for text in options.only):
-                continue
+        for case, measure_it in run(options, results, timings):
             results.check_time()
             with Watchdog(options.case_seconds, case.name, show):
-                timings[case] = measure(case, options, results)
+                measure_it()
             gc.collect()
             if on_gpu:
                 torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """Products of groups of K: weight gradients of all experts, added to FP32 sums."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +13,13 @@ from octofold import ScaledTensor
 from octofold_tool.gpu.check import float64_rows
 from torch import Tensor
 
-from . import peers
+from . import doors, peers
 from .cases import BLOCK, Case, around, k_columns, offsets_of, on_device
-from .rows import Build
-from .ways import ERROR_LIMITS, OURS, SOME, Way, sets_of
+from .rows import NAN_CODE
+from .ways import ERROR_LIMITS, OURS, SOME, Build, Way, sets_of
 
 PAIRS = (("1x128", "1x128"), ("1x128", "channel"), ("1x128", "128x128"), ("channel", "channel"))
 ROWS = 64  # of each group's result are compared
-NAN_CODE = 0x7F
 FP8 = torch.float8_e4m3fn
 
 
@@ -100,35 +100,41 @@ def k_groups(case: Case, pairs: Sequence[tuple[str, str]], device: Any) -> Itera
         sets = [Operands(*(codes(rows, offsets, device) for rows in (m, n)), s) for s in sums]
         for pair in pairs:
             name = f"{OURS} {'·'.join(pair)}{suffix}"
-            yield name, partial(ours, name, sets, offsets, pair)
+            yield Build(name, partial(ours, name, sets, offsets, pair), pair)
         if not suffix:
             peer = f"{peers.DEEPGEMM} 1x128·1x128"
-            yield peer, partial(deepgemm, peer, sets, offsets)
+            yield Build(peer, partial(deepgemm, peer, sets, offsets))
             for peer, build in ((peers.ROWWISE, rowwise), (peers.BFLOAT16, bfloat16)):
-                yield peer, partial(build, f"{peer}, BF16 out", sets, offsets)
+                peer = f"{peer}, BF16 out"
+                yield Build(peer, partial(build, peer, sets, offsets))
 
 
-def ours(name: str, sets: Sequence[Operands], offsets: Sequence[int], pair: Sequence[str]) -> Way:
+def ours(
+    name: str,
+    sets: Sequence[Operands],
+    offsets: Sequence[int],
+    pair: tuple[str, str],
+    candidate: str | None = None,
+) -> Way:
     device = sets[0].a.device
     where = on_device(offsets, device)
     scaled_sets = [(scaled(s.a, pair[0]), scaled(s.b, pair[1]), s.sums) for s in sets]
-    calls = [
-        partial(octofold.grouped_gemm_k, a, b, where, out=sums, c=sums)
-        for a, b, sums in scaled_sets
-    ]
+    calls = [doors.k_groups(a, b, where, sums, candidate) for a, b, sums in scaled_sets]
     a, b, sums = scaled_sets[0]
     reference = Reference(a, b, [(first, last) for first, last, _ in k_columns(offsets)])
 
     def error() -> float:
-        """Of the product alone, and added to ones: the larger."""
-        sums.fill_(torch.nan)
-        octofold.grouped_gemm_k(a, b, where, out=sums)
-        alone = reference.error(sums)
+        """Of the product added to ones, and of it alone."""
+        alone = 0.0
+        if candidate is None:
+            sums.fill_(torch.nan)
+            octofold.grouped_gemm_k(a, b, where, out=sums)
+            alone = reference.error(sums)
         sums.fill_(1)
         calls[0]()
         added = reference.error(sums, 1.0)
         sums.fill_(0)
-        return alone if alone != alone else max(alone, added)
+        return math.hypot(alone, added)  # NaN if one is
 
     return Way(name, calls, error, ERROR_LIMITS[torch.float32])
 

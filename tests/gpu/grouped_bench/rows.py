@@ -1,7 +1,7 @@
 """Products of groups of rows: contiguous ones, masked ones, gated ones."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,14 +11,14 @@ import torch
 from octofold import ScaledTensor
 from torch import Tensor
 
-from . import peers
+from . import doors, peers
 from .cases import Case, aligned, offsets_of, on_device, zipf
-from .ways import ERROR_LIMITS, OURS, Reference, Way, sets_of
+from .ways import ERROR_LIMITS, OURS, Build, Reference, Way, sets_of
 
 PAIR = ("1x128", "128x128")  # what DeepGEMM has
+NAN_CODE = 0x7F
 
-Build: TypeAlias = tuple[str, Callable[[], Way]]
-"""A way by name, yet to be built."""
+Pair: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Operands:
     out: Tensor  # [rows, N]
 
 
-def operands(rows: int, groups: int, n: int, k: int, pair: Sequence[str], device: Any) -> Operands:
+def operands(rows: int, groups: int, n: int, k: int, pair: Pair, device: Any) -> Operands:
     x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
     w = torch.randn(groups, n, k, dtype=torch.bfloat16, device=device)
     a = octofold.quantize(x, granularity=pair[0])
@@ -61,24 +61,32 @@ def row_ranges(sizes: Sequence[int]) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise(offsets_of(sizes))]
 
 
-def contiguous(case: Case, pair: Sequence[str], exponent: float, device: Any) -> Iterator[Build]:
+def contiguous(case: Case, pair: Pair, exponent: float, device: Any) -> Iterator[Build]:
     """Ours at aligned sizes and at Zipf's, both of the same rows; then the peers at both."""
     n, k = case.sizes
     count = sets_of(bytes_of(case.rows, case.groups, n, k))
     sets = [operands(case.rows, case.groups, n, k, pair, device) for _ in range(count)]
     spread = zipf(case.rows, case.groups, exponent)
-    builders = {OURS: ours, peers.ROWWISE: rowwise, peers.BFLOAT16: bfloat16}
-    if pair == PAIR:
-        builders[peers.DEEPGEMM] = deepgemm
     for sizes, suffix in ((aligned(case), ""), (spread, ", zipf")):
-        for name, builder in builders.items():
-            yield name + suffix, partial(builder, name + suffix, sets, sizes)
+        name = OURS + suffix
+        yield Build(name, partial(ours, name, sets, sizes), pair)
+        yield from peers_of(sets, sizes, suffix)
 
 
-def ours(name: str, sets: Sequence[Operands], sizes: Sequence[int]) -> Way:
+def peers_of(sets: Sequence[Operands], sizes: Sequence[int], suffix: str = "") -> Iterator[Build]:
+    builders = {peers.ROWWISE: rowwise, peers.BFLOAT16: bfloat16}
+    if (sets[0].a.granularity, sets[0].b.granularity) == PAIR:
+        builders = {peers.DEEPGEMM: deepgemm} | builders
+    for peer, builder in builders.items():
+        yield Build(peer + suffix, partial(builder, peer + suffix, sets, sizes))
+
+
+def ours(
+    name: str, sets: Sequence[Operands], sizes: Sequence[int], candidate: str | None = None
+) -> Way:
     first = sets[0]
     offsets = on_device(offsets_of(sizes), first.x.device)
-    calls = [partial(octofold.grouped_gemm, s.a, s.b, offsets, out=s.out) for s in sets]
+    calls = [doors.contiguous(s.a, s.b, offsets, s.out, candidate) for s in sets]
     reference = Reference(first.a, first.flat_b, row_ranges(sizes))
 
     def error() -> float:
@@ -118,24 +126,21 @@ def way_of(name: str, products: Sequence[peers.Product], reference: Reference) -
     )
 
 
-def decode(case: Case, pair: Sequence[str], device: Any) -> Iterator[Build]:
-    """Few rows a group: contiguous for us and torch, masked for us and DeepGEMM, which else would
-    pad each group to 128 rows."""
+def decode(case: Case, pair: Pair, device: Any) -> Iterator[Build]:
+    """Few rows a group: contiguous for us and torch, masked for us and DeepGEMM, which else
+    pads each group to 128 rows."""
     n, k = case.sizes
     count = sets_of(bytes_of(case.rows, case.groups, n, k))
     sets = [operands(case.rows, case.groups, n, k, pair, device) for _ in range(count)]
     sizes = aligned(case)
-    yield OURS, partial(ours, OURS, sets, sizes)
+    yield Build(OURS, partial(ours, OURS, sets, sizes), pair)
     name = f"{OURS}, zipf"
-    yield name, partial(ours, name, sets, zipf(case.rows, case.groups))
-    yield from masked(case, pair, max(64, case.each), device, f"{OURS}, masked")
-    yield peers.ROWWISE, partial(rowwise, peers.ROWWISE, sets, sizes)
-    yield peers.BFLOAT16, partial(bfloat16, peers.BFLOAT16, sets, sizes)
+    yield Build(name, partial(ours, name, sets, zipf(case.rows, case.groups)), pair)
+    yield from masked(case, pair, max(64, case.each), device, ", masked")
+    yield from peers_of(sets, sizes)
 
 
-def masked(
-    case: Case, pair: Sequence[str], most: int, device: Any, name: str = OURS
-) -> Iterator[Build]:
+def masked(case: Case, pair: Pair, most: int, device: Any, suffix: str = "") -> Iterator[Build]:
     """Groups of `most` rows, of which the first are valid."""
     n, k = case.sizes
     count = sets_of(bytes_of(case.rows, case.groups, n, k))
@@ -149,11 +154,11 @@ def masked(
         """A cast [G · rows, K] as [G, rows, K]; its scales remain those of the matrix."""
         return ScaledTensor(flat.data.unflatten(0, (case.groups, -1)), flat.scale, pair[0])
 
-    def by_us() -> Way:
+    def by_us(candidate: str | None = None) -> Way:
         calls = []
         for s in sets:
-            arguments = three(s.a), s.b, counts, s.out.unflatten(0, (case.groups, -1))
-            calls.append(partial(octofold.masked_gemm, *arguments, expected_rows=case.each))
+            out = s.out.unflatten(0, (case.groups, -1))
+            calls.append(doors.masked(three(s.a), s.b, counts, case.each, out, candidate))
 
         def error() -> float:
             first.out.fill_(torch.nan)
@@ -162,7 +167,7 @@ def masked(
             assert torch.isnan(beyond).all(), "rows beyond the counts were written"
             return reference.error(first.out)
 
-        return Way(name, calls, error, ERROR_LIMITS[first.out.dtype])
+        return Way(OURS + suffix, calls, error, ERROR_LIMITS[first.out.dtype])
 
     def by_deepgemm() -> Way:
         products = []
@@ -174,12 +179,11 @@ def masked(
         def error() -> float:
             return reference.error(products[0].result().flatten(0, 1))
 
-        return Way(masked_peer, [product.run for product in products], error)
+        return Way(peers.DEEPGEMM + suffix, [product.run for product in products], error)
 
-    yield name, by_us
-    if tuple(pair) == PAIR:
-        masked_peer = f"{peers.DEEPGEMM}, masked"
-        yield masked_peer, by_deepgemm
+    yield Build(OURS + suffix, by_us, pair)
+    if pair == PAIR:
+        yield Build(peers.DEEPGEMM + suffix, by_deepgemm)
 
 
 def gated(case: Case, activation: str, exponent: float, device: Any) -> Iterator[Build]:
@@ -195,17 +199,23 @@ def gated(case: Case, activation: str, exponent: float, device: Any) -> Iterator
         ),
     }
 
-    def fused(offsets: Tensor, name: str) -> Way:
-        def call(s: Operands) -> ScaledTensor:
-            return octofold.grouped_gated_gemm(s.a, s.b, offsets, activation=activation)
+    codes = [octofold.quantize_activation(s.out, activation) for s in sets]  # memory for them
+
+    def fused(offsets: Tensor, name: str, candidate: str | None = None) -> Way:
+        calls = [
+            doors.gated(s.a, s.b, offsets, activation, out, candidate)
+            for s, out in zip(sets, codes, strict=True)
+        ]
 
         def error() -> float:
             """Of the dequantized results, against the two one after another."""
-            got, expected = (both.dequantize() for both in (call(sets[0]), apart(sets[0], offsets)))
-            return float(torch.linalg.norm(got - expected) / torch.linalg.norm(expected))
+            codes[0].data.view(torch.uint8).fill_(NAN_CODE)
+            got = calls[0]() or codes[0]
+            values = [result.dequantize() for result in (got, apart(sets[0], offsets))]
+            return float(torch.linalg.norm(values[0] - values[1]) / torch.linalg.norm(values[1]))
 
         # The BF16 between the two is rounded, and codes near a tie move.
-        return Way(name, [partial(call, s) for s in sets], error, 3e-2)
+        return Way(name, calls, error, 3e-2)
 
     def apart(s: Operands, offsets: Tensor) -> ScaledTensor:
         octofold.grouped_gemm(s.a, s.b, offsets, out=s.out)
@@ -226,6 +236,6 @@ def gated(case: Case, activation: str, exponent: float, device: Any) -> Iterator
 
     for suffix, offsets in offsets_by_name.items():
         ours_, cast, alone = (f"{name}{suffix}" for name in (OURS, "gemm + cast", "gemm alone"))
-        yield ours_, partial(fused, offsets, ours_)
-        yield cast, partial(product, offsets, cast, True)
-        yield alone, partial(product, offsets, alone, False)
+        yield Build(ours_, partial(fused, offsets, ours_), PAIR)
+        yield Build(cast, partial(product, offsets, cast, True))
+        yield Build(alone, partial(product, offsets, alone, False))

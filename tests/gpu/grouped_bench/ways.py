@@ -34,9 +34,18 @@ class Way:
     """Of the first call's result, in memory that was poisoned before; NaN: not all was written."""
     error_limit: float = PEER_ERROR_LIMIT
 
+
+@dataclass(frozen=True)
+class Build:
+    """A way that is yet to be built. build: of a candidate's name too, where it is ours."""
+
+    name: str
+    build: Callable[..., Way]
+    pair: tuple[str, str] | None = None  # granularities, where it is ours
+
     @property
     def is_ours(self) -> bool:
-        return self.name.startswith(OURS)
+        return self.pair is not None
 
 
 @dataclass(frozen=True)
