@@ -37,7 +37,7 @@ class Results:
     def leave_out(self, way: str, ours: bool, error: Exception, **where: Any) -> None:
         """A way that does not work, or gives something wrong. Ours has to."""
         self.failed = self.failed or ours
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         self.add("failed" if ours else "missing", way=way, **where, reason=reason)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
