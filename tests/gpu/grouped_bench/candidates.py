@@ -97,8 +97,13 @@ def compile_share(
     cases: Iterable[tuple[Case, Build]], only: Sequence[str], index: int, count: int
 ) -> None:
     """Runs its share of the candidates of tiny cases, whose kernels have the same forms."""
-    pairs = [(b, name) for case, b in cases for name in names_of(case, b, only)]
-    for build, name in pairs[index::count]:
+    pairs = {}
+    for case, build in cases:
+        kind = "masked" if "masked" in f"{case.section}{build.name}" else case.section
+        kind = "contiguous" if kind == "decode" else kind
+        for name in names_of(case, build, only):
+            pairs.setdefault((kind, build.pair, name), (build, name))
+    for build, name in list(pairs.values())[index::count]:
         try:
             build.build(name).calls[0]()
         except Exception as error:
