@@ -53,10 +53,12 @@ def compare(
 ) -> Compared | None:
     """All that are right; what is not is said."""
     samplers: dict[str, Sampler] = {}
+    kept = []  # graphs read the tensors of their ways
     for name in (PLANNED, *names_of(case, build, only)):
         try:
             way: Way = build.build(None if name == PLANNED else name)
             checked(way)
+            kept.append(way)
             samplers[name] = sampler_of(way.calls, device)[0]
         except Exception as error:
             results.leave_out(f"{build.name}: {name}", True, error, case=case.name)
