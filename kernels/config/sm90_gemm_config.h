@@ -27,6 +27,11 @@ inline constexpr int kSwizzleAlignment = 1024;
 constexpr int shared_memory_of_block(int blocks) { return 228 * 1024 / blocks - 1024; }
 inline constexpr int kSm90SharedMemory = shared_memory_of_block(1);
 
+// Rows of the instruction.
+inline constexpr int kSubTileRows = 64;
+// Of so many rows, perhaps none.
+constexpr int sub_tiles_of(int rows) { return rows > 0 ? ceil_divide(rows, kSubTileRows) : 0; }
+
 // Bytes that hold 128 of a row at any address, in units of 16.
 inline constexpr int kUnalignedRow = kStageDepth + 16;
 
@@ -117,6 +122,11 @@ struct Sm90GemmConfig {
   constexpr bool promote() const { return !form.fast_accumulation; }
 
   constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
+  // Whether tiles of rows may be the last of a group, of which just sub-tiles that have rows are
+  // loaded and multiplied.
+  constexpr bool loads_sub_tiles() const {
+    return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
+  }
   // Whether D's rows are in groups, which TMA stores no further than they go.
   constexpr bool stores_groups() const {
     return work != Work::kDense && store != OutputStore::kDirect;
@@ -129,7 +139,7 @@ struct Sm90GemmConfig {
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
   constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
   // Those of a math warpgroup: one below the other; then the same for the ups.
-  constexpr int row_sub_tiles() const { return warpgroup_rows() / 64; }
+  constexpr int row_sub_tiles() const { return warpgroup_rows() / kSubTileRows; }
   constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
   // Rows of the columns' operand that a stage holds, and scales of theirs.
   constexpr int operand_columns() const { return tile_columns * (gated.exists ? 2 : 1); }

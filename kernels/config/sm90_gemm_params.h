@@ -40,7 +40,7 @@ struct OperandParams {
 struct Sm90GemmParams {
   TensorMap
       rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
-  TensorMap last_rows_map{};  // box [last_rows, 128], likewise
+  TensorMap last_rows_map{};  // box [last_rows, 128], likewise; in groups as many as hold the rows
   // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
   TensorMap columns_map{};
   // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups: of three dimensions,

@@ -31,6 +31,26 @@ __device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<
   }
 }
 
+// Rows of a tile that a group of A's does not fill: as many boxes of a sub-tile as hold them, of
+// which the blocks that share them load those of their part.
+template <Sm90GemmConfig kConfig>
+__device__ void load_last_sub_tiles(const Sm90GemmParams& params, unsigned target, unsigned full,
+                                    int k, int first_row, int sub_tiles, int rank) {
+  constexpr int kRows = config::kSubTileRows, kSharers = kConfig.cluster_columns;
+  constexpr int kShare = kConfig.tile_rows / kRows / kSharers;
+  const int begin = kSharers > 1 ? rank * kShare : 0;
+#pragma unroll 1
+  for (int i = begin; i < min(begin + kShare, sub_tiles); ++i) {
+    const unsigned box = target + i * kRows * kStageDepth;
+    if constexpr (kSharers > 1) {
+      ptx::tma_load_multicast(box, &params.last_rows_map, full, k, first_row + i * kRows,
+                              (1 << kSharers) - 1);
+    } else {
+      ptx::tma_load(box, &params.last_rows_map, full, k, first_row + i * kRows);
+    }
+  }
+}
+
 // One thread. In a cluster each block loads its share of what all of them need, and multicasts it.
 template <Sm90GemmConfig kConfig>
 __device__ void load_operands_by_tma(const Sm90GemmParams& params,
@@ -44,11 +64,18 @@ __device__ void load_operands_by_tma(const Sm90GemmParams& params,
 
   for_each_stage(params, smem, [&](int stage, const Tile& tile, int k) {
     const unsigned full = smem.full(stage);
-    const bool is_last = params.last_rows != 0 && tile.row_end - tile.row < kConfig.tile_rows;
-    const unsigned rows_bytes = is_last ? params.last_rows * kStageDepth : kLayout.rows_bytes;
+    const int existing = tile.row_end - tile.row;
+    const bool is_last = params.last_rows != 0 && existing < kConfig.tile_rows;
+    const int sub_tiles = config::sub_tiles_of(existing);  // of a group's last tile
+    const int last_rows =
+        kConfig.loads_sub_tiles() ? sub_tiles * config::kSubTileRows : params.last_rows;
+    const unsigned rows_bytes = is_last ? last_rows * kStageDepth : kLayout.rows_bytes;
     constexpr unsigned kColumnsBytes = kConfig.dynamic.exists ? 0 : kLayout.columns_bytes;
     ptx::mbarrier_arrive_expect_bytes(full, rows_bytes + kColumnsBytes);
-    if constexpr (kConfig.cluster_columns > 1) {
+    if (kConfig.loads_sub_tiles() && is_last) {
+      load_last_sub_tiles<kConfig>(params, smem.rows(stage), full, k, tile.operand_row, sub_tiles,
+                                   rank);
+    } else if constexpr (kConfig.cluster_columns > 1) {
       const int row = rank * kShareOfRows;
       ptx::tma_load_multicast(smem.rows(stage) + row * kStageDepth, &params.rows_map, full, k,
                               tile.operand_row + row, kEveryBlock);

@@ -63,10 +63,15 @@ class MathWarpgroup {
       add_all(tile, sums);
     } else if constexpr (kConfig.order == MathOrder::kAlternating) {
       add_in_turn(tile, sums);
-    } else {
-      for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
-        add_promoted(k + kStageDepth < tile.k_end || stages_follow, sums);
+    } else if constexpr (kConfig.loads_sub_tiles() && kConfig.row_sub_tiles() == 2) {
+      const bool has_second = tile.row + first_row_ + config::kSubTileRows < tile.row_end;
+      if (has_second) {
+        add_all_promoted<2>(tile, stages_follow, sums);
+      } else {
+        add_all_promoted<1>(tile, stages_follow, sums);
       }
+    } else {
+      add_all_promoted<kSubTiles>(tile, stages_follow, sums);
     }
   }
 
@@ -75,10 +80,7 @@ class MathWarpgroup {
   __device__ void pass_tile(const Tile& tile, bool stages_follow) {
     for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
       ptx::mbarrier_wait(smem_.full(position_.stage), position_.parity);
-      for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-        await_turn();
-        let_next_multiply();
-      }
+      for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) pass_turn();
       release(position_.stage);
       position_.advance();
     }
@@ -87,7 +89,16 @@ class MathWarpgroup {
     }
   }
 
+  // All stages, of the first so many sub-tiles; the others have no rows.
+  template <int kCount>
+  __device__ void add_all_promoted(const Tile& tile, bool stages_follow, Sums<kConfig>& sums) {
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
+      add_promoted<kCount>(k + kStageDepth < tile.k_end || stages_follow, sums);
+    }
+  }
+
   // One stage: into partial sums by the tensor core, from there into the sums in FP32.
+  template <int kCount>
   __device__ void add_promoted(bool stages_follow, Sums<kConfig>& sums) {
     if constexpr (!kConfig.early_wait) await_stage();
     const RowScales<kConfig> row_scales = row_scales_;
@@ -95,8 +106,8 @@ class MathWarpgroup {
     const int stage = position_.stage;
     position_.advance();
 #pragma unroll
-    for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
-      const bool last = sub_tile == kSubTiles - 1;
+    for (int sub_tile = 0; sub_tile < kCount; ++sub_tile) {
+      const bool last = sub_tile == kCount - 1;
       float partial[kSums];
       await_turn();
       ptx::wgmma_fence();
@@ -118,6 +129,7 @@ class MathWarpgroup {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[sub_tile][i] += partial[i] * factors[i];
     }
+    for (int sub_tile = kCount; sub_tile < kSubTiles; ++sub_tile) pass_turn();
   }
 
   // All stages, each promoted while the next one's products are under way. The loop's body has two,
@@ -232,6 +244,11 @@ class MathWarpgroup {
       const int next = (warpgroup_ + 1) % kConfig.math_warpgroups;
       ptx::barrier_arrive(kFirstOrderBarrier + next, 2 * 128);
     }
+  }
+
+  __device__ void pass_turn() const {
+    await_turn();
+    let_next_multiply();
   }
 
   const SharedMemory<kConfig>& smem_;

@@ -31,6 +31,14 @@ void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& prob
   }
 }
 
+// Of a box of the last tile of rows, or of several in groups, where any tile may be the last of
+// one.
+int last_rows_of(const Sm90GemmConfig& config, int rows) {
+  if (config.loads_sub_tiles()) return config::kSubTileRows;
+  if (!config.swapped && config::groups_rows(config.work)) return 0;
+  return config::last_rows(config.tile_rows, config.cluster_columns, rows);
+}
+
 config::WorkParams work_params(const MutableTensorView& out, std::int64_t depth,
                                const Sm90GemmConfig& config, const core::Groups& groups) {
   // Of all groups together where they lie one after another, else of one.
@@ -80,10 +88,7 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
       params.columns_map = encode_tensor_map(
           driver, columns, config.tile_columns / config.cluster_rows, config::kStageDepth);
     }
-    if (config.swapped || !config::groups_rows(config.work)) {
-      params.last_rows =
-          config::last_rows(config.tile_rows, config.cluster_columns, params.work.rows);
-    }
+    params.last_rows = last_rows_of(config, params.work.rows);
     if (params.last_rows != 0) {
       params.last_rows_map = encode_tensor_map(driver, rows, params.last_rows, config::kStageDepth);
     }
