@@ -80,10 +80,10 @@ TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
     for (const DType in : kInputs) {
       expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, swiglu));
     }
-    expect_sound(beside(kChannel, problem_of(DType::kBFloat16, config::kTorchAoRule, kBlock1x128,
-                                             swiglu)));
-    expect_sound(beside(kBlock128x128, problem_of(DType::kBFloat16, config::kDeepGemmRule,
-                                                  kBlock1x128, swiglu)));
+    expect_sound(
+        beside(kChannel, problem_of(DType::kBFloat16, config::kTorchAoRule, kBlock1x128, swiglu)));
+    expect_sound(beside(kBlock128x128,
+                        problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128, swiglu)));
     expect_sound(problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128,
                             swiglu.of_codes(DType::kE4M3, kBlock1x128)));
     expect_sound(problem_of(DType::kFloat16, config::kDeepGemmRule, kBlock1x128,
@@ -118,7 +118,8 @@ TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
     }
     expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kTensor, source));
     expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kChannel, source));
-    CastProblem rows = problem_of(DType::kFloat16, config::kVllmRule, kChannel, source, true, false);
+    CastProblem rows =
+        problem_of(DType::kFloat16, config::kVllmRule, kChannel, source, true, false);
     rows.groups = 0;
     rows.to_transposed = false;
     expect_sound(rows);
