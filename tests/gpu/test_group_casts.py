@@ -163,6 +163,23 @@ def test_groups(kind, source, generator):
             as_on_cpu(write_plain, (rows, cols), offsets, kind, (x, offsets), kind, profile)
 
 
+@every_source
+def test_two_level_scales(source, generator):
+    kind = ("1x128", "128x128", "both")
+    for (sizes, behind), cols in PARTITIONS:
+        rows = sum(sizes) + behind
+        x, offsets = spread_out(generator, rows, cols, source), offsets_of(sizes)
+        factors = torch.exp2(8 * torch.rand(cols, generator=generator, device=DEVICE) - 4)
+
+        def write(written, x, factors, offsets):
+            library.quantize(
+                x, None, factors, offsets, *written.results, None, None, None,
+                *options_of(kind, "torchao"), False, stream(),
+            )  # fmt: skip
+
+        as_on_cpu(write, (rows, cols), offsets, kind, (x, factors, offsets))
+
+
 def sources_of(generator, count, places, share=0.1):
     """Places, and -1 for some."""
     sources = torch.randint(places, (count,), generator=generator, device=DEVICE)

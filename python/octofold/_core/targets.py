@@ -58,7 +58,8 @@ def group_columns(operation: str, rows: int, offsets: Array | None, transposed: 
     if len(shape) != 1 or shape[0] < 2:
         expected = "int32 [groups + 1], of at least one group"
         raise invalid_argument(operation, "offsets", expected, f"{shape}")
-    return 128 * (rows // 128 + shape[0] - 1)
+    groups: int = shape[0] - 1
+    return 128 * (rows // 128 + groups)
 
 
 def allocate_cast(

@@ -97,6 +97,10 @@ TEST_F(GroupCastsTest, AreCastsOfEachGroup) {
     ScaledMatrix without_rows(kCols, columns(), transposed);
     quantize(x_.view(), {.transposed = without_rows.view(), .offsets = offsets()});
     expect_groups(without_rows, transposed);
+    std::ranges::fill(without_rows.codes(), std::uint8_t{0xAA});  // again, by its scales
+    quantize(x_.view(), {.transposed = without_rows.view(), .offsets = offsets()},
+             {.scales = ScaleSource::kGiven});
+    expect_groups(without_rows, transposed);
   }
 }
 
