@@ -29,8 +29,8 @@ void with_input(const CastOperation& operation, const tvm::ffi::TensorView& x,
 
 }  // namespace
 
-void quantize_activation(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTensor data,
-                         OptionalTensor scale, OptionalTensor transposed_data,
+void quantize_activation(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTensor offsets,
+                         OptionalTensor data, OptionalTensor scale, OptionalTensor transposed_data,
                          OptionalTensor transposed_scale, OptionalTensor sums, OptionalTensor amax,
                          OptionalTensor workspace, OptionalText x_granularity,
                          tvm::ffi::String activation, tvm::ffi::String layout,
@@ -44,7 +44,7 @@ void quantize_activation(tvm::ffi::TensorView x, OptionalTensor x_scale, Optiona
           of_input..., parse_activation(view_of(activation)), parse_gate_layout(view_of(layout)),
           operation.targets(data, scale, transposed_data, transposed_scale,
                             operation.columns(sums, amax, workspace), granularity,
-                            transposed_granularity),
+                            transposed_granularity, offsets),
           options_of(power_of_two, overflow, profile), stream_of(stream, x));
     };
     if constexpr (std::is_same_v<View, ScaledTensorView>) {
@@ -56,7 +56,8 @@ void quantize_activation(tvm::ffi::TensorView x, OptionalTensor x_scale, Optiona
 }
 
 void quantize_activation_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x,
-                                  OptionalTensor x_scale, OptionalTensor data, OptionalTensor scale,
+                                  OptionalTensor x_scale, OptionalTensor offsets,
+                                  OptionalTensor data, OptionalTensor scale,
                                   OptionalTensor transposed_data, OptionalTensor transposed_scale,
                                   OptionalTensor sums, OptionalTensor amax,
                                   OptionalTensor workspace, OptionalText x_granularity,
@@ -71,7 +72,7 @@ void quantize_activation_gradient(tvm::ffi::TensorView gradient, tvm::ffi::Tenso
         by_value, input, parse_activation(view_of(activation)), parse_gate_layout(view_of(layout)),
         operation.targets(data, scale, transposed_data, transposed_scale,
                           operation.columns(sums, amax, workspace), granularity,
-                          transposed_granularity),
+                          transposed_granularity, offsets),
         options_of(power_of_two, overflow, profile), stream_of(stream, x));
   });
 }

@@ -43,6 +43,7 @@ struct CastOperation {
                       const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
                       const ColumnTargets& columns, const tvm::ffi::String& granularity,
                       const OptionalText& transposed_granularity,
+                      const OptionalTensor& offsets_of_groups = {},
                       const OptionalTensor& channel_scale = {},
                       const OptionalTensor& transposed_channel_scale = {}) const {
     const Granularity unit = parse_granularity(view_of(granularity));
@@ -51,7 +52,17 @@ struct CastOperation {
     return {.rows = target("out.rows", data, scale, channel_scale, unit),
             .transposed = target("out.transposed", transposed_data, transposed_scale,
                                  transposed_channel_scale, transposed_unit),
-            .columns = columns};
+            .columns = columns,
+            .offsets = offsets(offsets_of_groups)};
+  }
+  /// Where groups of rows begin.
+  std::optional<TensorView> offsets(const OptionalTensor& tensor) const {
+    return optional_input("offsets", tensor, "int32");
+  }
+  std::optional<TensorView> optional_input(std::string_view argument, const OptionalTensor& tensor,
+                                           std::string_view dtypes) const {
+    if (!tensor) return std::nullopt;
+    return view_of(name, argument, *tensor, dtypes);
   }
   ColumnTargets columns(const OptionalTensor& sums, const OptionalTensor& amax,
                         const OptionalTensor& workspace) const {

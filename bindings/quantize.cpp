@@ -16,12 +16,12 @@ namespace octofold::bindings {
 
 // With static_scales the scales are inputs.
 void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
-              OptionalTensor transposed_channel_scale, OptionalTensor data, OptionalTensor scale,
-              OptionalTensor transposed_data, OptionalTensor transposed_scale, OptionalTensor sums,
-              OptionalTensor amax, OptionalTensor workspace, tvm::ffi::String granularity,
-              OptionalText transposed_granularity, tvm::ffi::Optional<bool> power_of_two,
-              tvm::ffi::String overflow, tvm::ffi::String profile, bool static_scales,
-              OptionalStream stream) {
+              OptionalTensor transposed_channel_scale, OptionalTensor offsets, OptionalTensor data,
+              OptionalTensor scale, OptionalTensor transposed_data, OptionalTensor transposed_scale,
+              OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
+              tvm::ffi::String granularity, OptionalText transposed_granularity,
+              tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
+              tvm::ffi::String profile, bool static_scales, OptionalStream stream) {
   QuantizeOptions options = options_of(power_of_two, overflow, profile);
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
@@ -30,7 +30,7 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
       input,
       operation.targets(data, scale, transposed_data, transposed_scale,
                         operation.columns(sums, amax, workspace), granularity,
-                        transposed_granularity, channel_scale, transposed_channel_scale),
+                        transposed_granularity, offsets, channel_scale, transposed_channel_scale),
       options, stream_of(stream, x));
 }
 

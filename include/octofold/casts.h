@@ -46,15 +46,33 @@ OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bo
 
 /// The casts of x to be made, at least one; with block scales from one pass over x on a GPU. Both
 /// have one dtype, and one granularity, but beside rows of 1x128 the transpose may be of channels,
-/// as a weight gradient wants it: then x is read twice.
+/// as a weight gradient wants it: then x is read twice; or of 128x128.
 struct CastTargets {
   /// Of x [..., K] itself. data: x's shape.
   std::optional<MutableScaledTensorView> rows{};
-  /// Of x's transpose, written row-major. data: [K, rows].
+  /// Of x's transpose, written row-major. data: [K, rows]; with `offsets` [K, columns].
   std::optional<MutableScaledTensorView> transposed{};
   /// Of the columns of x. Rows alone that have one scale each are read twice for their sake.
   ColumnTargets columns{};
+  /// With a transpose, of x whose rows are sorted by group: int32 [groups + 1], contiguous, on x's
+  /// device. The rows of group g are offsets[g] … offsets[g + 1] - 1, of any number, from 0 on;
+  /// rows behind the last group are not cast, in neither target.
+  ///
+  /// The transpose then has the K-group layout, in which it is summed group by group:
+  /// group_columns(rows, groups) columns; those of group g stand from column 128 · (offsets[g] /
+  /// 128 + g) on, and zeros behind them up to the next multiple of 128; other columns are not
+  /// written, nor are their scales. So scale units of 1x128 and 128x128 begin with a group, and
+  /// none has values of two; a scale of a tensor or channel is for all groups. No rows of 128x128,
+  /// which would; no `columns`.
+  ///
+  /// The CPU backend throws kInvalidArgument for offsets that do not begin at 0, decrease or exceed
+  /// the rows. On a GPU they are not looked at before: whatever they are, nothing outside of the
+  /// tensors is read or written.
+  std::optional<TensorView> offsets{};
 };
+
+/// Columns of a transpose of so many rows in the K-group layout: 128 · (rows / 128 + groups).
+OCTOFOLD_API std::int64_t group_columns(std::int64_t rows, std::int64_t groups);
 
 enum class ScaleSource : std::uint8_t {
   kComputed,  ///< each unit's from its largest magnitude, and written

@@ -7,6 +7,7 @@
 #include "octofold/dynamic_gemm.h"
 #include "octofold/error.h"
 #include "octofold/gated_gemm.h"
+#include "octofold/gathered.h"
 #include "octofold/gemm.h"
 #include "octofold/gemm_form.h"
 #include "octofold/grouped_gemm.h"

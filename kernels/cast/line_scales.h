@@ -92,12 +92,15 @@ class LineScales {
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
       float* scale = scale_of(params_.transposed_target, tile_.first_col() + number, params_.cols,
-                              tile_.first_row());
+                              tile_.transposed_col());
       return {scale, kFindsColumns, kFindsColumns ? magnitudes_.of_column(number) : 0};
     }
     const int row = number - kConfig.column_units();
-    float* scale =
-        scale_of(params_.row_target, tile_.first_row() + row, params_.rows, tile_.first_col());
+    float* scale = scale_of(params_.row_target, tile_.first_row() + row, tile_.end_row(params_),
+                            tile_.first_col());
+    if (scale != nullptr && !is_written<kConfig.source>(params_, tile_.first_row() + row)) {
+      scale = nullptr;
+    }
     return {scale, kFindsRows, kFindsRows ? magnitudes_.of_row(row) : 0};
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row, long long rows,

@@ -30,7 +30,7 @@ class RowCast {
            threadIdx.x / kConfig.threads_per_row;
     lane_ = static_cast<int>(threadIdx.x % kConfig.threads_per_row);
     // Threads without a row go along, as they are needed in exchanges.
-    cols_ = row_ < params.rows ? params.cols : 0;
+    cols_ = exists() ? params.cols : 0;
   }
 
   __device__ void run() {
@@ -45,7 +45,7 @@ class RowCast {
     magnitudes = largest_of_warps<kIn, kThreads / 32>(magnitudes, shared_.warp_magnitudes);
     const float amax = numeric::largest<kIn>(magnitudes);
     float* scale = params_.row_target.scale + row_ * params_.row_target.scale_row_stride;
-    const bool owner = lane_ == 0 && row_ < params_.rows;
+    const bool owner = lane_ == 0 && exists();
     const Caster caster = Caster::make(write_scale<kConfig.format>(owner ? scale : nullptr, amax));
     if constexpr (!kConfig.reread) {
       store(0, caster);
@@ -65,6 +65,10 @@ class RowCast {
   static constexpr DType kIn = kConfig.format.in;
   using Caster = CasterOf<kConfig.format>;
 
+  __device__ bool exists() const {
+    return row_ < params_.rows && is_written<kConfig.source>(params_, row_);
+  }
+
   // First column of this thread's vector i in the chunk that begins at `col`.
   __device__ long long column(long long col, int i) const {
     return col + (i * kThreads + lane_) * kVector;
@@ -75,6 +79,12 @@ class RowCast {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       source.read(0, column(col, i), at_most(cols_ - column(col, i), kVector), x_[i]);
+    }
+    if constexpr (kConfig.source.factors) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        source.multiply(0, at_most(cols_ - column(col, i), kVector), x_[i]);
+      }
     }
   }
 

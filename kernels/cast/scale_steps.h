@@ -2,15 +2,31 @@
 // first and the last step of a cast of four.
 #pragma once
 
+#include "kernels/cast/sources/gathered.h"
 #include "kernels/cast/unit.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/config/group_layout.h"
 #include "kernels/ptx/control.h"
 
 namespace octofold {
 namespace cast {
 
 using config::ScaleStepConfig;
+
+// Whether a unit of rows, of those that there are, is written.
+template <ScaleStepConfig kConfig>
+__device__ inline bool is_written(const config::CastParams& params, long long row) {
+  if constexpr (kConfig.format.granularity == Granularity::kTensor) return true;
+  if constexpr (kConfig.grouped) {
+    const config::SlotRows rows = config::grouped_rows(params.offsets, params.groups, params.rows);
+    if (row < rows.begin || row >= rows.end) return false;
+  }
+  if constexpr (kConfig.gathered) {
+    return row < params.rows && comes_from_somewhere(params, params.sources[row]);
+  }
+  return true;
+}
 
 // Of unit `index`, of `count`, among those of a tensor or of rows.
 template <ScaleStepConfig kConfig>
@@ -36,7 +52,9 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::wait_for_earlier_kernels();
   const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
   if constexpr (kConfig.to_rows) {
-    cast::update_scale<kConfig>(params.row_target, index, kTensor ? 1 : params.rows);
+    if (cast::is_written<kConfig>(params, index)) {
+      cast::update_scale<kConfig>(params.row_target, index, kTensor ? 1 : params.rows);
+    }
   }
   if constexpr (kConfig.to_transposed) {
     cast::update_scale<kConfig>(params.transposed_target, index, kTensor ? 1 : params.cols);

@@ -8,6 +8,7 @@
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
+#include "kernels/config/group_layout.h"
 #include "kernels/config/tile_schedule.h"
 #include "kernels/ptx/shared_memory.h"
 
@@ -25,18 +26,36 @@ struct Tile {
   __device__ Tile(const CastParams& params, int part) {
     const long long width = params.cols / kConfig.source.parts();
     const config::TileSchedule schedule{
-        .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kConfig.tile_rows)),
+        .tiles_m = static_cast<int>(tiles_down(params)),
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
         .raster_rows = kConfig.raster_rows};
     place = schedule.at(static_cast<int>(blockIdx.x));
+    if constexpr (kConfig.grouped) {
+      of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
+    }
     begin = part * width;
     lane = static_cast<int>(threadIdx.x % kLanes);
     group = static_cast<int>(threadIdx.x / kLanes);
     cols = at_most(params.cols - first_col() - lane * kVector, kVector);
-    rows = cols > 0 ? at_most(params.rows - first_row() - group * kRows, kRows) : 0;
+    rows = cols > 0 ? at_most(end_row(params) - first_row() - group * kRows, kRows) : 0;
   }
 
+  // Whether there is anything to do: not in a slot of no group.
+  __device__ bool any() const {
+    if constexpr (kConfig.grouped) return of_slot.any();
+    return true;
+  }
   __device__ long long first_row() const {
+    if constexpr (kConfig.grouped) return of_slot.begin;
+    return transposed_col();
+  }
+  // Rows of the matrix, or of the tile's group, end before it.
+  __device__ long long end_row(const CastParams& params) const {
+    if constexpr (kConfig.grouped) return of_slot.end;
+    return params.rows;
+  }
+  // Where its transpose begins in a row of what is written.
+  __device__ long long transposed_col() const {
     return static_cast<long long>(place.m) * kConfig.tile_rows;
   }
   __device__ long long first_col() const {
@@ -48,6 +67,16 @@ struct Tile {
   __device__ int exist(int row) const {
     return row < rows ? (kVectors ? kVector : cols) : 0;
   }
+  // How many of them are written in the cast of rows.
+  template <bool kVectors>
+  __device__ int written(const CastParams& params, int row) const {
+    const int count = exist<kVectors>(row);
+    if constexpr (kConfig.source.kind == config::SourceKind::kGathered) {
+      const long long of_matrix = first_row() + group * kRows + row;
+      return count > 0 && is_written<kConfig.source>(params, of_matrix) ? count : 0;
+    }
+    return count;
+  }
 
   __device__ void clear() {
 #pragma unroll
@@ -58,10 +87,17 @@ struct Tile {
   }
 
   config::TileCoordinate place;
-  int lane, group;  // column and row of this thread among the threads of the tile
-  int rows, cols;   // how much of what this thread holds exists: 0 or less, nothing
-  long long begin;  // first column of the half
+  config::SlotRows of_slot;  // where grouped: the group's rows from the tile's first on
+  int lane, group;           // column and row of this thread among the threads of the tile
+  int rows, cols;            // how much of what this thread holds exists: 0 or less, nothing
+  long long begin;           // first column of the half
   unsigned words[kRows][4];
+
+ private:
+  static __device__ long long tiles_down(const CastParams& params) {
+    if constexpr (kConfig.grouped) return config::group_slots(params.rows, params.groups);
+    return config::ceil_divide(params.rows, kConfig.tile_rows);
+  }
 };
 
 template <TileCastConfig kConfig>
@@ -139,6 +175,12 @@ __device__ inline void load(const CastParams& params, Tiles<kConfig>& tiles) {
 #pragma unroll
     for (int row = 0; row < tile.kRows; ++row) {
       source.read(row, 0, tile.template exist<kConfig.vector_loads>(row), tile.words[row]);
+    }
+    if constexpr (kConfig.source.factors) {
+#pragma unroll
+      for (int row = 0; row < tile.kRows; ++row) {
+        source.multiply(row, tile.template exist<kConfig.vector_loads>(row), tile.words[row]);
+      }
     }
   } else {
     const StagedPieces<kConfig> staged(source, tile);

@@ -90,7 +90,7 @@ class TileScales {
     return scale_of(params_.row_target, tile_.first_row(), tile_.first_col());
   }
   __device__ float* transposed_scale() const {
-    return scale_of(params_.transposed_target, tile_.first_col(), tile_.first_row());
+    return scale_of(params_.transposed_target, tile_.first_col(), tile_.transposed_col());
   }
   static __device__ float* scale_of(const config::CastTarget& target, long long row,
                                     long long col) {

@@ -5,6 +5,7 @@
 #include "kernels/cast/access.h"
 #include "kernels/cast/column_reductions.h"
 #include "kernels/cast/line_scales.h"
+#include "kernels/cast/mixed_scales.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/tile_scales.h"
 #include "kernels/cast/two_level_scales.h"
@@ -17,17 +18,22 @@ namespace octofold {
 namespace cast {
 
 template <TileCastConfig kConfig, bool kTwoLevel = kConfig.two_level,
-          bool kScalesLines = kConfig.format.scales_lines()>
+          bool kScalesLines = kConfig.format.scales_lines(),
+          bool kMixed = kConfig.transposed_squares>
 struct ScalesOf {
   using Type = TwoLevelScales<kConfig>;
 };
 template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, false, false> {
+struct ScalesOf<kConfig, false, false, false> {
   using Type = TileScales<kConfig>;
 };
 template <TileCastConfig kConfig>
-struct ScalesOf<kConfig, false, true> {
+struct ScalesOf<kConfig, false, true, false> {
   using Type = LineScales<kConfig>;
+};
+template <TileCastConfig kConfig>
+struct ScalesOf<kConfig, false, true, true> {
+  using Type = MixedScales<kConfig>;
 };
 
 template <TileCastConfig kConfig>
@@ -92,7 +98,8 @@ class TileCast {
       unsigned words[kVector / 4];
       numeric::narrow<kConfig.format.out, kConfig.format.saturate>(values, words);
       cast::store<unsigned char, kConfig.vector_stores, kVector>(
-          codes + i * target.codes_stride, tile_.template exist<kConfig.vector_stores>(i), words);
+          codes + i * target.codes_stride,
+          tile_.template written<kConfig.vector_stores>(params_, i), words);
     }
   }
 
@@ -128,18 +135,28 @@ class TileCast {
   __device__ void store_columns() const {
     const config::CastTarget& target = params_.transposed_target;
     const int chunk = static_cast<int>(threadIdx.x % 16);
-    const int rows_exist = at_most(params_.rows - tile_.first_row() - chunk * 8, 8);
+    const int rows_exist = at_most(tile_.end_row(params_) - tile_.first_row() - chunk * 8, 8);
 #pragma unroll
     for (int i = 0; i < kScaleBlock * 16 / kConfig.threads(); ++i) {
       const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
-      const unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
+      unsigned long long codes = shared_.transposed[column][chunk ^ (column / kVector % 16)];
+      if constexpr (kConfig.grouped) codes = first_codes(codes, rows_exist);
       const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};
       const bool exists = tile_.first_col() + column < params_.cols;
       cast::store<unsigned char, kConfig.vector_stores, 8>(
-          target.codes + (tile_.first_col() + column) * target.codes_stride + tile_.first_row() +
-              chunk * 8,
-          exists ? rows_exist : 0, words);
+          target.codes + (tile_.first_col() + column) * target.codes_stride +
+              tile_.transposed_col() + chunk * 8,
+          !exists           ? 0
+          : kConfig.grouped ? 8
+                            : rows_exist,
+          words);
     }
+  }
+
+  // So many of 8 codes, and zeros behind them: what a group leaves of its last slot.
+  static __device__ unsigned long long first_codes(unsigned long long codes, int count) {
+    if (count <= 0) return 0;
+    return count < 8 ? codes & ((1ull << 8 * count) - 1) : codes;
   }
 
   const CastParams& params_;
@@ -171,12 +188,14 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
   Shared& shared = cast::shared_memory<kConfig, Shared>();
   if constexpr (kConfig.source.both_halves) {
     cast::Tiles<kConfig> tiles{{params, 0}, {params, 1}};
+    if (!tiles[0].any()) return;
     cast::load<kConfig>(params, tiles);
     cast::TileCast<kConfig>(params, shared, tiles[0]).run();
     __syncthreads();  // shared memory has been read
     cast::TileCast<kConfig>(params, shared, tiles[1]).run();
   } else {
     cast::Tiles<kConfig> tiles{{params, 0}};
+    if (!tiles[0].any()) return;
     cast::load<kConfig>(params, tiles);
     cast::TileCast<kConfig>(params, shared, tiles[0]).run();
   }

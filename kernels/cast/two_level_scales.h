@@ -86,8 +86,8 @@ class TwoLevelScales {
       __syncthreads();
     }
     if constexpr (kConfig.to_transposed) {
-      of_columns_ =
-          make_square<0, kColumns>(params_.transposed_target, tile_.first_col(), tile_.first_row());
+      of_columns_ = make_square<0, kColumns>(params_.transposed_target, tile_.first_col(),
+                                             tile_.transposed_col());
       unusual |= of_columns_.is_unusual();
     }
     if constexpr (kConfig.to_rows && !kLines) {
@@ -142,8 +142,10 @@ class TwoLevelScales {
   // Null if there is no such row.
   __device__ float* line_scale(int row) const {
     const config::CastTarget& target = params_.row_target;
-    if (tile_.first_row() + row >= params_.rows) return nullptr;
-    return target.scale + (tile_.first_row() + row) * target.scale_row_stride +
+    const long long at = tile_.first_row() + row;
+    if (at >= tile_.end_row(params_)) return nullptr;
+    if (!is_written<kConfig.source>(params_, at)) return nullptr;
+    return target.scale + at * target.scale_row_stride +
            tile_.first_col() / kScaleBlock * target.scale_col_stride;
   }
 

@@ -80,6 +80,8 @@ struct TileCastConfig {
   CastPhase phase = CastPhase::kWhole;
   // Whether the transpose, and rows of squares, are of values divided by their channels' factors.
   bool two_level = false;
+  // Beside rows of 1x128: whether the transpose has scales of 128x128.
+  bool transposed_squares = false;
   // What is written: the cast of x, that of its transpose, or both from one read of x.
   bool to_rows = true;
   bool to_transposed = false;
@@ -98,6 +100,10 @@ struct TileCastConfig {
   // What else is worked out on the way.
   ColumnReductions columns{};
 
+  // Whether the transpose has its columns in the layout of group_layout.h, and a tile the rows of
+  // one of its slots.
+  bool grouped = false;
+
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
   static constexpr const char* kTypeName = "octofold::config::TileCastConfig";
@@ -107,6 +113,7 @@ struct TileCastConfig {
     field("source", source);
     field("phase", phase);
     if (two_level) field("two_level", two_level);
+    if (transposed_squares) field("transposed_squares", transposed_squares);
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
     field("vector_loads", vector_loads);
@@ -115,6 +122,7 @@ struct TileCastConfig {
     field("rows_per_thread", rows_per_thread);
     field("raster_rows", raster_rows);
     field("columns", columns);
+    if (grouped) field("grouped", grouped);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -122,10 +130,12 @@ struct TileCastConfig {
   constexpr int groups() const { return tile_rows / rows_per_thread; }
   constexpr int threads() const { return groups() * lanes(); }
   // Where rows, or columns, of the tile have scales, or factors, of their own.
-  constexpr int column_units() const { return to_transposed ? kScaleBlock : 0; }
+  constexpr int column_units() const {
+    return to_transposed && !transposed_squares ? kScaleBlock : 0;
+  }
   constexpr int units() const { return column_units() + (to_rows ? tile_rows : 0); }
 
-  constexpr bool works_out() const { return source.kind != SourceKind::kPlain; }
+  constexpr bool works_out() const { return source.works_out(); }
   // Whether what values are worked out from comes by way of shared memory: all of a thread's is
   // then under way at once, for which there are no registers.
   constexpr bool is_staged() const { return works_out() && vector_loads; }
@@ -138,18 +148,19 @@ struct TileCastConfig {
   // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
   // under way: the compiler spends no more registers than that allows. Float16 takes one
   // instruction and register more, given scales of a tile are two, divisions and column sums of
-  // FP32 are long, values that are worked out take what they are made from, and element-wise
-  // accesses take what they take.
+  // FP32 are long, values that are worked out take what they are made from, factors of rows wait
+  // beside these, and element-wise accesses take what they take.
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
+    const bool multiplies = source.factors && to_transposed;
     if (format.in == DType::kFloat32) {
       const bool divides = shares_scale && format.rule.form == CastForm::kDivideInType;
-      return (works_out() || divides || columns.any() ? 512 : 1024) / threads();
+      return (works_out() || divides || multiplies || columns.any() ? 512 : 1024) / threads();
     }
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;
-    const bool fills_two =
-        (takes_more && shares_scale) || (works_out() && (to_transposed || source.both_halves));
+    const bool fills_two = (takes_more && (shares_scale || multiplies)) ||
+                           (works_out() && (to_transposed || source.both_halves));
     return (fills_two ? 512 : 768) / threads();
   }
 
@@ -168,6 +179,11 @@ struct TileCastConfig {
          (format.granularity != Granularity::kBlock128x128 && !(to_rows && to_transposed)))) {
       return "two-level scales are of squares, found with all of a tile";
     }
+    if (transposed_squares &&
+        (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
+         two_level || !to_rows || !to_transposed)) {
+      return "squares of the transpose beside rows of 1x128, found with all of a tile";
+    }
     if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";
@@ -178,6 +194,11 @@ struct TileCastConfig {
     if (square && tile_rows != kScaleBlock) return "units of 128 rows need a tile of 128 rows";
     if (to_transposed && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
     if (threads() < units()) return "a thread for each scale";
+    if (grouped && !to_transposed) return "groups are of the transpose";
+    if (grouped && columns.any()) return "columns are reduced over all rows";
+    if (grouped && to_rows && !format.scales_lines() && format.scales_blocks()) {
+      return "squares of rows would have rows of two groups";
+    }
     if (columns.any() && tile_rows != kReducedRows) return "columns are reduced by 128 rows";
     if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
       return "the input of an activation may have scales, and is FP8 then";
@@ -293,6 +314,9 @@ struct ScaleStepConfig {
   ScaleStep step = ScaleStep::kClear;
   bool to_rows = true;
   bool to_transposed = false;
+  // Which rows there are: those of groups, and those that are gathered from somewhere.
+  bool grouped = false;
+  bool gathered = false;
 
   static constexpr const char* kHeader = "kernels/cast/scale_steps.h";
   static constexpr const char* kKernel = "scale_step_kernel";
@@ -303,6 +327,8 @@ struct ScaleStepConfig {
     field("step", step);
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
+    if (grouped) field("grouped", grouped);
+    if (gathered) field("gathered", gathered);
   }
   friend constexpr bool operator==(const ScaleStepConfig&, const ScaleStepConfig&) = default;
 

@@ -37,6 +37,14 @@ struct CastParams {
   // Of two-level targets: the factors of what is written's rows.
   const float* row_channel_scale;         // [rows]
   const float* transposed_channel_scale;  // [cols]
+  // Of a transpose in the layout of group_layout.h: [groups + 1].
+  const int* offsets;
+  int groups;
+  // Of rows that are gathered: [rows], of flat places, so many to a row of x.
+  int slots;
+  const int* sources;
+  const float* factors;  // one for each place; null without
+  long long places;      // outside of [0, places): no row
 };
 
 struct ConvertParams {

@@ -13,6 +13,7 @@ enum class SourceKind {
   kActivation,          // an activation of x
   kActivationGradient,  // the gradient by x, from that by the activation
   kNormed,              // x normalized, from its rows' statistics
+  kGathered,            // rows of x that an index names, maybe multiplied by factors
 };
 
 constexpr const char* word(SourceKind kind) {
@@ -21,6 +22,7 @@ constexpr const char* word(SourceKind kind) {
     case SourceKind::kActivation: return "activation";
     case SourceKind::kActivationGradient: return "activation gradient";
     case SourceKind::kNormed: return "normed";
+    case SourceKind::kGathered: return "gathered";
   }
   return "?";
 }
@@ -40,12 +42,15 @@ struct CastSource {
   bool scaled = false;
   DType codes = DType::kE4M3;
   Granularity granularity = Granularity::kBlock1x128;
+  // Of what is gathered: whether each row is multiplied by a factor, and rounded.
+  bool factors = false;
 
   static constexpr const char* kTypeName = "octofold::config::CastSource";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
     field("kind", kind);
     if (kind == SourceKind::kNormed) field("norm", norm);
+    if (kind == SourceKind::kGathered && factors) field("factors", factors);
     if (!has_activation()) return;
     field("activation", activation);
     if (is_gated(activation)) field("layout", layout);
@@ -78,10 +83,14 @@ struct CastSource {
     return kind == SourceKind::kActivationGradient && is_gated(activation) &&
            layout == GateLayout::kHalves;
   }
+  // Whether values are worked out, from several pieces; else a vector is read where it lies.
+  constexpr bool works_out() const {
+    return kind != SourceKind::kPlain && kind != SourceKind::kGathered;
+  }
   // Pieces of up to 16 bytes that a vector of values is worked out from: those of x, of an FP8 x as
   // many scales, and the gradient.
   constexpr int pieces() const {
-    if (kind == SourceKind::kPlain) return 1;
+    if (!works_out()) return 1;
     if (kind == SourceKind::kNormed) return norm.centres() ? 3 : 2;
     return (scaled ? 2 : 1) * pieces_of_x() + (kind == SourceKind::kActivationGradient ? 1 : 0);
   }

@@ -37,6 +37,7 @@ from .errors import (
     UnsupportedError,
 )
 from .gated_gemm import gated_gemm
+from .gathered import quantize_gathered
 from .gemm import gemm
 from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
 from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
@@ -101,6 +102,7 @@ __all__ = [
     "quantize_activation_gradient",
     "quantize_both",
     "quantize_checkpoint",
+    "quantize_gathered",
     "quantize_norm",
     "quantize_with_columns",
     "scale_shape",

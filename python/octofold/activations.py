@@ -30,6 +30,7 @@ def quantize_activation(
     stream: StreamLike | None = None,
     *,
     columns: str | None = None,
+    offsets: Array | None = None,
 ) -> Casts:
     """quantize(activation(x)), without activation(x) in memory.
 
@@ -48,6 +49,8 @@ def quantize_activation(
 
     columns: what to work out of each column of the activation on the way, of all rows: "sums",
         "amax" (the largest magnitudes) or "both", as in quantize_with_columns().
+    offsets: of rows that are sorted by group, as in quantize_both(): the layout of the transpose.
+        Not beside `columns`.
 
     Returns a ScaledTensor, or a pair; with `columns` a tuple of these, followed by
     ColumnReductions: (cast, columns) or (rows, transposed, columns). NaN and infinities follow IEEE
@@ -76,7 +79,7 @@ def quantize_activation(
         targets,
         columns,
     )
-    results = _ACTIVATION((data, scale), options, name, None, stream)
+    results = _ACTIVATION((data, scale, offsets), options, name, None, stream)
     return casts_of(results, granularity, transposed_granularity)
 
 
@@ -95,6 +98,7 @@ def quantize_activation_gradient(
     stream: StreamLike | None = None,
     *,
     columns: str | None = None,
+    offsets: Array | None = None,
 ) -> Casts:
     """The gradient by x of activation(x), cast: what the linear layer before it goes back with.
 
@@ -118,7 +122,7 @@ def quantize_activation_gradient(
         targets,
         columns,
     )
-    results = _GRADIENT((gradient, data, scale), options, name, None, stream)
+    results = _GRADIENT((gradient, data, scale, offsets), options, name, None, stream)
     return casts_of(results, granularity, transposed_granularity)
 
 
@@ -146,21 +150,26 @@ def _activation_shape(x: Array, activation: str) -> Sequence[int]:
 
 
 def _activation_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    x, _ = inputs
+    x, _, offsets = inputs
     require_matrix("quantize_activation", "x", x.shape)
     shape = _activation_shape(x, options[1])
-    return _targets("quantize_activation", framework, shape, dtype, options)
+    return _targets("quantize_activation", framework, shape, dtype, options, offsets)
 
 
 def _gradient_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    _, x, _ = inputs
+    _, x, _, offsets = inputs
     operation = "quantize_activation_gradient"
     require_matrix(operation, "x", x.shape)
-    return _targets(operation, framework, x.shape, dtype, options)
+    return _targets(operation, framework, x.shape, dtype, options, offsets)
 
 
 def _targets(
-    operation: str, framework: Framework, shape: Sequence[int], dtype: str, options: Options
+    operation: str,
+    framework: Framework,
+    shape: Sequence[int],
+    dtype: str,
+    options: Options,
+    offsets: Array | None,
 ) -> Arrays:
     _, _, _, granularity, transposed_granularity, *_, targets, columns = options
     return allocate_targets(
@@ -172,6 +181,7 @@ def _targets(
         granularity,
         transposed_granularity,
         columns,
+        offsets,
     )
 
 

@@ -12,6 +12,7 @@ from ._core.targets import (
     allocate_cast,
     allocate_targets,
     casts_of,
+    group_columns,
     transposed_shape,
 )
 from ._library import library
@@ -93,20 +94,29 @@ def quantize_both(
     transposed_granularity: str | None = None,
     channel_scale: Array | None = None,
     transposed_channel_scale: Array | None = None,
+    offsets: Array | None = None,
 ) -> tuple[ScaledTensor, ScaledTensor]:
     """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
     with block scales from one pass over x. Arguments and errors are those of quantize().
 
     transposed_granularity: of the transpose, if it is another: "channel" beside "1x128". Weight
         gradients want it for one of their operands; x is read twice then, not three times. Or
-        "128x128" with a transposed_channel_scale beside "1x128": from one read.
+        "128x128" beside "1x128": from one read.
     channel_scale, transposed_channel_scale: two-level scales of x's cast, [rows], and of its
         transpose's, [cols], as in quantize(). Of two casts to "128x128" both have them or neither.
+    offsets: of an x whose rows are sorted by group: int32 [groups + 1], where each group begins,
+        and where the last one ends; rows behind that are not cast. The transpose then has the
+        K-group layout: [cols, 128 · (rows // 128 + groups)], where the rows offsets[g] ... of group
+        g are the columns from 128 · (offsets[g] // 128 + g) on, and zeros up to the next multiple
+        of 128; other columns, and their scales, are not written. So a scale of "1x128" or "128x128"
+        is for rows of one group alone; one of "tensor" or "channel" is for all groups. No rows of
+        "128x128". Sizes may be 0. On a GPU what offsets hold is not looked at before: no numbers
+        make it read or write outside of the arrays.
     """
     name = dtype_name("quantize_both", "dtype", dtype, FP8)
     options = (granularity, power_of_two, overflow, profile, transposed_granularity)
     data, scale, transposed_data, transposed_scale = _QUANTIZE_BOTH(
-        (x, channel_scale, transposed_channel_scale), options, name, None, stream
+        (x, channel_scale, transposed_channel_scale, offsets), options, name, None, stream
     )
     of_transpose = transposed_granularity or granularity
     return (
@@ -129,6 +139,7 @@ def quantize_with_columns(
     *,
     channel_scale: Array | None = None,
     transposed_channel_scale: Array | None = None,
+    offsets: Array | None = None,
 ) -> Casts:
     """Casts of x, byte for byte those of quantize() and quantize_both(), and what is to be worked
     out of its columns on the way: of a gradient, that by the bias without another read of it.
@@ -136,8 +147,8 @@ def quantize_with_columns(
     columns: of each column over all rows: "sums", "amax" (the largest magnitudes), "both", or None
         for the casts alone.
     targets: "rows" for quantize(x), "transposed" for quantize(x, transpose=True), "both".
-    transposed_granularity, channel_scale, transposed_channel_scale: as in quantize_both(). Others,
-        and errors: as in quantize().
+    transposed_granularity, channel_scale, transposed_channel_scale, offsets: as in quantize_both();
+        offsets with columns=None alone. Others, and errors: as in quantize().
 
     Returns (cast, columns), of both targets (rows, transposed, columns), where the last one is
     ColumnReductions (with columns=None: the cast, or a pair). These are float32 [cols]: sums 0 of
@@ -150,7 +161,7 @@ def quantize_with_columns(
     options = (granularity, transposed_granularity, power_of_two, overflow, profile)
     factors = (channel_scale, transposed_channel_scale)
     results = _QUANTIZE_WITH_COLUMNS(
-        (x, *factors), (columns, *options, targets), name, None, stream
+        (x, *factors, offsets), (columns, *options, targets), name, None, stream
     )
     return casts_of(results, granularity, transposed_granularity, *factors)
 
@@ -196,23 +207,25 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
 
 
 def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    x, *_ = inputs
+    x, *_, offsets = inputs
     require_matrix("quantize_both", "x", x.shape)
+    cols, rows = transposed_shape(x.shape)
+    transposed = (cols, group_columns("quantize_both", rows, offsets))
     return (
         *allocate_cast(framework, x.shape, dtype, options[0]),
-        *allocate_cast(framework, transposed_shape(x.shape), dtype, options[-1] or options[0]),
+        *allocate_cast(framework, transposed, dtype, options[-1] or options[0]),
     )
 
 
 def _casts_and_columns(
     framework: Framework, inputs: Arrays, options: Options, dtype: str
 ) -> Arrays:
-    x, *_ = inputs
+    x, *_, offsets = inputs
     columns, granularity, transposed_granularity, *_, targets = options
     operation = "quantize_with_columns"
     require_matrix(operation, "x", x.shape)
     of_cast = (targets, granularity, transposed_granularity)
-    return allocate_targets(operation, framework, x.shape, dtype, *of_cast, columns)
+    return allocate_targets(operation, framework, x.shape, dtype, *of_cast, columns, offsets)
 
 
 def _quantize(
@@ -237,7 +250,7 @@ def _quantize(
     factors = (None, channel_scale) if transpose else (channel_scale, None)
     options = (granularity, None, power_of_two, overflow, profile, static, stream)
     try:
-        library.quantize(x, *factors, *rows, *transposed, None, None, None, *options)
+        library.quantize(x, *factors, None, *rows, *transposed, None, None, None, *options)
     except InvalidArgumentError as error:  # in the library's words for its two targets
         text = str(error).replace("out.rows", "out").replace("out.transposed", "out")
         text = text.replace("'out.channel_scale'", "'channel_scale'")

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -184,17 +186,79 @@ void quantize(const TensorView& matrix, const MutableScaledTensorView& out,
   });
 }
 
+namespace {
+
+TensorView transposed(TensorView x) {
+  std::swap(x.shape[0], x.shape[1]);
+  std::swap(x.strides[0], x.strides[1]);
+  return x;
+}
+
+TensorView rows_of(TensorView x, std::int64_t begin, std::int64_t end) {
+  const auto* data = static_cast<const std::byte*>(x.data);
+  if (begin < end) x.data = data + begin * x.strides[0] * size_of(x.dtype);
+  x.shape[0] = end - begin;
+  return x;
+}
+
+// Columns from a multiple of 128 on, with the scales that are theirs alone.
+MutableScaledTensorView columns_of(MutableScaledTensorView out, std::int64_t begin,
+                                   std::int64_t count) {
+  out.data.data = static_cast<std::uint8_t*>(out.data.data) + begin;
+  out.data.shape[1] = count;
+  if (!varies_along_k(out.granularity)) return out;
+  const std::int64_t units = begin / kScaleBlock;
+  out.scale.data = static_cast<float*>(out.scale.data) + units * out.scale.strides[1];
+  out.scale.shape[1] = core::ceil_divide(count, kScaleBlock);
+  return out;
+}
+
+// The transpose of rows in groups, in the K-group layout. Scales that are for all groups are found
+// by a cast without anything between them.
+void quantize_groups(const TensorView& x, const MutableScaledTensorView& out,
+                     std::span<const std::int32_t> offsets, const config::CastFormat& format,
+                     ScaleSource scales) {
+  const std::int64_t features = x.shape[1], rows = offsets.back();
+  const bool shares_scales = !varies_along_k(out.granularity);
+  std::vector<std::uint8_t> together;
+  if (shares_scales) {
+    together.resize(static_cast<std::size_t>(features * rows));
+    MutableScaledTensorView all = out;
+    all.data = matrix(static_cast<void*>(together.data()), out.data.dtype, features, rows);
+    quantize(transposed(rows_of(x, 0, rows)), all, format, scales);
+  }
+  for (std::size_t group = 0; group + 1 < offsets.size(); ++group) {
+    const std::int64_t begin = offsets[group], count = offsets[group + 1] - begin;
+    const std::int64_t column =
+        kScaleBlock * (begin / kScaleBlock + static_cast<std::int64_t>(group));
+    const MutableScaledTensorView of_group = columns_of(out, column, count);
+    if (!shares_scales && count > 0) {
+      quantize(transposed(rows_of(x, begin, begin + count)), of_group, format, scales);
+    }
+    for (std::int64_t feature = 0; feature < features; ++feature) {
+      auto* codes = static_cast<std::uint8_t*>(of_group.data.data) + feature * out.data.strides[0];
+      if (shares_scales) std::copy_n(together.data() + feature * rows + begin, count, codes);
+      std::fill(codes + count, codes + core::ceil_divide(count, kScaleBlock) * kScaleBlock, 0);
+    }
+  }
+}
+
+}  // namespace
+
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales) {
   reduce_columns(x, out.columns);
-  if (out.rows) quantize(x, *out.rows, format, scales);
-  if (!out.transposed) return;
   config::CastFormat of_transpose = format;
-  of_transpose.granularity = out.transposed->granularity;
-  TensorView transposed = x;
-  std::swap(transposed.shape[0], transposed.shape[1]);
-  std::swap(transposed.strides[0], transposed.strides[1]);
-  quantize(transposed, *out.transposed, of_transpose, scales);
+  if (out.transposed) of_transpose.granularity = out.transposed->granularity;
+  if (out.offsets) {
+    const std::span offsets(static_cast<const std::int32_t*>(out.offsets->data),
+                            static_cast<std::size_t>(out.offsets->shape[0]));
+    const std::int64_t rows = offsets.back();
+    if (out.rows) quantize(rows_of(x, 0, rows), row_slice(*out.rows, 0, rows), format, scales);
+    return quantize_groups(x, *out.transposed, offsets, of_transpose, scales);
+  }
+  if (out.rows) quantize(x, *out.rows, format, scales);
+  if (out.transposed) quantize(transposed(x), *out.transposed, of_transpose, scales);
 }
 
 void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {

@@ -14,7 +14,7 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out, config::C
               ScaleSource scales);
 
 /// The same for each target that there is: of x, and of its transpose; and what is wanted of its
-/// columns.
+/// columns. Offsets begin at 0, ascend, and end within x.
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales);
 

@@ -19,9 +19,19 @@ struct Sizes {
 };
 
 // Of the matrix that is cast.
-Sizes sizes_of(const CastTargets& out) {
-  if (out.rows) return {out.rows->data.shape[0], out.rows->data.shape[1]};
-  return {out.transposed->data.shape[1], out.transposed->data.shape[0]};
+Sizes sizes_of(const CastInput& input, const CastTargets& out) {
+  const std::int64_t rows = input.sources ? input.sources->shape[0] : input.x.shape[0];
+  return {rows, out.rows ? out.rows->data.shape[1] : out.transposed->data.shape[0]};
+}
+
+// Whether rows of 1x128 are written beside a transpose of another granularity.
+bool is_mixed(const CastTargets& out, Granularity transposed) {
+  return out.rows && out.transposed && out.rows->granularity == Granularity::kBlock1x128 &&
+         out.transposed->granularity == transposed;
+}
+
+const int* ints_of(const std::optional<TensorView>& vector) {
+  return vector ? static_cast<const int*>(vector->data) : nullptr;
 }
 
 config::ColumnReductions reductions_of(const ColumnTargets& out) {
@@ -71,8 +81,11 @@ void convert(Device& device, ConvertProblem problem, core::ScaleAccess<const flo
 
 void quantize(Device& device, const CastInput& input, const CastTargets& out,
               const config::CastFormat& format, ScaleSource scales, Stream stream) {
-  const Sizes sizes = sizes_of(out);
+  const Sizes sizes = sizes_of(input, out);
   const auto [rows, cols] = sizes;
+  const bool two_level =
+      (out.rows && out.rows->channel_scale) || (out.transposed && out.transposed->channel_scale);
+  const std::int64_t groups = out.offsets ? out.offsets->shape[0] - 1 : 0;
   const CastProblem problem{
       .rows = rows,
       .cols = cols,
@@ -80,13 +93,12 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .source = input.source,
       .to_rows = out.rows.has_value(),
       .to_transposed = out.transposed.has_value(),
-      .transposed_by_channel = out.rows && out.transposed &&
-                               out.rows->granularity == Granularity::kBlock1x128 &&
-                               out.transposed->granularity == Granularity::kChannel,
-      .two_level = (out.rows && out.rows->channel_scale) ||
-                   (out.transposed && out.transposed->channel_scale),
+      .transposed_by_channel = is_mixed(out, Granularity::kChannel),
+      .transposed_by_squares = !two_level && is_mixed(out, Granularity::kBlock128x128),
+      .two_level = two_level,
       .scales_given = scales == ScaleSource::kGiven,
       .columns = reductions_of(out.columns),
+      .groups = groups,
       .x_is_aligned = is_aligned(input.x, input.source.bytes_of(0, format.vector())) &&
                       is_aligned(input.gradient, 16) && input.norm_is_aligned,
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
@@ -106,7 +118,13 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .transposed_target = target_of(out.transposed),
                                   .columns = columns_of(out.columns, sizes),
                                   .row_channel_scale = channel_scale_of(out.rows),
-                                  .transposed_channel_scale = channel_scale_of(out.transposed)};
+                                  .transposed_channel_scale = channel_scale_of(out.transposed),
+                                  .offsets = ints_of(out.offsets),
+                                  .groups = static_cast<int>(groups),
+                                  .slots = static_cast<int>(input.slots),
+                                  .sources = ints_of(input.sources),
+                                  .factors = floats_of(input.factors),
+                                  .places = input.x.shape[0] * input.slots};
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }

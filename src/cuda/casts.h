@@ -1,6 +1,9 @@
 // Casts and conversions on a GPU.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "octofold/casts.h"
 
 #include "core/scale_layout.h"
@@ -11,7 +14,7 @@
 namespace octofold::cuda {
 
 /// What is cast: x itself, or what a source makes of x, and of the gradient where it takes one.
-/// Matrices of as many rows.
+/// Matrices of as many rows, but for an x whose rows are gathered.
 struct CastInput {
   config::CastSource source{};
   TensorView x{};
@@ -22,6 +25,11 @@ struct CastInput {
   const float* mean = nullptr;
   config::NormOperands norm{};
   bool norm_is_aligned = true;
+  /// Of what is gathered: int32, a place for each row that is cast, so many places to a row of x;
+  /// and their factors.
+  std::optional<TensorView> sources{};
+  std::int64_t slots = 1;
+  std::optional<TensorView> factors{};
 };
 
 /// On checked matrices that lie on `device`: the targets that there are, from one read of the

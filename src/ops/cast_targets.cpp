@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/flatten.h"
+#include "core/group_offsets.h"
+#include "ops/backend.h"
 
 namespace octofold::ops {
 namespace {
@@ -64,16 +66,20 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
 
 namespace {
 
-// One granularity for both; but beside rows of 1x128 the transpose may be of channels or two-level.
+// One granularity for both; but beside rows of 1x128 the transpose may be of channels or squares.
 void require_granularities(const core::Arguments& check, const MutableScaledTensorView& rows,
-                           const MutableScaledTensorView& transposed) {
+                           const MutableScaledTensorView& transposed, ScaleSource scales) {
   const bool of_lines = rows.granularity == Granularity::kBlock1x128;
+  const bool given = scales == ScaleSource::kGiven;
   const bool by_channel = of_lines && transposed.granularity == Granularity::kChannel;
-  const bool two_level = of_lines && transposed.channel_scale;
-  if (transposed.granularity != rows.granularity && !by_channel && !two_level) {
+  const bool by_squares =
+      of_lines && !given && transposed.granularity == Granularity::kBlock128x128;
+  if (transposed.granularity != rows.granularity && !by_channel && !by_squares) {
     check.fail("out.transposed",
                core::format("granularity {}, as 'out.rows'{}", name(rows.granularity),
-                            of_lines ? ", or channel, or 128x128 with a channel_scale" : ""),
+                            !of_lines ? ""
+                            : given   ? ", or channel"
+                                      : ", or channel, or 128x128"),
                name(transposed.granularity));
   }
   if (transposed.granularity == rows.granularity &&
@@ -87,7 +93,7 @@ void require_granularities(const core::Arguments& check, const MutableScaledTens
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
                              const MutableScaledTensorView& transposed, ScaleSource scales) {
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
-  require_granularities(check, rows, transposed);
+  require_granularities(check, rows, transposed, scales);
   const auto require_apart_from_factors =
       [&](std::string_view argument, const MutableScaledTensorView& written,
           std::string_view factors, const MutableScaledTensorView& other) {
@@ -163,17 +169,46 @@ std::span<const std::int64_t> shape_of(const TensorView& tensor) {
   return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
 }
 
+namespace {
+
+// Of a matrix of so many rows. Returns how many columns the transpose has.
+std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, std::int64_t rows,
+                          Device device) {
+  constexpr std::string_view kOffsets = "offsets";
+  const std::int64_t groups = core::require_offsets(check, kOffsets, *out.offsets, device);
+  if (!out.transposed) {
+    check.fail(kOffsets, "none without 'out.transposed', whose layout they decide", "some");
+  }
+  if (out.columns.sums || out.columns.amax) {
+    check.fail("out.columns", "none beside 'offsets'", "some");
+  }
+  if (out.rows && out.rows->granularity == Granularity::kBlock128x128) {
+    check.fail("out.rows",
+               "granularity tensor, channel or 1x128 beside 'offsets', as squares would have rows "
+               "of two groups",
+               name(out.rows->granularity));
+  }
+  if (is_on_cpu(device)) core::require_ascending_offsets(check, kOffsets, *out.offsets, rows);
+  return group_columns(rows, groups);
+}
+
+}  // namespace
+
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
-                            std::span<const std::int64_t> shape, std::span<const CastInput> inputs,
+                            std::span<const std::int64_t> shape, std::span<const CastInput> given,
                             ScaleSource scales) {
   if (!out.rows && !out.transposed) check.fail("out", "rows, transposed or both", "neither");
-  CastTargets targets;
+  CastTargets targets{.offsets = out.offsets};
+  std::vector<CastInput> inputs(given.begin(), given.end());
+  if (out.offsets) inputs.push_back({"offsets", *out.offsets});
   if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, inputs, scales);
   const auto leading = shape.first(shape.size() - 1);
   const std::int64_t rows = std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
                                             std::multiplies<std::int64_t>());
+  std::int64_t columns = rows;
+  if (out.offsets) columns = check_groups(check, out, rows, inputs.front().view.device);
   if (out.transposed) {
-    const std::array transposed_shape{shape.back(), rows};
+    const std::array transposed_shape{shape.back(), columns};
     targets.transposed =
         checked_target(check, "out.transposed", *out.transposed, transposed_shape, inputs, scales);
   }

@@ -29,9 +29,10 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
 
 /// The targets as matrices: codes of `shape` [..., K], and of its transpose [K, rows]; on the
 /// device of the inputs, of which there is at least one, and apart from all of them; with what is
-/// wanted of columns, likewise.
+/// wanted of columns, likewise. With offsets the transpose has their layout; on the CPU their
+/// values are checked too.
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
-                            std::span<const std::int64_t> shape, std::span<const CastInput> inputs,
+                            std::span<const std::int64_t> shape, std::span<const CastInput> given,
                             ScaleSource scales);
 
 /// What is computed for checked targets, from values of dtype `in`.

@@ -10,6 +10,7 @@
 #include "cpu/convert.h"
 #include "cuda/casts.h"
 #include "kernels/config/cast_config.h"
+#include "kernels/config/group_layout.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
 
@@ -39,6 +40,15 @@ std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax) {
                "column_workspace_rows: argument 'rows': expected at least 0, got {}", rows);
   }
   return (int{sums} + int{amax}) * core::ceil_divide(rows, config::kReducedRows);
+}
+
+std::int64_t group_columns(std::int64_t rows, std::int64_t groups) {
+  if (rows < 0 || groups < 1) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "group_columns: expected rows of at least 0 in at least 1 group, got {} in {}", rows,
+               groups);
+  }
+  return kScaleBlock * config::group_slots(rows, groups);
 }
 
 void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions& options,

@@ -254,6 +254,7 @@ void quantize_norm(const NormArguments& given, const CastTargets& out,
   const core::Arguments check("quantize_norm");
   Inputs inputs(check);
   const NormArguments arguments = checked(check, given, inputs);
+  if (out.offsets) check.fail("offsets", "none of a norm", "some");
   const CastTargets targets =
       ops::checked_targets(check, out, ops::shape_of(given.x), inputs.all(), options.scales);
   const DType in = arguments.x.dtype;

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/config/arithmetic.h"
+#include "kernels/config/group_layout.h"
 
 namespace octofold::plan {
 namespace {
@@ -30,7 +31,7 @@ bool loads_fit(const CastProblem& problem) {
 
 bool stores_fit(const CastProblem& problem) {
   const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
-  const bool transposed_fit = !problem.to_transposed || problem.rows % 8 == 0;
+  const bool transposed_fit = !problem.to_transposed || problem.groups > 0 || problem.rows % 8 == 0;
   return problem.codes_are_aligned && rows_fit && transposed_fit;
 }
 
@@ -67,9 +68,11 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
                         .source = problem.source,
                         .phase = phase,
                         .two_level = problem.two_level,
+                        .transposed_squares = problem.transposed_by_squares,
                         .to_rows = problem.to_rows,
                         .to_transposed = problem.to_transposed,
-                        .vector_loads = loads_fit(problem)};
+                        .vector_loads = loads_fit(problem),
+                        .grouped = problem.groups > 0};
   if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
@@ -82,11 +85,11 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
   // need all 128 rows.
   if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128 &&
       !config.columns.any()) {
-    const bool works_out = problem.source.kind != config::SourceKind::kPlain;
-    config.tile_rows = works_out ? 64 : 32;
-    config.rows_per_thread = works_out ? 8 : 4;
+    config.tile_rows = config.works_out() ? 64 : 32;
+    config.rows_per_thread = config.works_out() ? 8 : 4;
   }
-  const std::int64_t down = ceil_divide(problem.rows, config.tile_rows);
+  const std::int64_t down = config.grouped ? config::group_slots(problem.rows, problem.groups)
+                                           : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.raster_rows = 2;
   const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
@@ -137,10 +140,15 @@ CastLaunch launch_rows(const CastProblem& problem, const Gpu& gpu) {
 }
 
 CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
+  // Of rows that have scales of their own, those that are not cast are left alone.
+  const bool rows_differ = problem.to_rows && problem.format.granularity == Granularity::kChannel;
+  const bool gathers = problem.source.kind == config::SourceKind::kGathered;
   const ScaleStepConfig config{.format = format_of(problem.format, step),
                                .step = step,
                                .to_rows = problem.to_rows,
-                               .to_transposed = problem.to_transposed};
+                               .to_transposed = problem.to_transposed,
+                               .grouped = rows_differ && problem.groups > 0,
+                               .gathered = rows_differ && gathers};
   std::int64_t units = 1;
   if (problem.format.granularity != Granularity::kTensor) {
     units = std::max(config.to_rows ? problem.rows : 0, config.to_transposed ? problem.cols : 0);

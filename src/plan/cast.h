@@ -30,10 +30,15 @@ struct CastProblem {
   bool to_transposed = false;
   /// Beside rows of 1x128: the transpose has one scale for each of its rows.
   bool transposed_by_channel = false;
+  /// Likewise: it has scales of 128x128.
+  bool transposed_by_squares = false;
   /// The transpose, and rows unless they are of 1x128, have two-level scales.
   bool two_level = false;
   bool scales_given = false;
   config::ColumnReductions columns{};  ///< what else is worked out
+  /// How many groups of rows the transpose has in the layout of kernels/config/group_layout.h; 0:
+  /// it is one matrix.
+  std::int64_t groups = 0;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -47,9 +52,11 @@ struct CastProblem {
     field("to_rows", to_rows);
     field("to_transposed", to_transposed);
     field("transposed_by_channel", transposed_by_channel);
+    field("transposed_by_squares", transposed_by_squares);
     field("two_level", two_level);
     field("scales_given", scales_given);
     field("columns", columns);
+    if (groups > 0) field("groups", groups);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }

@@ -145,6 +145,41 @@ def two_level_casts():
         yield f"two-level {rows},{cols} {dtype}", partial(two_level, x, factors)
 
 
+def in_groups(x, offsets, sources, factors):
+    """With offsets and sources such as nobody should give. What can be compared is every second
+    row, which comes from its own."""
+    offsets, sources = offsets.to(DEVICE), sources.to(DEVICE)
+    for granularity, transposed in (("1x128", None), ("1x128", "128x128"), ("1x128", "channel")):
+        options = {"granularity": granularity, "transposed_granularity": transposed}
+        octofold.quantize_both(x.to(DEVICE), offsets=offsets, **options)
+        octofold.quantize_gathered(
+            x.to(DEVICE), sources, factors.shape[1], factors.to(DEVICE), targets="both",
+            offsets=offsets, **options,
+        )  # fmt: skip
+    rows = octofold.quantize_gathered(x.to(DEVICE), sources, 1, granularity="channel")
+    return rows.dequantize()[::2], octofold.quantize(x, granularity="channel").dequantize()[::2]
+
+
+def group_casts():
+    if DEVICE == "cpu":
+        return  # its backend raises
+    most = 2**31 - 1
+    for (rows, cols), dtype in itertools.product(((390, 384), (131, 77)), FLOATS):
+        x, factors = torch.randn(rows, cols).to(dtype), torch.randn(rows, 3)
+        sources = torch.randint(-most, most, (rows,))
+        sources[::2] = torch.arange(0, rows, 2)
+        for offsets in (
+            [0, 5, 5, 100, rows],
+            [rows, 200, 100, 0, 0],
+            [most] * 5,
+            [-most] * 5,
+            [-300, 5 * rows, 7, -1, 129],
+        ):
+            name = f"casts in groups {rows},{cols} {dtype} {offsets}"
+            places = torch.tensor(offsets, dtype=torch.int32)
+            yield name, partial(in_groups, x, places, sources.int(), factors)
+
+
 def activations():
     for granularity, (rows, cols), layout in itertools.product(
         ("tensor", "channel", "1x128", "128x128"),
@@ -303,6 +338,7 @@ def main():
         casts(),
         casts_with_columns(),
         two_level_casts(),
+        group_casts(),
         activations(),
         norms(),
     )

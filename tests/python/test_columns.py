@@ -159,5 +159,5 @@ def test_opcheck(opcheck, columns):
         torch.zeros(2 * (of_sums + of_amax), 300) if columns else None,
     )
     options = (columns, "1x128", None, None, "saturate", "te", "transposed")
-    arguments = (torch.randn(130, 300), None, None, *results, *options)
+    arguments = (torch.randn(130, 300), None, None, None, *results, *options)
     opcheck(torch.ops.octofold.quantize_with_columns, arguments)

@@ -51,8 +51,32 @@ def test_opcheck_quantize_with_given_scales(opcheck):
 def test_opcheck_quantize_both(opcheck, granularity):
     results = fp8(130, 300), scale_of(granularity, 130, 300)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    arguments = (random(130, 300), None, None, *results, *transposed, granularity, *OPTIONS, None)
+    inputs = random(130, 300), None, None, None
+    arguments = (*inputs, *results, *transposed, granularity, *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize_both, arguments)
+
+
+def offsets_of(*offsets):
+    return torch.tensor(offsets, dtype=torch.int32)
+
+
+def test_opcheck_groups(opcheck):
+    rows = fp8(130, 300), scale_of("1x128", 130, 300)
+    transposed = fp8(300, 384), scale_of("128x128", 300, 384)
+    inputs = random(130, 300), None, None, offsets_of(0, 5, 130)
+    arguments = (*inputs, *rows, *transposed, "1x128", *OPTIONS, "128x128")
+    opcheck(torch.ops.octofold.quantize_both, arguments)
+
+
+@pytest.mark.parametrize("factors", [False, True])
+def test_opcheck_gathered(opcheck, factors):
+    sources, of_places = offsets_of(5, -1, 0, 259, 7), random(130, 2) if factors else None
+    rows = fp8(5, 300), scale_of("1x128", 5, 300)
+    for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
+        transposed = fp8(300, columns), scale_of("1x128", 300, columns)
+        inputs = random(130, 300), sources, of_places, offsets
+        arguments = (*inputs, *rows, *transposed, 2, "1x128", None, *OPTIONS, "both")
+        opcheck(torch.ops.octofold.quantize_gathered, arguments)
 
 
 def test_opcheck_two_level_scales(opcheck):
@@ -60,7 +84,7 @@ def test_opcheck_two_level_scales(opcheck):
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
     options = "1x128", *OPTIONS, "128x128"
-    arguments = (random(130, 300), None, factors, *rows, *transposed, *options)
+    arguments = (random(130, 300), None, factors, None, *rows, *transposed, *options)
     opcheck(torch.ops.octofold.quantize_both, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
     opcheck(torch.ops.octofold.dequantize, arguments)
@@ -90,9 +114,9 @@ def test_opcheck_activations(opcheck, targets):
             "both": rows + transposed,
         }[targets]
         choices = of_x, "swiglu", "halves", "1x128", None, *OPTIONS, *x_dtype, targets
-        opcheck(op, (*inputs, *results, None, None, None, *choices, None))
+        opcheck(op, (*inputs, None, *results, None, None, None, *choices, None))
         sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
-        opcheck(op, (*inputs, *results, sums, None, workspace, *choices, "sums"))
+        opcheck(op, (*inputs, None, *results, sums, None, workspace, *choices, "sums"))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

@@ -230,8 +230,8 @@ def test_bad_arguments(rng):
             "'channel_scale': expected none beside given scales",
         ),
         (
-            lambda: octofold.quantize_both(x, transposed_granularity="128x128"),
-            "'out.transposed': .* or channel, or 128x128 with a channel_scale, got 128x128",
+            lambda: octofold.quantize_both(x, transposed_granularity="tensor"),
+            "'out.transposed': .* or channel, or 128x128, got tensor",
         ),
         (
             lambda: octofold.quantize_both(x, granularity="128x128", channel_scale=rows),

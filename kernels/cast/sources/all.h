@@ -3,5 +3,6 @@
 
 #include "kernels/cast/sources/activation.h"
 #include "kernels/cast/sources/activation_gradient.h"
+#include "kernels/cast/sources/gathered.h"
 #include "kernels/cast/sources/normed.h"
 #include "kernels/cast/sources/plain.h"

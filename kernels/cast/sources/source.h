@@ -9,6 +9,13 @@
 // A source whose vectors are worked out from several others (PiecewiseSource) says from which, so
 // that all of a thread's can be on their way before it waits for the first.
 //
+// A source that reads vectors where they lie, to be multiplied (CastSource::factors), leaves that
+// to a step of its own, so that all of a thread's loads are on their way before it waits for the
+// first:
+//
+//   // What read() has left, times the row's factor.
+//   __device__ void multiply(int rows, int exist, unsigned (&words)[4]) const;
+//
 // A value may be asked for more than once (rows that are reread, scales of four steps), and has to
 // be the same each time.
 #pragma once

@@ -26,14 +26,16 @@ class ColumnReductions(NamedTuple):
     amax: Array | None
 
 
-_RESULTS_OF_TARGETS: Final = (
+RESULTS_OF_TARGETS: Final = (
     "out.rows?",
     "out.rows.scale?",
     "out.transposed?",
     "out.transposed.scale?",
 )
+"""Of an op whose option `targets` says which there are."""
+
 _RESULTS_OF_COLUMNS: Final = ("out.columns.sums?", "out.columns.amax?", "out.columns.workspace?")
-RESULTS: Final = (*_RESULTS_OF_TARGETS, *_RESULTS_OF_COLUMNS)
+RESULTS: Final = (*RESULTS_OF_TARGETS, *_RESULTS_OF_COLUMNS)
 """Of an op whose last options are `targets` ("rows", "transposed" or "both") and `columns` ("sums",
 "amax", "both" or None)."""
 
@@ -43,6 +45,21 @@ _NONE: Final[Arrays] = (None, None)
 def transposed_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Of the transpose of [..., cols], whose leading dimensions count as rows."""
     return shape[-1], row_count(shape)
+
+
+def group_columns(operation: str, rows: int, offsets: Array | None, transposed: bool = True) -> int:
+    """Columns of the transpose of so many rows: in the K-group layout, where there are offsets."""
+    if offsets is None:
+        return rows
+    shape = tuple(offsets.shape)
+    if not transposed:
+        expected = "None without a transposed target, whose layout it decides"
+        raise invalid_argument(operation, "offsets", expected, f"{shape}")
+    if len(shape) != 1 or shape[0] < 2:
+        expected = "int32 [groups + 1], of at least one group"
+        raise invalid_argument(operation, "offsets", expected, f"{shape}")
+    groups: int = shape[0] - 1
+    return 128 * (rows // 128 + groups)
 
 
 def allocate_cast(
@@ -62,17 +79,25 @@ def allocate_targets(
     granularity: str,
     transposed_granularity: str | None = None,
     columns: str | None = None,
+    offsets: Array | None = None,
 ) -> Arrays:
     """RESULTS for a matrix of `shape`."""
     return (
-        *_allocate_casts(
-            operation, framework, shape, dtype, targets, granularity, transposed_granularity
+        *allocate_casts(
+            operation,
+            framework,
+            shape,
+            dtype,
+            targets,
+            granularity,
+            transposed_granularity,
+            offsets,
         ),
         *_allocate_columns(operation, framework, shape, columns),
     )
 
 
-def _allocate_casts(
+def allocate_casts(
     operation: str,
     framework: Framework,
     shape: Sequence[int],
@@ -80,16 +105,19 @@ def _allocate_casts(
     targets: str,
     granularity: str,
     transposed_granularity: str | None,
+    offsets: Array | None,
 ) -> Arrays:
+    """RESULTS_OF_TARGETS, likewise."""
     if targets not in ("rows", "transposed", "both"):
         expected = "one of rows, transposed, both"
         raise invalid_argument(operation, "targets", expected, repr(targets))
     rows = transposed = _NONE
+    columns = group_columns(operation, row_count(shape), offsets, targets != "rows")
     if targets != "transposed":
         rows = allocate_cast(framework, shape, dtype, granularity)
     if targets != "rows":
         of_transpose = granularity if transposed_granularity is None else transposed_granularity
-        transposed = allocate_cast(framework, transposed_shape(shape), dtype, of_transpose)
+        transposed = allocate_cast(framework, (shape[-1], columns), dtype, of_transpose)
     return rows + transposed
 
 
@@ -123,8 +151,8 @@ def casts_of(
     channel_scale: Array | None = None,
     transposed_channel_scale: Array | None = None,
 ) -> Casts:
-    """What the caller gets of RESULTS."""
-    rows, rows_scale, transposed, transposed_scale, sums, amax, workspace = results
+    """What the caller gets of RESULTS, or of RESULTS_OF_TARGETS."""
+    rows, rows_scale, transposed, transposed_scale, *columns = results
     casts: tuple[Any, ...] = ()
     if rows is not None:
         casts = (ScaledTensor(rows, rows_scale, granularity, channel_scale),)
@@ -132,8 +160,8 @@ def casts_of(
         of_transpose = transposed_granularity or granularity
         factors = transposed_channel_scale
         casts += (ScaledTensor(transposed, transposed_scale, of_transpose, factors),)
-    if workspace is not None:
-        return *casts, ColumnReductions(sums, amax)
+    if columns and columns[-1] is not None:
+        return *casts, ColumnReductions(*columns[:2])
     return casts[0] if len(casts) == 1 else casts
 
 

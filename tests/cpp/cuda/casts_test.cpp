@@ -67,6 +67,45 @@ TEST_F(CastTest, BothCastsAreOneKernel) {
   EXPECT_EQ(params.transposed_target.codes_stride, kRows + 16);
 }
 
+// Their sizes stay on the GPU: what is launched is known from their number.
+TEST_F(CastTest, GroupsAreToldByWhereTheyBegin) {
+  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  const MutableScaledTensorView transposed = output(kCols, 128 * (1 + 6), Granularity::kBlock1x128);
+  const auto offsets = vector<const void>(address(0x9000), DType::kInt32, 7, kGpu);
+  quantize({.rows = out, .transposed = transposed, .offsets = offsets});
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(state().launches[0].blocks, (1u + 6) * 5);
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.offsets, address(0x9000));
+  EXPECT_EQ(params.groups, 6);
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+  EXPECT_EQ(params.sources, nullptr);
+  quantize({.transposed = transposed, .offsets = offsets});
+  EXPECT_EQ(state().launches[1].params_as<config::CastParams>().rows, kRows);
+  quantize({.rows = out});
+  EXPECT_EQ(state().launches[2].params_as<config::CastParams>().offsets, nullptr);
+}
+
+TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
+  const MutableScaledTensorView out = output(900, kCols, Granularity::kBlock1x128);
+  cuda::quantize(
+      runtime().device(0),
+      {.source = {.kind = config::SourceKind::kGathered, .factors = true},
+       .x = x_,
+       .sources = vector<const void>(address(0x9000), DType::kInt32, 900, kGpu),
+       .slots = 6,
+       .factors = matrix<const void>(address(0xA000), DType::kFloat32, kRows, 6, 6, kGpu)},
+      {.rows = out}, {.in = DType::kBFloat16}, ScaleSource::kComputed, {&stream_});
+  const auto params = state().launches[0].params_as<config::CastParams>();
+  EXPECT_EQ(params.rows, 900);
+  EXPECT_EQ(params.sources, address(0x9000));
+  EXPECT_EQ(params.factors, address(0xA000));
+  EXPECT_EQ(params.slots, 6);
+  EXPECT_EQ(params.places, kRows * 6);
+  EXPECT_EQ(state().launches[0].blocks, 29u * 5);
+}
+
 // Rows of 1x128, and the transpose with its channels' factors: from one read.
 TEST_F(CastTest, TwoLevelScalesAreOneKernel) {
   const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);

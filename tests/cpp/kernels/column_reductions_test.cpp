@@ -1,28 +1,15 @@
 // The kernels that reduce columns, run on the host by a thread for each of a block's, against loops
 // in double: which element goes into which sum.
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <gtest/gtest.h>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include "octofold/casts.h"
 
-// What CUDA has and these headers do not run.
-#define __global__
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__
-struct uint4 {
-  unsigned x, y, z, w;
-};
-inline std::barrier<>* threads_of_block = nullptr;
-inline void __syncthreads() { threads_of_block->arrive_and_wait(); }
-
-#include "kernels/ptx/shared_memory.h"  // first: it has CUDA's types
+#include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/convert.h"
 #include "kernels/cast/column_reductions.h"
@@ -31,23 +18,7 @@ inline void __syncthreads() { threads_of_block->arrive_and_wait(); }
 namespace octofold::cast {
 namespace {
 
-// Calls body() by each thread of each block, one block after another.
-template <typename Body>
-void launch(std::int64_t blocks, int threads, Body&& body) {
-  std::barrier<> barrier(threads);
-  threads_of_block = &barrier;
-  std::vector<std::jthread> running;
-  for (int thread = 0; thread < threads; ++thread) {
-    running.emplace_back([&, thread] {
-      threadIdx.x = static_cast<unsigned>(thread);
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        blockIdx.x = static_cast<unsigned>(block);
-        body();
-        __syncthreads();
-      }
-    });
-  }
-}
+using test::launch;
 
 struct Columns {
   std::vector<float> sums, amax;

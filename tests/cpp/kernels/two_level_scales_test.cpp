@@ -1,94 +1,34 @@
 // The cast of two-level scales, run on the host by a thread for each of a block's, beside the CPU
 // backend's: the same bytes.
-#include <array>
-#include <atomic>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
-#include <deque>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "octofold/casts.h"
 
-// What CUDA has and these headers do not run.
-#define __global__
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__
-struct uint4 {
-  unsigned x, y, z, w;
-};
-unsigned __shfl_xor_sync(unsigned mask, unsigned value, int distance);
-void __syncthreads();
-int __syncthreads_or(int value);
-
-#include "kernels/ptx/shared_memory.h"  // first: it has CUDA's types
+#include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/casts.h"
 #include "cpu/convert.h"
 #include "kernels/cast/tiles.h"
 #include "support/random.h"
 
-namespace {
-
-// Of the block that runs.
-std::barrier<>* threads_of_block = nullptr;
-std::deque<std::barrier<>> warps_of_block;
-std::array<unsigned, 1024> of_lanes;
-std::atomic<int> any = 0;
-
-}  // namespace
-
-void __syncthreads() { threads_of_block->arrive_and_wait(); }
-
-int __syncthreads_or(int value) {
-  any |= value;
-  __syncthreads();
-  const int result = any;
-  __syncthreads();
-  any = 0;
-  __syncthreads();
-  return result;
-}
-
-unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
-  const unsigned thread = threadIdx.x;
-  of_lanes[thread] = value;
-  warps_of_block[thread / 32].arrive_and_wait();
-  const unsigned other = of_lanes[thread ^ static_cast<unsigned>(distance)];
-  warps_of_block[thread / 32].arrive_and_wait();
-  return other;
-}
-
 namespace octofold::cast {
 namespace {
 
 template <TileCastConfig kConfig>
 void launch(const CastParams& params) {
-  std::barrier<> barrier(kConfig.threads());
-  threads_of_block = &barrier;
-  warps_of_block.clear();
-  for (int warp = 0; warp < kConfig.threads() / 32; ++warp) warps_of_block.emplace_back(32);
   const std::int64_t blocks = config::ceil_divide(params.rows, kConfig.tile_rows) *
                               config::ceil_divide(params.cols, kScaleBlock);
   typename TileCast<kConfig>::Shared shared;
-  std::vector<std::jthread> running;
-  for (int thread = 0; thread < kConfig.threads(); ++thread) {
-    running.emplace_back([&, thread] {
-      threadIdx.x = static_cast<unsigned>(thread);
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        blockIdx.x = static_cast<unsigned>(block);
-        Tiles<kConfig> tiles{{params, 0}};
-        load<kConfig>(params, tiles);
-        TileCast<kConfig>(params, shared, tiles[0]).run();
-        __syncthreads();
-      }
-    });
-  }
+  test::launch(blocks, kConfig.threads(), [&] {
+    Tiles<kConfig> tiles{{params, 0}};
+    load<kConfig>(params, tiles);
+    TileCast<kConfig>(params, shared, tiles[0]).run();
+  });
 }
 
 // Codes and scales of one target.

@@ -197,8 +197,9 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_rows)}, {.scales = ScaleSource::kGiven}),
               HasSubstr("'out.rows.channel_scale': expected none beside given scales, got one"));
-  EXPECT_THAT(cast_error({.rows = lines.view(), .transposed = columns.view()}),
-              HasSubstr("or channel, or 128x128 with a channel_scale, got 128x128"));
+  EXPECT_THAT(cast_error({.rows = lines.view(), .transposed = columns.view()},
+                         {.scales = ScaleSource::kGiven}),
+              HasSubstr("granularity 1x128, as 'out.rows', or channel, got 128x128"));
   EXPECT_THAT(
       cast_error({.rows = squares.view(), .transposed = with_factors(columns, of_columns)}),
       HasSubstr("'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"));

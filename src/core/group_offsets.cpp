@@ -1,0 +1,34 @@
+#include "core/group_offsets.h"
+
+#include <limits>
+
+namespace octofold::core {
+
+std::int64_t require_offsets(const Arguments& check, std::string_view argument,
+                             const TensorView& offsets, Device device) {
+  check.require_vector(argument, offsets);
+  check.require_dtype(argument, offsets, {DType::kInt32});
+  check.require_same_device(argument, offsets, device);
+  if (offsets.shape[0] < 2 || offsets.shape[0] > std::numeric_limits<std::int32_t>::max()) {
+    check.fail(argument, "[groups + 1] elements, of at least one group", describe(offsets));
+  }
+  return offsets.shape[0] - 1;
+}
+
+void require_ascending_offsets(const Arguments& check, std::string_view argument,
+                               const TensorView& offsets, std::int64_t rows) {
+  const auto* values = static_cast<const std::int32_t*>(offsets.data);
+  std::int64_t least = 0, most = 0;  // the first one is 0
+  for (std::int64_t i = 0; i < offsets.shape[0]; ++i) {
+    if (values[i] < least || values[i] > most) {
+      check.fail(
+          argument,
+          core::format("entries that begin at 0, do not decrease and do not exceed {} rows", rows),
+          core::format("{} at [{}]", values[i], i));
+    }
+    least = values[i];
+    most = rows;
+  }
+}
+
+}  // namespace octofold::core

@@ -1,0 +1,19 @@
+// Where groups of rows begin, as operations take it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace octofold::core {
+
+/// int32 [groups + 1] of at least one group, contiguous, on `device`. Returns how many groups.
+std::int64_t require_offsets(const Arguments& check, std::string_view argument,
+                             const TensorView& offsets, Device device);
+
+/// Of offsets that lie on the CPU: they begin at 0, do not decrease and do not exceed `rows`.
+void require_ascending_offsets(const Arguments& check, std::string_view argument,
+                               const TensorView& offsets, std::int64_t rows);
+
+}  // namespace octofold::core

@@ -1,0 +1,130 @@
+// The kernels of casts in groups and of gathered rows, compiled for their GPU: no register leaves
+// the register file, and no exchange between lanes has to collect them first.
+#include <array>
+#include <gtest/gtest.h>
+
+#include "cuda/device.h"
+#include "plan/cast.h"
+#include "support/nvrtc.h"
+#include "support/sound_kernel.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::CastSource;
+using config::SourceKind;
+using plan::CastProblem;
+using enum Granularity;
+
+constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr CastSource kGathered{.kind = SourceKind::kGathered};
+constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
+
+class NvrtcGroupCastTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+
+  void expect_sound(const CastProblem& problem) {
+    compiler_.expect_sound(plan::plan_cast(problem, plan::kHopper).kernels);
+  }
+
+ private:
+  test::Compiler compiler_;
+};
+
+CastProblem problem_of(DType in, const config::CastRule& rule, Granularity granularity,
+                       const CastSource& source, bool to_rows = true, bool aligned = true) {
+  return {.rows = 1000,
+          .cols = 1024,
+          .format = {.in = in, .granularity = granularity, .rule = rule},
+          .source = source,
+          .to_rows = to_rows,
+          .to_transposed = true,
+          .groups = 8,
+          .x_is_aligned = aligned,
+          .codes_are_aligned = aligned};
+}
+
+CastProblem beside(Granularity transposed, CastProblem problem) {
+  problem.transposed_by_channel = transposed == kChannel;
+  problem.transposed_by_squares = transposed == kBlock128x128;
+  return problem;
+}
+
+TEST_F(NvrtcGroupCastTest, TransposesInGroupsCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    for (const config::CastRule& rule : {config::kVllmRule, config::kDeepGemmRule}) {
+      expect_sound(problem_of(in, rule, kBlock1x128, {}));
+    }
+    expect_sound(problem_of(in, config::kTorchAoRule, kBlock128x128, {}, false));
+    expect_sound(beside(kChannel, problem_of(in, config::kTorchAoRule, kBlock1x128, {})));
+    expect_sound(beside(kBlock128x128, problem_of(in, config::kVllmRule, kBlock1x128, {})));
+  }
+  for (const Granularity granularity : {kTensor, kChannel}) {
+    expect_sound(problem_of(DType::kBFloat16, config::kDeepGemmRule, granularity, {}));
+  }
+  expect_sound(problem_of(DType::kFloat16, config::kVllmRule, kBlock1x128, {}, true, false));
+  CastProblem given = problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128, {}, false);
+  given.scales_given = true;
+  expect_sound(given);
+  CastProblem two_level = problem_of(DType::kBFloat16, config::kTorchAoRule, kBlock1x128, {});
+  two_level.two_level = true;
+  expect_sound(two_level);
+}
+
+TEST_F(NvrtcGroupCastTest, ActivationsInGroupsCompileWithoutSpills) {
+  for (const auto kind : {SourceKind::kActivation, SourceKind::kActivationGradient}) {
+    const auto swiglu = CastSource::of(kind, Activation::kSwiGlu, GateLayout::kHalves);
+    for (const DType in : kInputs) {
+      expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, swiglu));
+    }
+    expect_sound(
+        beside(kChannel, problem_of(DType::kBFloat16, config::kTorchAoRule, kBlock1x128, swiglu)));
+    expect_sound(beside(kBlock128x128,
+                        problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128, swiglu)));
+    expect_sound(problem_of(DType::kBFloat16, config::kDeepGemmRule, kBlock1x128,
+                            swiglu.of_codes(DType::kE4M3, kBlock1x128)));
+    expect_sound(problem_of(DType::kFloat16, config::kDeepGemmRule, kBlock1x128,
+                            CastSource::of(kind, Activation::kGeGluErf, GateLayout::kInterleaved),
+                            true, false));
+  }
+}
+
+TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
+  for (const CastSource& source : {kGathered, kMultiplied}) {
+    for (const DType in : kInputs) {
+      for (const config::CastRule& rule : {config::kVllmRule, config::kCompressedTensorsRule}) {
+        CastProblem both = problem_of(in, rule, kBlock1x128, source);
+        expect_sound(both);
+        both.groups = 0;
+        expect_sound(both);
+        CastProblem rows = both;
+        rows.to_transposed = false;
+        for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+          rows.format.granularity = granularity;
+          for (const std::int64_t cols : {512, 7168, 28'672, 100'000}) {
+            rows.cols = cols;
+            expect_sound(rows);
+            if (granularity != kChannel) break;
+          }
+        }
+      }
+      expect_sound(beside(kChannel, problem_of(in, config::kTorchAoRule, kBlock1x128, source)));
+      expect_sound(beside(kBlock128x128, problem_of(in, config::kVllmRule, kBlock1x128, source)));
+      expect_sound(problem_of(in, config::kVllmRule, kBlock128x128, source, false));
+      expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, source, true, false));
+    }
+    expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kTensor, source));
+    expect_sound(problem_of(DType::kBFloat16, config::kVllmRule, kChannel, source));
+    CastProblem rows =
+        problem_of(DType::kFloat16, config::kVllmRule, kChannel, source, true, false);
+    rows.groups = 0;
+    rows.to_transposed = false;
+    expect_sound(rows);
+  }
+}
+
+}  // namespace
+}  // namespace octofold::cuda

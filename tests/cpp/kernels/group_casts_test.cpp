@@ -1,0 +1,398 @@
+// Casts of rows in groups and of gathered rows, run on the host by a thread for each of a block's,
+// beside the CPU backend's: the same bytes, and none written elsewhere. Offsets and sources that
+// nobody should give write nothing outside of the tensors either.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <limits>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "octofold/casts.h"
+#include "octofold/gathered.h"
+
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include "cpu/casts.h"
+#include "cpu/convert.h"
+#include "cpu/gathered.h"
+#include "kernels/cast/rows.h"
+#include "kernels/cast/scale_steps.h"
+#include "kernels/cast/tiles.h"
+#include "support/random.h"
+
+namespace octofold::ptx {
+
+void raise_global(unsigned* address, unsigned value) {
+  std::atomic_ref<unsigned> held(*address);
+  for (unsigned found = held; found < value && !held.compare_exchange_weak(found, value);) {
+  }
+}
+
+}  // namespace octofold::ptx
+
+namespace octofold::cast {
+namespace {
+
+using config::CastRule;
+using config::CastSource;
+using config::RowCastConfig;
+using config::ScaleStep;
+using config::ScaleStepConfig;
+using config::SourceKind;
+using Offsets = std::vector<int>;
+using enum Granularity;
+
+constexpr std::int64_t kRows = 300, kPlaces = 120, kSlots = 2;
+
+// Codes and scales of one target, with what nobody may write around them.
+class Target {
+ public:
+  Target(Granularity granularity, std::int64_t rows, std::int64_t cols)
+      : granularity_(granularity), rows_(rows), cols_(cols) {
+    const std::int64_t across = config::ceil_divide(cols, 128);
+    switch (granularity) {
+      case kTensor: scale_rows_ = scale_cols_ = 1; break;
+      case kChannel: scale_rows_ = rows, scale_cols_ = 1; break;
+      case kBlock1x128: scale_rows_ = rows, scale_cols_ = across; break;
+      case kBlock128x128: scale_rows_ = config::ceil_divide(rows, 128), scale_cols_ = across; break;
+    }
+    codes_.assign(static_cast<std::size_t>(rows * cols) + 2 * kGuard, 0xAA);
+    scales_.assign(static_cast<std::size_t>(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
+  }
+
+  MutableScaledTensorView view() {
+    const MutableTensorView lines = vector(scale(), DType::kFloat32, scale_rows_);
+    const bool blocks = varies_along_k(granularity_);
+    return {matrix(codes(), DType::kE4M3, rows_, cols_),
+            blocks ? matrix(scale(), DType::kFloat32, scale_rows_, scale_cols_) : lines,
+            granularity_};
+  }
+  config::CastTarget target() {
+    const bool one = granularity_ == kTensor;
+    return {codes(), cols_, scale(), one ? 0 : scale_cols_, varies_along_k(granularity_) ? 1 : 0};
+  }
+  void expect_same(const Target& other) const {
+    EXPECT_THAT(codes_, testing::ElementsAreArray(other.codes_));
+    ASSERT_EQ(scales_.size(), other.scales_.size());
+    EXPECT_EQ(std::memcmp(scales_.data(), other.scales_.data(), scales_.size() * sizeof(float)), 0);
+  }
+  void expect_guards() const {
+    for (std::size_t i = 0; i < kGuard; ++i) {
+      EXPECT_EQ(codes_[i], 0xAA);
+      EXPECT_EQ(codes_[codes_.size() - 1 - i], 0xAA);
+      EXPECT_EQ(scales_[i], -1.0f);
+      EXPECT_EQ(scales_[scales_.size() - 1 - i], -1.0f);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 256;
+
+  unsigned char* codes() { return codes_.data() + kGuard; }
+  float* scale() { return scales_.data() + kGuard; }
+
+  Granularity granularity_;
+  std::int64_t rows_, cols_, scale_rows_ = 0, scale_cols_ = 0;
+  std::vector<unsigned char> codes_;
+  std::vector<float> scales_;
+};
+
+template <TileCastConfig kConfig>
+void launch(const CastParams& params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  const std::int64_t down = kConfig.grouped ? config::group_slots(params.rows, params.groups)
+                                            : config::ceil_divide(params.rows, kConfig.tile_rows);
+  typename TileCast<kConfig>::Shared shared;
+  test::launch(down * config::ceil_divide(params.cols, kScaleBlock), kConfig.threads(), [&] {
+    Tiles<kConfig> tiles{{params, 0}};
+    if (!tiles[0].any()) return;
+    load<kConfig>(params, tiles);
+    TileCast<kConfig>(params, shared, tiles[0]).run();
+  });
+}
+
+template <ScaleStepConfig kConfig>
+void launch(const CastParams& params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  const std::int64_t units = std::max(params.rows, params.cols);
+  test::launch(config::ceil_divide(units, kConfig.threads()), kConfig.threads(),
+               [&] { scale_step_kernel<kConfig>(params); });
+}
+
+template <RowCastConfig kConfig>
+void launch(const CastParams& params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  typename RowCast<kConfig>::Shared shared;
+  test::launch(config::ceil_divide(params.rows, kConfig.rows_per_block()), kConfig.threads(),
+               [&] { RowCast<kConfig>(params, shared).run(); });
+}
+
+// Matrices of random values, each column with a magnitude of its own.
+template <DType kIn>
+std::vector<Storage<kIn>> random_values(std::int64_t rows, std::int64_t cols) {
+  test::Random random;
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(normal(random), static_cast<int>(i % 7));
+  }
+  std::vector<Storage<kIn>> x(values.size());
+  cpu::store(values.data(), std::ssize(values), x.data(), kIn, 0, Overflow::kNan);
+  return x;
+}
+
+// What one cast reads: x itself in as many rows as are cast, or gathered from fewer.
+template <DType kIn>
+struct Input {
+  std::vector<Storage<kIn>> x;
+  Offsets offsets{};
+  std::vector<int> sources{};
+  std::vector<float> factors{};
+  std::int64_t cols;
+
+  CastParams params() const {
+    CastParams params{};
+    params.x = x.data();
+    params.x_stride = cols;
+    params.rows = kRows;
+    params.cols = cols;
+    params.offsets = offsets.data();
+    params.groups = static_cast<int>(offsets.size()) - 1;
+    params.slots = kSlots;
+    params.sources = sources.data();
+    params.factors = factors.data();
+    params.places = kPlaces * kSlots;
+    return params;
+  }
+  void cast_on_cpu(CastTargets out, const config::CastFormat& format) const {
+    if (!offsets.empty()) {
+      out.offsets = vector(offsets.data(), DType::kInt32, std::ssize(offsets));
+    }
+    if (sources.empty()) {
+      return cpu::quantize(matrix<const void>(x.data(), kIn, kRows, cols), out, format,
+                           ScaleSource::kComputed);
+    }
+    GatheredRows rows{.x = matrix<const void>(x.data(), kIn, kPlaces, cols),
+                      .sources = vector(sources.data(), DType::kInt32, kRows),
+                      .slots = kSlots};
+    if (!factors.empty()) {
+      rows.factors = matrix(factors.data(), DType::kFloat32, kPlaces, kSlots);
+    }
+    cpu::quantize_gathered(rows, out, format, ScaleSource::kComputed);
+  }
+};
+
+// Groups of rows that end before them all: empty ones, such as end within a slot, and at its end.
+const std::vector<Offsets> kPartitions{
+    {0, 0, 5, 5, 140, 268, 268}, {0, 128, 256, 257, 290}, {0, 300}, {0, 0}};
+
+// What no caller should give.
+const std::vector<Offsets> kHostile{
+    {300, 200, 100, 0},
+    {std::numeric_limits<int>::min(), std::numeric_limits<int>::max(), -1, 7},
+    {0, 1'000'000, 2'000'000, 150},
+    {-5, 17, 12, 400},
+    {129, 129, 128, 300}};
+
+// Targets of the casts to be compared, and what runs them.
+template <DType kIn, typename Run>
+void expect_as_on_cpu(const Input<kIn>& input, const config::CastFormat& format,
+                      std::optional<Granularity> rows, std::optional<Granularity> transposed,
+                      bool hostile, Run&& run) {
+  std::vector<Target> device, cpu;
+  const std::int64_t columns =
+      input.offsets.empty() ? kRows : 128 * (kRows / 128 + std::ssize(input.offsets) - 1);
+  if (rows) device.emplace_back(*rows, kRows, input.cols);
+  if (transposed) device.emplace_back(*transposed, input.cols, columns);
+  cpu = device;
+  CastParams params = input.params();
+  CastTargets targets;
+  if (rows) {
+    params.row_target = device.front().target();
+    targets.rows = cpu.front().view();
+  }
+  if (transposed) {
+    params.transposed_target = device.back().target();
+    targets.transposed = cpu.back().view();
+  }
+  run(params);
+  for (const Target& target : device) target.expect_guards();
+  if (hostile) return;
+  input.cast_on_cpu(targets, format);
+  for (std::size_t i = 0; i < device.size(); ++i) device[i].expect_same(cpu[i]);
+}
+
+// By one kernel, in every partition.
+template <TileCastConfig kConfig, bool kGathered = false>
+void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
+  constexpr DType kIn = kConfig.format.in;
+  Input<kIn> input{.x = random_values<kIn>(kGathered ? kPlaces : kRows, cols), .cols = cols};
+  if constexpr (kGathered) {
+    for (int row = 0; row < kRows; ++row) input.sources.push_back(row * 7 % 240);
+    for (const int row : {0, 5, 6, 139, 141, 267}) {
+      input.sources[static_cast<std::size_t>(row)] = -1;
+    }
+    std::fill_n(input.sources.begin() + 150, 20, -1);
+    if (kConfig.source.factors) {
+      for (int i = 0; i < kPlaces * kSlots; ++i) {
+        input.factors.push_back(static_cast<float>(i % 11) / 7 - 0.7f);
+      }
+    }
+  }
+  const std::optional<Granularity> rows =
+      kConfig.to_rows ? std::optional(kConfig.format.granularity) : std::nullopt;
+  const auto run = [](const CastParams& params) { launch<kConfig>(params); };
+  for (const Offsets& offsets : kPartitions) {
+    input.offsets = offsets;
+    expect_as_on_cpu(input, kConfig.format, rows, transposed, false, run);
+  }
+  if constexpr (kGathered) {
+    for (std::size_t i = 0; i < 100; ++i) input.sources[i] = i % 2 == 0 ? 240 : -1'000'000;
+    input.sources[3] = std::numeric_limits<int>::max();
+    input.sources[4] = std::numeric_limits<int>::min();
+  }
+  for (const Offsets& offsets : kHostile) {
+    input.offsets = offsets;
+    expect_as_on_cpu(input, kConfig.format, rows, transposed, true, run);
+  }
+}
+
+TEST(GroupCastsTest, BlocksOfBothTargets) {
+  expect_tiles_as_on_cpu<TileCastConfig{.to_transposed = true, .raster_rows = 2, .grouped = true}>(
+      136, kBlock1x128);
+}
+
+// Where there is no value but zeros, the rule makes NaN: behind a group there are zeros all the
+// same.
+TEST(GroupCastsTest, SquaresOfTheTransposeAlone) {
+  expect_tiles_as_on_cpu<TileCastConfig{.format = {.in = DType::kFloat32,
+                                                   .granularity = kBlock128x128,
+                                                   .rule = config::kDeepSeekRule},
+                                        .to_rows = false,
+                                        .to_transposed = true,
+                                        .vector_loads = false,
+                                        .vector_stores = false,
+                                        .raster_rows = 2,
+                                        .grouped = true}>(77, kBlock128x128);
+}
+
+TEST(GroupCastsTest, SquaresBesideRowsOfBlocks) {
+  expect_tiles_as_on_cpu<TileCastConfig{
+      .format = {.in = DType::kFloat16, .rule = config::kVllmRule},
+      .transposed_squares = true,
+      .to_transposed = true,
+      .raster_rows = 2,
+      .grouped = true}>(136, kBlock128x128);
+}
+
+TEST(GroupCastsTest, GatheredRowsTimesFactors) {
+  expect_tiles_as_on_cpu<TileCastConfig{.source = {.kind = SourceKind::kGathered, .factors = true},
+                                        .to_transposed = true,
+                                        .raster_rows = 2,
+                                        .grouped = true},
+                         true>(136, kBlock1x128);
+}
+
+TEST(GroupCastsTest, GatheredElements) {
+  expect_tiles_as_on_cpu<TileCastConfig{
+                             .format = {.in = DType::kFloat16, .rule = config::kDeepSeekRule},
+                             .source = {.kind = SourceKind::kGathered, .factors = true},
+                             .to_transposed = true,
+                             .vector_loads = false,
+                             .vector_stores = false,
+                             .raster_rows = 2,
+                             .grouped = true},
+                         true>(50, kBlock1x128);
+}
+
+// By steps, the scales of channels both ways; rows that no group has keep theirs.
+TEST(GroupCastsTest, ChannelsOfBothTargets) {
+  constexpr DType kIn = DType::kBFloat16;
+  constexpr config::CastFormat kFormat{.in = kIn, .granularity = kChannel};
+  constexpr CastSource kGathered{.kind = SourceKind::kGathered};
+  constexpr TileCastConfig kAmax{.format = kFormat,
+                                 .source = kGathered,
+                                 .phase = CastPhase::kAmax,
+                                 .to_transposed = true,
+                                 .grouped = true};
+  constexpr TileCastConfig kEncode{.format = kFormat,
+                                   .source = kGathered,
+                                   .phase = CastPhase::kEncode,
+                                   .to_transposed = true,
+                                   .grouped = true};
+  constexpr ScaleStepConfig kClear{.format = kFormat,
+                                   .step = ScaleStep::kClear,
+                                   .to_transposed = true,
+                                   .grouped = true,
+                                   .gathered = true};
+  constexpr ScaleStepConfig kFinish{.format = kFormat,
+                                    .step = ScaleStep::kFinish,
+                                    .to_transposed = true,
+                                    .grouped = true,
+                                    .gathered = true};
+  Input<kIn> input{.x = random_values<kIn>(kPlaces, 64), .cols = 64};
+  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 5 == 3 ? -1 : row % 240);
+  const auto run = [](const CastParams& params) {
+    launch<kClear>(params);
+    launch<kAmax>(params);
+    launch<kEncode>(params);
+    launch<kFinish>(params);
+  };
+  for (const Offsets& offsets : kPartitions) {
+    input.offsets = offsets;
+    expect_as_on_cpu(input, kFormat, kChannel, kChannel, false, run);
+  }
+  for (const Offsets& offsets : kHostile) {
+    input.offsets = offsets;
+    expect_as_on_cpu(input, kFormat, kChannel, kChannel, true, run);
+  }
+}
+
+// Without groups: whole rows, and small tiles of rows alone.
+template <DType kIn, auto kConfig>
+void expect_gathered_rows(std::int64_t cols, bool with_factors) {
+  Input<kIn> input{.x = random_values<kIn>(kPlaces, cols), .cols = cols};
+  for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 3 == 1 ? -1 : row % 240);
+  if (with_factors) {
+    for (int i = 0; i < kPlaces * kSlots; ++i) input.factors.push_back(std::exp2(static_cast<float>(i % 5) - 2.5f));
+  }
+  const auto run = [](const CastParams& params) { launch<kConfig>(params); };
+  const std::optional rows(kConfig.format.granularity);
+  expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, false, run);
+  for (int row = 0; row < kRows; row += 2) {
+    input.sources[static_cast<std::size_t>(row)] = 240 + row * 1'000'000;
+  }
+  expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, true, run);
+}
+
+TEST(GatheredCastsTest, RowsOfChannels) {
+  constexpr CastSource kSource{.kind = SourceKind::kGathered, .factors = true};
+  constexpr config::CastFormat kFormat{.in = DType::kFloat16, .granularity = kChannel};
+  expect_gathered_rows<DType::kFloat16, RowCastConfig{.format = kFormat,
+                                                      .source = kSource,
+                                                      .threads_per_row = 32,
+                                                      .vectors_per_thread = 2}>(136, true);
+  expect_gathered_rows<DType::kFloat16, RowCastConfig{.format = kFormat,
+                                                      .source = kSource,
+                                                      .vector_loads = false,
+                                                      .vector_stores = false,
+                                                      .threads_per_row = 32,
+                                                      .vectors_per_thread = 1,
+                                                      .reread = true}>(301, true);
+}
+
+TEST(GatheredCastsTest, RowsOfBlocks) {
+  expect_gathered_rows<DType::kFloat32, TileCastConfig{.format = {.in = DType::kFloat32},
+                                                       .source = {.kind = SourceKind::kGathered},
+                                                       .tile_rows = 32,
+                                                       .rows_per_thread = 4}>(160, false);
+}
+
+}  // namespace
+}  // namespace octofold::cast

@@ -1,0 +1,307 @@
+"""Casts of rows in groups and of gathered rows: those of each group alone, and of the rows in
+memory."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
+BLOCKS = ("1x128", "128x128")
+
+
+def offsets_of(sizes):
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
+def places(offsets):
+    """Of each group that has rows: its rows, and its first column in the K-group layout."""
+    for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        if begin < end:
+            yield slice(begin, end), 128 * (begin // 128 + group)
+
+
+def assert_groups(grouped, offsets, cast_of):
+    """As the casts that cast_of(rows of a group) gives, with zeros behind each."""
+    codes = grouped.data.view(np.uint8)
+    for rows, column in places(offsets):
+        expected = cast_of(rows)
+        count = rows.stop - rows.start
+        units = -(-count // 128)
+        np.testing.assert_array_equal(
+            codes[:, column : column + count], expected.data.view(np.uint8)
+        )
+        assert not codes[:, column + count : column + 128 * units].any()
+        if expected.granularity in BLOCKS:
+            first = column // 128
+            np.testing.assert_array_equal(grouped.scale[:, first : first + units], expected.scale)
+
+
+def assert_rows(cast, count, expected):
+    """The first rows are those of a cast of them alone."""
+    assert cast.granularity == expected.granularity
+    np.testing.assert_array_equal(
+        cast.data.view(np.uint8)[:count], expected.data.view(np.uint8)[:count]
+    )
+    np.testing.assert_array_equal(cast.scale[:count], expected.scale[:count])
+
+
+sizes = st.lists(st.sampled_from([0, 0, 1, 3, 17, 127, 128, 129, 200, 256]), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    sizes,
+    st.sampled_from([0, 1, 40, 128]),
+    st.sampled_from([1, 77, 128, 200]),
+    st.sampled_from(SOURCES),
+    st.sampled_from(BLOCKS),
+    st.sampled_from(["deepgemm", "vllm", "te", "deepseek"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_partition_is_casts_of_each_group(
+    sizes, behind, cols, source, transposed, profile, seed
+):
+    offsets = offsets_of(sizes)
+    total = int(offsets[-1])
+    x = np.random.default_rng(seed).normal(0, 1, (total + behind, cols)).astype(source)
+    options = {"profile": profile}
+    rows, groups = octofold.quantize_both(
+        x, transposed_granularity=transposed, offsets=offsets, **options
+    )
+    assert groups.shape == (cols, 128 * ((total + behind) // 128 + len(sizes)))
+    assert_rows(rows, total, octofold.quantize(x[:total], **options))
+
+    def cast_of(rows):
+        return octofold.quantize(x[rows], granularity=transposed, transpose=True, **options)
+
+    assert_groups(groups, offsets, cast_of)
+    alone = octofold.quantize_with_columns(
+        x, None, granularity=transposed, targets="transposed", offsets=offsets, **options
+    )
+    assert_groups(alone, offsets, cast_of)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_scales_for_all_groups(granularity, rng):
+    offsets = offsets_of([5, 0, 140, 128, 3])
+    x = rng.normal(0, 1, (300, 200)).astype(np.float32)
+    x[276:] = 1e6  # of no group
+    rows, groups = octofold.quantize_both(x, granularity=granularity, offsets=offsets)
+    count = 1 if granularity == "tensor" else 276
+    expected = octofold.quantize(x[:276], granularity=granularity)
+    np.testing.assert_array_equal(rows.scale[:count], expected.scale)
+    np.testing.assert_array_equal(rows.data.view(np.uint8)[:276], expected.data.view(np.uint8))
+    whole = octofold.quantize(x[:276], granularity=granularity, transpose=True)
+    np.testing.assert_array_equal(groups.scale, whole.scale)
+    codes = whole.data.view(np.uint8)
+    for rows, column in places(offsets):
+        count = rows.stop - rows.start
+        np.testing.assert_array_equal(
+            groups.data.view(np.uint8)[:, column : column + count], codes[:, rows]
+        )
+
+
+def test_channels_beside_rows_of_blocks(rng):
+    offsets = offsets_of([100, 0, 156])
+    x = rng.normal(0, 1, (300, 200)).astype(np.float32)
+    rows, groups = octofold.quantize_both(
+        x, transposed_granularity="channel", profile="torchao", offsets=offsets
+    )
+    assert_rows(rows, 256, octofold.quantize(x, profile="torchao"))
+    expected = octofold.quantize(x[:256], granularity="channel", profile="torchao", transpose=True)
+    np.testing.assert_array_equal(groups.scale, expected.scale)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_activations_and_their_gradients(layout, rng):
+    offsets = offsets_of([3, 0, 128, 66])
+    x = rng.normal(0, 1, (200, 160)).astype(ml_dtypes.bfloat16)
+    gradient = rng.normal(0, 1, (200, 80)).astype(ml_dtypes.bfloat16)
+    for options in ({}, {"transposed_granularity": "128x128"}):
+        rows, groups = octofold.quantize_activation(
+            x, "swiglu", layout, targets="both", offsets=offsets, **options
+        )
+        assert_rows(rows, 197, octofold.quantize_activation(x, "swiglu", layout))
+        unit = options.get("transposed_granularity", "1x128")
+        assert_groups(
+            groups,
+            offsets,
+            lambda rows, unit=unit: octofold.quantize_activation(
+                x[rows], "swiglu", layout, granularity=unit, targets="transposed"
+            ),
+        )
+        rows, groups = octofold.quantize_activation_gradient(
+            gradient, x, "swiglu", layout, targets="both", offsets=offsets, **options
+        )
+        assert_rows(rows, 197, octofold.quantize_activation_gradient(gradient, x, layout=layout))
+        assert_groups(
+            groups,
+            offsets,
+            lambda rows, unit=unit: octofold.quantize_activation_gradient(
+                gradient[rows], x[rows], layout=layout, granularity=unit, targets="transposed"
+            ),
+        )
+
+
+def gathered_rows(x, sources, slots, factors):
+    """As torch would make them; zeros of nowhere."""
+    rows = x.astype(np.float32)[np.maximum(sources, 0) // slots]
+    if factors is not None:
+        rows = rows * factors.reshape(-1)[np.maximum(sources, 0)][:, None]
+    rows[sources < 0] = 0
+    return rows.astype(x.dtype)
+
+
+@settings(deadline=None)
+@given(
+    sizes,
+    st.sampled_from([1, 2, 6]),
+    st.sampled_from([1, 77, 128, 200]),
+    st.sampled_from(SOURCES),
+    st.booleans(),
+    st.sampled_from(["tensor", "channel", "1x128", "128x128"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_gathered_rows_are_those_in_memory(
+    sizes, slots, cols, source, multiplies, granularity, seed
+):
+    rng = np.random.default_rng(seed)
+    tokens = int(rng.integers(1, 50))
+    x = rng.normal(0, 1, (tokens, cols)).astype(source)
+    factors = rng.normal(0, 1, (tokens, slots)).astype(np.float32) if multiplies else None
+    offsets = offsets_of(sizes)
+    count = int(offsets[-1]) + int(rng.integers(0, 3))
+    sources = rng.integers(-1, tokens * slots, count).astype(np.int32)
+    exist = sources >= 0
+    values = gathered_rows(x, sources, slots, factors)
+    given = (x, sources, slots, factors)
+
+    rows, columns = octofold.quantize_gathered(*given, granularity=granularity, targets="both")
+    expected = octofold.quantize(values, granularity=granularity)
+    np.testing.assert_array_equal(
+        rows.data.view(np.uint8)[exist], expected.data.view(np.uint8)[exist]
+    )
+    by_row = granularity in ("channel", "1x128")
+    np.testing.assert_array_equal(
+        rows.scale[exist] if by_row else rows.scale,
+        expected.scale[exist] if by_row else expected.scale,
+    )
+    assert columns.equals(octofold.quantize(values, granularity=granularity, transpose=True))
+    alone = octofold.quantize_gathered(*given, granularity=granularity)
+    np.testing.assert_array_equal(alone.data.view(np.uint8)[exist], rows.data.view(np.uint8)[exist])
+
+    if granularity in BLOCKS:
+        groups = octofold.quantize_gathered(
+            *given, granularity=granularity, targets="transposed", offsets=offsets
+        )
+        assert_groups(
+            groups,
+            offsets,
+            lambda rows: octofold.quantize(values[rows], granularity=granularity, transpose=True),
+        )
+
+
+def test_with_torch(rng):
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32)).bfloat16()
+    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
+    factors = torch.rand(6, 2)
+    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
+    rows, groups = octofold.quantize_gathered(
+        x, sources, 2, factors, targets="both", offsets=offsets
+    )
+    values = (x[sources // 2].float() * factors.flatten()[sources][:, None]).bfloat16()
+    expected = octofold.quantize_both(values, offsets=offsets)
+    assert rows.equals(expected[0])
+    for begin, end, column in ((0, 1, 0), (1, 4, 128)):
+        group = octofold.quantize(values[begin:end], transpose=True)
+        found = groups.data[:, column : column + end - begin]
+        assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
+    leading = octofold.quantize_gathered(x.view(2, 3, 64), sources, 2, factors.view(2, 3, 2))
+    assert leading.equals(rows)
+
+
+def test_compiled(rng):
+    torch = pytest.importorskip("torch")
+
+    def cast(x, sources, offsets):
+        rows, groups = octofold.quantize_gathered(x, sources, 2, targets="both", offsets=offsets)
+        return rows.data, rows.scale, groups.data.shape
+
+    x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32))
+    sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
+    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
+    compiled = torch.compile(cast, backend="eager", fullgraph=True, dynamic=True)
+    data, scale, shape = compiled(x, sources, offsets)
+    expected = cast(x, sources, offsets)
+    assert torch.equal(data.view(torch.uint8), expected[0].view(torch.uint8))
+    assert torch.equal(scale, expected[1])
+    assert tuple(shape) == (64, 256)
+
+
+X = np.zeros((300, 64), np.float32)
+OFFSETS = np.array([0, 10, 300], np.int32)
+PLACES = np.zeros(5, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: octofold.quantize_both(X, offsets=OFFSETS.astype(np.int64)),
+            "argument 'offsets': expected dtype int32, got int64",
+        ),
+        (
+            lambda: octofold.quantize_both(X, offsets=OFFSETS[:1]),
+            r"quantize_both: argument 'offsets': expected int32 \[groups \+ 1\]",
+        ),
+        (
+            lambda: octofold.quantize_both(X, offsets=np.array([0, 20, 10], np.int32)),
+            r"'offsets': expected entries that begin at 0.*, got 10 at \[2\]",
+        ),
+        (
+            lambda: octofold.quantize_both(X, granularity="128x128", offsets=OFFSETS),
+            "'out.rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
+        ),
+        (
+            lambda: octofold.quantize_with_columns(X, offsets=OFFSETS),
+            "'out.columns': expected none beside 'offsets'",
+        ),
+        (
+            lambda: octofold.quantize_activation(X, offsets=OFFSETS),
+            "quantize_activation: argument 'offsets': expected None without a transposed target",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES[:, None], 1),
+            r"quantize_gathered: argument 'sources': expected int32 \[rows\], got \(5, 1\)",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES + 600, 2),
+            r"'sources': expected places from 0 on, before 300 rows of 2 slots, or -1, got 600",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES, 2.0),
+            "'slots': expected a whole number, got 2.0",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES, 0),
+            "'slots': expected 1 to 2147483647, got 0",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES, 2, np.ones((300, 3), np.float32)),
+            r"'factors': expected shape \[300, 2\], got \[300, 3\]",
+        ),
+        (
+            lambda: octofold.quantize_gathered(X, PLACES, 2, targets="columns"),
+            "'targets': expected one of rows, transposed, both",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        call()
