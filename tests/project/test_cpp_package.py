@@ -21,10 +21,11 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (staging / "octofold").rename(tmp_path_factory.mktemp("prefix") / "octofold")
 
 
-def test_find_package_builds_the_example(prefix: Path, tmp_path: Path) -> None:
+def test_find_package_builds_the_examples(prefix: Path, tmp_path: Path) -> None:
     run("cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
-    assert_example_output(run(tmp_path / "quantize_and_multiply"))
+    for example in ("quantize_and_multiply", "grouped_product"):
+        assert_example_output(run(tmp_path / example))
 
 
 def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Parts of measure_experts.py."""

@@ -1,0 +1,34 @@
+"""examples/python/mixture_of_experts.py on the CPU."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from project_support import REPOSITORY, run
+
+pytest.importorskip("torch")
+
+SCRIPT = REPOSITORY / "examples" / "python" / "mixture_of_experts.py"
+FEW = ("--device", "cpu", "--experts", "4", "--tokens", "12")
+ERROR = re.compile(r"^(relative error against FP32|of the gradient by \w+): (\d\.\d+)$", re.M)
+
+
+def errors(output: str) -> dict[str, float]:
+    return {name: float(error) for name, error in ERROR.findall(output)}
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_errors_are_those_of_fp8(model: str) -> None:
+    output = run(sys.executable, SCRIPT, "--model", model, *FEW)
+    assert "12 tokens to 4 of 4 experts" in output
+    found = errors(output)
+    assert len(found) == 5, output
+    assert all(0.02 < error < 0.12 for error in found.values()), output
+
+
+def test_a_recipe_that_is_none_is_refused() -> None:
+    command = (sys.executable, SCRIPT, "--recipe", "none", *FEW)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "recipe" in result.stderr
