@@ -69,7 +69,7 @@ OCTOFOLD_API void masked_gemm(const MaskedGemmArguments& arguments, Stream strea
 /// out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]): the gradients by the weights of all experts.
 ///
 /// a: [M, columns], b: [N, columns], both as casts of transposes with these offsets have them
-///   (CastTargets::offsets): `columns` is grouped_columns() of the rows that were cast.
+///   (CastTargets::offsets): `columns` is group_columns() of the rows that were cast.
 /// offsets: int32 [G + 1], contiguous, of the rows that were cast. Of no rows the sum is 0.
 /// out, c: [G, M, N]; c may be out: then it is added to in place.
 struct GroupedGemmKArguments {
@@ -102,14 +102,5 @@ struct GroupedGatedGemmArguments {
 /// Throws Error as gated_gemm().
 OCTOFOLD_API void grouped_gated_gemm(const GroupedGatedGemmArguments& arguments,
                                      Stream stream = {});
-
-/// Columns of a matrix of codes whose K is in groups: the transpose of so many rows in `groups`
-/// groups, each of which begins at a multiple of 128 columns, so that no scale and no stage of a
-/// product is of two groups. Group g begins at column 128 · (offsets[g] / 128 + g), rounded down;
-/// that groups never meet is floor((o + s) / 128) - floor(o / 128) + 1 ≥ ceil(s / 128) for a size
-/// s.
-constexpr std::int64_t grouped_columns(std::int64_t rows, std::int64_t groups) {
-  return kScaleBlock * (rows / kScaleBlock + groups);
-}
 
 }  // namespace octofold

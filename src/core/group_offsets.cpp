@@ -31,4 +31,14 @@ void require_ascending_offsets(const Arguments& check, std::string_view argument
   }
 }
 
+void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
+                    std::int64_t most) {
+  const auto* values = static_cast<const std::int32_t*>(counts.data);
+  for (std::int64_t i = 0; i < counts.shape[0]; ++i) {
+    if (values[i] >= 0 && values[i] <= most) continue;
+    check.fail(argument, core::format("entries from 0 to {}", most),
+               core::format("{} at [{}]", values[i], i));
+  }
+}
+
 }  // namespace octofold::core

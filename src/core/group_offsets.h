@@ -16,4 +16,8 @@ std::int64_t require_offsets(const Arguments& check, std::string_view argument,
 void require_ascending_offsets(const Arguments& check, std::string_view argument,
                                const TensorView& offsets, std::int64_t rows);
 
+/// Of counts [groups] that lie on the CPU: from 0 to `most`.
+void require_counts(const Arguments& check, std::string_view argument, const TensorView& counts,
+                    std::int64_t most);
+
 }  // namespace octofold::core

@@ -7,11 +7,9 @@
 
 #include "octofold/scale_layout.h"
 
-#include "core/check.h"
 #include "core/scale_layout.h"
 #include "cpu/gated_gemm.h"
 #include "cpu/gemm.h"
-#include "cpu/groups.h"
 #include "kernels/config/group_bounds.h"
 
 namespace octofold::cpu {
@@ -125,23 +123,8 @@ void multiply_groups_of_depth(const core::GroupedProduct& grouped) {
 
 }  // namespace
 
-void grouped_gemm(std::string_view operation, const core::GroupedProduct& grouped, Work work) {
-  const auto& [product, groups] = grouped;
-  if (groups.count == 0) return;
-  const std::int64_t rows = product.out.shape[0];
-  switch (work) {
-    case Work::kMaskedRows:
-      require_counts(operation, groups.numbers, groups.count, rows / groups.count);
-      break;
-    case Work::kGroupedRows: require_offsets(operation, groups.numbers, groups.count, rows); break;
-    case Work::kGroupedDepth: {
-      const std::int64_t columns = product.a.data.shape[1];
-      require_offsets(operation, groups.numbers, groups.count,
-                      columns - kScaleBlock * groups.count + kScaleBlock - 1);
-      return multiply_groups_of_depth(grouped);
-    }
-    case Work::kDense: break;
-  }
+void grouped_gemm(const core::GroupedProduct& grouped, Work work) {
+  if (work == Work::kGroupedDepth) return multiply_groups_of_depth(grouped);
   for_each_group_of_rows(
       grouped, work,
       [](std::int64_t, std::int64_t, const GemmArguments& arguments) { cpu::gemm(arguments); });
@@ -149,8 +132,6 @@ void grouped_gemm(std::string_view operation, const core::GroupedProduct& groupe
 
 void grouped_gated_gemm(const core::GroupedProduct& grouped, const MutableScaledTensorView& out,
                         Activation activation, const config::CastFormat& format) {
-  const auto& [product, groups] = grouped;
-  require_offsets("grouped_gated_gemm", groups.numbers, groups.count, out.data.shape[0]);
   for_each_group_of_rows(grouped, Work::kGroupedRows,
                          [&](std::int64_t begin, std::int64_t end, const GemmArguments& arguments) {
                            cpu::gated_gemm({.a = arguments.a,

@@ -1,8 +1,6 @@
 // The reference of products of groups on the CPU: one product after another.
 #pragma once
 
-#include <string_view>
-
 #include "octofold/grouped_gemm.h"
 
 #include "core/groups.h"
@@ -11,10 +9,8 @@
 
 namespace octofold::cpu {
 
-/// octofold::grouped_gemm(), masked_gemm() and grouped_gemm_k() on checked arguments. Throws
-/// Error(kInvalidArgument) in the name of `operation` for numbers of groups that make no sense.
-void grouped_gemm(std::string_view operation, const core::GroupedProduct& grouped,
-                  config::Work work);
+/// octofold::grouped_gemm(), masked_gemm() and grouped_gemm_k() on checked arguments.
+void grouped_gemm(const core::GroupedProduct& grouped, config::Work work);
 
 /// octofold::grouped_gated_gemm(); `grouped.product.out` are H's codes, `format` is of the cast.
 void grouped_gated_gemm(const core::GroupedProduct& grouped, const MutableScaledTensorView& out,

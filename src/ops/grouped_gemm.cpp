@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
+#include "core/group_offsets.h"
 #include "core/groups.h"
 #include "core/scale_layout.h"
 #include "cpu/grouped_gemm.h"
@@ -121,13 +122,24 @@ ScaledTensorView checked_a(const core::Arguments& check, std::string_view argume
   return flat;
 }
 
-const std::int32_t* checked_numbers(const core::Arguments& check, std::string_view argument,
-                                    const TensorView& numbers, std::int64_t count, Device device) {
-  check.require_vector(argument, numbers);
-  check.require_dtype(argument, numbers, {DType::kInt32});
-  check.require_shape(argument, numbers, {count});
-  check.require_same_device(argument, numbers, device);
-  return static_cast<const std::int32_t*>(numbers.data);
+const std::int32_t* checked_offsets(const core::Arguments& check, const TensorView& offsets,
+                                    std::int64_t groups, std::int64_t rows, Device device) {
+  check.require_shape("offsets", offsets, {groups + 1});
+  core::require_offsets(check, "offsets", offsets, device);
+  if (ops::is_on_cpu(device)) {
+    core::require_ascending_offsets(check, "offsets", offsets, rows);
+  }
+  return static_cast<const std::int32_t*>(offsets.data);
+}
+
+const std::int32_t* checked_counts(const core::Arguments& check, const TensorView& counts,
+                                   std::int64_t groups, std::int64_t rows, Device device) {
+  check.require_vector("counts", counts);
+  check.require_dtype("counts", counts, {DType::kInt32});
+  check.require_shape("counts", counts, {groups});
+  check.require_same_device("counts", counts, device);
+  if (ops::is_on_cpu(device)) core::require_counts(check, "counts", counts, rows);
+  return static_cast<const std::int32_t*>(counts.data);
 }
 
 std::int64_t expected_of(std::int64_t all, std::int64_t groups) {
@@ -192,7 +204,7 @@ core::GroupedProduct checked(const GroupedGemmArguments& given) {
   const GroupedOperand b = checked_b(check, given.b);
   check_products(check, a, b.flat, given.fast_accumulation);
   const std::int32_t* numbers =
-      checked_numbers(check, "offsets", given.offsets, b.groups + 1, a.data.device);
+      checked_offsets(check, given.offsets, b.groups, a.data.shape[0], a.data.device);
   const std::array<std::int64_t, 2> shape{a.data.shape[0], b.rows};
   const auto [out, c] =
       checked_output(check, given.out, given.c, shape, given.a, given.b, "offsets", given.offsets);
@@ -217,8 +229,7 @@ core::GroupedProduct checked(const MaskedGemmArguments& given) {
   if (given.a.data.shape[0] != b.groups) {
     check.fail("a", core::format("{} groups as in 'b'", b.groups), core::describe(given.a.data));
   }
-  const std::int32_t* numbers =
-      checked_numbers(check, "counts", given.counts, b.groups, a.data.device);
+  const std::int32_t* numbers = checked_counts(check, given.counts, b.groups, rows, a.data.device);
   const std::array<std::int64_t, 3> shape{b.groups, rows, b.rows};
   const auto [out, c] = checked_output(check, given.out, std::nullopt, shape, given.a, given.b,
                                        "counts", given.counts);
@@ -247,18 +258,17 @@ core::GroupedProduct checked(const GroupedGemmKArguments& given) {
     check.fail("out", "3 dimensions, [groups, M, N]", core::describe(given.out));
   }
   const std::int64_t groups = given.out.shape[0], columns = a.data.shape[1];
-  const std::int32_t* numbers =
-      checked_numbers(check, "offsets", given.offsets, groups + 1, a.data.device);
   if (columns % kScaleBlock != 0 || columns < groups * kScaleBlock) {
     check.fail("a",
-               core::format("grouped_columns() of {} groups: a multiple of {} columns, at least {}",
+               core::format("group_columns() of {} groups: a multiple of {} columns, at least {}",
                             groups, kScaleBlock, groups * kScaleBlock),
                core::describe(given.a.data));
   }
+  const std::int64_t rows = columns - groups * kScaleBlock + kScaleBlock - 1;  // at most
+  const std::int32_t* numbers = checked_offsets(check, given.offsets, groups, rows, a.data.device);
   const std::array<std::int64_t, 3> shape{groups, a.data.shape[0], b.data.shape[0]};
   const auto [out, c] =
       checked_output(check, given.out, given.c, shape, given.a, given.b, "offsets", given.offsets);
-  const std::int64_t rows = columns - groups * kScaleBlock + kScaleBlock - 1;
   return {
       .product = {.a = a, .b = b, .out = out, .c = c, .fast_accumulation = given.fast_accumulation},
       .groups = {.count = groups, .numbers = numbers, .expected_rows = expected_of(rows, groups)}};
@@ -277,7 +287,7 @@ CheckedGated checked(const GroupedGatedGemmArguments& given) {
   const GroupedOperand b = checked_b(check, given.b);
   check_products(check, a, b.flat, false);
   const std::int32_t* numbers =
-      checked_numbers(check, "offsets", given.offsets, b.groups + 1, a.data.device);
+      checked_offsets(check, given.offsets, b.groups, a.data.shape[0], a.data.device);
   const std::array inputs{ops::CastInput{"a", a.data}, ops::CastInput{"a.scale", a.scale},
                           ops::CastInput{"b", b.flat.data},
                           ops::CastInput{"b.scale", b.flat.scale}};
@@ -304,7 +314,7 @@ void run(std::string_view operation, const core::GroupedProduct& grouped, Work w
   const Device device = grouped.product.out.device;
   if (ops::is_on_cpu(device)) {
     require_no_candidate(operation, candidate);
-    return cpu::grouped_gemm(operation, grouped, work);
+    return cpu::grouped_gemm(grouped, work);
   }
   cuda::grouped_gemm(ops::gpu(operation, device), grouped, work, stream, candidate);
 }

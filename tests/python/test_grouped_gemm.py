@@ -206,9 +206,9 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        ([1, 2, 4], "argument 'offsets': expected a first entry of 0, got 1"),
-        ([0, 3, 2], "argument 'offsets': expected entry 2 from 3, the one before, to 4, got 2"),
-        ([0, 3, 5], "argument 'offsets': expected entry 2 from 3, the one before, to 4, got 5"),
+        ([1, 2, 4], "argument 'offsets': expected entries that begin at 0, do not decrease and .* 4 rows, got 1"),
+        ([0, 3, 2], "argument 'offsets': expected entries .* 4 rows, got 2"),
+        ([0, 3, 5], "argument 'offsets': expected entries .* 4 rows, got 5"),
         ([0, 3], r"argument 'offsets': expected shape \[3\]"),
     ],
 )
@@ -221,7 +221,7 @@ def test_offsets_that_make_no_sense(numbers: list[int], expected: str) -> None:
 def test_counts_that_make_no_sense() -> None:
     a = octofold.quantize(random_values(1, 2, 4, 32))
     b = stacked(weights(2, 8, 32, "128x128"))
-    with pytest.raises(InvalidArgumentError, match="'counts': expected entry 1 from 0 to 4, got 5"):
+    with pytest.raises(InvalidArgumentError, match="'counts': expected entries from 0 to 4, got 5"):
         octofold.masked_gemm(a, b, np.array([0, 5], np.int32))
     with pytest.raises(InvalidArgumentError, match="'expected_rows': expected from 0 to 4, got 9"):
         octofold.masked_gemm(a, b, np.array([0, 1], np.int32), expected_rows=9)
@@ -239,5 +239,5 @@ def test_wrong_operands_are_named() -> None:
         octofold.grouped_gemm(a, b, offsets.astype(np.float32))
     with pytest.raises(InvalidArgumentError, match="argument 'bias': expected shape"):
         octofold.grouped_gemm(a, b, offsets, bias=np.zeros((1, 8), np.float32))
-    with pytest.raises(InvalidArgumentError, match="grouped_columns"):
+    with pytest.raises(InvalidArgumentError, match="group_columns"):
         octofold.grouped_gemm_k(a, a, offsets)
