@@ -1,7 +1,9 @@
 // The walk of the blocks over their tiles: the very code that the kernel runs.
 #include "kernels/config/tile_walk.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -111,6 +113,205 @@ TEST(TileWalkTest, SaysWhetherStagesFollow) {
         walk.advance();
         EXPECT_EQ(follow, walk.has_tile() && walk.tile().k_begin < walk.tile().k_end);
       }
+    }
+  }
+}
+
+// Groups, in configurations as above.
+constexpr Sm90GemmConfig with(Sm90GemmConfig config, Work work, bool swapped = false) {
+  config.work = work;
+  config.swapped = swapped;
+  return config;
+}
+
+// Whose element of D each is: the group's that computes it; -1 of nobody. Rows of D are A's,
+// whether operands are swapped or not. `b_rows`: those of B that a group has.
+template <Sm90GemmConfig kConfig>
+std::vector<int> owners(const WorkParams& work, int blocks, int all_rows, int columns, int b_rows) {
+  std::vector<int> owner(static_cast<std::size_t>(all_rows) * static_cast<std::size_t>(columns),
+                         -1);
+  for (int block = 0; block < blocks; ++block) {
+    for (TileWalk<kConfig> walk(work, block, blocks); walk.has_tile(); walk.advance()) {
+      const Tile tile = walk.tile();
+      const int row_end = std::min(tile.row_end, tile.row + kConfig.tile_rows);
+      const int column_end = std::min(tile.column_end, tile.column + kConfig.tile_columns);
+      for (int row = tile.row; row < row_end; ++row) {
+        for (int column = tile.column; column < column_end; ++column) {
+          const int d_row = kConfig.swapped ? column : row;
+          const int d_column = kConfig.swapped ? row : column;
+          EXPECT_TRUE(d_row >= 0 && d_row < all_rows && d_column >= 0 && d_column < columns);
+          int& of_element =
+              owner[static_cast<std::size_t>(d_row) * static_cast<std::size_t>(columns) +
+                    static_cast<std::size_t>(d_column)];
+          EXPECT_EQ(of_element, -1);
+          of_element = tile.group;
+        }
+      }
+      if (groups_rows(kConfig.work)) {
+        EXPECT_EQ(kConfig.swapped ? tile.operand_column : tile.operand_row,
+                  kConfig.swapped ? tile.column : tile.row);
+        const int first = kConfig.swapped ? tile.row : tile.column;
+        EXPECT_EQ(kConfig.swapped ? tile.operand_row : tile.operand_column,
+                  tile.group * b_rows + first);
+      }
+    }
+  }
+  return owner;
+}
+
+template <Sm90GemmConfig kConfig>
+void expect_groups_of_rows(const std::vector<int>& offsets, int rows, int columns, int blocks) {
+  const int groups = static_cast<int>(offsets.size()) - 1;
+  const WorkParams work{.rows = kConfig.swapped ? columns : rows,
+                        .columns = kConfig.swapped ? rows : columns,
+                        .depth = 384,
+                        .groups = groups,
+                        .numbers = offsets.data()};
+  const int b_rows = kConfig.gated.exists ? 2 * columns : columns;
+  const std::vector<int> owner = owners<kConfig>(work, blocks, rows, columns, b_rows);
+  for (int row = 0; row < rows; ++row) {
+    int expected = -1;
+    for (int group = 0; group < groups; ++group) {
+      if (row >= offsets[static_cast<std::size_t>(group)] &&
+          row < offsets[static_cast<std::size_t>(group) + 1]) {
+        expected = group;
+      }
+    }
+    for (int column = 0; column < columns; ++column) {
+      ASSERT_EQ(owner[static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
+                      static_cast<std::size_t>(column)],
+                expected)
+          << row << ", " << column;
+    }
+  }
+}
+
+const std::vector<std::vector<int>> kOffsets = {{0, 100},
+                                                {0, 0, 5, 5},
+                                                {0, 64, 192, 448, 456},
+                                                {0, 130, 131, 131, 208, 508, 571},
+                                                {0, 0, 0, 300, 303, 306, 306, 435, 600, 600}};
+
+TEST(RowGroupWalkTest, EachRowIsItsGroups) {
+  for (const std::vector<int>& offsets : kOffsets) {
+    const int rows = offsets.back() + 3;  // those behind the last group are nobody's
+    for (const int columns : {72, 200}) {
+      for (const int blocks : {2, 6, 132}) {
+        expect_groups_of_rows<with(kAlone, Work::kGroupedRows)>(offsets, rows, columns, blocks);
+        expect_groups_of_rows<with(kAlone, Work::kGroupedRows, true)>(offsets, rows, columns,
+                                                                      blocks);
+        expect_groups_of_rows<with(kAlongRows, Work::kGroupedRows)>(offsets, rows, columns, blocks);
+        expect_groups_of_rows<with(kAlongColumns, Work::kGroupedRows)>(offsets, rows, columns,
+                                                                       blocks);
+        expect_groups_of_rows<with(kGated, Work::kGroupedRows)>(offsets, rows, columns, blocks);
+      }
+    }
+  }
+}
+
+TEST(RowGroupWalkTest, MaskedGroupsHaveTheirFirstRows) {
+  const std::vector<int> counts = {0, 90, 3, 77, -4, 1000};
+  const int rows = 90, columns = 72, groups = 6;
+  const WorkParams work{
+      .rows = rows, .columns = columns, .depth = 128, .groups = groups, .numbers = counts.data()};
+  const std::vector<int> owner =
+      owners<with(kAlone, Work::kMaskedRows)>(work, 7, groups * rows, columns, columns);
+  for (int i = 0; i < groups * rows * columns; ++i) {
+    const int group = i / (rows * columns), row = i / columns % rows;
+    const bool exists = row < counts[static_cast<std::size_t>(group)];
+    ASSERT_EQ(owner[static_cast<std::size_t>(i)], exists ? group : -1);
+  }
+}
+
+TEST(RowGroupWalkTest, HostileOffsetsStayWithinTheRows) {
+  for (const std::vector<int>& offsets : std::vector<std::vector<int>>{
+           {0, 100, 50, 200},
+           {-5, 7, 300, std::numeric_limits<int>::max()},
+           {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5},
+           {300, 200, 100, 0}}) {
+    const WorkParams work{
+        .rows = 150, .columns = 72, .depth = 128, .groups = 3, .numbers = offsets.data()};
+    owners<with(kAlone, Work::kGroupedRows)>(work, 5, 150, 72, 72);
+  }
+}
+
+TEST(RowGroupWalkTest, SaysWhetherStagesFollow) {
+  for (const std::vector<int>& offsets : kOffsets) {
+    for (const int depth : {0, 128}) {
+      const WorkParams work{.rows = offsets.back(),
+                            .columns = 100,
+                            .depth = depth,
+                            .groups = static_cast<int>(offsets.size()) - 1,
+                            .numbers = offsets.data()};
+      for (int block = 0; block < 4; ++block) {
+        TileWalk<with(kAlone, Work::kGroupedRows)> walk(work, block, 4);
+        while (walk.has_tile()) {
+          EXPECT_EQ(walk.has_stages(), depth > 0);
+          const bool follow = walk.stages_follow();
+          walk.advance();
+          EXPECT_EQ(follow, walk.has_stages());
+        }
+      }
+    }
+  }
+}
+
+template <Sm90GemmConfig kConfig>
+void expect_groups_of_depth(const std::vector<int>& offsets, int blocks) {
+  const int rows = 200, columns = 72, groups = static_cast<int>(offsets.size()) - 1;
+  const int depth = 128 * (offsets.back() / 128 + groups);
+  const WorkParams work{.rows = kConfig.swapped ? columns : rows,
+                        .columns = kConfig.swapped ? rows : columns,
+                        .depth = depth,
+                        .groups = groups,
+                        .numbers = offsets.data()};
+  const std::vector<int> owner = owners<kConfig>(work, blocks, groups * rows, columns, columns);
+  for (int i = 0; i < groups * rows * columns; ++i) {
+    ASSERT_EQ(owner[static_cast<std::size_t>(i)], i / (rows * columns));
+  }
+  for (int block = 0; block < blocks; ++block) {
+    TileWalk<kConfig> walk(work, block, blocks);
+    bool any = walk.has_stages(), found = false;
+    while (walk.has_tile()) {
+      const Tile tile = walk.tile();
+      const auto group = static_cast<std::size_t>(tile.group);
+      EXPECT_EQ(tile.k_begin % 128, 0);
+      EXPECT_EQ(tile.k_begin, 128 * (offsets[group] / 128 + tile.group));
+      EXPECT_EQ(tile.k_end - tile.k_begin, offsets[group + 1] - offsets[group]);
+      EXPECT_LE(tile.k_end, depth);
+      EXPECT_EQ(kConfig.swapped ? tile.operand_column : tile.operand_row,
+                (kConfig.swapped ? tile.column : tile.row) - tile.group * rows);
+      found = found || tile.k_begin < tile.k_end;
+      const bool follow = walk.stages_follow();
+      walk.advance();
+      EXPECT_EQ(follow, walk.has_stages());
+    }
+    EXPECT_EQ(any, found);
+  }
+}
+
+TEST(DepthGroupWalkTest, EachGroupHasItsOwnDAndItsOwnK) {
+  for (const std::vector<int>& offsets : kOffsets) {
+    for (const int blocks : {2, 6, 132}) {
+      expect_groups_of_depth<with(kAlone, Work::kGroupedDepth)>(offsets, blocks);
+      expect_groups_of_depth<with(kAlone, Work::kGroupedDepth, true)>(offsets, blocks);
+      expect_groups_of_depth<with(kAlongRows, Work::kGroupedDepth)>(offsets, blocks);
+      expect_groups_of_depth<with(kAlongColumns, Work::kGroupedDepth)>(offsets, blocks);
+    }
+  }
+}
+
+TEST(DepthGroupWalkTest, HostileOffsetsStayWithinTheColumns) {
+  for (const std::vector<int>& offsets : std::vector<std::vector<int>>{
+           {0, 100, 50, 200},
+           {-5, 7, 300, std::numeric_limits<int>::max()},
+           {std::numeric_limits<int>::max(), 0, std::numeric_limits<int>::min(), 5}}) {
+    const int columns = 128 * (200 / 128 + 3);
+    for (int group = 0; group < 3; ++group) {
+      const GroupBounds bounds = columns_of_group(offsets.data(), group, 3, columns);
+      EXPECT_GE(bounds.begin, 0);
+      EXPECT_LE(bounds.begin, bounds.end);
+      EXPECT_LE(bounds.end, columns);
     }
   }
 }
