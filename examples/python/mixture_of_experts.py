@@ -3,6 +3,7 @@ against a plain loop over experts.
 
     python examples/python/mixture_of_experts.py                       # Qwen3-30B-A3B's experts
     python examples/python/mixture_of_experts.py --model deepseek-v3 --tokens 4096
+    python examples/python/mixture_of_experts.py --model mixtral-8x7b --recipe rowwise
 
 On a GPU the layer is the model's; then it also runs in a CUDA graph whose routing changes between
 replays. On the CPU it has fewer experts and tokens, to take seconds.
@@ -59,6 +60,7 @@ def loop_over_experts(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: 
     return y
 
 
+@torch.no_grad()
 def relative_error(got: Tensor, expected: Tensor) -> float:
     return float(torch.linalg.norm(got.float() - expected) / torch.linalg.norm(expected))
 
@@ -83,14 +85,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, default="qwen3-30b-a3b")
-    parser.add_argument("--experts", type=int, help="default: the model's; on the CPU 8")
+    parser.add_argument(
+        "--experts",
+        type=int,
+        help="default: the model's; on the CPU four more than a token goes to",
+    )
     parser.add_argument("--tokens", type=int, help="default: 1024; on the CPU 32")
     parser.add_argument("--recipe", default="blockwise")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
     model = MODELS[options.model]
-    experts = options.experts or (model.experts if on_gpu else 8)
+    experts = options.experts or (model.experts if on_gpu else model.top_k + 4)
     if experts != model.experts:  # as many of them as there are, in one group
         top_k = min(model.top_k, experts)
         model = replace(model, experts=experts, top_k=top_k, groups=1, top_groups=1)
