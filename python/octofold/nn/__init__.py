@@ -10,6 +10,7 @@ docs/training.md says how they go with the rest of torch, docs/recipes.md what r
 from . import recipes
 from .choice import fp8_wins
 from .convert import convert, restore
+from .expert_layer import Experts
 from .inference import InferenceLinear
 from .linear import Linear
 from .mlp import MLP
@@ -19,6 +20,7 @@ from .recipes import Delayed, Product, Recipe
 __all__ = [
     "MLP",
     "Delayed",
+    "Experts",
     "InferenceLinear",
     "Linear",
     "NormLinear",
