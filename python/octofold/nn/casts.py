@@ -142,6 +142,30 @@ def cast_by(fused_cast: Callable[..., Any], rows: str | None, transposed: str | 
     )
 
 
+def cast_options(recipe: Recipe, dtype: str) -> dict[str, Any]:
+    """What all casts of a recipe to this dtype have alike."""
+    return {"dtype": dtype, "power_of_two": recipe.power_of_two, "profile": recipe.profile}
+
+
+def cast_grouped(
+    fused_cast: Callable[..., Any], rows: str | None, transposed: str | None, offsets: Tensor
+) -> Casts:
+    """cast_by() of rows that are sorted by group, of an operation that takes `offsets` too: the
+    transpose has the layout in which grouped_gemm_k() sums it."""
+    if rows is not None and (rows, transposed) in (*_TOGETHER, ("1x128", "128x128")):
+        other = None if rows == transposed else transposed
+        both: Casts = fused_cast(
+            granularity=rows, transposed_granularity=other, targets="both", offsets=offsets
+        )
+        return both
+    return (
+        None if rows is None else fused_cast(granularity=rows, targets="rows"),
+        None
+        if transposed is None
+        else fused_cast(granularity=transposed, targets="transposed", offsets=offsets),
+    )
+
+
 def cast_with_sums(
     fused_cast: Callable[..., Any], rows: str | None, transposed: str | None
 ) -> GradientCasts:

@@ -1,11 +1,14 @@
 """Casts of experts' weights [experts, out, in], each expert's as if it were a layer alone."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .._core.ops import quick_scale_shape
 from .._core.torch import DTYPES
 from ..casts import quantize
+from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
 
@@ -25,9 +28,7 @@ def cast_experts(
         return ScaledTensor(whole.data, _by_expert(whole), granularity)
     shape = (cols, rows) if transpose else (rows, cols)
     data = weight.new_empty((experts, *shape), dtype=DTYPES[recipe.weight_dtype])
-    scale = weight.new_empty(
-        (experts, *quick_scale_shape(granularity, shape)), dtype=torch.float32
-    )
+    scale = weight.new_empty((experts, *quick_scale_shape(granularity, shape)), dtype=torch.float32)
     for one, codes, units in zip(weight.unbind(), data.unbind(), scale.unbind(), strict=True):
         out = ScaledTensor(codes, units, granularity)
         quantize(
@@ -49,6 +50,47 @@ def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
     if granularity == "128x128":
         scale = _by_expert(weight).transpose(1, 2).contiguous()
     return ScaledTensor(weight.data.transpose(1, 2).contiguous(), scale, granularity)
+
+
+def stacked_experts(
+    operation: str, name: str, matrices: Sequence[Tensor] | Sequence[ScaledTensor]
+) -> Tensor | ScaledTensor:
+    """Each expert's matrix [out, in] as one [experts, out, in]; FP8 ones as they are. Raises
+    InvalidArgumentError that names the argument."""
+    scaled = [matrix for matrix in matrices if isinstance(matrix, ScaledTensor)]
+    kinds = {(tuple(matrix.shape), matrix.dtype) for matrix in matrices}
+    kinds |= {(tuple(matrix.scale.shape), matrix.granularity) for matrix in scaled}
+    if len(scaled) not in (0, len(matrices)) or len(kinds) != (2 if scaled else 1):
+        expected = "at least one matrix, all of one shape, dtype and granularity"
+        raise invalid_argument(operation, name, expected, sorted(map(str, kinds)))
+    if not scaled:
+        return torch.stack([matrix for matrix in matrices if isinstance(matrix, Tensor)])
+    data = torch.stack([matrix.data for matrix in scaled])
+    scale = torch.stack([matrix.scale for matrix in scaled])
+    granularity = scaled[0].granularity
+    return ScaledTensor(data, scale.flatten() if granularity == "tensor" else scale, granularity)
+
+
+def joined_experts(
+    operation: str, gate: Tensor | ScaledTensor, up: Tensor | ScaledTensor
+) -> Tensor | ScaledTensor:
+    """The first layers of gated experts, of gate and up [experts, inner, hidden]. Raises
+    InvalidArgumentError where these cannot be put below each other."""
+    if isinstance(gate, Tensor) and isinstance(up, Tensor) and gate.shape == up.shape:
+        return torch.cat((gate, up), dim=1)
+    expected = f"what goes with gate {list(gate.shape)}: the same shape and granularity, no scales "
+    expected += "of tensors, and of 128x128 where `inner` is a multiple of 128"
+    if (
+        isinstance(gate, Tensor)
+        or isinstance(up, Tensor)
+        or gate.shape != up.shape
+        or gate.granularity != up.granularity
+        or gate.granularity == "tensor"
+        or (gate.granularity == "128x128" and gate.shape[1] % 128 != 0)
+    ):
+        raise invalid_argument(operation, "up", expected, list(up.shape))
+    data = torch.cat((gate.data, up.data), dim=1)
+    return ScaledTensor(data, torch.cat((gate.scale, up.scale), dim=1), gate.granularity)
 
 
 def _are_apart(granularity: str, rows: int) -> bool:

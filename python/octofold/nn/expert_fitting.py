@@ -15,10 +15,22 @@ def expert_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
     """A recipe for experts: without histories, and with all three products in FP8, as there are no
     grouped products of high precision to go with them."""
     recipe = chain_recipe_of(operation, recipe)
+    assert recipe.output is not None
     if recipe.grad_input is None or recipe.grad_weight is None:
         expected = "one whose products are all in FP8"
         raise invalid_argument(operation, "recipe", expected, str(recipe))
+    if "128x128" in (recipe.output.a, recipe.grad_input.a):
+        expected = "one whose rows have scales of 1x128, channel or tensor: squares are of tokens "
+        expected += "of several experts"
+        raise invalid_argument(operation, "recipe", expected, str(recipe))
     return recipe
+
+
+def require_counts(operation: str, **counts: object) -> None:
+    """Whole numbers of at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise invalid_argument(operation, name, "a whole number of at least 1", repr(value))
 
 
 def require_projections(

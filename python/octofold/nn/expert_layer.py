@@ -1,7 +1,7 @@
 """The experts of a layer as a module."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import torch
@@ -13,13 +13,16 @@ from ..scaled_tensor import ScaledTensor
 from .activated import is_gated
 from .blocks import require_activation
 from .buffers import keep_dtypes
+from .expert_autograd import run_experts
+from .expert_casts import joined_experts, stacked_experts
+from .expert_chain import Projection
 from .expert_fitting import (
     expert_recipe_of,
+    require_counts,
     require_projections,
     require_routed,
     require_same_device,
 )
-from .experts import Projection, run_experts
 from .fitting import is_fp8
 from .linear import is_dtensor, main_grad_of
 from .recipes import Recipe
@@ -76,23 +79,21 @@ class Experts(Module):
     ) -> None:
         recipe = expert_recipe_of(_NAME, recipe)
         require_activation(_NAME, activation)
-        for name, value in (
-            ("hidden_features", hidden_features),
-            ("inner_features", inner_features),
-            ("experts", experts),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise invalid_argument(_NAME, name, "a whole number of at least 1", repr(value))
+        require_counts(
+            _NAME,
+            hidden_features=hidden_features,
+            inner_features=inner_features,
+            experts=experts,
+        )
         features = 2 * inner_features if is_gated(activation) else inner_features
         shapes = (experts, features, hidden_features), (experts, hidden_features, inner_features)
-        weights = [
-            Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes
-        ]
-        biases = [
-            Parameter(torch.empty(shape[:2], device=device, dtype=dtype)) if bias else None
-            for shape in shapes
-        ]
-        self._hold(*weights, *biases, activation, recipe, main_grad)
+        first, second = (torch.empty(shape, device=device, dtype=dtype) for shape in shapes)
+        first_bias = second_bias = None
+        if bias:
+            first_bias, second_bias = (
+                torch.empty(shape[:2], device=device, dtype=dtype) for shape in shapes
+            )
+        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad)
         self.reset_parameters()
 
     @classmethod
@@ -116,6 +117,34 @@ class Experts(Module):
         module = cls.__new__(cls)
         module._hold(w13, w2, b13, b2, activation, recipe, main_grad)
         return module
+
+    @classmethod
+    def from_experts(
+        cls,
+        gate: Sequence[Tensor] | Sequence[ScaledTensor] | None,
+        up: Sequence[Tensor] | Sequence[ScaledTensor],
+        down: Sequence[Tensor] | Sequence[ScaledTensor],
+        activation: str = "swiglu",
+        recipe: Recipe | str = "blockwise",
+        *,
+        main_grad: bool = False,
+    ) -> Self:
+        """Of each expert's own matrices, as checkpoints have them: gate and up [inner, hidden]
+        (gate None for a plain activation), down [hidden, inner]. FP8 ones (ScaledTensor) stay the
+        bytes they are; with scales of 128x128 `inner` is then a multiple of 128, so that gate and
+        up have squares of their own."""
+        operation = f"{_NAME}.from_experts"
+        require_activation(operation, activation)
+        if (gate is not None) != is_gated(activation):
+            expected = f"{'matrices' if gate is None else 'None'} for {activation}"
+            raise invalid_argument(operation, "gate", expected, "None" if gate is None else "some")
+        first = stacked_experts(operation, "up", up)
+        if gate is not None:
+            first = joined_experts(operation, stacked_experts(operation, "gate", gate), first)
+        second = stacked_experts(operation, "down", down)
+        return cls.from_weights(
+            first, second, activation=activation, recipe=recipe, main_grad=main_grad
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -188,8 +217,8 @@ class Experts(Module):
         parts = (first, first_bias), (second, second_bias)
         for name, (weight, bias) in zip(self._names, parts, strict=True):
             if isinstance(weight, ScaledTensor):
-                self.register_buffer(name, weight.data)
-                self.register_buffer(self._scale_name(name), weight.scale)
+                self.register_buffer(name, weight.data.detach())
+                self.register_buffer(self._scale_name(name), weight.scale.detach())
             else:
                 self.register_parameter(name, _parameter(weight))
             self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
@@ -199,9 +228,7 @@ class Experts(Module):
         assert self._recipe.output is not None
         return f"{name}_scale_inv" if self._recipe.output.b == "128x128" else f"{name}_scale"
 
-    def _projection(
-        self, name: str, weight: Tensor | ScaledTensor, transposed: bool
-    ) -> Projection:
+    def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
         bias = getattr(self, f"{name}_bias")
         if isinstance(weight, ScaledTensor):
             return Projection(None, bias, (weight, None))
