@@ -1,7 +1,6 @@
 """The expert blocks of transformers' models to octofold's, in place."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -27,6 +26,11 @@ _GATES: Final = {
     "GELUTanh": "geglu-tanh",
 }
 """Classes of act_fn, which a gate goes through."""
+
+_MARKS: Final = (
+    *("gate_up_proj", "down_proj", "act_fn", "_apply_gate"),
+    *("has_gate", "is_transposed", "is_concatenated"),
+)
 
 _Routed = tuple[Tensor, Tensor, Tensor]
 
@@ -85,7 +89,8 @@ def convert_experts(
             continue
         gate, shared = block._modules.get("gate"), block._modules.get("shared_experts")
         if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
-            routers[gate] = _choosing(type(gate), _ROUTERS[type(gate).__name__])
+            kind: Any = type(gate)
+            routers[gate] = _choosing(kind)
         if shared is not None and _is_plain_mlp(shared):
             new[id(shared)] = _mlp_of(shared, recipe)
     for gate, kind in routers.items():
@@ -100,9 +105,7 @@ def _is_of_transformers(module: Module) -> bool:
 def _are_experts(module: Any) -> bool:
     """Whether they compute what octofold.experts() does, by the marks that transformers puts on
     classes of experts for the sake of its own implementations."""
-    names = "gate_up_proj", "down_proj", "act_fn", "has_gate", "is_transposed", "is_concatenated"
-    names += ("_apply_gate",)
-    if not _is_of_transformers(module) or not all(hasattr(module, name) for name in names):
+    if not _is_of_transformers(module) or not all(hasattr(module, name) for name in _MARKS):
         return False
     limits = "swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap"
     return (
@@ -160,9 +163,10 @@ def _mlp_of(module: Any, recipe: Recipe) -> MLP:
 
 
 @functools.cache
-def _choosing(router: Any, forward: Callable[[Any, Tensor], _Routed]) -> Any:
-    """A router's class with another forward. What looks for the class it was finds it."""
-    return type(router.__name__, (router,), {"forward": forward, "__module__": router.__module__})
+def _choosing(router: Any) -> Any:
+    """A router's class with the forward of the table. What looks for the class it was finds it."""
+    members = {"forward": _ROUTERS[router.__name__], "__module__": router.__module__}
+    return type(router.__name__, (router,), members)
 
 
 def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:

@@ -245,6 +245,7 @@ def _weight_gradient(
     """[experts, out, in], of transposed casts; None where it was added to a tensor."""
     product = recipe.grad_weight
     assert product is not None
+    assert of_gradient is not None
     data, scale = of_input
     b = ScaledTensor(data, scale, product.b)
     fast = product.fast_accumulation

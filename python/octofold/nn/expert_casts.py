@@ -102,5 +102,5 @@ def _by_expert(weight: ScaledTensor) -> Tensor:
     """The scales [experts, …], also where a cast has put all squares below each other."""
     scale: Tensor = weight.scale
     if weight.granularity == "128x128" and scale.dim() == 2:
-        return scale.unflatten(0, (weight.shape[0], -1))
+        return scale.view(weight.shape[0], -1, scale.shape[1])
     return scale

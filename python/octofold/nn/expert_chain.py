@@ -67,6 +67,9 @@ def compute_experts(
     of_transpose = grad_weight.b if keep_x else None
     rows, x_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
     weight = first.casts[0]
+    assert rows is not None
+    assert weight is not None
+    h: ScaledTensor | None
     gate_up = h_transposed = None
     if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
         h = grouped_gated_gemm(rows, weight, offsets, activation, **of_cast)
