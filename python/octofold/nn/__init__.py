@@ -18,7 +18,7 @@ from .mixture import MixtureOfExperts
 from .mlp import MLP
 from .norm_linear import NormLinear
 from .recipes import Delayed, Product, Recipe
-from .router import TopKRouter
+from .router import TopKRouter, route
 
 __all__ = [
     "MLP",
@@ -36,4 +36,5 @@ __all__ = [
     "fp8_wins",
     "recipes",
     "restore",
+    "route",
 ]

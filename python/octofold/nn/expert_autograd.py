@@ -30,17 +30,18 @@ def run_experts(
 ) -> Tensor:
     """experts() of arguments that fit. A transposed cast that is missing backward makes, of the
     weight as it is then."""
-    dtype, shape = result_dtype(x), x.shape
+    dtype = result_dtype(x)
     rows, _ = first.casts
     assert rows is not None
-    count, _, hidden = rows.shape
-    slots = topk_ids.shape[-1]
-    x = walkable(x).reshape(-1, hidden)
-    ids = topk_ids.reshape(-1, slots)
-    if ids.dtype != torch.int32:
-        ids = ids.clamp(-2, count).to(torch.int32)  # so that none becomes another's number
-    weights = topk_weights.reshape(-1, slots).to(torch.float32)
-    routing = sort_by_expert(ids.contiguous(), count)
+    count = rows.shape[0]
+    is_vector = x.dim() == 1
+    if is_vector:
+        x, topk_ids, topk_weights = x[None], topk_ids[None], topk_weights[None]
+    x = walkable(x)
+    if topk_ids.dtype != torch.int32:
+        topk_ids = topk_ids.clamp(-2, count).to(torch.int32)  # no other becomes an expert's number
+    weights = topk_weights.to(torch.float32)
+    routing = sort_by_expert(walkable(topk_ids), count)
     layers = first, second
     if torch.is_grad_enabled() and (
         x.requires_grad
@@ -54,13 +55,13 @@ def run_experts(
                 operands += (None, None) if codes is None else (codes.data, codes.scale)
         operands += tuple(layer.main_grad for layer in layers)
         y: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
-            *operands, ids, *routing, activation, recipe, dtype
+            *operands, topk_ids, *routing, activation, recipe, dtype
         )
     else:
         y = compute_experts(
             x, weights.contiguous(), routing, first, second, activation, recipe, dtype
         ).out
-    return y.view(shape)
+    return y[0] if is_vector else y
 
 
 class _Needs(NamedTuple):
@@ -167,7 +168,7 @@ class _Experts(torch.autograd.Function):
             d_weights = combine_gradient(dy, y, positions)
         if needs.second_bias:
             d_second_bias = _bias_gradient(dy, ids, weights, offsets).to(second_bias_dtype)
-        cast = partial(quantize_gathered, dy, sources, positions.shape[1], weights, **of_cast)
+        cast = partial(quantize_gathered, dy, sources, positions.shape[-1], weights, **of_cast)
         rows, transposed = cast_grouped(
             cast,
             grad_input.a if needs.gate_up else None,
@@ -260,6 +261,7 @@ def _weight_gradient(
 
 def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """[experts, out]: the gradient by each expert's result, summed over its tokens."""
+    dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
     numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
     shares = ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
     return shares.t().to(dy.dtype) @ dy

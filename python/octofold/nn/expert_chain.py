@@ -63,7 +63,7 @@ def compute_experts(
     assert output is not None
     assert grad_weight is not None
     of_cast = cast_options(recipe, recipe.input_dtype)
-    cast = partial(quantize_gathered, x, sources, positions.shape[1], **of_cast)
+    cast = partial(quantize_gathered, x, sources, positions.shape[-1], **of_cast)
     of_transpose = grad_weight.b if keep_x else None
     rows, x_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
     weight = first.casts[0]

@@ -65,7 +65,7 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, dw: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nn.functional.route")
+        refuse_second_derivatives("nn.route")
         logits, ids = ctx.saved_tensors
         scoring, normalize, scale = ctx.options
         dw = dw.contiguous()
