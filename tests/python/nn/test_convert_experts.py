@@ -34,38 +34,28 @@ COMMON = {
 MODELS = {
     "mixtral": lambda **options: MixtralForCausalLM(
         MixtralConfig(
-            intermediate_size=192,
-            num_local_experts=6,
-            num_experts_per_tok=2,
-            **COMMON | options,
+            **COMMON
+            | {"intermediate_size": 192, "num_local_experts": 6, "num_experts_per_tok": 2}
+            | options
         )
     ),
     "qwen3_moe": lambda **options: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            moe_intermediate_size=192,
-            intermediate_size=256,
-            num_experts=8,
-            num_experts_per_tok=4,
-            head_dim=64,
-            **COMMON | {"norm_topk_prob": True} | options,
+            **COMMON
+            | {"moe_intermediate_size": 192, "intermediate_size": 256, "num_experts": 8}
+            | {"num_experts_per_tok": 4, "head_dim": 64, "norm_topk_prob": True}
+            | options
         )
     ),
     "deepseek_v3": lambda **options: DeepseekV3ForCausalLM(
         DeepseekV3Config(
-            moe_intermediate_size=128,
-            intermediate_size=256,
-            n_routed_experts=16,
-            num_experts_per_tok=4,
-            n_group=4,
-            topk_group=2,
-            n_shared_experts=2,
-            first_k_dense_replace=1,
-            q_lora_rank=64,
-            kv_lora_rank=64,
-            qk_rope_head_dim=32,
-            qk_nope_head_dim=32,
-            v_head_dim=64,
-            **COMMON | {"num_key_value_heads": 4} | options,
+            **COMMON
+            | {"moe_intermediate_size": 128, "intermediate_size": 256, "n_routed_experts": 16}
+            | {"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+            | {"first_k_dense_replace": 1, "num_key_value_heads": 4}
+            | {"q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 64}
+            | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32}
+            | options
         )
     ),
 }
