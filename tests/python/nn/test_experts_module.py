@@ -343,5 +343,5 @@ def test_bad_routers():
         nn.TopKRouter(8, 4, 5)
     with pytest.raises(InvalidArgumentError, match="'experts': expected a whole number"):
         nn.TopKRouter(8, 0, 1)
-    with pytest.raises(InvalidArgumentError, match="'scoring'"):
+    with pytest.raises(InvalidArgumentError, match="scoring 'argmax'"):
         nn.TopKRouter(8, 4, 2, "argmax")(random(3, 8))
