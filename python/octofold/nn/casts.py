@@ -122,10 +122,7 @@ def cast_weight(
     of_rows = output.b if rows and output is not None else None
     of_transpose = grad_input.b if transposed and grad_input is not None else None
     if weight.dim() == 3:
-        return (
-            None if of_rows is None else cast_experts(weight, of_rows, recipe),
-            None if of_transpose is None else cast_experts(weight, of_transpose, recipe, True),
-        )
+        return cast_experts(weight, of_rows, of_transpose, recipe)
     return cast(walkable(weight), recipe.weight_dtype, of_rows, of_transpose, recipe, scale)
 
 

@@ -7,34 +7,45 @@ from torch import Tensor
 
 from .._core.ops import quick_scale_shape
 from .._core.torch import DTYPES
-from ..casts import quantize
+from ..casts import quantize, quantize_both
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
 
 
 def cast_experts(
-    weight: Tensor, granularity: str, recipe: Recipe, transpose: bool = False
-) -> ScaledTensor:
-    """weight [experts, out, in], or the transposes [experts, in, out], with the scales that
-    grouped_gemm() takes: [experts, …] of each expert's own."""
+    weight: Tensor, rows: str | None, transposed: str | None, recipe: Recipe
+) -> tuple[ScaledTensor | None, ScaledTensor | None]:
+    """weight [experts, out, in] and the transposes [experts, in, out], at these granularities
+    (None: not at all), with the scales that grouped_gemm() takes: [experts, …] of each one's own.
+    Squares that are no two experts' are cast from one read."""
     weight = weight if weight.is_contiguous() else weight.contiguous()
-    experts, rows, cols = weight.shape
-    power_of_two, profile = recipe.power_of_two, recipe.profile
-    if not transpose and _are_apart(granularity, rows):
-        whole = quantize(
-            weight, recipe.weight_dtype, granularity, power_of_two, "saturate", profile
+    experts, out_features, _ = weight.shape
+    if rows == transposed == "128x128" and out_features % 128 == 0:
+        power_of_two, profile = recipe.power_of_two, recipe.profile
+        whole, whole_transpose = quantize_both(
+            weight, recipe.weight_dtype, rows, power_of_two, "saturate", profile
         )
-        return ScaledTensor(whole.data, _by_expert(whole), granularity)
-    shape = (cols, rows) if transpose else (rows, cols)
-    data = weight.new_empty((experts, *shape), dtype=DTYPES[recipe.weight_dtype])
+        return _by_expert(whole), _transposes(whole_transpose, experts)
+    return (
+        None if rows is None else _cast(weight, rows, recipe, False),
+        None if transposed is None else _cast(weight, transposed, recipe, True),
+    )
+
+
+def _cast(weight: Tensor, granularity: str, recipe: Recipe, transpose: bool) -> ScaledTensor:
+    experts, out_features, in_features = weight.shape
+    dtype, power_of_two, profile = recipe.weight_dtype, recipe.power_of_two, recipe.profile
+    options = granularity, power_of_two, "saturate", profile, transpose
+    are_squares_apart = granularity == "128x128" and out_features % 128 == 0
+    if are_squares_apart or (granularity in ("channel", "1x128") and not transpose):
+        whole = quantize(weight, dtype, *options)
+        return _transposes(whole, experts) if transpose else _by_expert(whole)
+    shape = (in_features, out_features) if transpose else (out_features, in_features)
+    data = weight.new_empty((experts, *shape), dtype=DTYPES[dtype])
     scale = weight.new_empty((experts, *quick_scale_shape(granularity, shape)), dtype=torch.float32)
     for one, codes, units in zip(weight.unbind(), data.unbind(), scale.unbind(), strict=True):
-        out = ScaledTensor(codes, units, granularity)
-        quantize(
-            *(one, recipe.weight_dtype, granularity, power_of_two, "saturate", profile, transpose),
-            out=out,
-        )
+        quantize(one, dtype, *options, out=ScaledTensor(codes, units, granularity))
     return ScaledTensor(data, scale.flatten() if granularity == "tensor" else scale, granularity)
 
 
@@ -45,11 +56,12 @@ def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
     granularity = recipe.grad_input.b
     if granularity != weight.granularity or granularity not in ("tensor", "128x128"):
         values: Tensor = weight.dequantize("bfloat16")
-        return cast_experts(values, granularity, recipe, transpose=True)
+        return _cast(values, granularity, recipe, True)
     scale = weight.scale
     if granularity == "128x128":
-        scale = _by_expert(weight).transpose(1, 2).contiguous()
-    return ScaledTensor(weight.data.transpose(1, 2).contiguous(), scale, granularity)
+        scale = _scale_by_expert(weight).transpose(1, 2).contiguous()
+    codes = weight.data.view(torch.uint8).transpose(1, 2).contiguous()
+    return ScaledTensor(codes.view(weight.dtype), scale, granularity)
 
 
 def stacked_experts(
@@ -65,9 +77,9 @@ def stacked_experts(
         raise invalid_argument(operation, name, expected, sorted(map(str, kinds)))
     if not scaled:
         return torch.stack([matrix for matrix in matrices if isinstance(matrix, Tensor)])
-    data = torch.stack([matrix.data for matrix in scaled])
+    codes = torch.stack([matrix.data.view(torch.uint8) for matrix in scaled])
     scale = torch.stack([matrix.scale for matrix in scaled])
-    granularity = scaled[0].granularity
+    granularity, data = scaled[0].granularity, codes.view(scaled[0].dtype)
     return ScaledTensor(data, scale.flatten() if granularity == "tensor" else scale, granularity)
 
 
@@ -89,18 +101,27 @@ def joined_experts(
         or (gate.granularity == "128x128" and gate.shape[1] % 128 != 0)
     ):
         raise invalid_argument(operation, "up", expected, list(up.shape))
-    data = torch.cat((gate.data, up.data), dim=1)
-    return ScaledTensor(data, torch.cat((gate.scale, up.scale), dim=1), gate.granularity)
+    codes = torch.cat([part.data.view(torch.uint8) for part in (gate, up)], dim=1)
+    scale = torch.cat((gate.scale, up.scale), dim=1)
+    return ScaledTensor(codes.view(gate.dtype), scale, gate.granularity)
 
 
-def _are_apart(granularity: str, rows: int) -> bool:
-    """Whether in one cast of all experts no unit of scales is of two of them."""
-    return granularity in ("channel", "1x128") or (granularity == "128x128" and rows % 128 == 0)
+def _by_expert(weight: ScaledTensor) -> ScaledTensor:
+    """With scales [experts, …], also where a cast has put all squares below each other."""
+    return ScaledTensor(weight.data, _scale_by_expert(weight), weight.granularity)
 
 
-def _by_expert(weight: ScaledTensor) -> Tensor:
-    """The scales [experts, …], also where a cast has put all squares below each other."""
+def _scale_by_expert(weight: ScaledTensor) -> Tensor:
     scale: Tensor = weight.scale
     if weight.granularity == "128x128" and scale.dim() == 2:
         return scale.view(weight.shape[0], -1, scale.shape[1])
     return scale
+
+
+def _transposes(whole: ScaledTensor, experts: int) -> ScaledTensor:
+    """[experts, in, out] of the transpose [in, experts · out] in squares: copied by rows."""
+    in_features = whole.shape[0]
+    wide = whole.data.view(torch.int64)  # rows are multiples of 128 bytes
+    data = wide.view(in_features, experts, -1).transpose(0, 1).contiguous()
+    scale = whole.scale.view(whole.scale.shape[0], experts, -1).transpose(0, 1).contiguous()
+    return ScaledTensor(data.view(whole.data.dtype), scale, "128x128")

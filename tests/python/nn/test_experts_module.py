@@ -69,13 +69,16 @@ def test_weights_are_cast_once_per_version(monkeypatch):
     from octofold.nn import expert_casts
 
     seen = []
-    quantize = expert_casts.quantize
 
-    def recording(x, *arguments, **options):
-        seen.append(tuple(x.shape))
-        return quantize(x, *arguments, **options)
+    def recording(function):
+        def record(x, *arguments, **options):
+            seen.append(tuple(x.shape))
+            return function(x, *arguments, **options)
 
-    monkeypatch.setattr(expert_casts, "quantize", recording)
+        return record
+
+    for name in ("quantize", "quantize_both"):
+        monkeypatch.setattr(expert_casts, name, recording(getattr(expert_casts, name)))
     module, ids, weights, x = case()
     per_version = []
     for count in (1, 1, 2, 3):
