@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from . import nn as nn
     from .nn.blocks import mlp as mlp
     from .nn.blocks import norm_linear as norm_linear
+    from .nn.experts import experts as experts
     from .nn.functional import linear as linear
 
 torch_import.introduce()
@@ -64,6 +65,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(".nn", __name__)
     if name == "linear":
         return importlib.import_module(".nn.functional", __name__).linear
+    if name == "experts":
+        return importlib.import_module(".nn.experts", __name__).experts
     if name in ("mlp", "norm_linear"):
         return getattr(importlib.import_module(".nn.blocks", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,22 +10,31 @@ docs/training.md says how they go with the rest of torch, docs/recipes.md what r
 from . import recipes
 from .choice import fp8_wins
 from .convert import convert, restore
+from .convert_experts import convert_experts
+from .expert_layer import Experts
 from .inference import InferenceLinear
 from .linear import Linear
+from .mixture import MixtureOfExperts
 from .mlp import MLP
 from .norm_linear import NormLinear
 from .recipes import Delayed, Product, Recipe
+from .router import TopKRouter, route
 
 __all__ = [
     "MLP",
     "Delayed",
+    "Experts",
     "InferenceLinear",
     "Linear",
+    "MixtureOfExperts",
     "NormLinear",
     "Product",
     "Recipe",
+    "TopKRouter",
     "convert",
+    "convert_experts",
     "fp8_wins",
     "recipes",
     "restore",
+    "route",
 ]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..casts import quantize, quantize_both, quantize_with_columns
 from ..scaled_tensor import ScaledTensor
+from .expert_casts import cast_experts
 from .recipes import TWO_LEVEL, Recipe
 
 # Granularities of rows and of the transpose that one call casts to.
@@ -114,16 +115,15 @@ def cast_weight(
     weight: Tensor, recipe: Recipe, rows: bool, transposed: bool, scale: Tensor | None = None
 ) -> Casts:
     """A weight [out, in] for x · weightᵀ, and its transpose [in, out] for dY · weight, as far as
-    wanted and as the recipe has these products in FP8. It may require a gradient."""
+    wanted and as the recipe has these products in FP8. It may require a gradient. Of experts
+    [experts, out, in] each one's, without a static scale."""
     output, grad_input = recipe.output, recipe.grad_input
-    return cast(
-        walkable(weight.detach()),
-        recipe.weight_dtype,
-        output.b if rows and output is not None else None,
-        grad_input.b if transposed and grad_input is not None else None,
-        recipe,
-        scale,
-    )
+    weight = weight.detach()
+    of_rows = output.b if rows and output is not None else None
+    of_transpose = grad_input.b if transposed and grad_input is not None else None
+    if weight.dim() == 3:
+        return cast_experts(weight, of_rows, of_transpose, recipe)
+    return cast(walkable(weight), recipe.weight_dtype, of_rows, of_transpose, recipe, scale)
 
 
 def cast_by(fused_cast: Callable[..., Any], rows: str | None, transposed: str | None) -> Casts:
@@ -136,6 +136,30 @@ def cast_by(fused_cast: Callable[..., Any], rows: str | None, transposed: str | 
     return (
         None if rows is None else fused_cast(granularity=rows, targets="rows"),
         None if transposed is None else fused_cast(granularity=transposed, targets="transposed"),
+    )
+
+
+def cast_options(recipe: Recipe, dtype: str) -> dict[str, Any]:
+    """What all casts of a recipe to this dtype have alike."""
+    return {"dtype": dtype, "power_of_two": recipe.power_of_two, "profile": recipe.profile}
+
+
+def cast_grouped(
+    fused_cast: Callable[..., Any], rows: str | None, transposed: str | None, offsets: Tensor
+) -> Casts:
+    """cast_by() of rows that are sorted by group, of an operation that takes `offsets` too: the
+    transpose has the layout in which grouped_gemm_k() sums it."""
+    if rows is not None and (rows, transposed) in (*_TOGETHER, ("1x128", "128x128")):
+        other = None if rows == transposed else transposed
+        both: Casts = fused_cast(
+            granularity=rows, transposed_granularity=other, targets="both", offsets=offsets
+        )
+        return both
+    return (
+        None if rows is None else fused_cast(granularity=rows, targets="rows"),
+        None
+        if transposed is None
+        else fused_cast(granularity=transposed, targets="transposed", offsets=offsets),
     )
 
 

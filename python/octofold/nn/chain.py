@@ -87,7 +87,8 @@ def compute(
     if chain.activation is None or second is None:
         y = output_product(rows, weight, first.bias, recipe, dtype)
         return Made(y, x, rstd, mean, x_transposed, None, None)
-    if keep_gate_up or keep_h or not _is_one_kernel(first, chain, rows, dtype):
+    in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
+    if keep_gate_up or keep_h or not in_one:
         gate_up = output_product(rows, weight, first.bias, recipe, dtype)
         h, h_transposed = cast_activation(gate_up, chain.activation, output.a, of_h, recipe)
     else:
@@ -105,20 +106,25 @@ def compute(
     return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 
 
-def _is_one_kernel(
-    first: Layer, chain: Chain, rows: ScaledTensor | None, dtype: torch.dtype
+def gated_in_one(
+    recipe: Recipe,
+    activation: str,
+    weight: ScaledTensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
 ) -> bool:
-    """Whether gated_gemm() has the first product, the activation and the cast."""
-    output, weight = chain.recipe.output, first.casts[0]
-    if output is None or rows is None or weight is None or chain.activation is None:
+    """Whether the first product, the activation and the cast can be one operation, of a weight
+    [..., 2·hidden, in] without gradients: gated_gemm(), of experts grouped_gated_gemm()."""
+    output = recipe.output
+    if output is None or weight is None:
         return False
-    fits_kernel = not rows.data.is_cuda or (
-        weight.shape[0] % 256 == 0 and weight.shape[1] % 16 == 0
+    fits_kernel = not weight.data.is_cuda or (
+        weight.shape[-2] % 256 == 0 and weight.shape[-1] % 16 == 0
     )
     return (
         (output.a, output.b) == ("1x128", "128x128")
-        and is_gated(chain.activation)
-        and first.bias is None
+        and is_gated(activation)
+        and bias is None
         and dtype == torch.bfloat16
         and fits_kernel
     )

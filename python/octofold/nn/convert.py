@@ -74,7 +74,7 @@ def convert(
         argument = "model" if module_filter_fn is None else "module_filter_fn"
         expected = "a torch.nn.Linear" if module_filter_fn is None else "to pick a torch.nn.Linear"
         raise invalid_argument(_NAME, argument, expected, _counted(model))
-    return _replaced(model, new)
+    return replaced(model, new)
 
 
 def restore(model: Module) -> Module:
@@ -88,10 +88,10 @@ def restore(model: Module) -> Module:
     new: dict[int, Module] = {
         id(module): module.to_linear() for module in model.modules() if isinstance(module, Linear)
     }
-    return _replaced(model, new)
+    return replaced(model, new)
 
 
-def _replaced(model: Module, new: dict[int, Module]) -> Module:
+def replaced(model: Module, new: dict[int, Module]) -> Module:
     """The model with some modules, by their identities, replaced wherever they stand."""
     for parent in list(model.modules()):
         # Not named_children(), which names a module that stands there twice only once.

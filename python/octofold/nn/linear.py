@@ -139,7 +139,7 @@ class Linear(torch.nn.Linear):
         if self._is_sharded:
             expected = "False where FSDP shards the weight: it reduces weight.grad"
             raise invalid_argument(_NAME, "main_grad", expected, "True")
-        return _main_grad_of(weight)
+        return main_grad_of(weight)
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, recipe = self.weight, self.bias, self._recipe
@@ -247,7 +247,7 @@ def is_dtensor(value: object) -> bool:
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
 
 
-def _main_grad_of(weight: Tensor) -> Tensor:
+def main_grad_of(weight: Tensor) -> Tensor:
     held = getattr(weight, "main_grad", None)
     if held is None:
         held = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)

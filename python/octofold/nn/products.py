@@ -25,7 +25,7 @@ def output_product(
     assert x is not None
     assert weight is not None
     fast = recipe.output.fast_accumulation
-    y: Tensor = gemm(x, weight, None, None, _addable(bias, dtype), dtype, fast)
+    y: Tensor = gemm(x, weight, None, None, addable(bias, dtype), dtype, fast)
     return y
 
 
@@ -37,7 +37,7 @@ def dynamic_output_product(
     y: Tensor = dynamic_gemm(
         x,
         weight,
-        _addable(bias, dtype),
+        addable(bias, dtype),
         dtype,
         dtype=recipe.input_dtype,
         power_of_two=recipe.power_of_two,
@@ -46,7 +46,7 @@ def dynamic_output_product(
     return y
 
 
-def _addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """As products to this dtype take it."""
     return bias if bias is None or bias.dtype == torch.float32 else bias.to(dtype)
 

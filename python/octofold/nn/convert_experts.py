@@ -1,0 +1,200 @@
+"""The expert blocks of transformers' models to octofold's, in place."""
+
+import functools
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import linear
+
+from ..errors import invalid_argument
+from ..scaled_tensor import ScaledTensor
+from .convert import ModuleFilter, replaced
+from .expert_fitting import expert_recipe_of
+from .expert_layer import Experts
+from .linear import Linear
+from .mlp import MLP
+from .recipes import Recipe
+from .router import route
+
+_NAME: Final = "octofold.nn.convert_experts"
+_GATES: Final = {
+    "SiLU": "swiglu",
+    "SiLUActivation": "swiglu",
+    "GELUActivation": "geglu",
+    "GELUTanh": "geglu-tanh",
+}
+"""Classes of act_fn, which a gate goes through."""
+
+_MARKS: Final = (
+    *("gate_up_proj", "down_proj", "act_fn", "_apply_gate"),
+    *("has_gate", "is_transposed", "is_concatenated"),
+)
+
+_Routed = tuple[Tensor, Tensor, Tensor]
+
+
+def convert_experts(
+    model: Module,
+    recipe: Recipe | str = "blockwise",
+    module_filter_fn: ModuleFilter | None = None,
+    *,
+    main_grad: bool = False,
+) -> Module:
+    """Make the expert blocks of a transformers model (5.x) compute in FP8 with octofold's
+    operations: made for those of Mixtral, Qwen3-MoE and DeepSeek-V3.
+
+    model: changed in place; or one block; or the module of the experts, which is left as it is.
+    recipe, main_grad: as of octofold.nn.Experts.
+    module_filter_fn: (module, fully qualified name) → whether to convert it: asked for each module
+        of experts; None: all.
+
+    Of each block
+
+    - the experts become octofold.nn.Experts with the same parameters: any of transformers' modules
+      that hold gate_up_proj and down_proj as Mixtral's does; FP8 weights with scales of 128x128,
+      as a checkpoint came with them, are used as they are;
+    - the router stays the module that it is, where it is that of one of the three models, so that
+      its outputs are recorded as before; it chooses by octofold.top_k(), with the same logits:
+      routing weights stay float32;
+    - DeepSeek-V3's shared experts, of plain linear layers, become octofold.nn.MLP.
+
+    The block's own forward is run, and the names in state_dict() are the same. Other linear layers
+    are octofold.nn.convert()'s, before or after. Convert before fully_shard() and torch.compile.
+    Experts that are spread over devices by transformers are not converted.
+
+    Returns the model; of a module of experts the new one.
+    Raises InvalidArgumentError that names the argument: for a model without such experts, or a
+    filter that picks none. The model is then as it was.
+    """
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    recipe = expert_recipe_of(_NAME, recipe)
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        expected = "a function (module, fqn) -> bool, or None"
+        raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
+    new: dict[int, Module] = {}
+    for name, module in model.named_modules():
+        if _are_experts(module) and (module_filter_fn is None or module_filter_fn(module, name)):
+            new[id(module)] = _experts_of(module, name, recipe, main_grad)
+    if not new:
+        argument = "model" if module_filter_fn is None else "module_filter_fn"
+        expected = "experts that hold gate_up_proj and down_proj, as transformers' Mixtral has them"
+        expected = expected if module_filter_fn is None else f"to pick {expected}"
+        raise invalid_argument(_NAME, argument, expected, type(model).__qualname__)
+    routers: dict[Module, Any] = {}
+    for block in model.modules():
+        if not any(id(child) in new for child in block._modules.values()):
+            continue
+        gate, shared = block._modules.get("gate"), block._modules.get("shared_experts")
+        if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
+            kind: Any = type(gate)
+            routers[gate] = _choosing(kind)
+        if shared is not None and _is_plain_mlp(shared):
+            new[id(shared)] = _mlp_of(shared, recipe)
+    for gate, kind in routers.items():
+        gate.__class__ = kind
+    return replaced(model, new)
+
+
+def _is_of_transformers(module: Module) -> bool:
+    return type(module).__module__.startswith("transformers.")
+
+
+def _are_experts(module: Any) -> bool:
+    """Whether they compute what octofold.experts() does, by the marks that transformers puts on
+    classes of experts for the sake of its own implementations."""
+    if not _is_of_transformers(module) or not all(hasattr(module, name) for name in _MARKS):
+        return False
+    limits = "swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap"
+    return (
+        module._apply_gate.__module__.startswith("transformers.integrations.")
+        and module.has_gate is True
+        and module.is_transposed is False
+        and module.is_concatenated is True
+        and not getattr(module, "has_post_expert_norm", False)
+        and not getattr(module, "_is_expert_parallel", False)
+        and all(getattr(module, name, None) is None for name in limits)
+        and getattr(module, "activation_scheme", "dynamic") == "dynamic"
+        and type(module.act_fn).__name__ in _GATES
+    )
+
+
+def _experts_of(module: Any, name: str, recipe: Recipe, main_grad: bool) -> Experts:
+    experts = Experts.from_weights(
+        _weight_of(module, "gate_up_proj", name),
+        _weight_of(module, "down_proj", name),
+        getattr(module, "gate_up_proj_bias", None),
+        getattr(module, "down_proj_bias", None),
+        _GATES[type(module.act_fn).__name__],
+        recipe,
+        main_grad=main_grad,
+    )
+    return experts.train(module.training)
+
+
+def _weight_of(module: Any, key: str, name: str) -> Tensor | ScaledTensor:
+    weight: Tensor = getattr(module, key)
+    scale = getattr(module, f"{key}_scale_inv", None)
+    if scale is None:
+        return weight
+    if tuple(module.block_size or ()) != (128, 128):
+        expected = f"scales of 128x128 in {name!r}"
+        raise invalid_argument(_NAME, "model", expected, f"block_size={module.block_size}")
+    return ScaledTensor(weight.detach(), scale.detach().float(), "128x128")
+
+
+def _is_plain_mlp(module: Module) -> bool:
+    parts = [module._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+    return (
+        _is_of_transformers(module)
+        and type(module).__name__ == "DeepseekV3MLP"
+        and all(type(part) is torch.nn.Linear or isinstance(part, Linear) for part in parts)
+        and type(getattr(module, "act_fn", None)).__name__ in _GATES
+    )
+
+
+def _mlp_of(module: Any, recipe: Recipe) -> MLP:
+    linears = module.gate_proj, module.up_proj, module.down_proj
+    own = None if any(isinstance(layer, Linear) for layer in linears) else recipe
+    activation = _GATES[type(module.act_fn).__name__]
+    return MLP.from_linears(*linears, activation=activation, recipe=own).train(module.training)
+
+
+@functools.cache
+def _choosing(router: Any) -> Any:
+    """A router's class with the forward of the table. What looks for the class it was finds it."""
+    members = {"forward": _ROUTERS[router.__name__], "__module__": router.__module__}
+    return type(router.__name__, (router,), members)
+
+
+def _mixtral(self: Any, hidden_states: Tensor) -> _Routed:
+    return _softmax(self, hidden_states, True)
+
+
+def _qwen3_moe(self: Any, hidden_states: Tensor) -> _Routed:
+    return _softmax(self, hidden_states, self.norm_topk_prob)
+
+
+def _softmax(router: Any, hidden_states: Tensor, normalize: bool) -> _Routed:
+    logits = linear(hidden_states.reshape(-1, router.hidden_dim), router.weight)
+    ids, weights = route(logits, router.top_k, normalize=normalize)
+    return logits, weights, ids
+
+
+def _deepseek_v3(self: Any, hidden_states: Tensor) -> _Routed:
+    x = hidden_states.reshape(-1, self.hidden_dim).to(torch.float32)
+    logits = linear(x, self.weight.to(torch.float32))
+    ids, weights = route(
+        *(logits, self.top_k, "sigmoid", self.norm_topk_prob, self.e_score_correction_bias.float()),
+        *(self.num_group, self.topk_group, self.routed_scaling_factor),
+    )
+    return logits, weights, ids
+
+
+_ROUTERS: Final = {
+    "MixtralTopKRouter": _mixtral,
+    "Qwen3MoeTopKRouter": _qwen3_moe,
+    "DeepseekV3TopkRouter": _deepseek_v3,
+}

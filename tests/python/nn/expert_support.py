@@ -1,0 +1,123 @@
+"""What tests of expert layers share: operands, the same in FP64, the same from dense products."""
+
+import octofold
+import pytest
+from fused_support import activation
+from layer_support import random
+
+torch = pytest.importorskip("torch")
+
+HIDDEN, INNER, EXPERTS, SLOTS = 256, 192, 5, 3
+# As for a linear layer twice: x and weights, then the activation and weights, rounded to 3 bits.
+LIMIT = 0.08
+
+
+def operands(tokens=(70,), dtype=torch.float32, bias=False, gated=True, **sizes):
+    """Arguments of octofold.experts() that have gradients, by name."""
+    hidden, inner = sizes.get("hidden", HIDDEN), sizes.get("inner", INNER)
+    experts, slots = sizes.get("experts", EXPERTS), sizes.get("slots", SLOTS)
+    features = 2 * inner if gated else inner
+    made = {
+        "x": random(*tokens, hidden),
+        "topk_weights": torch.rand(*tokens, slots) + 0.1,
+        "w13": random(experts, features, hidden) * hidden**-0.5,
+        "w2": random(experts, hidden, inner) * inner**-0.5,
+    }
+    if bias:
+        made |= {"b13": random(experts, features), "b2": random(experts, hidden)}
+    return {name: t if name == "topk_weights" else t.to(dtype) for name, t in made.items()}
+
+
+def choices(tokens=(70,), experts=EXPERTS, slots=SLOTS, gone=0.1, empty=1):
+    """Different experts for each token, int32, of which `empty` have none; some go nowhere."""
+    scores = torch.rand(*tokens, experts)
+    scores[..., :empty] = -1
+    ids = scores.topk(slots, dim=-1)[1].int()
+    return torch.where(torch.rand(ids.shape) < gone, -1, ids).int()
+
+
+def truth(ids, name="swiglu"):
+    """octofold.experts() of these ids as a function of operands, expert by expert."""
+
+    def function(x, topk_weights, w13, w2, b13=None, b2=None):
+        flat, ids_, weights = x.flatten(0, -2), ids.flatten(0, -2), topk_weights.flatten(0, -2)
+        y = torch.zeros_like(flat)
+        for e in range(w13.shape[0]):
+            tokens, slots = torch.where(ids_ == e)
+            h = flat[tokens] @ w13[e].t()
+            h = activation(h if b13 is None else h + b13[e], name) @ w2[e].t()
+            h = h if b2 is None else h + b2[e]
+            y = y.index_add(0, tokens, h * weights[tokens, slots].unsqueeze(-1))
+        return y.view(x.shape)
+
+    return function
+
+
+def rows_of(ids, experts):
+    """Of each expert the tokens and slots that go to it, in order."""
+    return [torch.where(ids == e) for e in range(experts)]
+
+
+def cast(x, granularity, recipe, transpose=False, gradient=False):
+    dtype = recipe.gradient_dtype if gradient else recipe.input_dtype
+    options = {"power_of_two": recipe.power_of_two, "profile": recipe.profile}
+    return octofold.quantize(x, dtype, granularity, transpose=transpose, **options)
+
+
+def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
+    """y and the gradients of a SwiGLU layer of bfloat16, from casts and products of each expert."""
+    experts = w13.shape[0]
+    y = torch.zeros(x.shape)
+    dx = torch.zeros(x.shape)
+    of_weights = torch.zeros(topk_weights.shape)
+    d13, d2 = torch.zeros_like(w13), torch.zeros_like(w2)
+    results, of_rows = {}, {}
+    output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
+    options = {"power_of_two": recipe.power_of_two, "profile": recipe.profile}
+
+    def product(a, b, p):
+        return octofold.gemm(a, b, fast_accumulation=p.fast_accumulation)
+
+    for e, (tokens, slots) in enumerate(rows_of(ids, experts)):
+        if not len(tokens):
+            continue
+        rows = x[tokens]
+        gate_up = product(cast(rows, output.a, recipe), cast(w13[e], output.b, recipe), output)
+        h, h_columns = (
+            octofold.quantize_activation(
+                gate_up, "swiglu", granularity=granularity, targets=target, **options
+            )
+            for granularity, target in ((output.a, "rows"), (grad_weight.b, "transposed"))
+        )
+        results[e] = product(h, cast(w2[e], output.b, recipe), output)
+        factors = topk_weights[tokens, slots].unsqueeze(-1)
+        dy_rows = (dy[tokens].float() * factors).to(dy.dtype)
+        of_weights[tokens, slots] = (dy[tokens].double() * results[e].double()).sum(-1).float()
+        d2[e] = product(cast(dy_rows, grad_weight.a, recipe, True, True), h_columns, grad_weight)
+        back = cast(w2[e], grad_input.b, recipe, True)
+        dh = product(cast(dy_rows, grad_input.a, recipe, gradient=True), back, grad_input)
+        d, d_columns = (
+            octofold.quantize_activation_gradient(
+                *(dh, gate_up, "swiglu"),
+                dtype=recipe.gradient_dtype,
+                granularity=granularity,
+                targets=target,
+                **options,
+            )
+            for granularity, target in ((grad_input.a, "rows"), (grad_weight.a, "transposed"))
+        )
+        d13[e] = product(d_columns, cast(rows, grad_weight.b, recipe, True), grad_weight)
+        of_rows[e] = product(d, cast(w13[e], grad_input.b, recipe, True), grad_input)
+    for slot in range(ids.shape[1]):  # the order of combine()
+        for e, (tokens, slots) in enumerate(rows_of(ids, experts)):
+            chosen = slots == slot
+            at = tokens[chosen]
+            if len(at):
+                y[at] += results[e][chosen].float() * topk_weights[at, slot].unsqueeze(-1)
+                dx[at] += of_rows[e][chosen].float()
+    return [y.to(x.dtype)], {
+        "x": dx.to(x.dtype),
+        "topk_weights": of_weights,
+        "w13": d13,
+        "w2": d2,
+    }

@@ -1,0 +1,343 @@
+"""octofold.experts(): its result and gradients, against FP64 and against dense products of each
+expert, bit for bit."""
+
+import octofold
+import pytest
+from expert_support import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    LIMIT,
+    SLOTS,
+    by_dense_products,
+    choices,
+    operands,
+    truth,
+)
+from fused_support import CURVES, GATES, bytes_kept, differentiated, wide
+from layer_support import random, relative_error
+from octofold import InvalidArgumentError, ScaledTensor
+from octofold.nn.recipes import Product, Recipe, blockwise
+
+torch = pytest.importorskip("torch")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+RECIPES = ("blockwise", "rowwise", "tensorwise")
+FINE = Recipe(
+    output=Product("1x128", "128x128"),
+    grad_input=Product("1x128", "128x128"),
+    grad_weight=Product("1x128", "1x128"),
+)
+SQUARES = Recipe(
+    output=Product("1x128", "128x128"),
+    grad_input=Product("1x128", "128x128"),
+    grad_weight=Product("1x128", "128x128"),
+)
+
+
+def run(ids, recipe="blockwise", name="swiglu"):
+    """octofold.experts() of these ids as a function of operands."""
+
+    def function(x, topk_weights, w13, w2, b13=None, b2=None):
+        return octofold.experts(x, ids, topk_weights, w13, w2, name, recipe, b13, b2)
+
+    return function
+
+
+def assert_near(ids, given, dy, limit=LIMIT, name="swiglu", **options):
+    (y,), grads = differentiated(run(ids, name=name, **options), given, [dy])
+    (expected_y,), expected = differentiated(truth(ids, name), wide(given), [dy.double()])
+    assert y.dtype == given["x"].dtype
+    assert relative_error(y, expected_y) < limit
+    assert grads.keys() == expected.keys()
+    for key, gradient in grads.items():
+        assert gradient.dtype == given[key].dtype
+        assert gradient.shape == given[key].shape
+        assert relative_error(gradient, expected[key]) < limit, key
+    return grads
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
+@pytest.mark.parametrize("recipe", [*RECIPES, FINE, SQUARES])
+def test_gradients_against_float64(recipe, dtype):
+    given, ids, dy = operands(dtype=dtype), choices(), random(70, HIDDEN, dtype=dtype)
+    limit = 0.13 if recipe == "tensorwise" else LIMIT  # whose gradients are e5m2
+    grads = assert_near(ids, given, dy, limit, recipe=recipe)
+    assert not grads["w13"][0].any()  # no token's expert
+    assert not grads["w2"][0].any()
+    assert not grads["topk_weights"][ids < 0].any()
+
+
+@pytest.mark.parametrize("name", [*GATES, *CURVES])
+def test_activations_and_biases(name):
+    given = operands(bias=True, gated=name in GATES)
+    assert_near(choices(), given, random(70, HIDDEN), name=name)
+
+
+@pytest.mark.parametrize("recipe", [FINE, SQUARES])
+@pytest.mark.parametrize(("inner", "tokens"), [(128, 400), (192, 70), (INNER, 1)])
+def test_bits_of_dense_products(recipe, inner, tokens):
+    """Where no scale is shared by several experts. Only the sums of the routing weights' gradients
+    may be rounded otherwise."""
+    given = operands((tokens,), BF16, inner=inner)
+    ids, dy = choices((tokens,)), random(tokens, HIDDEN, dtype=BF16)
+    (y,), grads = differentiated(run(ids, recipe), given, [dy])
+    (expected_y,), expected = by_dense_products(ids, **given, dy=dy, recipe=recipe)
+    assert torch.equal(y, expected_y)
+    of_weights = "topk_weights"
+    assert torch.allclose(grads.pop(of_weights), expected.pop(of_weights), rtol=1e-5, atol=1e-5)
+    for key, gradient in expected.items():
+        assert torch.equal(grads[key], gradient), key
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, FINE])
+@pytest.mark.parametrize("bias", [False, True])
+def test_without_gradients_the_same(recipe, bias):
+    given, ids = operands(dtype=BF16, bias=bias), choices()
+    expected = differentiated(run(ids, recipe), given, [random(70, HIDDEN, dtype=BF16)])[0][0]
+    with torch.no_grad():
+        assert torch.equal(run(ids, recipe)(**given), expected)
+
+
+def test_everything_goes_nowhere():
+    ids = torch.full((70, SLOTS), -1, dtype=torch.int32)
+    (y,), grads = differentiated(run(ids), operands(bias=True), [random(70, HIDDEN)])
+    assert not y.any()
+    assert not any(gradient.any() for gradient in grads.values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_tokens(recipe):
+    ids = torch.zeros((0, SLOTS), dtype=torch.int32)
+    given = operands((0,), bias=True)
+    (y,), grads = differentiated(run(ids, recipe), given, [random(0, HIDDEN)])
+    assert y.shape == (0, HIDDEN)
+    for key, gradient in grads.items():
+        assert gradient.shape == given[key].shape
+        assert not gradient.any()
+    with torch.no_grad():
+        assert run(ids, recipe)(**given).shape == (0, HIDDEN)
+
+
+def test_one_token_and_one_expert():
+    # A single sum, of 256 products that take each other away, is less accurate than many.
+    assert_near(torch.tensor([[2]]), operands((1,), slots=1), random(1, HIDDEN), 0.3)
+    given = operands((33,), experts=1, slots=1)
+    assert_near(torch.zeros((33, 1), dtype=torch.int64), given, random(33, HIDDEN))
+
+
+def test_an_expert_twice():
+    """Of a token: both slots count."""
+    ids = choices()
+    ids[:, 1] = ids[:, 0]
+    assert_near(ids, operands(bias=True), random(70, HIDDEN))
+
+
+def test_shapes_and_strides():
+    """Leading dimensions, one token as a vector, int64, strided operands: the same bits."""
+    given, ids = operands((6, 10), BF16), choices((6, 10))
+    expected = run(ids)(**given)
+    flat = {name: given[name].flatten(0, 1) for name in ("x", "topk_weights")}
+    assert torch.equal(run(ids.flatten(0, 1))(**given | flat).view(6, 10, -1), expected)
+    assert torch.equal(run(ids.long())(**given), expected)
+    first = {name: given[name][2, 3] for name in flat}
+    assert torch.equal(run(ids[2, 3])(**given | first), expected[2, 3])
+    strided = {
+        name: torch.stack((t, t), dim=-1)[..., 0] for name, t in given.items() if t is not None
+    }
+    assert not strided["w13"].is_contiguous()
+    assert torch.equal(run(torch.stack((ids, ids), -1)[..., 0])(**strided), expected)
+
+
+def test_autocast_and_weights_of_another_dtype():
+    given, ids = operands(), choices()
+    with torch.autocast("cpu", BF16):
+        y = run(ids)(**given)
+    assert y.dtype == BF16
+    assert relative_error(y, run(ids)(**given)) < 2**-6
+    narrow = {"topk_weights": given["topk_weights"].to(BF16)}
+    dy = random(70, HIDDEN)
+    _, grads = differentiated(run(ids), given | narrow, [dy])
+    assert grads["topk_weights"].dtype == BF16
+
+
+@pytest.mark.parametrize("missing", ["x", "topk_weights", "w13", "w2", "b13", "b2"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_needs_no_gradient(missing, alone):
+    """Others' gradients have the same bits without it; it alone too."""
+    given, ids, dy = operands(dtype=BF16, bias=True), choices(), random(70, HIDDEN, dtype=BF16)
+    _, expected = differentiated(run(ids), given, [dy])
+    leaves = {
+        name: t.clone().requires_grad_((name == missing) == alone) for name, t in given.items()
+    }
+    run(ids)(**leaves).backward(dy)
+    for name, leaf in leaves.items():
+        if (name == missing) != alone:
+            assert leaf.grad is None
+        else:
+            assert torch.equal(leaf.grad, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "granularity"), [("blockwise", "128x128"), ("rowwise", "channel")]
+)
+def test_fp8_weights(recipe, granularity):
+    """As they are: the bits of the weights whose casts they are. A gradient by x goes through them;
+    with squares of the same bits."""
+    given, ids, dy = operands(dtype=BF16), choices(), random(70, HIDDEN, dtype=BF16)
+    (expected_y,), expected = differentiated(run(ids, recipe), given, [dy])
+    options = {"power_of_two": recipe == "rowwise", "profile": "torchao"}
+    frozen = {}
+    for name in ("w13", "w2"):
+        each = [
+            octofold.quantize(weight, granularity=granularity, **options) for weight in given[name]
+        ]
+        frozen[name] = ScaledTensor(
+            torch.stack([cast.data for cast in each]),
+            torch.stack([cast.scale for cast in each]),
+            granularity,
+        )
+    rest = {name: given[name] for name in ("x", "topk_weights")}
+
+    def function(x, topk_weights):
+        return run(ids, recipe)(x, topk_weights, **frozen)
+
+    with torch.no_grad():
+        assert torch.equal(function(**rest), expected_y)
+    (y,), grads = differentiated(function, rest, [dy])
+    assert torch.equal(y, expected_y)
+    assert torch.equal(grads["topk_weights"], expected["topk_weights"])
+    if granularity == "128x128":
+        assert torch.equal(grads["x"], expected["x"])
+    else:
+        assert relative_error(grads["x"], expected["x"]) < LIMIT
+
+
+def test_flat_scales_of_squares():
+    """As a cast of all experts gives them, where their rows are a multiple of 128."""
+    given, ids = operands(dtype=BF16, inner=128), choices()
+    frozen = {
+        name: octofold.quantize(given[name], granularity="128x128", profile="torchao")
+        for name in ("w13", "w2")
+    }
+    assert frozen["w13"].scale.dim() == 2
+    dy = random(70, HIDDEN, dtype=BF16)
+    rest = {name: given[name] for name in ("x", "topk_weights")}
+    (y,), grads = differentiated(lambda **leaves: run(ids)(**leaves, **frozen), rest, [dy])
+    (expected_y,), expected = differentiated(run(ids), given, [dy])
+    assert torch.equal(y, expected_y)
+    assert torch.equal(grads["x"], expected["x"])
+
+
+def test_what_is_kept_for_backward():
+    """FP8 of x's rows and of the activation, transposed; gate and up; what the experts give."""
+    tokens, experts = 256, 2
+    given = operands((tokens,), BF16, experts=experts, slots=2)
+    leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
+    ids = choices((tokens,), experts, 2, gone=0, empty=0)
+    rows, columns = 2 * tokens, 2 * tokens + 128 * experts
+
+    def kept(names):
+        chosen = {name: leaves[name] if name in names else given[name] for name in given}
+        return bytes_kept(lambda: run(ids)(**chosen))
+
+    everything = kept([*given])
+    fp8 = torch.float8_e4m3fn
+    for expected in (
+        (fp8, (HIDDEN, columns)),
+        (fp8, (INNER, columns)),
+        (BF16, (rows, 2 * INNER)),
+        (BF16, (rows, HIDDEN)),
+    ):
+        assert expected in everything
+    assert (BF16, (rows, HIDDEN)) not in kept(["x", "w13", "w2"])
+    of_x = kept(["x"])
+    assert (fp8, (HIDDEN, columns)) not in of_x
+    assert (fp8, (INNER, columns)) not in of_x
+    assert not any(dtype == BF16 and shape[0] == experts for dtype, shape in everything)
+
+
+def test_second_derivatives_are_refused():
+    given = operands()
+    x = given.pop("x").requires_grad_()
+    with pytest.raises(octofold.UnsupportedError, match="create_graph"):
+        torch.autograd.grad(run(choices())(x, **given).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"x": random(70, HIDDEN + 1)}, "'x': expected .*256"),
+        ({"x": torch.zeros(70, HIDDEN, dtype=torch.int32)}, "'x': expected a torch tensor"),
+        ({"topk_ids": torch.zeros(70, SLOTS)}, "'topk_ids': expected a torch tensor of int32"),
+        ({"topk_ids": torch.zeros(69, SLOTS).int()}, r"'topk_ids': expected \[70, k\]"),
+        ({"topk_ids": torch.zeros(70).int()}, r"'topk_ids': expected \[70, k\]"),
+        ({"topk_ids": torch.zeros(70, 0).int()}, "'topk_ids': expected .* at least 1"),
+        ({"topk_weights": torch.rand(70, SLOTS + 1)}, "'topk_weights': expected .*, the shape of"),
+        ({"topk_weights": torch.ones(70, SLOTS).int()}, "'topk_weights': expected a torch tensor"),
+        ({"w13": random(2 * INNER, HIDDEN)}, r"'w13': expected \[experts, out, in\]"),
+        ({"w13": random(EXPERTS, 2 * INNER + 1, HIDDEN)}, "'w13': expected .*gate and up"),
+        ({"w13": None}, "'w13': expected a torch tensor"),
+        ({"w2": random(EXPERTS, HIDDEN, INNER + 1)}, r"'w2': expected \[5, 256, 192\]"),
+        ({"w2": random(EXPERTS + 1, HIDDEN, INNER)}, "'w2': expected"),
+        ({"w2": random(EXPERTS, HIDDEN, INNER, 1)}, "'w2': expected"),
+        ({"b13": random(EXPERTS, INNER)}, r"'b13': expected \[5, 384\]"),
+        ({"b2": random(HIDDEN)}, r"'b2': expected \[5, 256\]"),
+        ({"x": torch.zeros(70, HIDDEN, device="meta")}, "'x': expected a tensor on cpu"),
+        ({"b2": torch.zeros(EXPERTS, HIDDEN, device="meta")}, "'b2': expected a tensor on cpu"),
+        ({"activation": "tanh"}, "'activation': expected one of"),
+        ({"recipe": "delayed"}, "'recipe': expected one without delayed scaling"),
+        ({"recipe": "blockwise_two_level"}, "'recipe': expected one without delayed scaling"),
+        ({"recipe": "rowwise_with_gw_hp"}, "'recipe': expected one whose products are all in FP8"),
+        ({"recipe": "other"}, "'recipe': expected a Recipe or one of"),
+        (
+            {"recipe": Recipe(output=FINE.output, grad_input=None, grad_weight=FINE.grad_weight)},
+            "'recipe': expected one whose products are all in FP8",
+        ),
+        (
+            {
+                "recipe": Recipe(
+                    output=Product("128x128", "128x128"),
+                    grad_input=FINE.grad_input,
+                    grad_weight=FINE.grad_weight,
+                )
+            },
+            "'recipe': expected one whose rows have scales of 1x128",
+        ),
+    ],
+)
+def test_bad_input(wrong, words):
+    arguments = operands(bias=True) | {"topk_ids": choices()} | wrong
+    with pytest.raises(InvalidArgumentError, match=f"experts: argument {words}"):
+        octofold.experts(**arguments)
+
+
+def test_bad_fp8_weights():
+    given, ids = operands(), choices()
+    cast = octofold.quantize(given.pop("w2"), granularity="channel")
+    with pytest.raises(InvalidArgumentError, match="'w2': expected scales of 128x128, as"):
+        run(ids)(**given, w2=cast)
+    with pytest.raises(InvalidArgumentError, match=r"w2\.channel_scale"):
+        run(ids)(**given, w2=ScaledTensor(cast.data, cast.scale, "128x128", cast.scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong", [EXPERTS, -2, 2**31 - 1, -(2**31)])
+def test_ids_out_of_range(wrong, dtype):
+    ids = choices().to(dtype)
+    ids[3, 1] = wrong
+    with pytest.raises(InvalidArgumentError, match="'ids'"):
+        run(ids)(**operands())
+
+
+def test_wide_ids_do_not_wrap():
+    ids = choices().long()
+    ids[3, 1] = 2**32 + 1
+    with pytest.raises(InvalidArgumentError, match="'ids'"):
+        run(ids)(**operands())
+
+
+def test_default_recipe():
+    given, ids = operands(dtype=BF16), choices()
+    args = given["x"], ids, given["topk_weights"], given["w13"], given["w2"]
+    assert torch.equal(octofold.experts(*args), octofold.experts(*args, recipe=blockwise))

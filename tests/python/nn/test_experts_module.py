@@ -1,0 +1,350 @@
+"""octofold.nn.Experts, TopKRouter and MixtureOfExperts as modules."""
+
+import copy
+import io
+
+import octofold
+import pytest
+from expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, operands
+from fused_support import GATES, differentiated, step
+from layer_support import random, relative_error
+from octofold import InvalidArgumentError
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+nn = octofold.nn
+BF16 = torch.bfloat16
+W13, W2 = (EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)
+
+
+def case(tokens=70, **options):
+    module = nn.Experts(HIDDEN, INNER, EXPERTS, **options)
+    return module, choices((tokens,)), torch.rand(tokens, SLOTS), random(tokens, HIDDEN)
+
+
+class Routed(torch.nn.Module):
+    """Of x and routing weights, for ids that stay."""
+
+    def __init__(self, module, ids):
+        super().__init__()
+        self.inner, self._ids = module, ids
+
+    def forward(self, x, weights):
+        return self.inner(x, self._ids, weights)
+
+
+def experts_step(module, ids, weights, x):
+    """The result, gradients of x and the routing weights, and those of the parameters."""
+    return step(Routed(module, ids), x, weights)
+
+
+def all_equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+@pytest.mark.parametrize("name", ["swiglu", "gelu"])
+def test_computes_what_the_function_does(recipe, name):
+    module, ids, weights, x = case(bias=True, recipe=recipe, activation=name)
+    first = "gate_up_proj" if name in GATES else "up_proj"
+    names = [first, f"{first}_bias", "down_proj", "down_proj_bias"]
+    assert sorted(module.state_dict()) == sorted(names)
+    y, dx, d_weights, *rest = experts_step(module, ids, weights, x)
+    w13, b13, w2, b2 = (getattr(module, key).detach() for key in names)
+    given = {"x": x, "topk_weights": weights, "w13": w13, "w2": w2, "b13": b13, "b2": b2}
+    (expected,), grads = differentiated(
+        lambda **leaves: octofold.experts(topk_ids=ids, activation=name, recipe=recipe, **leaves),
+        given,
+        [2 * y],
+    )
+    assert torch.equal(y, expected)
+    assert all_equal([dx, d_weights], [grads["x"], grads["topk_weights"]])
+    actual = dict(zip(dict(module.named_parameters()), rest, strict=True))
+    for key, parameter in zip(("w13", "b13", "w2", "b2"), names, strict=True):
+        assert torch.equal(actual[parameter], grads[key])
+
+
+def test_weights_are_cast_once_per_version(monkeypatch):
+    from octofold.nn import expert_casts
+
+    seen = []
+
+    def recording(function):
+        def record(x, *arguments, **options):
+            seen.append(tuple(x.shape))
+            return function(x, *arguments, **options)
+
+        return record
+
+    for name in ("quantize", "quantize_both"):
+        monkeypatch.setattr(expert_casts, name, recording(getattr(expert_casts, name)))
+    module, ids, weights, x = case()
+    per_version = []
+    for count in (1, 1, 2, 3):
+        if count == 2:
+            torch.optim.SGD(module.parameters(), 0.1).step()
+        if count == 3:
+            module.forget_casts()
+        experts_step(module, ids, weights, x)
+        per_version.append(len(seen))
+    assert per_version == [per_version[0] * count for count in (1, 1, 2, 3)]
+    before = len(seen)
+    with torch.no_grad():
+        module.down_proj.mul_(2)
+        module(x, ids, weights)
+    assert {shape[-2:] for shape in seen[before:]} == {W2[1:]}
+    module.double().float()
+    seen.clear()
+    with torch.no_grad():
+        module(x, ids, weights)
+    assert {shape[-2:] for shape in seen} == {W13[1:], W2[1:]}
+
+
+def test_copies_files_and_devices():
+    module, ids, weights, x = case(bias=True)
+    expected = experts_step(module, ids, weights, x)
+    for other in (copy.deepcopy(module), nn.Experts(HIDDEN, INNER, EXPERTS, bias=True)):
+        file = io.BytesIO()
+        torch.save(module.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file))
+        assert all_equal(experts_step(other, ids, weights, x), expected)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    assert all_equal(experts_step(other, ids, weights, x), expected)
+    assert module.to("meta").gate_up_proj.is_meta
+    assert str(other) == (
+        "Experts(hidden_features=256, inner_features=192, experts=5, bias=True, "
+        "activation=swiglu, recipe=blockwise)"
+    )
+
+
+def test_initial_weights():
+    module = nn.Experts(64, 256, 3, bias=True)
+    for name, parameter in module.named_parameters():
+        bound = 64**-0.5 if "gate" in name else 256**-0.5
+        assert 0.9 * bound < parameter.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj", "gate_up_proj_bias"])
+def test_frozen_parameters(name):
+    module, ids, weights, x = case(bias=True)
+    module(x, ids, weights).sum().backward()
+    expected = {key: p.grad for key, p in module.named_parameters()}
+    module.zero_grad()
+    getattr(module, name).requires_grad_(False)
+    module(x, ids, weights).sum().backward()
+    for key, parameter in module.named_parameters():
+        if key == name:
+            assert parameter.grad is None
+        else:
+            assert torch.equal(parameter.grad, expected[key])
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
+def test_main_grad(recipe):
+    """Added to, in FP32, by each backward; of weights alone."""
+    module, ids, weights, x = case(dtype=BF16, recipe=recipe, bias=True)
+    x = x.to(BF16)
+    experts_step(module, ids, weights, x)
+    expected = {name: p.grad for name, p in module.named_parameters()}
+    module.zero_grad()
+    module.main_grad = True
+    module.down_proj.main_grad = torch.ones(W2)
+    for _ in range(2):
+        module(x, ids, weights).square().sum().backward()
+    for name in ("gate_up_proj", "down_proj"):
+        parameter = getattr(module, name)
+        assert parameter.grad is None
+        assert parameter.main_grad.dtype == torch.float32
+        added = parameter.main_grad - (1 if name == "down_proj" else 0)
+        assert relative_error(added, 2 * expected[name]) < 2**-7
+    assert torch.equal(module.down_proj_bias.grad, 2 * expected["down_proj_bias"])
+    module.down_proj.main_grad = torch.ones(1)
+    with pytest.raises(InvalidArgumentError, match=r"weight\.main_grad"):
+        module(x, ids, weights)
+
+
+def fp8(weight, granularity="128x128", **options):
+    """Each expert's, as a list."""
+    options = {"profile": "torchao"} | options
+    return [octofold.quantize(one, granularity=granularity, **options) for one in weight]
+
+
+def checkpoint_of(module, inner, granularity="128x128", **options):
+    """(gate, up, down) of each expert, as checkpoints have them, of a module's weights."""
+    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
+    return [
+        fp8(part, granularity, **options) for part in (gate_up[:, :inner], gate_up[:, inner:], down)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "granularity", "inner"),
+    [("blockwise", "128x128", 128), ("rowwise", "channel", 192)],
+)
+def test_experts_of_a_checkpoint(recipe, granularity, inner):
+    """Bytes as they are: what the layer computes that these are the casts of, with no gradients but
+    those by the input."""
+    layer = nn.Experts(HIDDEN, inner, EXPERTS, dtype=BF16, recipe=recipe)
+    options = {"power_of_two": True} if recipe == "rowwise" else {}
+    gate, up, down = checkpoint_of(layer, inner, granularity, **options)
+    module = nn.Experts.from_experts(gate, up, down, recipe=recipe)
+    suffix = "_scale_inv" if granularity == "128x128" else "_scale"
+    assert [*module.state_dict()] == [
+        *("gate_up_proj", f"gate_up_proj{suffix}", "down_proj", f"down_proj{suffix}")
+    ]
+    assert not [*module.parameters()]
+    for e in range(EXPERTS):
+        for part, rows in ((gate, slice(0, inner)), (up, slice(inner, None))):
+            codes = module.gate_up_proj[e, rows].view(torch.uint8)
+            assert torch.equal(codes, part[e].data.view(torch.uint8))
+    ids, weights, x = choices(), torch.rand(70, SLOTS), random(70, HIDDEN, dtype=BF16)
+    y, dx, d_weights = experts_step(module, ids, weights, x)
+    expected = experts_step(layer, ids, weights, x)
+    assert all_equal([y, d_weights], [expected[0], expected[2]])
+    assert relative_error(dx, expected[1]) < 0.08
+    kept = [t.clone() for t in module.state_dict().values()]
+    module.half().bfloat16().to(torch.float32)
+    for left, right in zip(module.state_dict().values(), kept, strict=True):
+        assert left.dtype == right.dtype
+        assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+    twin = nn.Experts.from_weights(
+        *(module.weight(key) for key in ("gate_up_proj", "down_proj")), recipe=recipe
+    )
+    twin.load_state_dict(copy.deepcopy(module).state_dict())
+    assert torch.equal(experts_step(twin, ids, weights, x)[0], y)
+
+
+def test_experts_in_high_precision():
+    module, ids, weights, x = case()
+    gate, up = module.gate_up_proj.detach().chunk(2, dim=1)
+    made = nn.Experts.from_experts([*gate], [*up], [*module.down_proj.detach()])
+    assert all_equal(experts_step(made, ids, weights, x), experts_step(module, ids, weights, x))
+    shared = nn.Experts.from_weights(module.gate_up_proj, module.down_proj)
+    assert shared.gate_up_proj is module.gate_up_proj
+
+
+def test_files_of_the_other_kind():
+    inner = 128
+    layer = nn.Experts(HIDDEN, inner, EXPERTS)
+    frozen = nn.Experts.from_experts(*checkpoint_of(layer, inner))
+    with pytest.raises(RuntimeError, match=r"'gate_up_proj': expected torch\.float32, got torch"):
+        layer.load_state_dict(frozen.state_dict(), strict=False)
+    with pytest.raises(RuntimeError, match=r"'gate_up_proj': expected torch\.float8_e4m3fn, got"):
+        frozen.load_state_dict(layer.state_dict(), strict=False)
+
+
+def test_bad_arguments():
+    for name in ("hidden_features", "inner_features", "experts"):
+        sizes = {"hidden_features": 8, "inner_features": 8, "experts": 2} | {name: 0}
+        with pytest.raises(InvalidArgumentError, match=f"'{name}': expected a whole number"):
+            nn.Experts(**sizes)
+    with pytest.raises(InvalidArgumentError, match="'recipe': expected one without"):
+        nn.Experts(8, 8, 2, recipe="delayed")
+    with pytest.raises(InvalidArgumentError, match="'activation': expected one of"):
+        nn.Experts(8, 8, 2, activation="tanh")
+    given = operands()
+    with pytest.raises(InvalidArgumentError, match="from_weights: argument 'w2'"):
+        nn.Experts.from_weights(given["w13"], given["w2"][:1])
+    module, ids, weights, x = case()
+    with pytest.raises(InvalidArgumentError, match=r"nn\.Experts: argument 'x'"):
+        module(x[:, 1:], ids, weights)
+    with pytest.raises(InvalidArgumentError, match=r"nn\.Experts: argument 'topk_ids'"):
+        module(x, ids[1:], weights)
+    gate, up, down = ([*t] for t in (given["w2"], given["w2"], given["w2"]))
+    for parts, name in (
+        ((None, up, down), "gate"),
+        ((gate, up[1:], down), "up"),
+        ((gate, [], down), "up"),
+        ((gate, [*up[1:], up[0][1:]], down), "up"),
+        ((fp8(gate), up, down), "up"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"from_experts: argument '{name}'"):
+            nn.Experts.from_experts(*parts)
+    with pytest.raises(InvalidArgumentError, match="'gate': expected None for gelu"):
+        nn.Experts.from_experts(gate, up, down, "gelu")
+    odd = fp8(torch.randn(EXPERTS, INNER, HIDDEN))
+    with pytest.raises(InvalidArgumentError, match="where `inner` is a multiple of 128"):
+        nn.Experts.from_experts(odd, odd, fp8(given["w2"]))
+
+
+def routed(logits, k, scoring, normalize, bias, groups, top_groups, scale):
+    """octofold.top_k() of torch, differentiable."""
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    choice = scores.detach() if bias is None else scores.detach() + bias
+    if groups > 1:
+        grouped = choice.unflatten(-1, (groups, -1))
+        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(top_groups, dim=-1)[1]
+        stays = torch.zeros(grouped.shape[:-1]).scatter(-1, best, 1.0).bool()
+        choice = grouped.masked_fill(~stays.unsqueeze(-1), -torch.inf).flatten(-2)
+    ids = choice.topk(k, dim=-1)[1]
+    weights = scores.gather(-1, ids)
+    if normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * scale
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (2, "softmax", True, None, 1, 1, 1.0),
+        (4, "softmax", False, None, 1, 1, 1.5),
+        (4, "sigmoid", True, 0.2 * torch.randn(16), 4, 2, 2.5),
+        (3, "sigmoid", False, None, 1, 1, 1.0),
+    ],
+)
+def test_routes(options):
+    logits, dw = random(2, 33, 16), random(2, 33, options[0])
+    mine, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    ids, weights = nn.route(mine, *options)
+    expected_ids, expected = routed(theirs, *options)
+    assert ids.dtype == torch.int32
+    assert torch.equal(ids.long(), expected_ids)
+    assert torch.allclose(weights, expected, atol=1e-6)
+    weights.backward(dw)
+    expected.backward(dw)
+    assert torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(nn.route(mine, *options)[0], ids)
+
+
+@pytest.mark.parametrize("router_dtype", [None, torch.float32])
+@pytest.mark.parametrize("shared", [None, 64])
+def test_mixture(shared, router_dtype):
+    sizes = HIDDEN, 128, 8, 2, shared
+    options = {"scoring": "sigmoid", "groups": 4, "top_groups": 2, "choice_bias": True}
+    module = nn.MixtureOfExperts(*sizes, **options, dtype=BF16, router_dtype=router_dtype)
+    assert module.gate.weight.dtype == (router_dtype or BF16)
+    names = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+    names += ["gate.e_score_correction_bias"]
+    names += ["shared_experts.gate_up_proj.weight", "shared_experts.down_proj.weight"][
+        : 0 if shared is None else 2
+    ]
+    assert [*module.state_dict()] == names
+    assert module.half().bfloat16().gate.e_score_correction_bias.dtype == torch.float32
+    x = random(3, 20, HIDDEN, dtype=BF16)
+    y, dx, *rest = step(module, x)
+    assert y.dtype == dx.dtype == BF16
+    assert all(gradient.any() for gradient in rest)
+    with torch.no_grad():
+        logits = functional.linear(x.to(module.gate.weight.dtype), module.gate.weight)
+        bias = module.gate.e_score_correction_bias
+        ids, weights = nn.route(logits, 2, "sigmoid", True, bias, 4, 2)
+        expected = module.experts(x, ids, weights)
+        if shared is not None:
+            expected = expected + module.shared_experts(x)
+    assert torch.equal(y, expected)
+    assert "groups=2 of 4" in str(module)
+
+
+def test_bad_routers():
+    with pytest.raises(InvalidArgumentError, match="'top_k': expected at most 4"):
+        nn.TopKRouter(8, 4, 5)
+    with pytest.raises(InvalidArgumentError, match="'experts': expected a whole number"):
+        nn.TopKRouter(8, 0, 1)
+    with pytest.raises(InvalidArgumentError, match="scoring 'argmax'"):
+        nn.TopKRouter(8, 4, 2, "argmax")(random(3, 8))
