@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cuda/cast_views.h"
+#include "cuda/group_check.h"
 #include "kernels/config/routing_params.h"
 #include "plan/routing.h"
 
@@ -59,6 +60,7 @@ void top_k(Device& device, const TopKArguments& arguments, const TopKOptions& op
 void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
                     const TopKOptions& options, Stream stream) {
   const TensorView& logits = arguments.logits;
+  check_range(device, "top_k_gradient", "ids", arguments.ids, -1, logits.shape[1] - 1, stream);
   const plan::TopKGradientProblem problem{.tokens = logits.shape[0],
                                           .experts = logits.shape[1],
                                           .slots = arguments.ids.shape[1],
@@ -84,6 +86,7 @@ void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
 
 void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
                     const SortedSlots& out, Stream stream) {
+  check_range(device, "sort_by_expert", "ids", ids, -1, experts - 1, stream);
   const plan::SortProblem problem{.slots = ids.element_count(), .experts = experts};
   const config::SortParams params{
       .ids = ints_of(ids),
@@ -104,6 +107,7 @@ void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
 void combine(Device& device, const CombineArguments& arguments, Stream stream) {
   const TensorView& y = arguments.y;
   const MutableTensorView& out = arguments.out;
+  check_range(device, "combine", "positions", arguments.positions, -1, y.shape[0] - 1, stream);
   plan::CombineProblem problem{.tokens = out.shape[0],
                                .cols = out.shape[1],
                                .in = y.dtype,
@@ -132,6 +136,8 @@ void combine(Device& device, const CombineArguments& arguments, Stream stream) {
 
 void combine_gradient(Device& device, const CombineGradientArguments& arguments, Stream stream) {
   const TensorView &gradient = arguments.gradient, &y = arguments.y;
+  check_range(device, "combine_gradient", "positions", arguments.positions, -1, y.shape[0] - 1,
+              stream);
   plan::CombineGradientProblem problem{.tokens = gradient.shape[0],
                                        .cols = gradient.shape[1],
                                        .gradient = gradient.dtype,

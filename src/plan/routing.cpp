@@ -112,4 +112,10 @@ RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const G
   return plan_of(kOperation, config, problem.tokens, problem.tokens, problem.cols);
 }
 
+RoutingPlan plan_group_check(const config::GroupCheckConfig& config, const Gpu& gpu) {
+  constexpr const char* kOperation = "a check of groups";
+  require_kernels(kOperation, gpu);
+  return plan_of(kOperation, config, 1, 1, 1);
+}
+
 }  // namespace octofold::plan

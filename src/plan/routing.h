@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/config/group_check.h"
 #include "kernels/config/routing.h"
 #include "plan/cast.h"
 #include "plan/gpu.h"
@@ -114,5 +115,8 @@ RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const G
 
 /// Likewise: counts of all spans and then places, or places alone where one span holds all slots.
 RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu);
+
+/// One block, whatever there is to look through.
+RoutingPlan plan_group_check(const config::GroupCheckConfig& config, const Gpu& gpu);
 
 }  // namespace octofold::plan

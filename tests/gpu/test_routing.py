@@ -13,6 +13,7 @@ from gpu_support import (
     assert_same_bits,
     needs_gpu,
     normal,
+    run_python,
     surrounded_copy,
     torch,
 )
@@ -304,3 +305,45 @@ def test_in_a_graph_whose_routing_changes(generator):
         graph.replay()
         torch.cuda.synchronize()
         assert_same(results, route(logits, y, gradient))
+
+
+CHECKED = """
+import octofold
+import torch
+
+ids = torch.zeros(3000, 4, device="cuda", dtype=torch.int32)
+ids[1000, 2], ids[2000, 1] = 8, -5
+octofold.sort_by_expert(ids, 8)
+torch.cuda.synchronize()
+y, positions = torch.zeros(10, 64, device="cuda"), ids[:7].clamp(max=9)
+try:
+    octofold.combine(y, positions)
+except octofold.InvalidArgumentError as error:
+    print(error)
+    expected = "sort_by_expert: argument 'ids': expected numbers from -1 to 7, got 8"
+    assert f"{expected} at flat index 4002" in str(error)
+else:
+    raise AssertionError("nothing was said")
+octofold.combine(y, positions)  # said once
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    octofold.combine(y, positions)
+positions[3, 3] = 10
+graph.replay()
+torch.cuda.synchronize()
+try:
+    octofold.sort_by_expert(ids.clamp(0, 7), 8)
+except octofold.InvalidArgumentError as error:
+    assert "combine: argument 'positions': expected numbers from -1 to 9, got 10" in str(error)
+else:
+    raise AssertionError("nothing was said of the graph")
+octofold.sort_by_expert(ids.clamp(0, 7), 8)
+torch.cuda.synchronize()
+octofold.sort_by_expert(ids.clamp(0, 7), 8)
+"""
+
+
+@needs_gpu
+def test_checks_say_what_was_wrong(monkeypatch):
+    monkeypatch.setenv("OCTOFOLD_CHECK_GROUPS", "1")
+    run_python(CHECKED)

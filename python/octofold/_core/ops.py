@@ -60,7 +60,6 @@ _OPTIONS: Final[dict[Any, Option]] = {
     str | None: Option("str?", (str, type(None)), "text or None"),
     bool: Option("bool", (bool,), "True or False"),
     bool | None: Option("bool?", (bool, type(None)), "True, False or None"),
-    int: Option("int", (int,), "a whole number"),
     float: Option("float", (float, int), "a number"),
     int: Option("int", (int,), "a whole number"),
     int | None: Option("int?", (int, type(None)), "a whole number or None"),

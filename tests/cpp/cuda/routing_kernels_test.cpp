@@ -59,6 +59,12 @@ TEST_F(NvrtcRoutingTest, SortCompilesWithoutSpills) {
   }
 }
 
+TEST_F(NvrtcRoutingTest, ChecksCompileWithoutSpills) {
+  for (const bool ascends : kBools) {
+    compiler_.expect_sound(plan_group_check({.ascends = ascends}, plan::kHopper).kernels);
+  }
+}
+
 TEST_F(NvrtcRoutingTest, CombineCompilesWithoutSpills) {
   for (const DType in : kWide) {
     for (const DType out : kWide) {
