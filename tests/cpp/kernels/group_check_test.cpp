@@ -69,7 +69,9 @@ TEST(GroupCheckKernelTest, OffsetsAscendFromZero) {
 
 // The first that is found stays until the host has seen it.
 TEST(GroupCheckKernelTest, LeavesAnotherFaultAsItIs) {
-  config::GroupFault fault{.state = config::GroupFault::kWhole, .argument = 1};
+  config::GroupFault fault{};
+  fault.state = config::GroupFault::kWhole;
+  fault.argument = 1;
   const Index numbers{7};
   config::GroupCheckParams params{};
   params.numbers = numbers.data();
