@@ -29,6 +29,7 @@ DOORS = {
     "kernels/sm90": ["kernels/epilogue", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/routing": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],

@@ -34,8 +34,8 @@ enum class CastProfile : std::uint8_t {
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
 /// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
 /// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "silu",
-/// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer". Throws
-/// Error(kInvalidArgument) for a number that is none of the enumerators.
+/// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" · "softmax", "sigmoid".
+/// Throws Error(kInvalidArgument) for a number that is none of the enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);
@@ -43,6 +43,7 @@ OCTOFOLD_API std::string_view name(CastProfile profile);
 OCTOFOLD_API std::string_view name(Activation activation);
 OCTOFOLD_API std::string_view name(GateLayout layout);
 OCTOFOLD_API std::string_view name(NormKind norm);
+OCTOFOLD_API std::string_view name(Scoring scoring);
 
 /// The inverse of name(). parse_dtype also takes "float8_e4m3fn" and "float8_e5m2".
 /// Throws Error(kInvalidArgument) that lists the names there are.
@@ -53,5 +54,6 @@ OCTOFOLD_API CastProfile parse_profile(std::string_view text);
 OCTOFOLD_API Activation parse_activation(std::string_view text);
 OCTOFOLD_API GateLayout parse_gate_layout(std::string_view text);
 OCTOFOLD_API NormKind parse_norm(std::string_view text);
+OCTOFOLD_API Scoring parse_scoring(std::string_view text);
 
 }  // namespace octofold

@@ -49,6 +49,10 @@ enum class GateLayout : unsigned char {
   kInterleaved,  ///< 2·i and 2·i + 1
 };
 
+/// What a router makes of its logits: a probability over all experts, or a score of each by itself,
+/// 1 / (1 + exp(-logit)).
+enum class Scoring : unsigned char { kSoftmax, kSigmoid };
+
 /// Bytes of one element; 0 for a value that is no DType.
 constexpr int size_of(DType dtype) {
   switch (dtype) {

@@ -1,29 +1,15 @@
-// How threads read and write their part of a matrix: as vectors where rows allow it, else element
-// by element.
+// Where threads read and write their part of a matrix (numeric/elements.h: how), and its scales.
 #pragma once
 
 #include "octofold/vocabulary.h"
 
 #include "kernels/numeric/elements.h"
-#include "kernels/ptx/global_memory.h"
 
 namespace octofold::cast {
 
 using numeric::load;
 using numeric::Storage;
-
-template <typename T, bool kVectors, int kCount>
-__device__ inline void store(T* data, int exist, const unsigned (&words)[kCount * sizeof(T) / 4]) {
-  constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
-  if constexpr (kVectors) {
-    if (exist > 0) ptx::store_global<kCount* static_cast<int>(sizeof(T))>(data, words);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < exist) data[i] = static_cast<T>(words[i / kPerWord] >> i % kPerWord * 8 * sizeof(T));
-    }
-  }
-}
+using numeric::store;
 
 // Where in the scale tensor the scale of element (row, col) is.
 template <Granularity kGranularity>

@@ -43,4 +43,18 @@ __device__ inline void load(const T* data, int exist, unsigned (&words)[kCount *
   }
 }
 
+// The same the other way.
+template <typename T, bool kVectors, int kCount>
+__device__ inline void store(T* data, int exist, const unsigned (&words)[kCount * sizeof(T) / 4]) {
+  constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+  if constexpr (kVectors) {
+    if (exist > 0) ptx::store_global<kCount* static_cast<int>(sizeof(T))>(data, words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < exist) data[i] = static_cast<T>(words[i / kPerWord] >> i % kPerWord * 8 * sizeof(T));
+    }
+  }
+}
+
 }  // namespace octofold::numeric

@@ -28,10 +28,17 @@ __device__ inline void load_cached(const void* address, unsigned (&words)[4]) {
       : "l"(address));
 }
 
-// 16 bytes of memory that this very thread writes too, before or after.
+// 16 bytes, or 8, of memory that this very thread writes too, before or after.
 __device__ inline void load_own(const void* address, unsigned (&words)[4]) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(address)
+               : "memory");
+}
+
+__device__ inline void load_own(const void* address, unsigned (&words)[2]) {
+  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+               : "=r"(words[0]), "=r"(words[1])
                : "l"(address)
                : "memory");
 }

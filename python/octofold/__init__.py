@@ -41,6 +41,15 @@ from .gathered import quantize_gathered
 from .gemm import gemm
 from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
 from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
+from .routing import (
+    Routing,
+    TopK,
+    combine,
+    combine_gradient,
+    sort_by_expert,
+    top_k,
+    top_k_gradient,
+)
 from .scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
@@ -85,9 +94,13 @@ __all__ = [
     "IoError",
     "NormGradients",
     "QuantizedNorm",
+    "Routing",
     "ScaledTensor",
+    "TopK",
     "UnavailableError",
     "UnsupportedError",
+    "combine",
+    "combine_gradient",
     "convert",
     "default_skip_patterns",
     "dynamic_gemm",
@@ -110,4 +123,7 @@ __all__ = [
     "quantize_with_columns",
     "scale_shape",
     "set_log_handler",
+    "sort_by_expert",
+    "top_k",
+    "top_k_gradient",
 ]

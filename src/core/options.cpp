@@ -44,6 +44,13 @@ LogLevel parse_log_level(std::string_view text) {
        "environment variable OCTOFOLD_LOG_LEVEL: expected debug, info or warning, got '{}'", text);
 }
 
+bool parse_check_groups(std::string_view text) {
+  if (text == "1") return true;
+  if (text == "0" || text.empty()) return false;
+  fail(ErrorCode::kInvalidArgument,
+       "environment variable OCTOFOLD_CHECK_GROUPS: expected 0 or 1, got '{}'", text);
+}
+
 std::string cache_folder(std::string_view chosen, std::string_view xdg, std::string_view home) {
   if (!chosen.empty()) return std::string(chosen);
   // The XDG Base Directory Specification: a path that is not absolute is as good as none.
@@ -63,7 +70,8 @@ Options parse_options(const char* (*getenv)(const char* name)) {
           .log_level = parse_log_level(value("OCTOFOLD_LOG_LEVEL")),
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
-              cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME"))};
+              cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
+          .check_groups = parse_check_groups(value("OCTOFOLD_CHECK_GROUPS"))};
 }
 
 const Options& options() {

@@ -19,6 +19,9 @@ struct Options {
   /// OCTOFOLD_CACHE_DIR: where compiled kernels are kept. Default: octofold in XDG_CACHE_HOME, else
   /// in ~/.cache; empty without a home: nothing is kept.
   std::string cache_folder;
+  /// OCTOFOLD_CHECK_GROUPS: "1": operations that take groups' offsets or counts, or experts' ids,
+  /// on a GPU look through these there, and the next such call says what was wrong. Default: "0".
+  bool check_groups = false;
 };
 
 /// Read once, at first use. Throws Error(kInvalidArgument) that names the variable, each time,

@@ -43,6 +43,7 @@ constexpr Names<Activation, 7> kActivations{
     "activation", {"swiglu", "geglu-tanh", "geglu", "silu", "gelu", "gelu-tanh", "relu-squared"}};
 constexpr Names<GateLayout, 2> kGateLayouts{"gate layout", {"halves", "interleaved"}};
 constexpr Names<NormKind, 2> kNorms{"norm", {"rms", "layer"}};
+constexpr Names<Scoring, 2> kScorings{"scoring", {"softmax", "sigmoid"}};
 
 }  // namespace
 
@@ -53,6 +54,7 @@ std::string_view name(CastProfile profile) { return kProfiles.of(profile); }
 std::string_view name(Activation activation) { return kActivations.of(activation); }
 std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
 std::string_view name(NormKind norm) { return kNorms.of(norm); }
+std::string_view name(Scoring scoring) { return kScorings.of(scoring); }
 
 DType parse_dtype(std::string_view text) {
   if (text == "float8_e4m3fn") return DType::kE4M3;
@@ -65,5 +67,6 @@ CastProfile parse_profile(std::string_view text) { return kProfiles.parse(text);
 Activation parse_activation(std::string_view text) { return kActivations.parse(text); }
 GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
 NormKind parse_norm(std::string_view text) { return kNorms.parse(text); }
+Scoring parse_scoring(std::string_view text) { return kScorings.parse(text); }
 
 }  // namespace octofold

@@ -25,6 +25,11 @@ Device::Device(const Driver& driver, int index, Compile compile)
                core::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
 }
 
+GroupFaults& Device::group_faults() {
+  std::call_once(faults_once_, [&] { faults_.emplace(driver_, context_, index_); });
+  return *faults_;
+}
+
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {
   const Kernel& loaded = kernel(plan);
   std::int64_t blocks = plan.blocks;

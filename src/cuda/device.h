@@ -12,6 +12,7 @@
 #include <string>
 
 #include "cuda/driver.h"
+#include "cuda/group_faults.h"
 #include "cuda/kernel.h"
 #include "cuda/memo.h"
 #include "plan/gpu.h"
@@ -62,6 +63,8 @@ class Device {
   const plan::Gpu& gpu() const { return gpu_; }
   const Driver& driver() const { return driver_; }
   ContextHandle context() const { return context_; }
+  /// Allocated at the first call.
+  GroupFaults& group_faults();
 
   /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
@@ -111,6 +114,9 @@ class Device {
   std::map<std::string, Slot, std::less<>> kernels_;
   std::array<std::once_flag, kMostMemos> memo_once_;
   std::array<std::unique_ptr<AnyMemo>, kMostMemos> memos_;
+
+  std::once_flag faults_once_;
+  std::optional<GroupFaults> faults_;
 };
 
 /// What the JIT is to compile for a plan.

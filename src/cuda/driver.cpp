@@ -83,6 +83,8 @@ Driver::Driver(const std::string& name) {
   find(mem_free, "cuMemFree_v2");
   find(memset_d8, "cuMemsetD8_v2");
   find(memcpy, "cuMemcpy");
+  find(mem_host_alloc, "cuMemHostAlloc");
+  find(mem_host_get_device_pointer, "cuMemHostGetDevicePointer_v2");
   find(stream_synchronize, "cuStreamSynchronize");
   find(module_load_data, "cuModuleLoadData");
   find(module_get_function, "cuModuleGetFunction");

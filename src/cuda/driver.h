@@ -38,6 +38,9 @@ inline constexpr int kMaxDynamicSharedSize = 8;
 // CUstreamCaptureMode
 inline constexpr int kCaptureModeRelaxed = 2;
 
+// CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+inline constexpr unsigned kHostMemoryForDevices = 3;
+
 // CUlaunchAttribute
 struct LaunchAttribute {
   static constexpr int kClusterDimension = 4;
@@ -107,6 +110,9 @@ class Driver {
   Result (*mem_free)(DeviceAddress memory) = nullptr;
   Result (*memset_d8)(DeviceAddress memory, unsigned char value, std::size_t count) = nullptr;
   Result (*memcpy)(DeviceAddress to, DeviceAddress from, std::size_t bytes) = nullptr;
+  Result (*mem_host_alloc)(void** memory, std::size_t bytes, unsigned flags) = nullptr;
+  Result (*mem_host_get_device_pointer)(DeviceAddress* address, void* memory,
+                                        unsigned flags) = nullptr;
   Result (*stream_synchronize)(StreamHandle stream) = nullptr;
   Result (*module_load_data)(ModuleHandle* module, const void* image) = nullptr;
   Result (*module_get_function)(FunctionHandle* function, ModuleHandle module,

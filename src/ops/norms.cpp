@@ -12,37 +12,14 @@
 #include "kernels/config/norm_config.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
+#include "ops/inputs.h"
 
 namespace octofold {
 namespace {
 
-using ops::CastInput;
+using ops::Inputs;
 
 constexpr std::initializer_list<DType> kWide = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
-// What is read, by name, so that whatever is written can be held apart from it.
-class Inputs {
- public:
-  explicit Inputs(const core::Arguments& check) : check_(check) {}
-
-  void add(std::string_view argument, const TensorView& view) {
-    inputs_.push_back({argument, view});
-  }
-
-  // Something that is written joins them, apart from all that came before.
-  void add_output(std::string_view argument, const TensorView& view) {
-    for (const CastInput& input : inputs_) {
-      check_.require_disjoint(argument, view, input.argument, input.view);
-    }
-    add(argument, view);
-  }
-
-  const std::vector<CastInput>& all() const { return inputs_; }
-
- private:
-  const core::Arguments& check_;
-  std::vector<CastInput> inputs_;
-};
 
 bool is_same_memory(const TensorView& left, const TensorView& right) {
   return left.data == right.data && left.strides[0] == right.strides[0];

@@ -328,6 +328,47 @@ def casts_with_columns():
         yield f"columns {options} {rows},{cols} {dtype}", partial(columns, x, options)
 
 
+def routing(tokens, experts, k, dtype):
+    """Choices, rows by expert, sums and gradients. On the device the ids and positions hold besides
+    what is no expert and no row; the CPU has -1 there."""
+    logits, weights = torch.randn(tokens, experts).to(dtype), torch.randn(tokens, k)
+    ids = torch.randint(-1, experts, (tokens, k), dtype=torch.int32)
+    y, c = torch.randn(tokens * k, 72 + k).to(dtype), torch.randn(tokens, 72 + k).to(dtype)
+    bias = torch.full((experts,), 0.5)
+    hostile = torch.tensor([-2, experts * tokens * k, -(2**31), 2**31 - 1], dtype=torch.int32)
+
+    def run(device):
+        def place(index):
+            if device == "cpu":
+                return index
+            return torch.where(
+                index < 0, hostile[torch.arange(index.numel()) % 4].view_as(index), index
+            )
+
+        x, w, rows, add, experts_of = (t.to(device) for t in (logits, weights, y, c, place(ids)))
+        offsets, sources, positions = octofold.sort_by_expert(experts_of, experts)
+        positions = place(positions.cpu()).to(device)
+        return flat([
+            octofold.top_k(x, k, "sigmoid", bias=bias.to(device), groups=2, top_groups=1).weights,
+            octofold.top_k(x, k, normalize=True).weights,
+            octofold.top_k_gradient(w, x, experts_of, normalize=True),
+            offsets, sources,
+            octofold.combine(rows, positions, w, add),
+            octofold.combine(rows[:, :72], positions, out_dtype=torch.float32),
+            octofold.combine_gradient(add, rows, positions),
+        ])  # fmt: skip
+
+    return run(DEVICE), run("cpu")
+
+
+def routings():
+    # One span of slots and several; rows in vectors and element by element.
+    for (tokens, experts, k), dtype in itertools.product(
+        ((5, 8, 2), (300, 64, 8), (700, 300, 6), (500, 1024, 8)), FLOATS
+    ):
+        yield f"routing {tokens},{experts},{k} {dtype}", partial(routing, tokens, experts, k, dtype)
+
+
 def main():
     torch.manual_seed(0)
     problems = itertools.chain(
@@ -341,6 +382,7 @@ def main():
         group_casts(),
         activations(),
         norms(),
+        routings(),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0

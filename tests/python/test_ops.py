@@ -31,17 +31,18 @@ def test_parameters_become_inputs_and_options(op):
         fast=bool,
         exact=bool | None,
         count=int,
+        most=int | None,
         angle=float,
         stream=StreamLike | None,
         out=Array | None,
         **{"return": Array},
     )
     assert turn.inputs == ["x", "a", "a.scale", "bias?", "c", "c.scale?"]
-    options = ["a.granularity", "c.granularity", "mode", "fast", "exact", "count", "angle"]
+    options = ["a.granularity", "c.granularity", "mode", "fast", "exact", "count", "most", "angle"]
     assert list(turn.options) == options
 
 
-@pytest.mark.parametrize("kind", [float | None, int | None, "bool", octofold.ScaledTensor | None])
+@pytest.mark.parametrize("kind", [float | None, "bool", octofold.ScaledTensor | None])
 def test_parameters_of_other_types_are_refused(op, kind):
     with pytest.raises(TypeError, match="turn: no op takes a parameter 'angle' of type"):
         op(x=Array, angle=kind)

@@ -16,10 +16,11 @@ NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "int32": np.dtype(np.int32),
 }
-ALL: Final = tuple(NUMPY_DTYPES)
 FP8: Final = ("e4m3", "e5m2")
 WIDE: Final = ("float32", "float16", "bfloat16")
+ALL: Final = (*WIDE, *FP8)  # of numbers; int32 counts and places
 
 # The names that others have for what Octofold calls otherwise.
 DLPACK_NAMES: Final = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}

@@ -18,6 +18,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
+    "int32": torch.int32,
 }
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -82,7 +82,7 @@ def _call_by_torch(
     op: Op, inputs: Arrays, options: Options, dtype: str, out: Arrays | None
 ) -> Arrays:
     """By the registered op."""
-    options = op.checked_options(options)
+    options = op.checked_options(tuple(map(_specialized, options)))
     arrays = inputs + (out or ())
     if not all(array is None or isinstance(array, Tensor) for array in arrays):
         common_kind(op.name, op.names(), arrays)  # raises for the one that is another's
@@ -100,6 +100,13 @@ def _call_by_torch(
         )
         return results
     return _make(op, inputs, options, dtype)
+
+
+def _specialized(option: Any) -> Any:
+    """The number behind one that a compiler has taken for a variable: kernels depend on it."""
+    if isinstance(option, torch.SymInt):
+        return int(option)
+    return float(option) if isinstance(option, torch.SymFloat) else option
 
 
 def _make(op: Op, inputs: Arrays, options: Options, dtype: str) -> Arrays:

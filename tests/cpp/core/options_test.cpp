@@ -28,12 +28,15 @@ TEST(OptionsTest, Defaults) {
   EXPECT_GE(options.num_threads, 1);
   EXPECT_EQ(options.log_level, LogLevel::kInfo);
   EXPECT_EQ(options.nvrtc_library, "");
+  EXPECT_FALSE(options.check_groups);
 }
 
 TEST(OptionsTest, Values) {
   EXPECT_EQ(parse("OCTOFOLD_NUM_THREADS", "12").num_threads, 12);
   EXPECT_EQ(parse("OCTOFOLD_LOG_LEVEL", "debug").log_level, LogLevel::kDebug);
   EXPECT_EQ(parse("OCTOFOLD_NVRTC", "/x/libnvrtc.so").nvrtc_library, "/x/libnvrtc.so");
+  EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
+  EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
 }
 
 TEST(OptionsTest, AnEmptyVariableIsAsGoodAsNone) {
@@ -61,6 +64,7 @@ TEST(OptionsTest, BadValuesNameTheVariable) {
     }
   }
   EXPECT_THROW(parse("OCTOFOLD_LOG_LEVEL", "loud"), Error);
+  EXPECT_THROW(parse("OCTOFOLD_CHECK_GROUPS", "yes"), Error);
 }
 
 }  // namespace

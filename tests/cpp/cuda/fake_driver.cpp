@@ -134,6 +134,18 @@ int cuMemcpy(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
   return 0;
 }
 
+int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  if (context_stack.empty()) return 201;
+  const std::lock_guard lock(state.mutex);
+  *memory = state.host_memory.emplace_back(bytes, std::byte{0xEE}).data();
+  return 0;
+}
+
+int cuMemHostGetDevicePointer_v2(std::uint64_t* address, void* memory, unsigned) {
+  *address = reinterpret_cast<std::uint64_t>(memory);
+  return 0;
+}
+
 int cuStreamSynchronize(void*) {
   ++state.synchronizations;
   return 0;

@@ -67,7 +67,8 @@ struct State {
   int dynamic_shared_size = -1;
   std::vector<Launch> launches;
   std::vector<TensorMapCall> tensor_maps;
-  std::map<std::uint64_t, Allocation> memory;  // by address
+  std::map<std::uint64_t, Allocation> memory;       // by address
+  std::vector<std::vector<std::byte>> host_memory;  // that devices see, at the same addresses
   std::atomic<int> synchronizations = 0;
 };
 

@@ -86,10 +86,10 @@ template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem, int rank) {
   for (int warp = 0; warp < config::kCastWarps; ++warp) {
     std::barrier<> lanes(32);
-    ptx::warp = &lanes;
     std::vector<std::jthread> threads;
     for (unsigned lane = 0; lane < 32; ++lane) {
       threads.emplace_back([&, lane] {
+        ptx::warp = &lanes;
         threadIdx.x = lane;
         blockIdx.x = static_cast<unsigned>(rank);
         gridDim.x = static_cast<unsigned>(kConfig.cluster_size());

@@ -57,10 +57,10 @@ template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
   for (int warp = 0; warp < SharedMemory<kConfig>::kCopyWarps; ++warp) {
     std::barrier<> lanes(32);
-    ptx::warp = &lanes;
     std::vector<std::jthread> threads;
     for (unsigned lane = 0; lane < 32; ++lane) {
       threads.emplace_back([&, lane] {
+        ptx::warp = &lanes;
         threadIdx.x = lane;
         gridDim.x = 1;
         if constexpr (kConfig.load == config::OperandLoad::kWords) {

@@ -41,10 +41,10 @@ template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const Tile& tile, const test::Matrix& both) {
   for (unsigned warp = 0; warp < kConfig.math_threads() / 32; ++warp) {
     std::barrier<> lanes(32);
-    ptx::warp = &lanes;
     std::vector<std::jthread> threads;
     for (unsigned lane = 0; lane < 32; ++lane) {
       threads.emplace_back([&, lane] {
+        ptx::warp = &lanes;
         threadIdx.x = 32 * warp + lane;
         Sums<kConfig> sums;
         take_sums<kConfig>(both, sums);

@@ -2,9 +2,9 @@
 // ptx_on_host do not run. To be included before the kernels.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <barrier>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <thread>
@@ -13,7 +13,9 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
+#ifndef __shared__  // static, where kernels run as they are
 #define __shared__
+#endif
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -25,7 +27,6 @@ namespace octofold::test {
 // Of the block that runs.
 inline std::barrier<>* threads_of_block = nullptr;
 inline std::deque<std::barrier<>> warps_of_block;
-inline std::array<unsigned, 1024> of_lanes;
 inline std::atomic<int> any = 0;
 
 }  // namespace octofold::test
@@ -42,17 +43,6 @@ inline int __syncthreads_or(int value) {
   return result;
 }
 
-inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
-  using octofold::test::of_lanes;
-  const unsigned thread = threadIdx.x;
-  std::barrier<>& warp = octofold::test::warps_of_block[thread / 32];
-  of_lanes[thread] = value;
-  warp.arrive_and_wait();
-  const unsigned other = of_lanes[thread ^ static_cast<unsigned>(distance)];
-  warp.arrive_and_wait();
-  return other;
-}
-
 namespace octofold::test {
 
 // Calls body() by each thread of each block, one block after another.
@@ -66,6 +56,8 @@ void launch(std::int64_t blocks, int threads, Body&& body) {
   for (int thread = 0; thread < threads; ++thread) {
     running.emplace_back([&, thread] {
       threadIdx.x = static_cast<unsigned>(thread);
+      gridDim.x = static_cast<unsigned>(blocks);
+      ptx::warp = &warps_of_block[static_cast<std::size_t>(thread / 32)];
       for (std::int64_t block = 0; block < blocks; ++block) {
         blockIdx.x = static_cast<unsigned>(block);
         body();

@@ -13,6 +13,7 @@ inline void load_cached(const void* address, unsigned (&words)[4]) {
   std::memcpy(words, address, 16);
 }
 inline void load_own(const void* address, unsigned (&words)[4]) { std::memcpy(words, address, 16); }
+inline void load_own(const void* address, unsigned (&words)[2]) { std::memcpy(words, address, 8); }
 template <int kBytes>
 void store_global(void* address, const unsigned (&words)[kBytes / 4]) {
   std::memcpy(address, words, kBytes);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <bit>
 #include <cstring>
@@ -28,7 +29,7 @@ struct float4 {
 namespace octofold::ptx {
 
 inline std::array<unsigned char, 256 * 1024> shared;
-inline std::barrier<>* warp = nullptr;  // of the lanes that run
+inline thread_local std::barrier<>* warp = nullptr;  // of the lanes of this one
 
 struct Copy {
   unsigned destination;
@@ -100,30 +101,71 @@ inline void copy_word_async(unsigned destination, const void* source, unsigned b
 
 inline void __syncwarp() { octofold::ptx::warp->arrive_and_wait(); }
 
-// Each lane's word, for the others to read.
-inline std::array<unsigned, 32> exchanged;
+// Each thread's word, for the others of its warp to read.
+inline std::array<unsigned, 1024> exchanged;
+
+// read(words) of the words of all lanes.
+template <typename T, typename Read>
+auto exchange(T value, Read&& read) {
+  unsigned* const words = &exchanged[threadIdx.x / 32 * 32];
+  words[threadIdx.x % 32] = std::bit_cast<unsigned>(value);
+  __syncwarp();
+  const auto result = read(words);
+  __syncwarp();
+  return result;
+}
+
+template <typename T>
+T of_lane(T value, unsigned lane) {
+  return exchange(value, [&](const unsigned* words) { return std::bit_cast<T>(words[lane]); });
+}
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
-  const unsigned lane = threadIdx.x % 32;
-  exchanged[lane] = std::bit_cast<unsigned>(value);
-  __syncwarp();
-  const T other = std::bit_cast<T>(exchanged[lane ^ static_cast<unsigned>(distance)]);
-  __syncwarp();
-  return other;
+  return of_lane(value, threadIdx.x % 32 ^ static_cast<unsigned>(distance));
+}
+
+// From the lane so far before; the first ones keep theirs.
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const unsigned lane = threadIdx.x % 32, by = static_cast<unsigned>(distance);
+  return of_lane(value, lane < by ? lane : lane - by);
 }
 
 // From `lane` of the `width` neighbours.
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane, int width = 32) {
   const unsigned own = threadIdx.x % 32, neighbours = static_cast<unsigned>(width);
-  exchanged[own] = std::bit_cast<unsigned>(value);
-  __syncwarp();
-  const T other =
-      std::bit_cast<T>(exchanged[own / neighbours * neighbours + static_cast<unsigned>(lane)]);
-  __syncwarp();
-  return other;
+  return of_lane(value, own / neighbours * neighbours + static_cast<unsigned>(lane));
 }
+
+template <typename T>
+unsigned __match_any_sync(unsigned, T value) {
+  return exchange(value, [&](const unsigned* words) {
+    unsigned alike = 0;
+    for (unsigned i = 0; i < 32; ++i) {
+      alike |= unsigned{words[i] == std::bit_cast<unsigned>(value)} << i;
+    }
+    return alike;
+  });
+}
+
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return exchange(value,
+                  [](const unsigned* words) { return *std::max_element(words, words + 32); });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return exchange(value,
+                  [](const unsigned* words) { return *std::min_element(words, words + 32); });
+}
+
+inline int atomicAdd(int* address, int value) { return std::atomic_ref(*address) += value; }
+inline unsigned atomicCAS(unsigned* address, unsigned expected, unsigned value) {
+  std::atomic_ref(*address).compare_exchange_strong(expected, value);
+  return expected;
+}
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline int __popc(unsigned value) { return std::popcount(value); }
 
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return shift % 32 == 0 ? low : low >> shift % 32 | high << (32 - shift % 32);

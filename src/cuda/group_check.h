@@ -1,0 +1,34 @@
+// OCTOFOLD_CHECK_GROUPS=1: offsets, counts and ids are looked through on the GPU before they are
+// used, and the next call says what was wrong.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "octofold/stream.h"
+#include "octofold/tensor.h"
+
+#include "cuda/device.h"
+
+namespace octofold::cuda {
+
+/// Where the option is set, what the second does; else nothing. `numbers` are `count` offsets,
+/// which have to begin at 0, never to decrease, and to end at `most` at most.
+void check_offsets(Device& device, std::string_view operation, std::string_view argument,
+                   const std::int32_t* numbers, std::int64_t count, std::int64_t most,
+                   Stream stream);
+/// Throws Error(kInvalidArgument) that names the first bad entry that an earlier check on this
+/// device has found, if one has, and else queues a kernel that looks for one here. Does not wait.
+void look_through_offsets(Device& device, std::string_view operation, std::string_view argument,
+                          const std::int32_t* numbers, std::int64_t count, std::int64_t most,
+                          Stream stream);
+
+/// The same of a vector or matrix of counts, ids or positions, which have to be from `low` to
+/// `high`.
+void check_range(Device& device, std::string_view operation, std::string_view argument,
+                 const TensorView& numbers, std::int64_t low, std::int64_t high, Stream stream);
+void look_through_range(Device& device, std::string_view operation, std::string_view argument,
+                        const TensorView& numbers, std::int64_t low, std::int64_t high,
+                        Stream stream);
+
+}  // namespace octofold::cuda

@@ -1,0 +1,163 @@
+#include "cuda/routing.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "cuda/cast_views.h"
+#include "cuda/group_check.h"
+#include "kernels/config/routing_params.h"
+#include "plan/routing.h"
+
+namespace octofold::cuda {
+namespace {
+
+int* ints_of(const MutableTensorView& tensor) { return static_cast<int*>(tensor.data); }
+const int* ints_of(const TensorView& tensor) { return static_cast<const int*>(tensor.data); }
+float* floats_of(const MutableTensorView& tensor) { return static_cast<float*>(tensor.data); }
+const float* floats_of(const TensorView& tensor) { return static_cast<const float*>(tensor.data); }
+
+template <typename View>
+std::int64_t stride_of(const std::optional<View>& matrix) {
+  return matrix ? matrix->strides[0] : 0;
+}
+
+// Whether rows can be accessed in vectors of so many elements.
+template <typename View>
+bool holds_vectors(const View& matrix, int vector) {
+  return is_aligned(matrix, std::int64_t{vector} * size_of(matrix.dtype));
+}
+
+}  // namespace
+
+void top_k(Device& device, const TopKArguments& arguments, const TopKOptions& options,
+           Stream stream) {
+  const TensorView& logits = arguments.logits;
+  const plan::TopKProblem problem{.tokens = logits.shape[0],
+                                  .experts = logits.shape[1],
+                                  .slots = arguments.ids.shape[1],
+                                  .groups = options.groups,
+                                  .in = logits.dtype,
+                                  .scoring = options.scoring,
+                                  .biased = arguments.bias.has_value()};
+  const config::TopKParams params{.logits = logits.data,
+                                  .logits_stride = logits.strides[0],
+                                  .bias = floats_of(arguments.bias),
+                                  .tokens = problem.tokens,
+                                  .experts = static_cast<int>(problem.experts),
+                                  .slots = static_cast<int>(problem.slots),
+                                  .normalize = options.normalize,
+                                  .groups = static_cast<int>(options.groups),
+                                  .top_groups = static_cast<int>(options.top_groups),
+                                  .scale = options.scale,
+                                  .ids = ints_of(arguments.ids),
+                                  .weights = floats_of(arguments.weights),
+                                  .weights_stride = arguments.weights.strides[0]};
+  device.prepared(problem, [&] { return plan::plan_top_k(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
+                    const TopKOptions& options, Stream stream) {
+  const TensorView& logits = arguments.logits;
+  check_range(device, "top_k_gradient", "ids", arguments.ids, -1, logits.shape[1] - 1, stream);
+  const plan::TopKGradientProblem problem{.tokens = logits.shape[0],
+                                          .experts = logits.shape[1],
+                                          .slots = arguments.ids.shape[1],
+                                          .in = logits.dtype,
+                                          .scoring = options.scoring};
+  const config::TopKGradientParams params{
+      .gradient = floats_of(arguments.gradient),
+      .gradient_stride = arguments.gradient.strides[0],
+      .logits = logits.data,
+      .logits_stride = logits.strides[0],
+      .ids = ints_of(arguments.ids),
+      .ids_stride = arguments.ids.strides[0],
+      .tokens = problem.tokens,
+      .experts = static_cast<int>(problem.experts),
+      .slots = static_cast<int>(problem.slots),
+      .normalize = options.normalize,
+      .scale = options.scale,
+      .logits_gradient = arguments.logits_gradient.data,
+      .logits_gradient_stride = arguments.logits_gradient.strides[0]};
+  device.prepared(problem, [&] { return plan::plan_top_k_gradient(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+void sort_by_expert(Device& device, const TensorView& ids, std::int64_t experts,
+                    const SortedSlots& out, Stream stream) {
+  check_range(device, "sort_by_expert", "ids", ids, -1, experts - 1, stream);
+  const plan::SortProblem problem{.slots = ids.element_count(), .experts = experts};
+  const config::SortParams params{
+      .ids = ints_of(ids),
+      .ids_stride = ids.strides[0],
+      .slots = static_cast<int>(problem.slots),
+      .slots_per_token = static_cast<int>(std::max<std::int64_t>(ids.shape[1], 1)),
+      .experts = static_cast<int>(experts),
+      .span = static_cast<int>(config::slots_per_span(problem.slots)),
+      .spans = static_cast<int>(config::slot_spans(problem.slots)),
+      .histogram = ints_of(out.workspace),
+      .offsets = ints_of(out.offsets),
+      .sources = ints_of(out.sources),
+      .positions = ints_of(out.positions)};
+  device.prepared(problem, [&] { return plan::plan_sort(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+void combine(Device& device, const CombineArguments& arguments, Stream stream) {
+  const TensorView& y = arguments.y;
+  const MutableTensorView& out = arguments.out;
+  check_range(device, "combine", "positions", arguments.positions, -1, y.shape[0] - 1, stream);
+  plan::CombineProblem problem{.tokens = out.shape[0],
+                               .cols = out.shape[1],
+                               .in = y.dtype,
+                               .out = out.dtype,
+                               .weighted = arguments.weights.has_value(),
+                               .adds = arguments.c.has_value()};
+  const int vector = config::shared_vector(y.dtype, out.dtype);
+  problem.is_aligned = holds_vectors(y, vector) && holds_vectors(out, vector) &&
+                       (!arguments.c || holds_vectors(*arguments.c, vector));
+  const config::CombineParams params{.y = y.data,
+                                     .y_stride = y.strides[0],
+                                     .rows = y.shape[0],
+                                     .positions = ints_of(arguments.positions),
+                                     .positions_stride = arguments.positions.strides[0],
+                                     .weights = floats_of(arguments.weights),
+                                     .weights_stride = stride_of(arguments.weights),
+                                     .slots = static_cast<int>(arguments.positions.shape[1]),
+                                     .c = arguments.c ? arguments.c->data : nullptr,
+                                     .c_stride = stride_of(arguments.c),
+                                     .out = out.data,
+                                     .out_stride = out.strides[0],
+                                     .cols = problem.cols};
+  device.prepared(problem, [&] { return plan::plan_combine(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+void combine_gradient(Device& device, const CombineGradientArguments& arguments, Stream stream) {
+  const TensorView &gradient = arguments.gradient, &y = arguments.y;
+  check_range(device, "combine_gradient", "positions", arguments.positions, -1, y.shape[0] - 1,
+              stream);
+  plan::CombineGradientProblem problem{.tokens = gradient.shape[0],
+                                       .cols = gradient.shape[1],
+                                       .gradient = gradient.dtype,
+                                       .in = y.dtype};
+  const int vector = config::shared_vector(gradient.dtype, y.dtype);
+  problem.is_aligned = holds_vectors(gradient, vector) && holds_vectors(y, vector);
+  const config::CombineGradientParams params{
+      .gradient = gradient.data,
+      .gradient_stride = gradient.strides[0],
+      .y = y.data,
+      .y_stride = y.strides[0],
+      .rows = y.shape[0],
+      .positions = ints_of(arguments.positions),
+      .positions_stride = arguments.positions.strides[0],
+      .slots = static_cast<int>(arguments.positions.shape[1]),
+      .cols = problem.cols,
+      .weights_gradient = floats_of(arguments.weights_gradient),
+      .weights_gradient_stride = arguments.weights_gradient.strides[0]};
+  device.prepared(problem, [&] { return plan::plan_combine_gradient(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+}  // namespace octofold::cuda

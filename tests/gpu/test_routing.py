@@ -1,0 +1,349 @@
+"""Routing on the GPU, against the CPU backend: bit for bit wherever nothing but order and single
+operations decides; numbers that are no experts and no rows; graphs whose routing changes."""
+
+import octofold
+import pytest
+import routing_reference as reference
+from gpu_support import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    Held,
+    Surrounded,
+    assert_same_bits,
+    needs_gpu,
+    normal,
+    run_python,
+    surrounded_copy,
+    torch,
+)
+
+SOURCES = ("bfloat16", "float16", "float32")
+HOSTILE = (-2, -(2**31), 2**31 - 1)
+ROUTERS = {
+    "mixtral": {"normalize": True},
+    "qwen3": {},
+    "sigmoid": {"scoring": "sigmoid", "scale": 0.5},
+    "deepseek": {
+        "scoring": "sigmoid",
+        "normalize": True,
+        "groups": 8,
+        "top_groups": 4,
+        "scale": 2.5,
+    },
+}
+every_router = pytest.mark.parametrize("router", ROUTERS)
+every_source = pytest.mark.parametrize("source", SOURCES)
+
+
+def weights_options(router):
+    return {name: value for name, value in ROUTERS[router].items() if "groups" not in name}
+
+
+def integers(generator, low, high, *shape):
+    return torch.randint(low, high, shape, generator=generator, device=DEVICE, dtype=torch.int32)
+
+
+def with_hostile(generator, index, beyond):
+    """Some entries are nothing that they may be; and what they count as."""
+    if not ON_GPU:
+        return index, index  # the CPU backend raises
+    bad = torch.tensor([*HOSTILE, beyond], device=DEVICE, dtype=torch.int32)
+    chosen = bad[integers(generator, 0, len(bad), *index.shape).long()]
+    is_bad = integers(generator, 0, 4, *index.shape) == 0
+    return torch.where(is_bad, chosen, index), torch.where(is_bad, -1, index)
+
+
+def on_cpu(call, *tensors, **options):
+    """What the CPU backend gives, on the device."""
+    moved = [t.cpu() if isinstance(t, torch.Tensor) else t for t in tensors]
+    options = {n: t.cpu() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    results = call(*moved, **options)
+    if isinstance(results, torch.Tensor):
+        return results.to(DEVICE)
+    return tuple(result.to(DEVICE) for result in results)
+
+
+def assert_same(actual, expected):
+    for left, right in zip(actual, expected, strict=True):
+        assert_same_bits(left, right)
+
+
+# Experts of each number that lanes hold; one token, and none.
+TOP_K = (
+    (300, 8, 2),
+    (70, 64, 6),
+    (1, 128, 8),
+    (130, 256, 8),
+    (33, 384, 8),
+    (5, 1024, 32),
+    (0, 8, 2),
+)
+
+
+@every_router
+@every_source
+def test_top_k(router, source, generator):
+    options, bias = dict(ROUTERS[router]), None
+    for tokens, experts, k in TOP_K:
+        # Logits that are equal or far from each other, and such groups: rounding decides nothing.
+        logits = (integers(generator, -32, 32, tokens, experts) / 8).to(DTYPES[source])
+        if router == "deepseek":
+            groups = min(8, experts // 4)
+            options |= {"groups": groups, "top_groups": groups // 2}
+            order = torch.randperm(groups, generator=generator, device=DEVICE)
+            bias = 4.0 * order.repeat_interleave(experts // groups)
+        ids, weights = octofold.top_k(logits, k, bias=bias, **options)
+        expected_ids, expected = on_cpu(octofold.top_k, logits, k, bias=bias, **options)
+        assert_same_bits(ids, expected_ids)
+        torch.testing.assert_close(weights, expected, rtol=2e-6, atol=0)
+
+
+@every_router
+def test_top_k_of_any_logits(router, generator):
+    options = ROUTERS[router]
+    logits = normal(generator, 4000, 256)
+    bias = normal(generator, 256) / 8 if router == "deepseek" else None
+    ids, weights = octofold.top_k(logits, 8, bias=bias, **options)
+    of_choice = {n: v for n, v in options.items() if n not in ("normalize", "scale")}
+    choices = reference.choices_of(logits, bias=bias, **of_choice)
+    chosen = choices.gather(-1, ids.long())
+    # Of those that rounding cannot tell apart any may be taken.
+    torch.testing.assert_close(chosen, choices.topk(8, -1).values, rtol=0, atol=1e-6)
+    assert bool((ids.sort(-1).values.diff(dim=-1) > 0).all())
+    expected = reference.weights_of(logits, ids, **weights_options(router)).float()
+    torch.testing.assert_close(weights, expected, rtol=3e-6, atol=0)
+
+
+def test_top_k_of_special_values():
+    logits = torch.zeros(6, 40, device=DEVICE)
+    logits[0, 7] = logits[0, 31] = torch.nan
+    logits[1, 39], logits[1, 3] = torch.inf, -torch.inf
+    logits[2] = -torch.inf
+    logits[2, 35] = 1e30
+    logits[3, 2] = -0.0
+    logits[4] = torch.arange(40).flip(0)
+    for scoring in ("softmax", "sigmoid"):
+        ids, weights = octofold.top_k(logits, 6, scoring)
+        expected_ids, expected = on_cpu(octofold.top_k, logits, 6, scoring)
+        assert_same_bits(ids, expected_ids)
+        torch.testing.assert_close(weights, expected, rtol=2e-6, atol=0, equal_nan=True)
+
+
+def test_top_k_of_strided_rows(generator):
+    logits = normal(generator, 64, 96)
+    expected = octofold.top_k(logits, 4)
+    for padding, offset in ((0, 1), (7, 3)):
+        assert_same(octofold.top_k(surrounded_copy(logits, padding, offset), 4), expected)
+    assert_same(octofold.top_k(logits.expand(2, 64, 96)[1], 4), expected)
+
+
+@every_router
+@every_source
+def test_top_k_gradient(router, source, generator):
+    options = weights_options(router)
+    for tokens, experts, k in TOP_K:
+        logits = (2 * normal(generator, tokens, experts)).to(DTYPES[source])
+        gradient = normal(generator, tokens, k)
+        ids = octofold.top_k(logits, k, **options).ids
+        ids, plain = with_hostile(generator, ids, experts)
+        actual = octofold.top_k_gradient(gradient, logits, ids, **options)
+        expected = on_cpu(octofold.top_k_gradient, gradient, logits, plain, **options)
+        assert actual.dtype is logits.dtype
+        step = torch.finfo(logits.dtype).eps
+        torch.testing.assert_close(actual, expected, rtol=max(step, 1e-4), atol=1e-5)
+
+
+def slots(generator, tokens, k, experts):
+    """Most go to few experts."""
+    few = integers(generator, -1, min(experts, 3), tokens, k)
+    return torch.where(
+        integers(generator, 0, 2, tokens, k) == 0,
+        few,
+        integers(generator, -1, experts, tokens, k),
+    )
+
+
+# One span and several; every number of counters; spans longer than the shortest.
+SORTS = (
+    (0, 4, 8), (1, 1, 1), (64, 6, 64), (2048, 1, 8), (2049, 1, 256), (4096, 8, 128),
+    (3001, 7, 384), (16384, 8, 256), (20_000, 2, 1024), (9999, 5, 2048), (70_000, 8, 160),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "k", "experts"), SORTS)
+def test_sort_by_expert(tokens, k, experts, generator):
+    ids, plain = with_hostile(generator, slots(generator, tokens, k, experts), experts)
+    routing = octofold.sort_by_expert(ids, experts)
+    assert_same(routing, on_cpu(octofold.sort_by_expert, plain, experts))
+    assert_same(routing, reference.sort_by_expert(plain, experts))
+    wide = torch.cat([ids, ids], 1)[:, k:]
+    assert_same(octofold.sort_by_expert(wide, experts), routing)
+
+
+def test_sort_of_one_expert_and_of_none():
+    for fill in (-1, 0, 7):
+        ids = torch.full((5000, 4), fill, device=DEVICE, dtype=torch.int32)
+        assert_same(octofold.sort_by_expert(ids, 8), on_cpu(octofold.sort_by_expert, ids, 8))
+
+
+def test_limits_are_named():
+    if not ON_GPU:
+        pytest.skip("the CPU backend has none")
+    logits = torch.zeros(2, 1025, device=DEVICE)
+    ids = torch.zeros(2, 4, device=DEVICE, dtype=torch.int32)
+    for call, message in (
+        (lambda: octofold.top_k(logits, 2), "at most 1024 experts on a GPU, got 1025"),
+        (lambda: octofold.top_k(logits[:, :64], 33), "at most 32 slots of a token on a GPU"),
+        (lambda: octofold.sort_by_expert(ids, 2049), "at most 2048 experts on a GPU"),
+    ):
+        with pytest.raises(octofold.UnsupportedError, match=message):
+            call()
+
+
+def positions(generator, tokens, k, rows):
+    return with_hostile(generator, integers(generator, -1, rows, tokens, k), rows)
+
+
+# Rows that threads hold, and that none do; in vectors, and element by element.
+COMBINES = (
+    (300, 8, 500, 2048),
+    (40, 1, 60, 7168),
+    (9, 6, 30, 77),
+    (5, 3, 7, 40_000),
+    (3, 2, 0, 64),
+)
+
+
+@every_source
+@pytest.mark.parametrize("out_dtype", SOURCES)
+def test_combine(source, out_dtype, generator):
+    for tokens, k, rows, cols in COMBINES:
+        y = normal(generator, rows, cols, dtype=source)
+        given, plain = positions(generator, tokens, k, rows)
+        weights = normal(generator, tokens, k)
+        c = normal(generator, tokens, cols, dtype=out_dtype)
+        for options in ({}, {"weights": weights}, {"weights": weights, "c": c}):
+            options = {**options, "out_dtype": out_dtype}
+            actual = octofold.combine(y, given, **options)
+            assert_same_bits(actual, on_cpu(octofold.combine, y, plain, **options))
+        expected = octofold.combine(y, given, weights, c, out_dtype=out_dtype)
+        assert_same_bits(octofold.combine(y, given, weights, c, c), expected)
+
+
+@every_source
+def test_combine_of_unaligned_rows(source, generator):
+    y, c = (normal(generator, rows, 272, dtype=source) for rows in (50, 20))
+    given, _ = positions(generator, 20, 4, 50)
+    weights = normal(generator, 20, 4)
+    expected = octofold.combine(y, given, weights, c)
+    for padding, offset in ((0, 0), (8, 0), (1, 0), (0, 1), (5, 3)):
+        out = Surrounded(20, 272, y.dtype, padding, offset)
+        places = (surrounded_copy(matrix, padding, offset) for matrix in (y, c))
+        rows, addend = places
+        octofold.combine(rows, given, weights, addend, out.view)
+        assert_same_bits(out.view, expected)
+        out.assert_only_view_written()
+
+
+@every_source
+@pytest.mark.parametrize("gradient_dtype", SOURCES)
+def test_combine_gradient(gradient_dtype, source, generator):
+    for tokens, k, rows, cols in COMBINES:
+        y = normal(generator, rows, cols, dtype=source)
+        gradient = normal(generator, tokens, cols, dtype=gradient_dtype)
+        given, plain = positions(generator, tokens, k, rows)
+        actual = octofold.combine_gradient(gradient, y, given)
+        expected = on_cpu(octofold.combine_gradient, gradient, y, plain)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6 * cols)
+        assert bool((actual[plain < 0] == 0).all())
+
+
+def route(logits, y, gradient):
+    ids, weights = octofold.top_k(logits, 8, normalize=True)
+    routing = octofold.sort_by_expert(ids, logits.shape[1])
+    out = octofold.combine(y, routing.positions, weights)
+    by_weights = octofold.combine_gradient(gradient, y, routing.positions)
+    by_logits = octofold.top_k_gradient(by_weights, logits, ids, normalize=True)
+    return ids, weights, *routing, out, by_weights, by_logits
+
+
+def problem(generator, tokens=1500, experts=128, cols=1024):
+    y = normal(generator, 8 * tokens, cols, dtype="bfloat16")
+    gradient = normal(generator, tokens, cols, dtype="bfloat16")
+    return normal(generator, tokens, experts), y, gradient
+
+
+def test_same_input_same_bits(generator):
+    arguments = problem(generator)
+    first = route(*arguments)
+    for _ in range(20):
+        assert_same(route(*arguments), first)
+
+
+@needs_gpu
+def test_nothing_waits(generator):
+    arguments = problem(generator)
+    route(*arguments)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), Held(stream):
+        results = route(*arguments)
+    torch.cuda.synchronize()
+    assert_same(results, route(*arguments))
+
+
+@needs_gpu
+def test_in_a_graph_whose_routing_changes(generator):
+    logits, y, gradient = problem(generator)
+    route(logits, y, gradient)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = route(logits, y, gradient)
+    for _ in range(100):
+        logits.copy_(normal(generator, *logits.shape))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same(results, route(logits, y, gradient))
+
+
+CHECKED = """
+import octofold
+import torch
+
+ids = torch.zeros(3000, 4, device="cuda", dtype=torch.int32)
+ids[1000, 2], ids[2000, 1] = 8, -5
+octofold.sort_by_expert(ids, 8)
+torch.cuda.synchronize()
+y, positions = torch.zeros(10, 64, device="cuda"), ids[:7].clamp(max=9)
+try:
+    octofold.combine(y, positions)
+except octofold.InvalidArgumentError as error:
+    print(error)
+    expected = "sort_by_expert: argument 'ids': expected numbers from -1 to 7, got 8"
+    assert f"{expected} at flat index 4002" in str(error)
+else:
+    raise AssertionError("nothing was said")
+octofold.combine(y, positions)  # said once
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    octofold.combine(y, positions)
+positions[3, 3] = 10
+graph.replay()
+torch.cuda.synchronize()
+try:
+    octofold.sort_by_expert(ids.clamp(0, 7), 8)
+except octofold.InvalidArgumentError as error:
+    assert "combine: argument 'positions': expected numbers from -1 to 9, got 10" in str(error)
+else:
+    raise AssertionError("nothing was said of the graph")
+octofold.sort_by_expert(ids.clamp(0, 7), 8)
+torch.cuda.synchronize()
+octofold.sort_by_expert(ids.clamp(0, 7), 8)
+"""
+
+
+@needs_gpu
+def test_checks_say_what_was_wrong(monkeypatch):
+    monkeypatch.setenv("OCTOFOLD_CHECK_GROUPS", "1")
+    run_python(CHECKED)

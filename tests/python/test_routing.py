@@ -1,0 +1,356 @@
+"""Routing on the CPU against torch: choices, rows sorted by expert, weighted sums, gradients; bad
+input, other frameworks, compilers."""
+
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+import routing_reference as reference
+from hypothesis import given
+from hypothesis import strategies as st
+from octofold._library import library
+from octofold.routing import _workspace_size
+
+torch = pytest.importorskip("torch")
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DEEPSEEK = {
+    "scoring": "sigmoid",
+    "normalize": True,
+    "groups": 8,
+    "top_groups": 4,
+    "scale": 2.5,
+}
+ROUTERS = {
+    "mixtral": {"normalize": True},
+    "qwen3": {},
+    "sigmoid": {"scoring": "sigmoid"},
+    "deepseek": DEEPSEEK,
+}
+every_router = pytest.mark.parametrize("router", ROUTERS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def logits_of(*shape, dtype=torch.float32):
+    return (2 * torch.randn(shape)).to(dtype)
+
+
+def assert_chosen(ids, choices):
+    """The k best, best first; of those that rounding cannot tell apart any."""
+    chosen = choices.gather(-1, ids.long())
+    expected = choices.topk(ids.shape[-1], -1).values
+    torch.testing.assert_close(chosen, expected, rtol=0, atol=1e-6)
+    assert (ids.sort(-1).values.diff(dim=-1) > 0).all()
+
+
+@every_router
+@every_dtype
+def test_top_k(router, dtype):
+    options = ROUTERS[router]
+    for shape, k in (((50, 64), 6), ((3, 7, 256), 8), ((5, 16), 2), ((0, 32), 1), ((4, 1000), 31)):
+        logits = logits_of(*shape, dtype=dtype)
+        bias = torch.randn(shape[-1]) / 4 if router == "deepseek" else None
+        ids, weights = octofold.top_k(logits, k, bias=bias, **options)
+        assert ids.shape == weights.shape == (*shape[:-1], k)
+        assert ids.dtype == torch.int32
+        assert weights.dtype == torch.float32
+        of_choice = {name: options[name] for name in options if name not in ("normalize", "scale")}
+        assert_chosen(ids, reference.choices_of(logits, bias=bias, **of_choice))
+        of_weights = {name: options[name] for name in options if "groups" not in name}
+        expected = reference.weights_of(logits, ids, **of_weights).float()
+        torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
+
+
+def test_routers_of_transformers():
+    """Their own modules, of small configurations."""
+    pytest.importorskip("transformers")
+    from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+    from transformers.models.mixtral.configuration_mixtral import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+    from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+    x = torch.randn(40, 32)
+    sizes = {"hidden_size": 32, "num_experts_per_tok": 4}
+    mixtral = MixtralTopKRouter(MixtralConfig(**sizes, num_local_experts=16))
+    qwen = Qwen3MoeTopKRouter(Qwen3MoeConfig(**sizes, num_experts=16, norm_topk_prob=False))
+    deepseek = DeepseekV3TopkRouter(
+        DeepseekV3Config(**sizes, n_routed_experts=32, n_group=4, topk_group=2)
+    )
+    for router, options in ((mixtral, ROUTERS["mixtral"]), (qwen, ROUTERS["qwen3"])):
+        torch.nn.init.normal_(router.weight)
+        logits, weights, ids = router(x)
+        ours = octofold.top_k(logits, 4, **options)
+        assert torch.equal(ours.ids, ids.int())
+        torch.testing.assert_close(ours.weights, weights, rtol=1e-6, atol=0)
+    torch.nn.init.normal_(deepseek.weight)
+    deepseek.e_score_correction_bias.normal_()
+    logits, weights, ids = deepseek(x)
+    ours = octofold.top_k(
+        logits,
+        4,
+        bias=deepseek.e_score_correction_bias,
+        **{**DEEPSEEK, "groups": 4, "top_groups": 2, "scale": deepseek.routed_scaling_factor},
+    )
+    order = ids.argsort(-1)  # theirs are in no order
+    assert torch.equal(ours.ids.sort(-1).values, ids.gather(-1, order).int())
+    torch.testing.assert_close(
+        ours.weights.gather(-1, ours.ids.argsort(-1)), weights.gather(-1, order), rtol=1e-5, atol=0
+    )
+
+
+def test_ties_go_to_the_lower_index():
+    logits = torch.tensor([[1.0, 3, 2, 3, -0.0, 0.0, 2]])
+    for scoring in ("softmax", "sigmoid"):
+        ids = octofold.top_k(logits, 7, scoring).ids
+        assert ids.tolist() == [[1, 3, 2, 6, 0, 4, 5]]
+    logits = torch.zeros(1, 8)  # groups too
+    ids = octofold.top_k(logits, 4, "sigmoid", groups=4, top_groups=2).ids
+    assert ids.tolist() == [[0, 1, 2, 3]]
+
+
+def test_nan_is_above_all():
+    logits = torch.tensor([[0.0, torch.inf, torch.nan, 1]])
+    for scoring in ("softmax", "sigmoid"):
+        assert octofold.top_k(logits, 3, scoring).ids.tolist() == [[2, 1, 3]]
+
+
+@every_router
+@every_dtype
+def test_top_k_gradient(router, dtype):
+    options = {name: ROUTERS[router][name] for name in ROUTERS[router] if "groups" not in name}
+    for shape, k in (((50, 64), 6), ((2, 3, 20), 4), ((0, 8), 2)):
+        logits = logits_of(*shape, dtype=dtype)
+        gradient = torch.randn(*shape[:-1], k)
+        ids = octofold.top_k(logits, k, **options).ids
+        if len(ids):
+            ids[0, ..., 1:3] = -1
+        wide = logits.double().requires_grad_()
+        reference.weights_of(wide, ids, **options).backward(gradient.double())
+        actual = octofold.top_k_gradient(gradient, logits, ids, **options)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, wide.grad.to(dtype), rtol=1e-5, atol=1e-8)
+
+
+@st.composite
+def routings(draw):
+    """ids and the number of experts."""
+    experts = draw(st.integers(1, 40))
+    tokens, k = draw(st.integers(0, 60)), draw(st.integers(1, 5))
+    low, high = draw(st.sampled_from([(-1, experts), (0, experts), (0, 1), (-1, 0)]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    ids = np.random.default_rng(seed).integers(low, high, (tokens, k))
+    return ids.astype(np.int32), experts
+
+
+@given(routings())
+def test_sort_by_expert(routing):
+    ids, experts = routing
+    actual = octofold.sort_by_expert(torch.from_numpy(ids), experts)
+    expected = reference.sort_by_expert(torch.from_numpy(ids), experts)
+    for left, right in zip(actual, expected, strict=True):
+        assert left.dtype == torch.int32
+        assert torch.equal(left, right)
+    # What goes somewhere comes back.
+    slots = actual.positions.flatten()[ids.ravel() >= 0].long()
+    assert torch.equal(
+        actual.sources[slots].long(), torch.from_numpy(ids.ravel() >= 0).nonzero()[:, 0]
+    )
+
+
+def test_sort_of_leading_dimensions_and_strided_rows(rng):
+    ids = torch.from_numpy(rng.integers(-1, 9, (4, 5, 8)).astype(np.int32))
+    expected = octofold.sort_by_expert(ids.reshape(20, 8).contiguous(), 9)
+    actual = octofold.sort_by_expert(ids, 9)
+    assert actual.positions.shape == (4, 5, 8)
+    assert torch.equal(actual.sources, expected.sources)
+    part = ids[..., 2:5].reshape(20, 3)
+    strided = octofold.sort_by_expert(ids.view(20, 8)[:, 2:5], 9)
+    for left, right in zip(strided, octofold.sort_by_expert(part.clone(), 9), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_workspace_is_the_librarys():
+    sizes = [0, 1, 2047, 2048, 2049, 2**18 - 1, 2**18, 2**18 + 1, 2**20, 10**7, 2**31 - 1]
+    for slots in sizes:
+        for experts in (0, 1, 256):
+            assert _workspace_size(slots, experts) == library.sort_workspace_size(slots, experts)
+
+
+def positions_of(rng, tokens, k, rows):
+    return torch.from_numpy(rng.integers(-1, rows, (tokens, k)).astype(np.int32))
+
+
+@every_dtype
+@pytest.mark.parametrize("out_dtype", DTYPES, ids=str)
+def test_combine(dtype, out_dtype, rng):
+    for tokens, k, rows, cols in ((20, 4, 80, 64), (7, 1, 3, 77), (0, 2, 4, 8), (3, 2, 0, 16)):
+        y = torch.randn(rows, cols).to(dtype)
+        positions = positions_of(rng, tokens, k, rows)
+        weights, c = torch.randn(tokens, k), torch.randn(tokens, cols).to(out_dtype)
+        for options in ({}, {"weights": weights}, {"weights": weights, "c": c}, {"c": c}):
+            expected = reference.combine(y, positions, **options, out_dtype=out_dtype)
+            actual = octofold.combine(y, positions, **options, out_dtype=out_dtype)
+            assert actual.dtype == out_dtype
+            assert torch.equal(actual, expected)
+        out = c.clone()
+        assert octofold.combine(y, positions, weights, out, out) is out
+        assert torch.equal(out, reference.combine(y, positions, weights, c, out_dtype))
+    assert octofold.combine(y, positions).dtype == dtype
+
+
+def test_combine_undoes_the_order(rng):
+    """Each row once, behind its token."""
+    ids = torch.from_numpy(rng.permuted(np.tile(np.arange(8, dtype=np.int32), (30, 1)), axis=1))
+    routing = octofold.sort_by_expert(ids[:, :3], 8)
+    x = torch.randn(2, 15, 40)
+    y = x.view(30, 40)[routing.sources.long() // 3]
+    out = octofold.combine(y, routing.positions.view(2, 15, 3))
+    assert torch.equal(out, (x + x) + x)
+
+
+def test_combine_in_order():
+    y = torch.tensor([[2.0**24], [1.0], [-(2.0**24)]])
+    positions = torch.tensor([[0, 1, 2], [0, 2, 1], [2, 1, 0]], dtype=torch.int32)
+    assert octofold.combine(y, positions).flatten().tolist() == [0, 1, 1]
+    c = torch.full((3, 1), 1.0)
+    assert octofold.combine(y, positions, c=c).flatten().tolist() == [0, 1, 2]
+
+
+@every_dtype
+def test_combine_gradient(dtype, rng):
+    for shape, k, rows, cols in (((20,), 4, 80, 64), ((2, 3), 2, 9, 77), ((4,), 2, 0, 8)):
+        y = torch.randn(rows, cols).to(dtype)
+        gradient = torch.randn(*shape, cols).bfloat16()
+        positions = positions_of(rng, int(np.prod(shape)), k, rows).view(*shape, k)
+        actual = octofold.combine_gradient(gradient, y, positions)
+        expected = reference.combine_gradient(gradient, y, positions)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-12)
+        assert (actual[positions < 0] == 0).all()
+    weights = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    y, positions = torch.randn(9, 5), positions_of(rng, 6, 2, 9).view(2, 3, 2)
+    gradient = torch.randn(2, 3, 5)
+    mask = (positions >= 0)[..., None]
+    out = (weights[..., None] * y.double()[positions.long().clamp(min=0)] * mask).sum(-2)
+    out.backward(gradient.double())
+    torch.testing.assert_close(
+        octofold.combine_gradient(gradient, y, positions), weights.grad.float()
+    )
+
+
+LOGITS = np.zeros((5, 16), np.float32)
+IDS = np.zeros((5, 2), np.int32)
+Y = np.zeros((10, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: octofold.top_k(LOGITS, 0), "'k': expected from 1 to the number of experts, got 0"),
+        (lambda: octofold.top_k(LOGITS, 17), "'k': expected from 1 to the 16 experts, got 17"),
+        (lambda: octofold.top_k(LOGITS, 2.0), "'k': expected a whole number, got 2.0"),
+        (lambda: octofold.top_k(LOGITS, "2"), "'k': expected a whole number, got '2'"),
+        (lambda: octofold.top_k(LOGITS[0], 2), "'logits': expected a matrix"),
+        (lambda: octofold.top_k(IDS, 2), "'logits': expected dtype float32 or float16 or bfloat16"),
+        (lambda: octofold.top_k(LOGITS, 2, "relu"), "scoring 'relu' is not one of: softmax, sigm"),
+        (lambda: octofold.top_k(LOGITS, 2, groups=2), "'groups': expected 1 for softmax, got 2"),
+        (
+            lambda: octofold.top_k(LOGITS, 2, "sigmoid", groups=5),
+            "'groups': expected a divisor of the 16 experts, got 5",
+        ),
+        (
+            lambda: octofold.top_k(LOGITS, 3, "sigmoid", groups=8),
+            "'top_groups': expected groups that have the 3 experts, got 1",
+        ),
+        (lambda: octofold.top_k(LOGITS, 2, bias=LOGITS[0]), "'bias': expected none for softmax"),
+        (
+            lambda: octofold.top_k(LOGITS, 2, "sigmoid", bias=LOGITS[0, :5]),
+            "'bias': expected shape [16], got [5]",
+        ),
+        (
+            lambda: octofold.top_k_gradient(LOGITS[:, :2], LOGITS, IDS + 16),
+            "top_k_gradient: argument 'ids': expected numbers from -1 to 15, got 16 at [0, 0]",
+        ),
+        (
+            lambda: octofold.top_k_gradient(LOGITS[:, :3], LOGITS, IDS),
+            "'ids': expected shape [5, 3], got [5, 2]",
+        ),
+        (
+            lambda: octofold.sort_by_expert(IDS - 2, 16),
+            "sort_by_expert: argument 'ids': expected numbers from -1 to 15, got -2 at [0, 0]",
+        ),
+        (lambda: octofold.sort_by_expert(IDS, -1), "'experts': expected a number from 0 on"),
+        (lambda: octofold.sort_by_expert(IDS, None), "'experts': expected a whole number"),
+        (lambda: octofold.sort_by_expert(IDS[0], 4), "'ids': expected a matrix"),
+        (lambda: octofold.sort_by_expert(IDS.astype("i8"), 4), "'ids': expected dtype int32"),
+        (
+            lambda: octofold.combine(Y, IDS + 10),
+            "combine: argument 'positions': expected numbers from -1 to 9, got 10 at [0, 0]",
+        ),
+        (lambda: octofold.combine(Y, IDS, LOGITS), "'weights': expected shape [5, 2], got [5, 16]"),
+        (lambda: octofold.combine(Y, IDS, c=Y), "'c': expected shape [5, 8], got [10, 8]"),
+        (lambda: octofold.combine(Y, IDS, out_dtype="e4m3"), "'out_dtype': expected one of"),
+        (
+            lambda: octofold.combine(Y, IDS, out=Y[:5].copy(), out_dtype="bfloat16"),
+            "'out_dtype': expected float32, as is 'out'",
+        ),
+        (lambda: octofold.combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
+        (
+            lambda: octofold.combine_gradient(LOGITS, Y, IDS),
+            "'y': expected shape [10, 16], got [10, 8]",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_arrays_of_numpy(rng):
+    logits = rng.normal(0, 1, (6, 32)).astype(ml_dtypes.bfloat16)
+    ids, weights = octofold.top_k(logits, np.int64(3))
+    assert ids.dtype == np.int32
+    offsets, sources, positions = octofold.sort_by_expert(ids, 32)
+    assert (offsets[-1], sources.shape, positions.shape) == (18, (18,), (6, 3))
+    y = rng.normal(0, 1, (18, 40)).astype(ml_dtypes.bfloat16)
+    out = octofold.combine(y, positions, weights)
+    assert out.dtype == ml_dtypes.bfloat16
+    assert octofold.combine_gradient(out, y, positions).dtype == np.float32
+    assert octofold.top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
+
+
+def layer(logits, y, c):
+    ids, weights = octofold.top_k(logits, 2, normalize=True)
+    routing = octofold.sort_by_expert(ids, logits.shape[-1])
+    out = octofold.combine(y, routing.positions, weights, c)
+    gradient = octofold.combine_gradient(out, y, routing.positions)
+    return out, routing.sources, octofold.top_k_gradient(gradient, logits, ids, normalize=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_whole(dynamic):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for tokens in (6, 11):
+        arguments = torch.randn(tokens, 8), torch.randn(2 * tokens, 40), torch.randn(tokens, 40)
+        for left, right in zip(compiled(*arguments), layer(*arguments), strict=True):
+            assert torch.equal(left, right)
+
+
+def test_opcheck(opcheck):
+    logits, y, c = torch.randn(6, 8), torch.randn(12, 40), torch.randn(6, 40)
+    ids, weights = octofold.top_k(logits, 2)
+    offsets, sources, positions = octofold.sort_by_expert(ids, 8)
+    workspace, out = torch.zeros(8, dtype=torch.int32), torch.zeros(6, 40)
+    ops = torch.ops.octofold
+    bias = torch.randn(8)
+    opcheck(ops.top_k, (logits, None, ids, weights, 2, "softmax", True, 1, 1, 1.0))
+    opcheck(ops.top_k, (logits, bias, ids, weights, 2, "sigmoid", True, 2, 1, 2.5))
+    gradient = torch.randn(6, 2)
+    opcheck(ops.top_k_gradient, (gradient, logits, ids, out[:, :8].clone(), "softmax", True, 1.0))
+    opcheck(ops.sort_by_expert, (ids, offsets, sources, positions, workspace, 8))
+    opcheck(ops.combine, (y, positions, weights, c, out, False))
+    opcheck(ops.combine, (y, positions, None, None, out, False))
+    opcheck(ops.combine_gradient, (c, y, positions, weights))
