@@ -5,6 +5,7 @@
 
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
+#include "cuda/group_check.h"
 #include "kernels/config/cast_params.h"
 #include "plan/cast.h"
 
@@ -125,6 +126,9 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .sources = ints_of(input.sources),
                                   .factors = floats_of(input.factors),
                                   .places = input.x.shape[0] * input.slots};
+  if (out.offsets) {
+    check_offsets(device, "quantize", "offsets", params.offsets, groups + 1, rows, stream);
+  }
   device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
       .launch(stream, &params);
 }

@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "cuda/gated_gemm.h"
 #include "cuda/gemm.h"
+#include "cuda/group_check.h"
 #include "plan/gemm.h"
 #include "plan/tma.h"
 
@@ -15,6 +16,18 @@ Prepared<config::Sm90GemmConfig> prepare(Device& device, const plan::GemmProblem
     return device.prepared(problem, [&] { return plan::plan_gemm(problem, device.gpu()); });
   }
   return device.load(plan::plan_gemm(problem, device.gpu(), candidate), plan::describe(problem));
+}
+
+// Where OCTOFOLD_CHECK_GROUPS asks for it.
+void check_numbers(Device& device, const core::GroupedProduct& grouped, config::Work work,
+                   std::string_view operation, Stream stream) {
+  const auto& [product, groups] = grouped;
+  if (work == config::Work::kMaskedRows) {
+    const TensorView counts = vector(groups.numbers, DType::kInt32, groups.count);
+    return check_range(device, operation, "counts", counts, 0, groups.most_rows, stream);
+  }
+  check_offsets(device, operation, "offsets", groups.numbers, groups.count + 1, groups.most_rows,
+                stream);
 }
 
 void require_tma(const core::GroupedProduct& grouped) {
@@ -35,7 +48,9 @@ void grouped_gemm(Device& device, const core::GroupedProduct& grouped, config::W
   const auto& [product, groups] = grouped;
   if (product.out.element_count() == 0) return;
   if (work == config::Work::kGroupedDepth) require_tma(grouped);
-  const auto prepared = prepare(device, plan::problem_of(grouped, work), candidate);
+  const plan::GemmProblem problem = plan::problem_of(grouped, work);
+  const auto prepared = prepare(device, problem, candidate);
+  check_numbers(device, grouped, work, plan::operation_of(problem), stream);
   const config::Sm90GemmParams params = gemm_params(device, product, prepared.config, groups);
   prepared.launch(stream, &params);
 }
@@ -50,6 +65,7 @@ void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped,
   plan::GemmProblem problem = plan::problem_of(grouped, config::Work::kGroupedRows);
   problem.gated = gated_output(activation, format);
   const auto prepared = prepare(device, problem, candidate);
+  check_numbers(device, grouped, problem.work, plan::operation_of(problem), stream);
   config::Sm90GemmParams params = gemm_params(device, product, prepared.config, groups);
   params.out_scale = output_scale_params(out);
   prepared.launch(stream, &params);

@@ -217,7 +217,8 @@ core::GroupedProduct checked(const GroupedGemmArguments& given) {
           .groups = {.count = b.groups,
                      .numbers = numbers,
                      .scale_stride = b.scale_stride,
-                     .expected_rows = expected_of(shape[0], b.groups)}};
+                     .expected_rows = expected_of(shape[0], b.groups),
+                     .most_rows = shape[0]}};
 }
 
 core::GroupedProduct checked(const MaskedGemmArguments& given) {
@@ -245,7 +246,8 @@ core::GroupedProduct checked(const MaskedGemmArguments& given) {
           .groups = {.count = b.groups,
                      .numbers = numbers,
                      .scale_stride = b.scale_stride,
-                     .expected_rows = expected}};
+                     .expected_rows = expected,
+                     .most_rows = rows}};
 }
 
 core::GroupedProduct checked(const GroupedGemmKArguments& given) {
@@ -271,7 +273,10 @@ core::GroupedProduct checked(const GroupedGemmKArguments& given) {
       checked_output(check, given.out, given.c, shape, given.a, given.b, "offsets", given.offsets);
   return {
       .product = {.a = a, .b = b, .out = out, .c = c, .fast_accumulation = given.fast_accumulation},
-      .groups = {.count = groups, .numbers = numbers, .expected_rows = expected_of(rows, groups)}};
+      .groups = {.count = groups,
+                 .numbers = numbers,
+                 .expected_rows = expected_of(rows, groups),
+                 .most_rows = rows}};
 }
 
 struct CheckedGated {
@@ -297,7 +302,8 @@ CheckedGated checked(const GroupedGatedGemmArguments& given) {
                       .groups = {.count = b.groups,
                                  .numbers = numbers,
                                  .scale_stride = b.scale_stride,
-                                 .expected_rows = expected_of(a.data.shape[0], b.groups)}},
+                                 .expected_rows = expected_of(a.data.shape[0], b.groups),
+                                 .most_rows = a.data.shape[0]}},
           .out = out,
           .format = ops::format_of(check, given.options, DType::kBFloat16, {.rows = out})};
 }

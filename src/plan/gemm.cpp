@@ -129,15 +129,6 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
   return problem.gated.exists ? gated_tilings() : tilings();
 }
 
-std::string_view operation_of(const GemmProblem& problem) {
-  if (problem.work == config::Work::kGroupedDepth) return "grouped_gemm_k";
-  if (problem.work == config::Work::kMaskedRows) return "masked_gemm";
-  if (problem.work == config::Work::kGroupedRows) {
-    return problem.gated.exists ? "grouped_gated_gemm" : "grouped_gemm";
-  }
-  return problem.gated.exists ? "gated_gemm" : problem.dynamic.exists ? "dynamic_gemm" : "gemm";
-}
-
 void require_sizes(const GemmProblem& problem) {
   constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
   // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
@@ -164,6 +155,15 @@ Addend addend_of(const std::optional<TensorView>& addend, DType out) {
 }
 
 }  // namespace
+
+std::string_view operation_of(const GemmProblem& problem) {
+  if (problem.work == config::Work::kGroupedDepth) return "grouped_gemm_k";
+  if (problem.work == config::Work::kMaskedRows) return "masked_gemm";
+  if (problem.work == config::Work::kGroupedRows) {
+    return problem.gated.exists ? "grouped_gated_gemm" : "grouped_gemm";
+  }
+  return problem.gated.exists ? "gated_gemm" : problem.dynamic.exists ? "dynamic_gemm" : "gemm";
+}
 
 GemmProblem problem_of(const GemmArguments& arguments) {
   const MutableTensorView& out = arguments.out;

@@ -54,6 +54,9 @@ struct GemmProblem {
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };
 
+/// "gemm", "grouped_gated_gemm" and so on.
+std::string_view operation_of(const GemmProblem& problem);
+
 /// What of checked arguments decides which kernel computes them: all but addresses.
 GemmProblem problem_of(const GemmArguments& arguments);
 GemmProblem problem_of(const core::GroupedProduct& grouped, config::Work work);
