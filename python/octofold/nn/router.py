@@ -34,14 +34,13 @@ def route(
     Other arguments, errors and the result, ids int32 [..., k] and weights float32 [..., k], are
     those of octofold.top_k(); the gradient has the dtype of logits.
     """
-    options = scoring, normalize, groups, top_groups, scale
     if torch.is_grad_enabled() and logits.requires_grad:
         routed: tuple[Tensor, Tensor] = _Route.apply(  # type: ignore[no-untyped-call]
-            logits, bias, k, *options
+            logits, bias, k, scoring, normalize, groups, top_groups, scale
         )
         return routed
-    chosen: tuple[Tensor, Tensor] = top_k(logits, k, *options[:2], bias, *options[2:])
-    return chosen
+    ids, weights = top_k(logits, k, scoring, normalize, bias, groups, top_groups, scale)
+    return ids, weights
 
 
 class _Route(torch.autograd.Function):

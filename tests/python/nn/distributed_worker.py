@@ -36,6 +36,13 @@ def new_fused_model():
     return model.to(device())
 
 
+def new_experts():
+    """To all of which each token goes: no choice depends on the last bits of a sum."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(octofold.nn.MixtureOfExperts(256, 128, 4, 4))
+    return model.to(device())
+
+
 def batch(step, rank):
     generator = torch.Generator().manual_seed(10 * step + rank)
     return torch.randn(24, 256, generator=generator).to(device())
@@ -125,6 +132,23 @@ def check_fsdp_of_fused_modules(rank):
         loss_of(model, 0, rank)
 
 
+def check_fsdp_of_experts(rank):
+    model = new_experts()
+    initial = [parameter.detach().clone() for parameter in model.parameters()]
+    expected = [parameter.detach() for parameter in trained_alone(model).parameters()]
+    model = new_experts()
+    experts = model[0].experts
+    fully_shard(experts)
+    fully_shard(model)
+    assert experts.gate_up_proj.to_local().shape == (2, 256, 256)
+    train(model, rank)
+    require_same([parameter.full_tensor() for parameter in model.parameters()], expected, initial)
+    assert all(kept._entry is None for kept in experts._weight_casts.values())
+    experts.main_grad = True
+    with pytest.raises(octofold.InvalidArgumentError, match="'main_grad': expected False where"):
+        loss_of(model, 0, rank)
+
+
 def check_conversion_comes_first():
     model = torch.nn.Sequential(torch.nn.Linear(256, 192))
     fully_shard(model)
@@ -148,6 +172,7 @@ def main():
     for reshard_after_forward in (True, False):
         check_fsdp(rank, expected, initial, reshard_after_forward)
     check_fsdp_of_fused_modules(rank)
+    check_fsdp_of_experts(rank)
     check_conversion_comes_first()
     torch.distributed.destroy_process_group()
     print("all is well")
