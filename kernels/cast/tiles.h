@@ -98,8 +98,7 @@ class TileCast {
       unsigned words[kVector / 4];
       numeric::narrow<kConfig.format.out, kConfig.format.saturate>(values, words);
       cast::store<unsigned char, kConfig.vector_stores, kVector>(
-          codes + i * target.codes_stride,
-          tile_.template written<kConfig.vector_stores>(params_, i), words);
+          codes + i * target.codes_stride, tile_.template written<kConfig.vector_stores>(i), words);
     }
   }
 

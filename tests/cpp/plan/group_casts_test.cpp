@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/group_layout.h"
 #include "plan/cast.h"
 #include "support/random.h"
@@ -26,6 +27,26 @@ using testing::HasSubstr;
 
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
+
+TEST(DivisorTest, IsExactBelowTwoToThe31st) {
+  test::Random random;
+  constexpr unsigned kMost = 0x7FFFFFFF;
+  for (unsigned i = 0; i < 100'000; ++i) {
+    const unsigned divisor = i < 2000 ? i + 1 : 1 + static_cast<unsigned>(random()) % kMost;
+    const auto by = config::Divisor::of(divisor);
+    const auto expect_exact = [&](unsigned value) {
+      EXPECT_EQ(by.quotient(value), value / divisor) << value << " / " << divisor;
+    };
+    const unsigned value = static_cast<unsigned>(random()) % (kMost + 1u);
+    const unsigned multiple = value / divisor * divisor;
+    expect_exact(value);
+    expect_exact(multiple);
+    if (multiple > 0) expect_exact(multiple - 1);
+    expect_exact(kMost);
+    expect_exact(divisor);
+    expect_exact(divisor - 1);
+  }
+}
 
 GroupBounds rows_of(const std::vector<int>& offsets, std::int64_t rows, std::int64_t slot) {
   return config::rows_of_slot(offsets.data(), static_cast<int>(offsets.size()) - 1, rows,
