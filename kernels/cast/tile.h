@@ -69,10 +69,11 @@ struct Tile {
   }
   // How many of them are written in the cast of rows.
   template <bool kVectors>
-  __device__ int written(int row) const {
+  __device__ int written(const CastParams& params, int row) const {
     const int count = exist<kVectors>(row);
     if constexpr (kConfig.source.kind == config::SourceKind::kGathered) {
-      return (found >> row & 1) != 0 ? count : 0;
+      const long long at = first_row() + group * kRows + row;
+      return count > 0 && is_written<kConfig.source>(params, at) ? count : 0;
     }
     return count;
   }
@@ -90,7 +91,6 @@ struct Tile {
   int lane, group;              // column and row of this thread among the threads of the tile
   int rows, cols;               // how much of what this thread holds exists: 0 or less, nothing
   long long begin;              // first column of the half
-  unsigned found;  // of gathered rows: bit i, whether row i of this thread comes from somewhere
   unsigned words[kRows][4];
 
  private:
@@ -172,7 +172,6 @@ __device__ inline void load(const CastParams& params, Tiles<kConfig>& tiles) {
       params, tile.first_row() + tile.group * tile.kRows,
       tile.first_col() + tile.lane * tile.kVector);
   if constexpr (!kConfig.is_staged()) {
-    if constexpr (kConfig.source.kind == config::SourceKind::kGathered) tile.found = source.found();
 #pragma unroll
     for (int row = 0; row < tile.kRows; ++row) {
       source.read(row, 0, tile.template exist<kConfig.vector_loads>(row), tile.words[row]);

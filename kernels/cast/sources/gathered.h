@@ -46,9 +46,6 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kGathered> {
     }
   }
 
-  // Bit i: whether row i from the first on comes from somewhere.
-  __device__ unsigned found() const { return found_; }
-
   __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
     cast::load<Input, kVectors, kVector>(x_ + rows_[rows] * stride_ + cols,
                                          (found_ >> rows & 1) != 0 ? exist : 0, words);
@@ -68,7 +65,7 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kGathered> {
  private:
   const Input* x_;
   long long stride_;
-  unsigned found_ = 0;
+  unsigned found_ = 0;  // bit i: whether row i from the first on comes from somewhere
   unsigned rows_[kMostRows];
   float factors_[kMostRows];
 };
