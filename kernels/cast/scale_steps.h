@@ -19,7 +19,8 @@ template <ScaleStepConfig kConfig>
 __device__ inline bool is_written(const config::CastParams& params, long long row) {
   if constexpr (kConfig.format.granularity == Granularity::kTensor) return true;
   if constexpr (kConfig.grouped) {
-    const config::SlotRows rows = config::grouped_rows(params.offsets, params.groups, params.rows);
+    const config::GroupBounds rows =
+        config::grouped_rows(params.offsets, params.groups, params.rows);
     if (row < rows.begin || row >= rows.end) return false;
   }
   if constexpr (kConfig.gathered) {

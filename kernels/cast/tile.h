@@ -42,7 +42,7 @@ struct Tile {
 
   // Whether there is anything to do: not in a slot of no group.
   __device__ bool any() const {
-    if constexpr (kConfig.grouped) return of_slot.any();
+    if constexpr (kConfig.grouped) return of_slot.begin < of_slot.end;
     return true;
   }
   __device__ long long first_row() const {
@@ -72,8 +72,8 @@ struct Tile {
   __device__ int written(const CastParams& params, int row) const {
     const int count = exist<kVectors>(row);
     if constexpr (kConfig.source.kind == config::SourceKind::kGathered) {
-      const long long of_matrix = first_row() + group * kRows + row;
-      return count > 0 && is_written<kConfig.source>(params, of_matrix) ? count : 0;
+      const long long at = first_row() + group * kRows + row;
+      return count > 0 && is_written<kConfig.source>(params, at) ? count : 0;
     }
     return count;
   }
@@ -87,10 +87,10 @@ struct Tile {
   }
 
   config::TileCoordinate place;
-  config::SlotRows of_slot;  // where grouped: the group's rows from the tile's first on
-  int lane, group;           // column and row of this thread among the threads of the tile
-  int rows, cols;            // how much of what this thread holds exists: 0 or less, nothing
-  long long begin;           // first column of the half
+  config::GroupBounds of_slot;  // where grouped: the group's rows from the tile's first on
+  int lane, group;              // column and row of this thread among the threads of the tile
+  int rows, cols;               // how much of what this thread holds exists: 0 or less, nothing
+  long long begin;              // first column of the half
   unsigned words[kRows][4];
 
  private:

@@ -189,6 +189,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
   if constexpr (kConfig.source.both_halves) {
     cast::Tiles<kConfig> tiles{{params, 0}, {params, 1}};
     if (!tiles[0].any()) return;
+    // The same rows: said, as the compiler would keep both in registers.
+    if constexpr (kConfig.grouped) tiles[1].of_slot = tiles[0].of_slot;
     cast::load<kConfig>(params, tiles);
     cast::TileCast<kConfig>(params, shared, tiles[0]).run();
     __syncthreads();  // shared memory has been read

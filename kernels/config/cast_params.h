@@ -1,6 +1,7 @@
 // What the host passes to the cast kernels: one struct, by value. Strides count elements.
 #pragma once
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/column_reductions.h"
 #include "kernels/config/norm_operands.h"
 
@@ -40,11 +41,11 @@ struct CastParams {
   // Of a transpose in the layout of group_layout.h: [groups + 1].
   const int* offsets;
   int groups;
-  // Of rows that are gathered: [rows], of flat places, so many to a row of x.
-  int slots;
+  // Of rows that are gathered: [rows], of flat places, `slots` to a row of x.
   const int* sources;
   const float* factors;  // one for each place; null without
-  long long places;      // outside of [0, places): no row
+  unsigned places;       // from here on there is no row
+  Divisor slots;
 };
 
 struct ConvertParams {

@@ -31,6 +31,13 @@ bool is_mixed(const CastTargets& out, Granularity transposed) {
          out.transposed->granularity == transposed;
 }
 
+// Those that an int32 can name.
+unsigned places_of(const CastInput& input) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  const std::int64_t rows = input.x.shape[0];
+  return static_cast<unsigned>(rows > kMost / input.slots ? kMost : rows * input.slots);
+}
+
 const int* ints_of(const std::optional<TensorView>& vector) {
   return vector ? static_cast<const int*>(vector->data) : nullptr;
 }
@@ -122,10 +129,10 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .transposed_channel_scale = channel_scale_of(out.transposed),
                                   .offsets = ints_of(out.offsets),
                                   .groups = static_cast<int>(groups),
-                                  .slots = static_cast<int>(input.slots),
                                   .sources = ints_of(input.sources),
                                   .factors = floats_of(input.factors),
-                                  .places = input.x.shape[0] * input.slots};
+                                  .places = places_of(input),
+                                  .slots = config::Divisor::of(static_cast<unsigned>(input.slots))};
   if (out.offsets) {
     check_offsets(device, "quantize", "offsets", params.offsets, groups + 1, rows, stream);
   }

@@ -8,8 +8,9 @@
 
 namespace octofold::cast {
 
+// Negative ones are large.
 __device__ inline bool comes_from_somewhere(const config::CastParams& params, int place) {
-  return place >= 0 && place < params.places;
+  return static_cast<unsigned>(place) < params.places;
 }
 
 // Whether a row, one that there is, is written in the cast of rows. Gathered ones that come from
@@ -32,23 +33,22 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kGathered> {
   // All rows' places are loaded before the first is waited for.
   __device__ Source(const config::CastParams& params, long long row, long long col)
       : x_(static_cast<const Input*>(params.x) + col), stride_(params.x_stride) {
+    const int exist = at_most(params.rows - row, kMostRows);
+    int places[kMostRows];
+#pragma unroll
+    for (int i = 0; i < kMostRows; ++i) places[i] = i < exist ? params.sources[row + i] : -1;
 #pragma unroll
     for (int i = 0; i < kMostRows; ++i) {
-      places_[i] = row + i < params.rows ? params.sources[row + i] : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kMostRows; ++i) {
-      const bool exists = comes_from_somewhere(params, places_[i]);
-      if constexpr (kSource.factors) factors_[i] = exists ? params.factors[places_[i]] : 0.0f;
-      rows_[i] = exists ? static_cast<unsigned>(places_[i]) / static_cast<unsigned>(params.slots)
-                        : kNowhere;
+      const bool found = comes_from_somewhere(params, places[i]);
+      found_ |= unsigned{found} << i;
+      rows_[i] = found ? params.slots.quotient(static_cast<unsigned>(places[i])) : 0;
+      if constexpr (kSource.factors) factors_[i] = found ? params.factors[places[i]] : 0.0f;
     }
   }
 
   __device__ void read(int rows, long long cols, int exist, unsigned (&words)[4]) const {
-    const bool somewhere = rows_[rows] != kNowhere;
-    cast::load<Input, kVectors, kVector>(x_ + (somewhere ? rows_[rows] : 0) * stride_ + cols,
-                                         somewhere ? exist : 0, words);
+    cast::load<Input, kVectors, kVector>(x_ + rows_[rows] * stride_ + cols,
+                                         (found_ >> rows & 1) != 0 ? exist : 0, words);
   }
 
   __device__ void multiply(int rows, int exist, unsigned (&words)[4]) const {
@@ -63,11 +63,9 @@ class Source<kSource, kIn, kVectors, config::SourceKind::kGathered> {
   }
 
  private:
-  static constexpr unsigned kNowhere = 0xFFFFFFFFu;
-
   const Input* x_;
   long long stride_;
-  int places_[kMostRows];
+  unsigned found_ = 0;  // bit i: whether row i from the first on comes from somewhere
   unsigned rows_[kMostRows];
   float factors_[kMostRows];
 };

@@ -101,8 +101,8 @@ TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
   EXPECT_EQ(params.rows, 900);
   EXPECT_EQ(params.sources, address(0x9000));
   EXPECT_EQ(params.factors, address(0xA000));
-  EXPECT_EQ(params.slots, 6);
-  EXPECT_EQ(params.places, kRows * 6);
+  EXPECT_EQ(params.slots.quotient(17), 2u);
+  EXPECT_EQ(params.places, 1200u);
   EXPECT_EQ(state().launches[0].blocks, 29u * 5);
 }
 

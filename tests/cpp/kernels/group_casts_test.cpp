@@ -164,7 +164,7 @@ struct Input {
     params.cols = cols;
     params.offsets = offsets.data();
     params.groups = static_cast<int>(offsets.size()) - 1;
-    params.slots = kSlots;
+    params.slots = config::Divisor::of(kSlots);
     params.sources = sources.data();
     params.factors = factors.data();
     params.places = kPlaces * kSlots;
@@ -360,7 +360,8 @@ void expect_gathered_rows(std::int64_t cols, bool with_factors) {
   Input<kIn> input{.x = random_values<kIn>(kPlaces, cols), .cols = cols};
   for (int row = 0; row < kRows; ++row) input.sources.push_back(row % 3 == 1 ? -1 : row % 240);
   if (with_factors) {
-    for (int i = 0; i < kPlaces * kSlots; ++i) input.factors.push_back(std::exp2(static_cast<float>(i % 5) - 2.5f));
+    for (int i = 0; i < kPlaces * kSlots; ++i)
+      input.factors.push_back(std::exp2(static_cast<float>(i % 5) - 2.5f));
   }
   const auto run = [](const CastParams& params) { launch<kConfig>(params); };
   const std::optional rows(kConfig.format.granularity);

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/group_layout.h"
 #include "plan/cast.h"
 #include "support/random.h"
@@ -16,9 +17,9 @@ namespace {
 
 using config::CastPhase;
 using config::CastSource;
+using config::GroupBounds;
 using config::RowCastConfig;
 using config::ScaleStepConfig;
-using config::SlotRows;
 using config::SourceKind;
 using config::TileCastConfig;
 using enum Granularity;
@@ -26,6 +27,31 @@ using testing::HasSubstr;
 
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
+
+TEST(DivisorTest, IsExactBelowTwoToThe31st) {
+  test::Random random;
+  constexpr unsigned kMost = 0x7FFFFFFF;
+  for (unsigned i = 0; i < 100'000; ++i) {
+    const unsigned divisor = i < 2000 ? i + 1 : 1 + static_cast<unsigned>(random()) % kMost;
+    const auto by = config::Divisor::of(divisor);
+    const auto expect_exact = [&](unsigned value) {
+      EXPECT_EQ(by.quotient(value), value / divisor) << value << " / " << divisor;
+    };
+    const unsigned value = static_cast<unsigned>(random()) % (kMost + 1u);
+    const unsigned multiple = value / divisor * divisor;
+    expect_exact(value);
+    expect_exact(multiple);
+    if (multiple > 0) expect_exact(multiple - 1);
+    expect_exact(kMost);
+    expect_exact(divisor);
+    expect_exact(divisor - 1);
+  }
+}
+
+GroupBounds rows_of(const std::vector<int>& offsets, std::int64_t rows, std::int64_t slot) {
+  return config::rows_of_slot(offsets.data(), static_cast<int>(offsets.size()) - 1, rows,
+                              static_cast<int>(slot));
+}
 
 // Each group's rows come once, from the group's own first slot on, and no slot has others.
 TEST(GroupLayoutTest, EachRowStandsInItsOwnGroupOnce) {
@@ -50,14 +76,14 @@ TEST(GroupLayoutTest, EachRowStandsInItsOwnGroupOnce) {
         ASSERT_LT(slot, slots);
         EXPECT_EQ(owner[static_cast<std::size_t>(slot)], -1);
         owner[static_cast<std::size_t>(slot)] = group;
-        const SlotRows found = config::rows_of_slot(offsets.data(), groups, rows, slot);
+        const GroupBounds found = rows_of(offsets, rows, slot);
         EXPECT_EQ(found.begin, row);
         EXPECT_EQ(found.end, end);
       }
     }
     for (std::int64_t slot = 0; slot < slots; ++slot) {
-      EXPECT_EQ(config::rows_of_slot(offsets.data(), groups, rows, slot).any(),
-                owner[static_cast<std::size_t>(slot)] >= 0);
+      const GroupBounds found = rows_of(offsets, rows, slot);
+      EXPECT_EQ(found.begin < found.end, owner[static_cast<std::size_t>(slot)] >= 0);
     }
   }
 }
@@ -73,11 +99,11 @@ TEST(GroupLayoutTest, NoOffsetsReachBeyondTheRows) {
       offset = kind == 0 ? kLeast : kind == 1 ? kMost : static_cast<int>(random() % 1400) - 300;
     }
     const int groups = static_cast<int>(offsets.size()) - 1;
-    const SlotRows all = config::grouped_rows(offsets.data(), groups, rows);
+    const GroupBounds all = config::grouped_rows(offsets.data(), groups, rows);
     EXPECT_TRUE(0 <= all.begin && all.begin <= all.end && all.end <= rows);
     for (std::int64_t slot = 0; slot < config::group_slots(rows, groups); ++slot) {
-      const SlotRows found = config::rows_of_slot(offsets.data(), groups, rows, slot);
-      if (!found.any()) continue;
+      const GroupBounds found = rows_of(offsets, rows, slot);
+      if (found.begin >= found.end) continue;
       EXPECT_TRUE(all.begin <= found.begin && found.end <= all.end);
     }
   }
