@@ -153,7 +153,7 @@ struct TileCastConfig {
   constexpr int resident_blocks() const {
     if (!vector_loads || !vector_stores) return 1;
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
-    const bool multiplies = source.factors && to_transposed;
+    const bool multiplies = source.factors && rows_per_thread == 8;
     if (format.in == DType::kFloat32) {
       const bool divides = shares_scale && format.rule.form == CastForm::kDivideInType;
       return (works_out() || divides || multiplies || columns.any() ? 512 : 1024) / threads();
