@@ -110,6 +110,10 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
       (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
     return "pieces are of whole groups of columns, and of rows that are D's";
   }
+  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
+      columns().scales == Granularity::kChannel) {
+    return "factors of columns, read for each piece, leave three warpgroups too few registers";
+  }
   if (adds_in_place &&
       (form.out != DType::kFloat32 || form.c == Addend::kNone || store == OutputStore::kDirect)) {
     return "TMA adds FP32 to a C that is D";

@@ -2,15 +2,11 @@
 // and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
-#include "kernels/config/channel_scale.h"
 #include "kernels/config/sm90_gemm.h"
+#include "kernels/epilogue/factors.h"
 #include "kernels/epilogue/output.h"
 
 namespace octofold {
-
-using config::Sm90GemmConfig;
-using config::Sm90GemmParams;
-using config::Tile;
 
 template <Sm90GemmConfig kConfig, Addend kAddend>
 __device__ inline float load_addend(const void* data, long long index) {
@@ -24,81 +20,58 @@ inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
-// A scale that an operand's rows have each, or a tensor, or of tensors each group's.
-__device__ inline float scale_of_group(const config::ScaleParams& scale, const Tile& tile,
-                                       int row = 0) {
-  return scale.data[tile.group * scale.group_stride + row * scale.row_stride];
-}
-
 // Index of an element of D, or of C with its stride.
 template <Sm90GemmConfig kConfig>
 __device__ long long index_of(int row, int column, long long stride) {
   return kConfig.swapped ? column * stride + row : row * stride + column;
 }
 
-// What two neighbouring columns contribute, the same for all rows: read once.
+// What two neighbouring columns contribute, the same for all rows: the lane's pair of those eight
+// that begin `first` columns behind column `begin` of the tile, where the factors begin. All lanes
+// of a warp make theirs together.
 template <Sm90GemmConfig kConfig>
 struct ColumnTerms {
-  static constexpr bool kHasScale =
-      kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
-
   int column;
   int existing;  // how many of the two lie inside of D
-  float scale[2] = {1.0f, 1.0f};
+  float scale[2];
   float bias[2] = {};
 
-  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile, int column_)
-      : column(column_), existing(min(max(tile.column_end - column, 0), 2)) {
+  template <int kColumns>
+  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile,
+                         const ColumnFactors<kConfig, kColumns>& factors, int first, int begin = 0)
+      : column(tile.column + begin + first + 2 * (static_cast<int>(threadIdx.x) % 4)),
+        existing(min(max(tile.column_end - column, 0), 2)),
+        scale{factors.at(first, 0), factors.at(first, 1)} {
+    if constexpr (kConfig.form.bias != Addend::kNone && !kConfig.swapped) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i >= existing) continue;
-      const int of_operand = column + i + (tile.operand_column - tile.column);
-      if constexpr (kConfig.columns().scales == Granularity::kChannel) {
-        const int of_group = kConfig.swapped ? of_operand : column + i;  // A's, or B's
-        scale[i] = scale_of_group(params.columns.scale, tile, of_group);
-      }
-      if constexpr (kConfig.columns_have_factors()) {
-        scale[i] = config::channel_factor(params.channel_scale[of_operand]);
-      }
-      if constexpr (kConfig.form.bias != Addend::kNone && !kConfig.swapped) {
-        bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, of_operand);
+      for (int i = 0; i < 2; ++i) {
+        const int of_operand = column + i + (tile.operand_column - tile.column);
+        if (i < existing)
+          bias[i] = load_addend<kConfig, kConfig.form.bias>(params.bias, of_operand);
       }
     }
   }
 };
 
-// The same of a row, and the scales that all of D has. Nothing outside of D is read.
+// The same of a row. Nothing outside of D is read.
 template <Sm90GemmConfig kConfig>
 struct RowTerms {
-  static constexpr bool kHasScale = !varies_along_k(kConfig.rows().scales) ||
-                                    kConfig.rows_have_factors() ||
-                                    kConfig.columns().scales == Granularity::kTensor;
-
   int row;
   bool exists;
-  float scale = 1.0f;
+  float scale;
   float bias = 0.0f;
   const void* c;
   long long c_stride;
 
-  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row_)
-      : row(row_), exists(row < tile.row_end), c(params.c), c_stride(params.c_stride) {
-    const int of_operand = row + (tile.operand_row - tile.row);
+  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row_, float factor)
+      : row(row_),
+        exists(row < tile.row_end),
+        scale(factor),
+        c(params.c),
+        c_stride(params.c_stride) {
     if constexpr (kConfig.form.bias != Addend::kNone && kConfig.swapped) {
+      const int of_operand = row + (tile.operand_row - tile.row);
       if (exists) bias = load_addend<kConfig, kConfig.form.bias>(params.bias, of_operand);
-    }
-    if constexpr (kConfig.rows().scales == Granularity::kTensor) {
-      scale = scale_of_group(params.rows.scale, tile);
-    }
-    if constexpr (kConfig.rows().scales == Granularity::kChannel) {
-      const int of_group = kConfig.swapped ? row : of_operand;  // B's, or A's
-      if (exists) scale = scale_of_group(params.rows.scale, tile, of_group);
-    }
-    if constexpr (kConfig.rows_have_factors()) {
-      if (exists) scale = config::channel_factor(params.channel_scale[of_operand]);
-    }
-    if constexpr (kConfig.columns().scales == Granularity::kTensor) {
-      scale *= scale_of_group(params.columns.scale, tile);
     }
   }
 
@@ -107,9 +80,10 @@ struct RowTerms {
     float values[2] = {first, second};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if constexpr (ColumnTerms<kConfig>::kHasScale) {
-        values[i] *= kHasScale ? scale * columns.scale[i] : columns.scale[i];
-      } else if constexpr (kHasScale) {
+      if constexpr (ColumnFactors<kConfig>::kExist) {
+        constexpr bool kBoth = RowFactors<kConfig>::kExist;
+        values[i] *= kBoth ? scale * columns.scale[i] : columns.scale[i];
+      } else if constexpr (RowFactors<kConfig>::kExist) {
         values[i] *= scale;
       }
       if constexpr (kConfig.form.bias != Addend::kNone) {

@@ -29,19 +29,22 @@ template <Sm90GemmConfig kConfig>
 __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile, int rank,
                                const Sums<kConfig>& sums) {
   const int first_row = tile.row + first_row_of_thread<kConfig>();
-  const int first_column = tile.column + 2 * (static_cast<int>(threadIdx.x) % 4);
+  const ColumnFactors<kConfig> column_factors(params, tile);
+  const RowFactors<kConfig> row_factors(params, tile, first_row);
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
     if (!owns<kConfig>(8 * j, rank)) continue;
-    const ColumnTerms<kConfig> columns(params, tile, first_column + 8 * j);
-    if (columns.existing == 0) break;
+    if (tile.column + 8 * j >= tile.column_end) break;  // for all lanes
+    const ColumnTerms<kConfig> columns(params, tile, column_factors, 8 * j);
+    if (columns.existing == 0) continue;
 #pragma unroll
     for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
       const int sub_tile = i / 2, half = i % 2;
       const int row = first_row + 64 * sub_tile + 8 * half;
       if (row >= tile.row_end) break;
       const float* pair = &sums[sub_tile][4 * j + 2 * half];
-      const float2 values = RowTerms<kConfig>(params, tile, row).finish(columns, pair[0], pair[1]);
+      const float2 values = RowTerms<kConfig>(params, tile, row, row_factors.at(sub_tile, half))
+                                .finish(columns, pair[0], pair[1]);
       const long long index = index_of<kConfig>(row, columns.column, params.out_stride);
       if constexpr (kConfig.swapped) {
         store_element<kConfig.form.out>(params.out, index, values.x);
@@ -94,7 +97,8 @@ __device__ void stage_rows(const Sm90GemmParams& params, const SharedMemory<kCon
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row_of_thread = first_row_of_thread<kConfig>();
   const int first_row = tile.row + row_of_thread;
-  const int first_column = tile.column + 2 * (lane % 4);
+  const ColumnFactors<kConfig> column_factors(params, tile);
+  const RowFactors<kConfig> row_factors(params, tile, first_row);
   const unsigned rows_of_warp = smem.output() + (row_of_thread - lane / 4) * kRowBytes;
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; j += 2) {
@@ -102,14 +106,15 @@ __device__ void stage_rows(const Sm90GemmParams& params, const SharedMemory<kCon
     // No load moves across this: the assembler would read the terms of all columns ahead, for which
     // there are no registers.
     if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
-    const ColumnTerms<kConfig> left(params, tile, first_column + 8 * j);
-    const ColumnTerms<kConfig> right(params, tile, first_column + 8 * (j + 1));
+    const ColumnTerms<kConfig> left(params, tile, column_factors, 8 * j);
+    const ColumnTerms<kConfig> right(params, tile, column_factors, 8 * (j + 1));
     const int owned = 8 * j % kConfig.owned_columns();
     const unsigned box = rows_of_warp + owned / kBoxColumns * kConfig.tile_rows * kRowBytes;
 #pragma unroll
     for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-      const RowTerms<kConfig> upper(params, tile, first_row + 64 * sub_tile);
-      const RowTerms<kConfig> lower(params, tile, first_row + 64 * sub_tile + 8);
+      const int row = first_row + 64 * sub_tile;
+      const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
+      const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
       const float* pairs = &sums[sub_tile][4 * j];
       write_to_box<kConfig.form.out, kRowBytes>(
           box + 64 * sub_tile * kRowBytes, owned % kBoxColumns,
@@ -131,16 +136,18 @@ __device__ void stage_columns(const Sm90GemmParams& params, const SharedMemory<k
   const int first_chunk = (first_row - lane / 4) % 64 / 8 + lane / 8 % 2;
   const int row_of_lane = lane % 8;
   const unsigned target = smem.output() + row_of_lane * 128 + 16 * (first_chunk ^ row_of_lane);
+  const ColumnFactors<kConfig> column_factors(params, tile);
+  const RowFactors<kConfig> row_factors(params, tile, tile.row + first_row);
 #pragma unroll
   for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
     if (!owns<kConfig>(8 * j, rank)) continue;
     if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
-    const ColumnTerms<kConfig> columns(params, tile, tile.column + 2 * (lane % 4) + 8 * j);
+    const ColumnTerms<kConfig> columns(params, tile, column_factors, 8 * j);
 #pragma unroll
     for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
       const int row = first_row + 64 * sub_tile;
-      const RowTerms<kConfig> upper(params, tile, tile.row + row);
-      const RowTerms<kConfig> lower(params, tile, tile.row + row + 8);
+      const RowTerms<kConfig> upper(params, tile, tile.row + row, row_factors.at(sub_tile, 0));
+      const RowTerms<kConfig> lower(params, tile, tile.row + row + 8, row_factors.at(sub_tile, 1));
       const float* pairs = &sums[sub_tile][4 * j];
       const float2 above = upper.finish(columns, pairs[0], pairs[1]);
       const float2 below = lower.finish(columns, pairs[2], pairs[3]);
@@ -188,22 +195,26 @@ class PieceStore {
   __device__ void store(const Sm90GemmParams& params, const Tile& tile, int rank,
                         const Sums<kConfig>& sums) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_row = tile.row + first_row_of_thread<kConfig>();
+    const RowFactors<kConfig> row_factors(params, tile, first_row);
 #pragma unroll
     for (int begin = 0; begin < kConfig.tile_columns; begin += kColumns) {
       if (!owns<kConfig>(begin, rank)) continue;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
-        const int row = tile.row + first_row_of_thread<kConfig>() + 64 * sub_tile;
+        const int row = first_row + 64 * sub_tile;
         if (row - lane / 4 >= tile.row_end) break;
         if (lane == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
         __syncwarp();
         const unsigned piece = pieces_ + next_ * kPieceBytes;
-        const RowTerms<kConfig> upper(params, tile, row), lower(params, tile, row + 8);
+        const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
+        const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
 #pragma unroll
         for (int column = 0; column < kColumns; column += 16) {
-          const int first_column = tile.column + begin + column + 2 * (lane % 4);
-          const ColumnTerms<kConfig> left(params, tile, first_column);
-          const ColumnTerms<kConfig> right(params, tile, first_column + 8);
+          // Those of a whole tile take registers that pieces lack.
+          const ColumnFactors<kConfig, 16> column_factors(params, tile, begin + column);
+          const ColumnTerms<kConfig> left(params, tile, column_factors, 0, begin + column);
+          const ColumnTerms<kConfig> right(params, tile, column_factors, 8, begin + column);
           const float* pairs = &sums[sub_tile][(begin + column) / 2];
           write_to_box<kConfig.form.out, config::kPieceRowBytes>(
               piece, column, upper.finish(left, pairs[0], pairs[1]),

@@ -89,6 +89,18 @@ def by_octofold(
     return build
 
 
+def of_checkpoint(inputs: Inputs) -> tuple[Forward, Sequence[Tensor]]:
+    """Weights that are FP8, as a checkpoint has them: none is cast."""
+    parts = [octofold.quantize(w, granularity="128x128") for w in (inputs.w13, inputs.w2)]
+
+    def forward(given: Inputs) -> Tensor:
+        ids, weights = octofold.top_k(given.logits, given.ids.shape[1], normalize=True)
+        result: Tensor = octofold.experts(given.x, ids, weights, *parts)
+        return result
+
+    return forward, ()
+
+
 def ways(recipes: Sequence[str], trains: bool, loop: bool, peers: bool) -> list[Way]:
     chosen = []
     if peers:
@@ -104,4 +116,6 @@ def ways(recipes: Sequence[str], trains: bool, loop: bool, peers: bool) -> list[
             )
         else:
             chosen.append(Way(f"{name}, top_k", by_octofold(recipe, routes=True), is_ours=True))
+    if not trains:
+        chosen.append(Way("octofold, FP8 weights, top_k", of_checkpoint, is_ours=True))
     return chosen
