@@ -15,6 +15,7 @@ from functools import partial
 
 import octofold
 import torch
+from group_problems import group_problems
 from octofold._library import library
 
 PAIRS = (
@@ -383,6 +384,7 @@ def main():
         activations(),
         norms(),
         routings(),
+        group_problems(DEVICE),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0

@@ -206,7 +206,10 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        ([1, 2, 4], "argument 'offsets': expected entries that begin at 0, do not decrease and .* 4 rows, got 1"),
+        (
+            [1, 2, 4],
+            "argument 'offsets': expected entries that begin at 0.* 4 rows, got 1",
+        ),
         ([0, 3, 2], "argument 'offsets': expected entries .* 4 rows, got 2"),
         ([0, 3, 5], "argument 'offsets': expected entries .* 4 rows, got 5"),
         ([0, 3], r"argument 'offsets': expected shape \[3\]"),
