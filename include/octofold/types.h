@@ -34,8 +34,8 @@ enum class CastProfile : std::uint8_t {
 /// "bfloat16", "e4m3", "e5m2", "int32" · "tensor", "channel", "1x128", "128x128" · "saturate",
 /// "nan" · "deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
 /// "compressed-tensors", "compressed-tensors-0.12" · "swiglu", "geglu-tanh", "geglu", "silu",
-/// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" · "softmax", "sigmoid".
-/// Throws Error(kInvalidArgument) for a number that is none of the enumerators.
+/// "gelu", "gelu-tanh", "relu-squared" · "halves", "interleaved" · "rms", "layer" · "softmax",
+/// "sigmoid". Throws Error(kInvalidArgument) for a number that is none of the enumerators.
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);
