@@ -137,3 +137,40 @@ def test_opcheck_gemm(opcheck, addend, in_place):
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
     arguments = (*operands, c, random(7), None, random(5, 7), "1x128", "128x128", False, in_place)
     opcheck(torch.ops.octofold.gemm, arguments)
+
+
+def scaled_groups(groups, rows, cols):
+    cast = octofold.quantize(random(groups, rows, cols), granularity="1x128")
+    return cast.data, cast.scale
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_opcheck_groups_of_rows(opcheck, in_place):
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", False)
+    operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
+    c = None if in_place else random(5, 7)
+    arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
+    opcheck(torch.ops.octofold.grouped_gemm, arguments)
+
+
+def test_opcheck_masked_groups(opcheck):
+    for bias, expected_rows in ((None, None), (random(2, 7), 1)):
+        operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
+        options = "1x128", "1x128", False, expected_rows
+        opcheck(torch.ops.octofold.masked_gemm, (*operands, bias, random(2, 5, 7), *options))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_opcheck_groups_of_k(opcheck, in_place):
+    operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
+    c = None if in_place else random(2, 5, 7)
+    arguments = (*operands, c, random(2, 5, 7), "1x128", "128x128", False, in_place)
+    opcheck(torch.ops.octofold.grouped_gemm_k, arguments)
+
+
+def test_opcheck_gated_groups(opcheck):
+    weights = octofold.quantize(random(2, 256, 300), granularity="128x128")
+    operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
+    results = fp8(5, 128), scale_of("1x128", 5, 128)
+    options = "1x128", "128x128", "swiglu", *OPTIONS
+    opcheck(torch.ops.octofold.grouped_gated_gemm, (*operands, *results, *options))
