@@ -89,7 +89,7 @@ GroupSizes expected_group(const GemmProblem& problem) {
   const auto& [m, n, k, form] = problem.product;
   if (problem.work == config::Work::kDense) return {m, n, k};
   if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
-  return {problem.expected, n, k};
+  return {std::max(problem.expected, std::int64_t{1}), n, k};
 }
 
 int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {

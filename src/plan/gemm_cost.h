@@ -10,7 +10,8 @@ namespace octofold::plan {
 /// Clusters of this configuration that run at one time.
 int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
 
-/// Sizes of the product, or of those of one group, as far as the host can expect them.
+/// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
+/// rows that is expected to be empty counts as one of one row.
 struct GroupSizes {
   std::int64_t m, n, k;
 };
