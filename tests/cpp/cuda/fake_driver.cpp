@@ -217,12 +217,14 @@ int cuTensorMapEncodeTiled(void* map, int data_type, unsigned rank, void* addres
                            const unsigned* box, const unsigned*, int, int swizzle, int, int) {
   if (context_stack.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
   if (state.encode_error != 0) return state.encode_error;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 && strides[0] % 16 == 0;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 &&
+                       strides[0] % 16 == 0 && (rank < 3 || strides[1] % 16 == 0);
   if (!aligned || sizes[0] == 0 || sizes[1] == 0 || box[0] > 256 || box[1] > 256) return 1;
   std::memset(map, 0xAB, 128);
   const std::lock_guard lock(state.mutex);
   state.tensor_maps.push_back({data_type, static_cast<int>(rank), swizzle, address, sizes[0],
-                               sizes[1], strides[0], box[0], box[1]});
+                               sizes[1], strides[0], box[0], box[1], rank > 2 ? sizes[2] : 1,
+                               rank > 2 ? strides[1] : 0});
   return 0;
 }
 

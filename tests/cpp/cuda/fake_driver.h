@@ -37,6 +37,8 @@ struct TensorMapCall {
   void* address;
   std::uint64_t cols, rows, row_bytes;
   unsigned box_cols, box_rows;
+  // The third dimension's size, and how far apart its elements are; 1 and 0 where there is none.
+  std::uint64_t outer, outer_bytes;
 };
 
 /// "Device" memory: the host's, so that copies are seen.
