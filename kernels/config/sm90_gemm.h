@@ -42,6 +42,9 @@ constexpr const char* Sm90GemmConfig::grouped_invalid_reason() const {
   if (cluster_depth != 1) return "groups are not summed in slices of K";
   if (dynamic.exists) return "nothing is cast on its way to a product of groups";
   if (form.b_channel_scale) return "no group has two-level scales";
+  if (store == OutputStore::kTmaPieces && reads_c()) {
+    return "a C that is read piece by piece leaves no registers for a walk over groups";
+  }
   if (work != Work::kGroupedDepth) return nullptr;
   if (gated.exists || form.bias != Addend::kNone) return "a sum over a group's K is all there is";
   if (load != OperandLoad::kTma) return "groups of K begin where TMA can address them";

@@ -159,6 +159,8 @@ struct Sm90GemmConfig {
   // never begins. Threads that copy operands themselves need more.
   constexpr int load_registers() const {
     if (dynamic.exists) return 32;
+    // What is copied and what is shifted are two walks over groups.
+    if (load == OperandLoad::kThreads && groups_rows(work)) return 64;
     return load == OperandLoad::kTma ? 40 : 56;
   }
   // Of the second loading warpgroup.

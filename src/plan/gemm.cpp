@@ -49,7 +49,11 @@ Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& probl
   if (!problem.output_fits_tma || turns_fp32) {
     return with_store(config, OutputStore::kDirect, memory);
   }
-  const bool has_pieces = !config.swapped && config.owned_columns() % config.piece_columns() == 0;
+  // Pieces of groups that add to another C lack registers.
+  const bool adds_to_groups =
+      config::groups_rows(config.work) && config.form.c != Addend::kNone && !problem.c_is_out;
+  const bool has_pieces =
+      !config.swapped && !adds_to_groups && config.owned_columns() % config.piece_columns() == 0;
   if (!problem.operands_fit_tma) {  // pieces of 16-bit elements take registers that these lack
     const bool in_pieces = has_pieces && config.form.out == DType::kFloat32;
     return with_store(config, in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
@@ -140,7 +144,8 @@ void require_sizes(const GemmProblem& problem) {
   // Tiles of rows of all groups; kGroupedRows: those of one, and one more for each other.
   const bool together = problem.work == config::Work::kGroupedRows;
   const std::int64_t tiles_of_rows = together ? tiles(m, 8) + groups : tiles(m, 8) * groups;
-  if (std::max({m, n, k, groups}) > kLargest || std::max(m, b_rows) > kLargest / groups ||
+  const std::int64_t rows = std::max(together ? 0 : m, b_rows);  // of each group
+  if (std::max({m, n, k, groups}) > kLargest || rows > kLargest / groups ||
       tiles_of_rows > kMostTiles / tiles(n, 64)) {
     core::fail(ErrorCode::kUnsupported,
                "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}{}",
