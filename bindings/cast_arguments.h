@@ -13,8 +13,6 @@
 
 namespace octofold::bindings {
 
-using OptionalText = tvm::ffi::Optional<tvm::ffi::String>;
-
 inline QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
                                   const tvm::ffi::String& overflow,
                                   const tvm::ffi::String& profile) {
@@ -45,15 +43,18 @@ struct CastOperation {
                       const OptionalText& transposed_granularity,
                       const OptionalTensor& offsets_of_groups = {},
                       const OptionalTensor& channel_scale = {},
-                      const OptionalTensor& transposed_channel_scale = {}) const {
+                      const OptionalTensor& transposed_channel_scale = {},
+                      const tvm::ffi::Optional<int64_t>& matrices = {}) const {
     const Granularity unit = parse_granularity(view_of(granularity));
     const Granularity transposed_unit =
         transposed_granularity ? parse_granularity(view_of(*transposed_granularity)) : unit;
-    return {.rows = target("out.rows", data, scale, channel_scale, unit),
-            .transposed = target("out.transposed", transposed_data, transposed_scale,
-                                 transposed_channel_scale, transposed_unit),
-            .columns = columns,
-            .offsets = offsets(offsets_of_groups)};
+    CastTargets targets{.rows = target("out.rows", data, scale, channel_scale, unit),
+                        .transposed = target("out.transposed", transposed_data, transposed_scale,
+                                             transposed_channel_scale, transposed_unit),
+                        .columns = columns,
+                        .offsets = offsets(offsets_of_groups)};
+    if (matrices) targets.matrices = *matrices;
+    return targets;
   }
   /// Where groups of rows begin.
   std::optional<TensorView> offsets(const OptionalTensor& tensor) const {

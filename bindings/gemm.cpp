@@ -38,10 +38,10 @@ void gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::Tensor
 }
 
 tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_fit_tma,
-                                                  bool output_fits_tma) {
+                                                  bool output_fits_tma, bool c_fits_tma) {
   tvm::ffi::Array<tvm::ffi::String> names;
-  for (const std::string& name :
-       octofold::gemm_candidates(problem_of(problem), operands_fit_tma, output_fits_tma)) {
+  for (const std::string& name : octofold::gemm_candidates(problem_of(problem), operands_fit_tma,
+                                                           output_fits_tma, c_fits_tma)) {
     names.push_back(name);
   }
   return names;

@@ -19,13 +19,18 @@ Fields fields_of(const Component& component) {
 }
 
 Fields fields_of(const GpuInfo& gpu) {
+  tvm::ffi::Map<tvm::ffi::String, Fields> operations;
+  for (const OperationInfo& operation : gpu.operations) {
+    operations.Set(operation.name, fields_of(operation.support));
+  }
   return {{"index", gpu.index},
           {"name", tvm::ffi::String(gpu.name)},
           {"compute_major", gpu.compute_major},
           {"compute_minor", gpu.compute_minor},
           {"multiprocessors", gpu.multiprocessors},
           {"memory_bytes", gpu.memory_bytes},
-          {"backend", fields_of(gpu.backend)}};
+          {"backend", fields_of(gpu.backend)},
+          {"operations", operations}};
 }
 
 }  // namespace

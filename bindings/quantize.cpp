@@ -21,17 +21,18 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
               OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
               tvm::ffi::String granularity, OptionalText transposed_granularity,
               tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-              tvm::ffi::String profile, bool static_scales, OptionalStream stream) {
+              tvm::ffi::String profile, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
+              OptionalStream stream) {
   QuantizeOptions options = options_of(power_of_two, overflow, profile);
   if (static_scales) options.scales = ScaleSource::kGiven;
   const CastOperation operation{"quantize"};
   const TensorView input = operation.input("x", x);  // looked at before what is written
-  octofold::quantize(
-      input,
-      operation.targets(data, scale, transposed_data, transposed_scale,
-                        operation.columns(sums, amax, workspace), granularity,
-                        transposed_granularity, offsets, channel_scale, transposed_channel_scale),
-      options, stream_of(stream, x));
+  octofold::quantize(input,
+                     operation.targets(data, scale, transposed_data, transposed_scale,
+                                       operation.columns(sums, amax, workspace), granularity,
+                                       transposed_granularity, offsets, channel_scale,
+                                       transposed_channel_scale, matrices),
+                     options, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,

@@ -50,7 +50,8 @@ OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bo
 struct CastTargets {
   /// Of x [..., K] itself. data: x's shape.
   std::optional<MutableScaledTensorView> rows{};
-  /// Of x's transpose, written row-major. data: [K, rows]; with `offsets` [K, columns].
+  /// Of x's transpose, written row-major. data: [K, rows]; with `offsets` [K, columns], with
+  /// `matrices` [matrices, K, rows / matrices].
   std::optional<MutableScaledTensorView> transposed{};
   /// Of the columns of x. Rows alone that have one scale each are read twice for their sake.
   ColumnTargets columns{};
@@ -69,6 +70,21 @@ struct CastTargets {
   /// the rows. On a GPU they are not looked at before: whatever they are, nothing outside of the
   /// tensors is read or written.
   std::optional<TensorView> offsets{};
+  /// Of quantize() alone: x is a stack of so many matrices [rows / matrices, K], one below another,
+  /// such as the weights of experts; at least 1, a divisor of the rows. Each is cast as if it were
+  /// alone, byte for byte, and the transposes too stand one below another. No `offsets`, no
+  /// `columns`. The scales of codes [matrices, R, C]:
+  ///
+  /// | granularity | scale                                       |
+  /// |-------------|---------------------------------------------|
+  /// | tensor      | [matrices]                                  |
+  /// | channel     | [matrices, R], or with a last dimension 1   |
+  /// | 1x128       | [matrices, R, ceil(C / 128)]                |
+  /// | 128x128     | [matrices, ceil(R / 128), ceil(C / 128)]    |
+  ///
+  /// Their strides, and those of the codes, have to compose as x's do. (Rows, whose shape is x's,
+  /// may have any leading dimensions, and so may their scales of channels and 1x128.)
+  std::optional<std::int64_t> matrices{};
 };
 
 /// Columns of a transpose of so many rows in the K-group layout: 128 · (rows / 128 + groups).

@@ -16,6 +16,13 @@ struct Component {
   std::string detail;
 };
 
+/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products".
+/// `support.detail`: why there are no kernels of theirs, else empty.
+struct OperationInfo {
+  std::string name;
+  Component support;
+};
+
 struct GpuInfo {
   std::int32_t index = 0;
   std::string name;
@@ -25,6 +32,8 @@ struct GpuInfo {
   std::int64_t memory_bytes = 0;
   /// Whether Octofold has a backend for this GPU, and which or why not.
   Component backend;
+  /// What of it there are kernels for.
+  std::vector<OperationInfo> operations;
 };
 
 struct Info {

@@ -4,6 +4,7 @@
 #include "octofold/activations.h"
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
+#include "octofold/dot.h"
 #include "octofold/dynamic_gemm.h"
 #include "octofold/error.h"
 #include "octofold/gated_gemm.h"
@@ -23,3 +24,4 @@
 #include "octofold/tuning.h"
 #include "octofold/types.h"
 #include "octofold/vocabulary.h"
+#include "octofold/words.h"

@@ -15,15 +15,17 @@ namespace octofold {
 
 /// Names of the configurations that can compute this problem on Hopper. `operands_fit_tma`: whether
 /// addresses and row strides of A and B are multiples of 16 bytes; `output_fits_tma`: those of out,
-/// and its rows' lengths. The sizes do not matter.
+/// and its rows' lengths; `c_fits_tma`: those of a C of out's type. The sizes do not matter.
 /// Example: "64x16.swapped.w1.c1x1x2.b3" computes tiles of 64 rows of B and 16 of A by 1 math
 /// warpgroup, in clusters of two blocks that share a tile, each with half of K, and three blocks to
 /// a multiprocessor; "192x128.w3.c1x2x1.b1.ordered" tiles of 192 rows of A and 128 of B, in
-/// clusters of two neighbouring ones, the warpgroups in order.
+/// clusters of two neighbouring ones, the warpgroups in order. With ".onto_c" TMA brings C to where
+/// the tile leaves from; without, C is added in memory where it is out, or read by threads.
 /// Throws Error(kInvalidArgument) for a form that gemm() would refuse.
 OCTOFOLD_API std::vector<std::string> gemm_candidates(const GemmProblem& problem,
                                                       bool operands_fit_tma = true,
-                                                      bool output_fits_tma = true);
+                                                      bool output_fits_tma = true,
+                                                      bool c_fits_tma = true);
 
 /// gemm() on a GPU by the configuration of this name. It is planned anew at each call: to be timed
 /// in a CUDA graph. Throws as gemm() does; Error(kInvalidArgument) lists the candidates where there

@@ -91,21 +91,21 @@ class LineScales {
   // Of columns first, then of rows.
   __device__ Unit unit_at(int number) const {
     if (number < kConfig.column_units()) {
-      float* scale = scale_of(params_.transposed_target, tile_.first_col() + number, params_.cols,
-                              tile_.transposed_col());
+      const bool exists = tile_.first_col() + number < params_.cols;
+      float* scale = exists
+                         ? scale_of(params_.transposed_target,
+                                    tile_.transposed_row(params_) + number, tile_.transposed_col())
+                         : nullptr;
       return {scale, kFindsColumns, kFindsColumns ? magnitudes_.of_column(number) : 0};
     }
     const int row = number - kConfig.column_units();
-    float* scale = scale_of(params_.row_target, tile_.first_row() + row, tile_.end_row(params_),
-                            tile_.first_col());
-    if (scale != nullptr && !is_written<kConfig.source>(params_, tile_.first_row() + row)) {
-      scale = nullptr;
-    }
+    const long long at = tile_.first_row() + row;
+    const bool exists = at < tile_.end_row(params_) && is_written<kConfig.source>(params_, at);
+    float* scale = exists ? scale_of(params_.row_target, at, tile_.first_col()) : nullptr;
     return {scale, kFindsRows, kFindsRows ? magnitudes_.of_row(row) : 0};
   }
-  static __device__ float* scale_of(const config::CastTarget& target, long long row, long long rows,
+  static __device__ float* scale_of(const config::CastTarget& target, long long row,
                                     long long col) {
-    if (row >= rows) return nullptr;
     return target.scale + row * target.scale_row_stride +
            col / kScaleBlock * target.scale_col_stride;
   }

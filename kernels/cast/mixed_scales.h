@@ -58,7 +58,7 @@ class MixedScales {
       largest = numeric::larger<DType::kFloat32>(largest, warp);
     }
     of_columns_ = Caster::make(write_scale<kConfig.format>(
-        threadIdx.x == 0 ? square_scale() : nullptr, __uint_as_float(largest)));
+        threadIdx.x == 0 ? tile_.transposed_scale(params_) : nullptr, __uint_as_float(largest)));
     return unusual || of_columns_.is_unusual();
   }
 
@@ -77,11 +77,6 @@ class MixedScales {
     if (!is_written<kConfig.source>(params_, at)) return nullptr;
     return target.scale + at * target.scale_row_stride +
            tile_.first_col() / kScaleBlock * target.scale_col_stride;
-  }
-  __device__ float* square_scale() const {
-    const config::CastTarget& target = params_.transposed_target;
-    return target.scale + tile_.first_col() / kScaleBlock * target.scale_row_stride +
-           tile_.transposed_col() / kScaleBlock * target.scale_col_stride;
   }
 
   const CastParams& params_;

@@ -9,6 +9,7 @@
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
 
 namespace octofold {
@@ -131,7 +132,8 @@ class RowCast {
 }  // namespace cast
 
 template <config::RowCastConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
+__global__ void __launch_bounds__(kConfig.threads(),
+                                  ptx::resident_blocks(kConfig.resident_blocks()))
     row_cast_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();

@@ -51,14 +51,16 @@ __global__ void __launch_bounds__(kConfig.threads())
   constexpr bool kTensor = kConfig.format.granularity == Granularity::kTensor;
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
+  const long long matrices = kConfig.stacked ? params.matrices : 1;
   const long long index = static_cast<long long>(blockIdx.x) * kConfig.threads() + threadIdx.x;
   if constexpr (kConfig.to_rows) {
     if (cast::is_written<kConfig>(params, index)) {
-      cast::update_scale<kConfig>(params.row_target, index, kTensor ? 1 : params.rows);
+      cast::update_scale<kConfig>(params.row_target, index, kTensor ? matrices : params.rows);
     }
   }
   if constexpr (kConfig.to_transposed) {
-    cast::update_scale<kConfig>(params.transposed_target, index, kTensor ? 1 : params.cols);
+    const long long units = matrices * (kTensor ? 1 : params.cols);
+    cast::update_scale<kConfig>(params.transposed_target, index, units);
   }
 }
 

@@ -33,11 +33,17 @@ struct Tile {
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);
     }
+    if constexpr (kConfig.stacked) {
+      tiles_across = schedule.tiles_n;
+      matrix = static_cast<int>(params.by_matrix_tiles.quotient(static_cast<unsigned>(place.m)));
+      place_in_matrix = place.m - matrix * params.matrix_tiles;
+      first_row_of_stack = matrix * params.matrix_rows + transposed_col();
+    }
     begin = part * width;
     lane = static_cast<int>(threadIdx.x % kLanes);
     group = static_cast<int>(threadIdx.x / kLanes);
     cols = at_most(params.cols - first_col() - lane * kVector, kVector);
-    rows = cols > 0 ? at_most(end_row(params) - first_row() - group * kRows, kRows) : 0;
+    rows = cols > 0 ? at_most(rows_left(params) - group * kRows, kRows) : 0;
   }
 
   // Whether there is anything to do: not in a slot of no group.
@@ -47,19 +53,46 @@ struct Tile {
   }
   __device__ long long first_row() const {
     if constexpr (kConfig.grouped) return of_slot.begin;
+    if constexpr (kConfig.stacked) return first_row_of_stack;
     return transposed_col();
   }
   // Rows of the matrix, or of the tile's group, end before it.
   __device__ long long end_row(const CastParams& params) const {
     if constexpr (kConfig.grouped) return of_slot.end;
+    if constexpr (kConfig.stacked) return (matrix + 1) * params.matrix_rows;
     return params.rows;
   }
-  // Where its transpose begins in a row of what is written.
-  __device__ long long transposed_col() const {
-    return static_cast<long long>(place.m) * kConfig.tile_rows;
+  // From the tile's first row up to there.
+  __device__ long long rows_left(const CastParams& params) const {
+    if constexpr (kConfig.stacked) return params.matrix_rows - transposed_col();
+    return end_row(params) - first_row();
   }
   __device__ long long first_col() const {
     return begin + static_cast<long long>(place.n) * kScaleBlock;
+  }
+  // Where its transpose begins in what is written.
+  __device__ long long transposed_row(const CastParams& params) const {
+    if constexpr (kConfig.stacked) return matrix * params.cols + first_col();
+    return first_col();
+  }
+  __device__ long long transposed_col() const {
+    const int down = kConfig.stacked ? place_in_matrix : place.m;
+    return static_cast<long long>(down) * kConfig.tile_rows;
+  }
+
+  // Where the scale of all of the tile is, or of its transpose: of a tensor, or of a square.
+  __device__ float* scale(const CastParams& params) const {
+    const config::CastTarget& target = params.row_target;
+    if constexpr (kConfig.format.granularity == Granularity::kTensor) return of_tensor(target);
+    const long long row = kConfig.stacked ? place.m : first_row() / kScaleBlock;
+    return of_square(target, row, first_col());
+  }
+  __device__ float* transposed_scale(const CastParams& params) const {
+    const config::CastTarget& target = params.transposed_target;
+    if constexpr (kConfig.format.granularity == Granularity::kTensor) return of_tensor(target);
+    long long row = first_col() / kScaleBlock;
+    if constexpr (kConfig.stacked) row += static_cast<long long>(matrix) * tiles_across;
+    return of_square(target, row, transposed_col());
   }
 
   // How many elements of row `row` of this thread exist.
@@ -88,15 +121,28 @@ struct Tile {
 
   config::TileCoordinate place;
   config::GroupBounds of_slot;  // where grouped: the group's rows from the tile's first on
-  int lane, group;              // column and row of this thread among the threads of the tile
-  int rows, cols;               // how much of what this thread holds exists: 0 or less, nothing
-  long long begin;              // first column of the half
+  int matrix, place_in_matrix;  // where stacked: which one the tile is of, and which of its tiles
+  int tiles_across;
+  long long first_row_of_stack;
+  int lane, group;  // column and row of this thread among the threads of the tile
+  int rows, cols;   // how much of what this thread holds exists: 0 or less, nothing
+  long long begin;  // first column of the half
   unsigned words[kRows][4];
 
  private:
   static __device__ long long tiles_down(const CastParams& params) {
     if constexpr (kConfig.grouped) return config::group_slots(params.rows, params.groups);
+    if constexpr (kConfig.stacked) return params.matrices * params.matrix_tiles;
     return config::ceil_divide(params.rows, kConfig.tile_rows);
+  }
+  __device__ float* of_tensor(const config::CastTarget& target) const {
+    if constexpr (kConfig.stacked) return target.scale + matrix * target.scale_row_stride;
+    return target.scale;
+  }
+  static __device__ float* of_square(const config::CastTarget& target, long long row,
+                                     long long col) {
+    return target.scale + row * target.scale_row_stride +
+           col / kScaleBlock * target.scale_col_stride;
   }
 };
 

@@ -86,18 +86,8 @@ class TileScales {
 
   static __device__ float* owned(float* scale) { return threadIdx.x == 0 ? scale : nullptr; }
 
-  __device__ float* row_scale() const {
-    return scale_of(params_.row_target, tile_.first_row(), tile_.first_col());
-  }
-  __device__ float* transposed_scale() const {
-    return scale_of(params_.transposed_target, tile_.first_col(), tile_.transposed_col());
-  }
-  static __device__ float* scale_of(const config::CastTarget& target, long long row,
-                                    long long col) {
-    if constexpr (kConfig.format.granularity == Granularity::kTensor) return target.scale;
-    return target.scale + row / kScaleBlock * target.scale_row_stride +
-           col / kScaleBlock * target.scale_col_stride;
-  }
+  __device__ float* row_scale() const { return tile_.scale(params_); }
+  __device__ float* transposed_scale() const { return tile_.transposed_scale(params_); }
 
   const CastParams& params_;
   const Tile<kConfig>& tile_;

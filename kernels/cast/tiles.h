@@ -12,6 +12,7 @@
 #include "kernels/config/cast_config.h"
 #include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
 
 namespace octofold {
@@ -135,7 +136,7 @@ class TileCast {
   __device__ void store_columns() const {
     const config::CastTarget& target = params_.transposed_target;
     const int chunk = static_cast<int>(threadIdx.x % 16);
-    const int rows_exist = at_most(tile_.end_row(params_) - tile_.first_row() - chunk * 8, 8);
+    const int rows_exist = at_most(tile_.rows_left(params_) - chunk * 8, 8);
 #pragma unroll
     for (int i = 0; i < kScaleBlock * 16 / kConfig.threads(); ++i) {
       const int column = i * (kConfig.threads() / 16) + static_cast<int>(threadIdx.x / 16);
@@ -144,7 +145,7 @@ class TileCast {
       const unsigned words[2] = {static_cast<unsigned>(codes), static_cast<unsigned>(codes >> 32)};
       const bool exists = tile_.first_col() + column < params_.cols;
       cast::store<unsigned char, kConfig.vector_stores, 8>(
-          target.codes + (tile_.first_col() + column) * target.codes_stride +
+          target.codes + (tile_.transposed_row(params_) + column) * target.codes_stride +
               tile_.transposed_col() + chunk * 8,
           !exists           ? 0
           : kConfig.grouped ? 8
@@ -179,7 +180,8 @@ __device__ Shared& shared_memory() {
 }  // namespace cast
 
 template <config::TileCastConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
+__global__ void __launch_bounds__(kConfig.threads(),
+                                  ptx::resident_blocks(kConfig.resident_blocks()))
     tile_cast_kernel(const __grid_constant__ config::CastParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();

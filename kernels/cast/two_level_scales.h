@@ -65,16 +65,18 @@ class TwoLevelScales {
     float quotient = 0;
     bool unusual = false;
     if (number < kColumns) {
-      quotient = divide(number, magnitudes_.of_column(number), params_.transposed_channel_scale,
-                        tile_.first_col() + number, params_.cols);
+      quotient =
+          divide(number, magnitudes_.of_column(number), params_.transposed_channel_scale,
+                 tile_.transposed_row(params_) + number, tile_.first_col() + number < params_.cols);
     } else if (number < kConfig.units()) {
       if constexpr (kLines) {
         LineCaster& caster = kept_.lines[row];
         caster = LineCaster::make(write_scale<kFormat>(line_scale(row), magnitudes_.of_row(row)));
         unusual = caster.is_unusual();
       } else {
-        quotient = divide(number, magnitudes_.of_row(row), params_.row_channel_scale,
-                          tile_.first_row() + row, params_.rows);
+        quotient =
+            divide(number, magnitudes_.of_row(row), params_.row_channel_scale,
+                   tile_.first_row() + row, tile_.first_row() + row < tile_.end_row(params_));
       }
     }
     // As bits, in whose order a NaN is the largest.
@@ -86,13 +88,11 @@ class TwoLevelScales {
       __syncthreads();
     }
     if constexpr (kConfig.to_transposed) {
-      of_columns_ = make_square<0, kColumns>(params_.transposed_target, tile_.first_col(),
-                                             tile_.transposed_col());
+      of_columns_ = make_square<0, kColumns>(tile_.transposed_scale(params_));
       unusual |= of_columns_.is_unusual();
     }
     if constexpr (kConfig.to_rows && !kLines) {
-      of_rows_ = make_square<kColumns, kConfig.units()>(params_.row_target, tile_.first_row(),
-                                                        tile_.first_col());
+      of_rows_ = make_square<kColumns, kConfig.units()>(tile_.scale(params_));
       unusual |= of_rows_.is_unusual();
     }
     return unusual;
@@ -117,8 +117,8 @@ class TwoLevelScales {
   // The largest magnitude of a line, divided: the factor is positive, and products keep the order
   // of what they are made of.
   __device__ float divide(int number, float magnitude, const float* factors, long long channel,
-                          long long channels) {
-    const float factor = channel < channels ? config::channel_factor(factors[channel]) : 1.0f;
+                          bool exists) {
+    const float factor = exists ? config::channel_factor(factors[channel]) : 1.0f;
     const float inverse = __frcp_rn(factor);
     kept_.inverses[place_of_line<kConfig>(number)] = inverse;
     return __fmul_rn(magnitude, inverse);
@@ -126,15 +126,12 @@ class TwoLevelScales {
 
   // Of all quotients of the lines from kBegin to kEnd. Thread 0 writes the scale.
   template <int kBegin, int kEnd>
-  __device__ SquareCaster make_square(const config::CastTarget& target, long long row,
-                                      long long col) const {
+  __device__ SquareCaster make_square(float* scale) const {
     unsigned largest = 0;
 #pragma unroll
     for (int warp = kBegin / 32; warp < kEnd / 32; ++warp) {
       largest = numeric::larger<DType::kFloat32>(largest, kept_.warps[warp]);
     }
-    float* scale = target.scale + row / kScaleBlock * target.scale_row_stride +
-                   col / kScaleBlock * target.scale_col_stride;
     return SquareCaster::make(write_scale<kQuotientFormat<kFormat>>(
         threadIdx.x == 0 ? scale : nullptr, __uint_as_float(largest)));
   }

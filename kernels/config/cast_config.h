@@ -103,6 +103,9 @@ struct TileCastConfig {
   // Whether the transpose has its columns in the layout of group_layout.h, and a tile the rows of
   // one of its slots.
   bool grouped = false;
+  // Whether the rows are those of several matrices, of each of which tiles and what is written
+  // begin anew.
+  bool stacked = false;
 
   static constexpr const char* kHeader = "kernels/cast/tiles.h";
   static constexpr const char* kKernel = "tile_cast_kernel";
@@ -123,6 +126,7 @@ struct TileCastConfig {
     field("raster_rows", raster_rows);
     field("columns", columns);
     if (grouped) field("grouped", grouped);
+    if (stacked) field("stacked", stacked);
   }
   friend constexpr bool operator==(const TileCastConfig&, const TileCastConfig&) = default;
 
@@ -198,6 +202,10 @@ struct TileCastConfig {
     if (grouped && columns.any()) return "columns are reduced over all rows";
     if (grouped && to_rows && !format.scales_lines() && format.scales_blocks()) {
       return "squares of rows would have rows of two groups";
+    }
+    if (stacked && tile_rows != kScaleBlock) return "matrices of a stack have tiles of 128 rows";
+    if (stacked && (grouped || columns.any() || source.kind != SourceKind::kPlain)) {
+      return "matrices of a stack are cast as they are, without groups and columns";
     }
     if (columns.any() && tile_rows != kReducedRows) return "columns are reduced by 128 rows";
     if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
@@ -317,6 +325,8 @@ struct ScaleStepConfig {
   // Which rows there are: those of groups, and those that are gathered from somewhere.
   bool grouped = false;
   bool gathered = false;
+  // Whether each of several matrices has a tensor's scale, or columns, of its own.
+  bool stacked = false;
 
   static constexpr const char* kHeader = "kernels/cast/scale_steps.h";
   static constexpr const char* kKernel = "scale_step_kernel";
@@ -329,6 +339,7 @@ struct ScaleStepConfig {
     field("to_transposed", to_transposed);
     if (grouped) field("grouped", grouped);
     if (gathered) field("gathered", gathered);
+    if (stacked) field("stacked", stacked);
   }
   friend constexpr bool operator==(const ScaleStepConfig&, const ScaleStepConfig&) = default;
 

@@ -9,7 +9,8 @@ namespace octofold::config {
 
 // One FP8 matrix that is written, and its scales, written or read: that of unit (row, col) at
 // scale[row * scale_row_stride + col * scale_col_stride]. A unit of a tensor or channel has no
-// second coordinate, that of a tensor none at all: the strides are 0 then.
+// second coordinate, that of a tensor none at all: the strides are 0 then. (Of tensors in a stack,
+// the row is the matrix.)
 struct CastTarget {
   unsigned char* codes;
   long long codes_stride;
@@ -46,6 +47,12 @@ struct CastParams {
   const float* factors;  // one for each place; null without
   unsigned places;       // from here on there is no row
   Divisor slots;
+  // Of a stack: `rows` counts those of all matrices, and transposes, [cols, matrix_rows], stand one
+  // below another, as do their scales.
+  long long matrices;
+  long long matrix_rows;
+  int matrix_tiles;  // of 128 rows, that a matrix has below each other
+  Divisor by_matrix_tiles;
 };
 
 struct ConvertParams {

@@ -25,6 +25,7 @@ enum class OutputStore : unsigned char {
   kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
   kDirect,     // straight from registers: any row stride
   kTmaPieces,  // by each math warp by itself, where a whole tile would take too much memory
+  kTmaOntoC,   // as kTma, box by box, each after TMA has brought C's to the same place
 };
 
 constexpr const char* word(OutputStore store) {
@@ -32,6 +33,7 @@ constexpr const char* word(OutputStore store) {
     case OutputStore::kTma: return "by TMA";
     case OutputStore::kDirect: return "direct";
     case OutputStore::kTmaPieces: return "by TMA in pieces";
+    case OutputStore::kTmaOntoC: return "by TMA onto C";
   }
   return "?";
 }

@@ -51,6 +51,32 @@ constexpr const char* Sm90GemmConfig::grouped_invalid_reason() const {
   return nullptr;
 }
 
+constexpr const char* Sm90GemmConfig::store_invalid_reason() const {
+  if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
+    return "16-bit elements alone are turned on their way to shared memory";
+  }
+  if (store == OutputStore::kTmaPieces &&
+      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
+    return "pieces are of whole groups of columns, and of rows that are D's";
+  }
+  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
+      columns().scales == Granularity::kChannel) {
+    return "factors of columns, read for each piece, leave three warpgroups too few registers";
+  }
+  if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone ||
+                        store == OutputStore::kDirect || stores_onto_c())) {
+    return "TMA adds FP32 to a C that is D";
+  }
+  if (!stores_onto_c()) return boxes == 0 ? nullptr : "boxes are there for C to come to";
+  if (form.c == Addend::kNone || form.out != DType::kFloat32) {
+    return "an FP32 C comes to where an FP32 D leaves from";
+  }
+  if (swapped || cluster_depth != 1) return "C comes to whole tiles, whose rows are D's";
+  // One is summed or stored while others are on their way.
+  if (boxes < 2 || boxes > 32) return "2 to 32 boxes";
+  return nullptr;
+}
+
 constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
   if (gated.exists) {
@@ -100,27 +126,14 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
       scales_per_stage(column_scales(), tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
   }
-  if (load != OperandLoad::kTma && (cluster_size() != 1 || store == OutputStore::kTma)) {
+  const bool warp_stores = store == OutputStore::kTma || stores_onto_c();
+  if (load != OperandLoad::kTma && (cluster_size() != 1 || warp_stores)) {
     return "threads that load neither share with others nor leave a warp to store";
   }
   if (load != OperandLoad::kTma && math_warpgroups > 2) {
     return "two warpgroups that copy leave registers for two that multiply";
   }
-  if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
-    return "16-bit elements alone are turned on their way to shared memory";
-  }
-  if (store == OutputStore::kTmaPieces &&
-      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
-    return "pieces are of whole groups of columns, and of rows that are D's";
-  }
-  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
-      columns().scales == Granularity::kChannel) {
-    return "factors of columns, read for each piece, leave three warpgroups too few registers";
-  }
-  if (adds_in_place &&
-      (form.out != DType::kFloat32 || form.c == Addend::kNone || store == OutputStore::kDirect)) {
-    return "TMA adds FP32 to a C that is D";
-  }
+  if (const char* reason = store_invalid_reason()) return reason;
   if (order == MathOrder::kOrdered && math_warpgroups < 2) return "an order is one of several";
   if (order == MathOrder::kAlternating && (sub_tiles() != 1 || !promote() || early_wait)) {
     return "partial sums taken in turn are those of one sub-tile, and wait for no stage early";

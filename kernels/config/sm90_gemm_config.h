@@ -73,6 +73,8 @@ struct Sm90GemmConfig {
   OutputStore store = OutputStore::kTma;
   // Pieces of shared memory that a math warp has, to fill one while others are read.
   int pieces = 2;
+  // Where D leaves onto C: boxes that shared memory has room for, each as high as the tile.
+  int boxes = 0;
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
   MathOrder order = MathOrder::kFree;
@@ -101,6 +103,7 @@ struct Sm90GemmConfig {
     field("load", load);
     field("store", store);
     field("pieces", pieces);
+    if (stores_onto_c()) field("boxes", boxes);
     field("adds_in_place", adds_in_place);
     field("order", order);
     field("early_wait", early_wait);
@@ -131,8 +134,12 @@ struct Sm90GemmConfig {
   constexpr bool stores_groups() const {
     return work != Work::kDense && store != OutputStore::kDirect;
   }
-  // Whether threads read C.
-  constexpr bool reads_c() const { return form.c != Addend::kNone && !adds_in_place; }
+  // Who adds C: TMA, in memory (adds_in_place); threads to what TMA brought; or threads, which read
+  // it themselves.
+  constexpr bool stores_onto_c() const { return store == OutputStore::kTmaOntoC; }
+  constexpr bool reads_c() const {
+    return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();
+  }
 
   constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
@@ -203,6 +210,14 @@ struct Sm90GemmConfig {
     return round_up(ceil_divide(tile_columns, cluster_depth), 8);
   }
 
+  // Of a tile that leaves in boxes 128 bytes wide, or less where its columns are no multiple.
+  constexpr int box_columns() const {
+    int columns = 128 / size_of(form.out);
+    while (owned_columns() % columns != 0) columns /= 2;
+    return columns;
+  }
+  constexpr int boxes_of_tile() const { return tile_columns / box_columns(); }
+
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const;
 
@@ -214,6 +229,7 @@ struct Sm90GemmConfig {
   constexpr const char* gated_invalid_reason() const;
   constexpr const char* dynamic_invalid_reason() const;
   constexpr const char* grouped_invalid_reason() const;
+  constexpr const char* store_invalid_reason() const;
 };
 
 }  // namespace octofold::config

@@ -46,6 +46,7 @@ struct Sm90GemmParams {
   // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups: of three dimensions,
   // of which the outer two both count rows (kernels/sm90/store.h, "send_box").
   TensorMap out_map{};
+  TensorMap c_map{};  // the same of C, with OutputStore::kTmaOntoC
 
   OperandParams rows;
   OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them

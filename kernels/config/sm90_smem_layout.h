@@ -22,8 +22,8 @@ struct Sm90SmemLayout {
   // Bytes of one stage.
   int rows_bytes = 0, columns_bytes = 0, row_scales_bytes = 0, column_scales_bytes = 0;
   // D is stored in boxes of so many of its rows and columns, with the swizzle of their width in
-  // bytes.
-  int output_box_rows = 0, output_box_columns = 0;
+  // bytes; of those that C comes to, each one's bytes.
+  int output_box_rows = 0, output_box_columns = 0, output_box_bytes = 0;
   int slice_bytes = 0;      // what a block sends another one
   int unaligned_bytes = 0;  // of one of two buffers
 
@@ -39,14 +39,19 @@ struct Sm90SmemLayout {
     int end = 0;
     if (config.store == OutputStore::kTma) {
       const int owned = config.owned_columns();
-      output_box_columns = 128 / size_of(config.form.out);
       if (config.swapped) {  // D's rows are columns here, and its columns rows
         output_box_rows = owned * config.cluster_depth == config.tile_columns ? owned : 8;
+        output_box_columns = 128 / size_of(config.form.out);
       } else {
         output_box_rows = config.tile_rows;
-        while (owned % output_box_columns != 0) output_box_columns /= 2;
+        output_box_columns = config.box_columns();
       }
       end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
+    } else if (config.stores_onto_c()) {
+      output_box_rows = config.tile_rows;
+      output_box_columns = config.box_columns();
+      output_box_bytes = output_box_rows * output_box_columns * size_of(config.form.out);
+      end = config.boxes * output_box_bytes;
     } else if (config.store == OutputStore::kTmaPieces) {
       output_box_rows = kPieceRows;
       output_box_columns = config.piece_columns();
@@ -64,8 +69,9 @@ struct Sm90SmemLayout {
     }
     slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.math_threads();
     barriers = slices + (config.cluster_depth - 1) * slice_bytes;
-    // full and empty of each stage; full and empty of the tile of D; full of the slices
-    total = barriers + (2 * config.stages + 3) * 8;
+    // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
+    // box that C comes to whether it is there, and whether it is summed
+    total = barriers + (2 * config.stages + 3 + 2 * config.boxes) * 8;
   }
 };
 

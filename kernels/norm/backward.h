@@ -14,6 +14,7 @@
 #include "kernels/config/norm_params.h"
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
 
 namespace octofold {
@@ -323,7 +324,8 @@ class NormBackward {
 }  // namespace norm
 
 template <config::NormBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.resident_blocks())
+__global__ void __launch_bounds__(kConfig.threads(),
+                                  ptx::resident_blocks(kConfig.resident_blocks()))
     norm_backward_kernel(const __grid_constant__ config::NormBackwardParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();

@@ -5,6 +5,9 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/config/fp8_format.h"
+#include "kernels/numeric/fp8_bits.h"
+#include "kernels/numeric/round_to.h"
+#include "kernels/ptx/architecture.h"
 #include "kernels/ptx/convert.h"
 
 namespace octofold::numeric {
@@ -33,6 +36,8 @@ __device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
     } else if constexpr (kType == DType::kFloat16) {
       const unsigned halves = kAgain ? __byte_perm(word, 0, 0x1032) : word;
       values[i] = ptx::float_of_float16(low != kAgain ? halves : halves >> 16);
+    } else if constexpr (!ptx::kHasFp8Conversions) {
+      values[i] = float_of_fp8<kType>(word >> i % 4 * 8);
     } else {
       const unsigned pair = i % 4 < 2 ? word : word >> 16;
       const unsigned halves =
@@ -42,8 +47,19 @@ __device__ inline void widen(const unsigned* words, float (&values)[kCount]) {
   }
 }
 
-// Two FP8 codes, the first in the low byte. Without kSaturate, what rounds beyond the largest
-// finite number becomes infinity, or NaN where the format has no infinity.
+// Two FP8 codes, the first in the low byte, of what lies beyond the largest finite number that
+// one's.
+template <DType kFp8>
+__device__ inline unsigned saturated_pair(float first, float second) {
+  if constexpr (!ptx::kHasFp8Conversions) {
+    return fp8_of_float<kFp8>(first) | fp8_of_float<kFp8>(second) << 8;
+  } else {
+    return kFp8 == DType::kE4M3 ? ptx::e4m3_pair(first, second) : ptx::e5m2_pair(first, second);
+  }
+}
+
+// The same. Without kSaturate, what rounds beyond the largest finite number becomes infinity, or
+// NaN where the format has no infinity.
 template <DType kFp8, bool kSaturate>
 __device__ inline unsigned encode_pair(float first, float second) {
   if constexpr (kFp8 == DType::kE4M3) {
@@ -52,9 +68,9 @@ __device__ inline unsigned encode_pair(float first, float second) {
       if (fabsf(first) > kTie) first = __uint_as_float(kNanBits);
       if (fabsf(second) > kTie) second = __uint_as_float(kNanBits);
     }
-    return ptx::e4m3_pair(first, second);
+    return saturated_pair<kFp8>(first, second);
   } else {
-    unsigned pair = ptx::e5m2_pair(first, second);
+    unsigned pair = saturated_pair<kFp8>(first, second);
     if constexpr (!kSaturate) {
       constexpr float kTie = 61440;  // between 57344 and 65536; it rounds up
       // The code after the largest finite number's is infinity's.
@@ -77,7 +93,14 @@ __device__ inline void narrow(const float (&values)[kCount], unsigned* words) {
     for (int i = 0; i < kCount; i += kPerWord<kType>) {
       unsigned& word = words[i / kPerWord<kType>];
       if constexpr (kType == DType::kBFloat16) {
-        word = ptx::bfloat16_pair(values[i], values[i + 1]);
+        if constexpr (ptx::kHasAmpere) {
+          word = ptx::bfloat16_pair(values[i], values[i + 1]);
+        } else {
+          const auto rounded = [](float value) {
+            return value != value ? kNanBits : __float_as_uint(round_to<kType>(value));
+          };
+          word = __byte_perm(rounded(values[i]), rounded(values[i + 1]), 0x7632);
+        }
       } else if constexpr (kType == DType::kFloat16) {
         word = ptx::float16_pair(values[i], values[i + 1]);
       } else {

@@ -1,6 +1,8 @@
 // Barriers, registers and launch order of a block of threads and its cluster.
 #pragma once
 
+#include "kernels/ptx/architecture.h"
+
 namespace octofold::ptx {
 
 // Named barriers (0 is __syncthreads). `threads` counts those that wait and those that only arrive.
@@ -45,13 +47,13 @@ __device__ inline void grow_registers() {
 
 // Programmatic dependent launch. wait_for_earlier_kernels returns once the kernels before this one
 // in the stream have finished and their memory is visible; let_next_kernel_start lets the one
-// behind it begin its set-up where there is room.
+// behind it begin its set-up where there is room. Before Hopper kernels follow one another.
 __device__ inline void wait_for_earlier_kernels() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if constexpr (kHasHopper) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 __device__ inline void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (kHasHopper) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 }  // namespace octofold::ptx

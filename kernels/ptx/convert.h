@@ -2,6 +2,8 @@
 // packed numbers the first is in the low half.
 #pragma once
 
+#include "kernels/ptx/architecture.h"
+
 namespace octofold::ptx {
 
 // Beyond the largest finite number, infinity included: to the largest finite. NaN: 0x7F.
@@ -33,7 +35,14 @@ __device__ inline unsigned float16_pair_of_e5m2(unsigned pair) {
 // Overflow to infinity. NaN: 0x7FFF.
 __device__ inline unsigned float16_pair(float first, float second) {
   unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  if constexpr (kHasAmpere) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("{ .reg .b16 low, high; cvt.rn.f16.f32 low, %1; cvt.rn.f16.f32 high, %2;"
+        " mov.b32 %0, {low, high}; }"
+        : "=r"(pair)
+        : "f"(first), "f"(second));
+  }
   return pair;
 }
 
@@ -50,9 +59,13 @@ __device__ inline float float_of_float16(unsigned bits) {
 }
 
 __device__ inline unsigned max_u16_pair(unsigned left, unsigned right) {
-  unsigned larger;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(left), "r"(right));
-  return larger;
+  if constexpr (kHasHopper) {
+    unsigned larger;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(left), "r"(right));
+    return larger;
+  } else {
+    return __vmaxu2(left, right);
+  }
 }
 
 }  // namespace octofold::ptx

@@ -1,6 +1,8 @@
 // Loads, stores and asynchronous copies of shared memory, by 32-bit address.
 #pragma once
 
+#include "kernels/ptx/architecture.h"
+
 namespace octofold::ptx {
 
 __device__ inline unsigned shared_address(const void* pointer) {
@@ -151,13 +153,42 @@ __device__ inline void copy_async(unsigned destination, const void* source, unsi
       : "memory");
 }
 
+// 4, 8 or 16 bytes at once, or as many zeros: before Ampere copies do not go on by themselves.
+template <int kBytes>
+__device__ inline void copy_now(unsigned destination, const void* source, bool exists) {
+  unsigned words[4] = {};
+  if constexpr (kBytes == 16) {
+    if (exists) {
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                   : "l"(source));
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(destination), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    if (exists) {
+      asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+                   : "=r"(words[0]), "=r"(words[1])
+                   : "l"(source));
+    }
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(destination), "r"(words[0]), "r"(words[1])
+                 : "memory");
+  } else {
+    if (exists) asm volatile("ld.global.b32 %0, [%1];" : "=r"(words[0]) : "l"(source));
+    store_shared_word(destination, words[0]);
+  }
+}
+
 // Starts a copy of 4, 8 or 16 bytes, at multiples of as many; by way of L1 where neighbours of them
 // are copied by other instructions.
 template <int kBytes, bool kThroughL1>
 __device__ inline void copy_async(unsigned destination, const void* source) {
   static_assert(kBytes == 16 || ((kBytes == 4 || kBytes == 8) && kThroughL1),
                 "what goes past L1 is whole units");
-  if constexpr (kThroughL1) {
+  if constexpr (!kHasAmpere) {
+    copy_now<kBytes>(destination, source, true);
+  } else if constexpr (kThroughL1) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(destination), "l"(source),
                  "n"(kBytes)
                  : "memory");
@@ -173,7 +204,9 @@ __device__ inline void copy_async(unsigned destination, const void* source, bool
   static_assert(kBytes == 16 || ((kBytes == 4 || kBytes == 8) && kThroughL1),
                 "what goes past L1 is whole units");
   const unsigned flag = exists;
-  if constexpr (kThroughL1) {
+  if constexpr (!kHasAmpere) {
+    copy_now<kBytes>(destination, source, exists);
+  } else if constexpr (kThroughL1) {
     asm volatile(
         "{\n"
         ".reg .pred absent;\n"
@@ -203,11 +236,13 @@ __device__ inline void copy_unit_async(unsigned destination, const void* source,
 }
 
 // Groups of this thread's copies so far; returns once all but the latest `kPending` have landed.
-__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void copies_commit() {
+  if constexpr (kHasAmpere) asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 template <int kPending>
 __device__ inline void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  if constexpr (kHasAmpere) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Starts a copy of 4 bytes.

@@ -19,8 +19,18 @@ __device__ inline void tma_load(unsigned destination, const void* map, unsigned 
       : "memory");
 }
 
-// The same into each block of the cluster whose bit is set in `mask`: to the same offset in its
-// shared memory, counted on its barrier.
+// The same of a tensor of three dimensions.
+__device__ inline void tma_load(unsigned destination, const void* map, unsigned barrier, int x,
+                                int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// A box of two dimensions into each block of the cluster whose bit is set in `mask`: to the same
+// offset in its shared memory, counted on its barrier.
 __device__ inline void tma_load_multicast(unsigned destination, const void* map, unsigned barrier,
                                           int x, int y, unsigned short mask) {
   asm volatile(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/config/group_check.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 
 namespace octofold {
@@ -32,7 +33,7 @@ class GroupCheck {
       const unsigned at = i + threadIdx.x;
       if (first == kNone && at < count && is_wrong(at)) first = at;
     }
-    first = __reduce_min_sync(0xFFFFFFFFu, first);
+    first = numeric::min_of_lanes(first);
     if (threadIdx.x % 32 == 0) shared_.firsts[threadIdx.x / 32] = first;
     __syncthreads();
     if (threadIdx.x != 0) return;

@@ -6,6 +6,7 @@
 
 #include "kernels/config/routing.h"
 #include "kernels/numeric/elements.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/numeric/vector.h"
 
 namespace octofold::routing {
@@ -67,7 +68,7 @@ class Scores {
         const unsigned order = logits.exists(i) ? order_of(logits.values[i]) : 0;
         largest = largest > order ? largest : order;
       }
-      largest_ = number_of_order(__reduce_max_sync(kAllLanes, largest));
+      largest_ = number_of_order(numeric::max_of_lanes(largest));
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {

@@ -4,6 +4,7 @@
 
 #include "kernels/config/routing.h"
 #include "kernels/config/routing_params.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 #include "kernels/routing/scores.h"
 
@@ -65,10 +66,10 @@ class TopK {
         expert = static_cast<unsigned>(i * 32 + lane_);
       }
     }
-    const unsigned best_of_all = __reduce_max_sync(kAllLanes, best);
+    const unsigned best_of_all = numeric::max_of_lanes(best);
     const bool is_mine = best == best_of_all && best != 0;
     // In bounds too where nothing is left, which is not asked for.
-    const unsigned first = __reduce_min_sync(kAllLanes, is_mine ? expert : kNobody);
+    const unsigned first = numeric::min_of_lanes(is_mine ? expert : kNobody);
     const unsigned taken = first == kNobody ? 0 : first;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -86,9 +87,9 @@ class TopK {
     }
     unsigned kept = 0;
     for (int i = 0; i < params_.top_groups; ++i) {
-      const unsigned best = __reduce_max_sync(kAllLanes, own);
+      const unsigned best = numeric::max_of_lanes(own);
       const unsigned lane = static_cast<unsigned>(lane_);
-      const unsigned first = __reduce_min_sync(kAllLanes, own == best ? lane : 31u);
+      const unsigned first = numeric::min_of_lanes(own == best ? lane : 31u);
       kept |= 1u << first;
       if (lane == first) own = 0;
     }
@@ -114,9 +115,9 @@ class TopK {
       }
     }
     const unsigned lane = static_cast<unsigned>(lane_);
-    const unsigned best_of_all = __reduce_max_sync(kAllLanes, best);
-    const unsigned first = __reduce_min_sync(kAllLanes, best == best_of_all ? lane : kNobody);
-    const unsigned next = __reduce_max_sync(kAllLanes, lane == first ? second : best);
+    const unsigned best_of_all = numeric::max_of_lanes(best);
+    const unsigned first = numeric::min_of_lanes(best == best_of_all ? lane : kNobody);
+    const unsigned next = numeric::max_of_lanes(lane == first ? second : best);
     return __fadd_rn(number_of_order(best_of_all), number_of_order(next));
   }
 

@@ -19,6 +19,7 @@
 #include "kernels/sm90/slices.h"
 #include "kernels/sm90/store.h"
 #include "kernels/sm90/store_gated.h"
+#include "kernels/sm90/store_onto_c.h"
 #include "kernels/sm90/walk.h"
 
 namespace octofold {
@@ -40,6 +41,8 @@ __device__ void load_and_store(const Sm90GemmParams& params, const SharedMemory<
     if (warp == 0) load_operands_by_tma(params, smem);
     if constexpr (kConfig.store == config::OutputStore::kTma) {
       if (warp == 1) store_staged_tiles(params, smem, slice_of_block<kConfig>());
+    } else if constexpr (kConfig.stores_onto_c()) {
+      if (warp == 1) move_boxes(params, smem);
     }
   }
 }
@@ -65,6 +68,7 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
   PieceStore<kConfig> pieces(smem);
+  BoxSums<kConfig> boxes(smem);
   MathWarpgroup<kConfig> math(smem, walk.has_stages());
   for (unsigned parity = 1; walk.has_tile(); walk.advance(), parity ^= 1) {
     const Tile tile = walk.tile();
@@ -86,6 +90,8 @@ __device__ void multiply(const Sm90GemmParams& params, const SharedMemory<kConfi
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.output_full());
+    } else if constexpr (kConfig.stores_onto_c()) {
+      boxes.add(params, tile, sums);
     } else if constexpr (kConfig.store == config::OutputStore::kTmaPieces) {
       pieces.store(params, tile, rank, sums);
     } else {
@@ -112,6 +118,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     }
     if constexpr (kConfig.store != config::OutputStore::kDirect) {
       ptx::prefetch_tensor_map(&params.out_map);
+      if constexpr (kConfig.stores_onto_c()) ptx::prefetch_tensor_map(&params.c_map);
     }
   }
   // Who multicasts needs the others' barriers at once; who shares a tile when it is summed.

@@ -40,6 +40,11 @@ struct SharedMemory {
   // The sums of the other blocks that share the tile are there.
   __device__ unsigned slices_full() const { return full(2 * kConfig.stages + 2); }
 
+  // Where boxes of C come to and those of D leave from; C is there; it is D's.
+  __device__ unsigned box(int place) const { return output() + place * kLayout.output_box_bytes; }
+  __device__ unsigned box_full(int place) const { return full(2 * kConfig.stages + 3 + place); }
+  __device__ unsigned box_summed(int place) const { return box_full(kConfig.boxes + place); }
+
   // Rows of both operands as threads copy them, in two buffers.
   __device__ unsigned unaligned(int buffer) const {
     return base + kLayout.unaligned + buffer * kLayout.unaligned_bytes;
@@ -64,11 +69,15 @@ struct SharedMemory {
                                         ? kConfig.cast_turns()
                                         : scale_threads(kConfig.column_scales_per_stage());
     constexpr unsigned kProducers = kOperandProducers + scale_threads(kRowScales) + kOfColumns;
-    static_assert(kConfig.stages <= 32);
+    static_assert(kConfig.stages <= 32 && kConfig.boxes <= 32);
     const int stage = static_cast<int>(threadIdx.x);
     if (stage < kConfig.stages) {
       ptx::mbarrier_init(full(stage), kProducers);
       ptx::mbarrier_init(empty(stage), kMathWarps * kConfig.cluster_rows * kConfig.cluster_columns);
+    }
+    if (stage < kConfig.boxes) {
+      ptx::mbarrier_init(box_full(stage), 1);
+      ptx::mbarrier_init(box_summed(stage), kMathWarps);
     }
     if (stage == 0) {
       ptx::mbarrier_init(output_full(), kMathWarps);

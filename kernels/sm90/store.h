@@ -58,33 +58,46 @@ __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile, i
   }
 }
 
-// Sixteen columns of a warp's 16 rows into a box that TMA stores: rows of 128, 64 or 32 bytes under
-// the swizzle of that width, so that neither threads nor the copy engine meet a bank conflict.
-// `rows`: where the first of these rows lies in the box; `first`: the columns' place in it.
+// Boxes that TMA stores: rows of 128, 64 or 32 bytes under the swizzle of that width, so that
+// neither threads nor the copy engine meet a bank conflict. Of sixteen columns of a warp's 16 rows,
+// where the lane's part lies. `rows`: where the first of these rows lies in the box; `first`: the
+// columns' place in it.
+
+// FP32: its upper pair of the left eight, or (`right` 1) the right eight columns; the lower one
+// lies eight rows below.
+template <int kRowBytes>
+__device__ unsigned pair_in_box(unsigned rows, int first, int right) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = lane / 4, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
+  const int chunk = first / 4 + lane % 4 / 2 + 2 * right;
+  return rows + row * kRowBytes + 16 * (chunk ^ swizzle) + 8 * (lane % 2);
+}
+
+// 16 bits: what it addresses of four matrices, row l % 16 of the left or (l ≥ 16) the right eight
+// columns.
+template <int kRowBytes>
+__device__ unsigned matrix_row_in_box(unsigned rows, int first) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = lane % 16, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
+  const int chunk = first / 8 + lane / 16;
+  return rows + row * kRowBytes + 16 * (chunk ^ swizzle);
+}
+
 template <DType kOut, int kRowBytes>
 __device__ void write_to_box(unsigned rows, int first, float2 upper_left, float2 lower_left,
                              float2 upper_right, float2 lower_right) {
-  constexpr int kChunks = kRowBytes / 16;  // what the swizzle moves
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   if constexpr (kOut == DType::kFloat32) {
-    const int row = lane / 4, swizzle = row * kRowBytes / 128 % kChunks;
-    const int left = first / 4 + lane % 4 / 2;
-    const auto target = [&](int chunk) {
-      return rows + row * kRowBytes + 16 * (chunk ^ swizzle) + 8 * (lane % 2);
-    };
-    ptx::store_shared(target(left), upper_left);
-    ptx::store_shared(target(left) + 8 * kRowBytes, lower_left);
-    ptx::store_shared(target(left + 2), upper_right);
-    ptx::store_shared(target(left + 2) + 8 * kRowBytes, lower_right);
+    const unsigned left = pair_in_box<kRowBytes>(rows, first, 0);
+    const unsigned right = pair_in_box<kRowBytes>(rows, first, 1);
+    ptx::store_shared(left, upper_left);
+    ptx::store_shared(left + 8 * kRowBytes, lower_left);
+    ptx::store_shared(right, upper_right);
+    ptx::store_shared(right + 8 * kRowBytes, lower_right);
   } else {
-    // stmatrix: lane l addresses row l % 16, of the left or (l ≥ 16) the right 8 columns.
-    const int row = lane % 16, swizzle = row * kRowBytes / 128 % kChunks;
-    const int chunk = first / 8 + lane / 16;
-    ptx::store_matrices(rows + row * kRowBytes + 16 * (chunk ^ swizzle),
-                        pack_pair<kOut>(upper_left.x, upper_left.y),
-                        pack_pair<kOut>(lower_left.x, lower_left.y),
-                        pack_pair<kOut>(upper_right.x, upper_right.y),
-                        pack_pair<kOut>(lower_right.x, lower_right.y));
+    ptx::store_matrices(
+        matrix_row_in_box<kRowBytes>(rows, first), pack_pair<kOut>(upper_left.x, upper_left.y),
+        pack_pair<kOut>(lower_left.x, lower_left.y), pack_pair<kOut>(upper_right.x, upper_right.y),
+        pack_pair<kOut>(lower_right.x, lower_right.y));
   }
 }
 

@@ -26,6 +26,7 @@ from ._info import Component, Gpu, Info, info
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
 from .casts import convert, quantize, quantize_both, quantize_with_columns
+from .dot import dot
 from .dynamic_gemm import dynamic_gemm
 from .errors import (
     BadFormatError,
@@ -51,6 +52,7 @@ from .routing import (
     top_k_gradient,
 )
 from .scaled_tensor import ScaledTensor
+from .words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
     from . import nn as nn
@@ -99,11 +101,14 @@ __all__ = [
     "TopK",
     "UnavailableError",
     "UnsupportedError",
+    "as_words",
     "combine",
     "combine_gradient",
     "convert",
     "default_skip_patterns",
+    "dot",
     "dynamic_gemm",
+    "from_words",
     "gated_gemm",
     "gemm",
     "grouped_gated_gemm",
@@ -113,6 +118,7 @@ __all__ = [
     "kernel_cache",
     "masked_gemm",
     "norm_backward",
+    "pack",
     "quantize",
     "quantize_activation",
     "quantize_activation_gradient",
@@ -126,4 +132,5 @@ __all__ = [
     "sort_by_expert",
     "top_k",
     "top_k_gradient",
+    "unpack",
 ]

@@ -1,6 +1,6 @@
 """What this machine can do, and why not more."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._library import library
@@ -29,12 +29,20 @@ class Gpu:
     memory_bytes: int
     backend: Component
     """Whether Octofold has a backend for this GPU, and which or why not."""
+    operations: dict[str, Component] = field(default_factory=dict)
+    """What of it there are kernels for: "casts", "norms", "routing", "dot products", "products"; or
+    why not."""
 
     def __str__(self) -> str:
         return (
             f"{self.name}, compute capability {self.compute_major}.{self.compute_minor}, "
             f"{self.multiprocessors} multiprocessors, {self.memory_bytes / 2**30:.1f} GiB; "
             f"backend: {self.backend}"
+            + "".join(
+                f"; {name} {support}"
+                for name, support in self.operations.items()
+                if self.backend.available and not support.available
+            )
         )
 
 
@@ -69,7 +77,15 @@ def info() -> Info:
     fields = library.info()
     parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
     gpus = tuple(
-        Gpu(**{**dict(gpu.items()), "backend": _component(gpu["backend"])})
+        Gpu(
+            **{
+                **dict(gpu.items()),
+                "backend": _component(gpu["backend"]),
+                "operations": {
+                    str(name): _component(support) for name, support in gpu["operations"].items()
+                },
+            }
+        )
         for gpu in fields["gpus"]
     )
     return Info(str(fields["version"]), fields["cpu_threads"], **parts, gpus=gpus)

@@ -4,7 +4,7 @@ from typing import Final
 
 from ._core.dtypes import FP8, DTypeLike, dtype_name
 from ._core.frameworks import Array, Framework
-from ._core.ops import Arrays, Op, Options, require_matrix
+from ._core.ops import Arrays, Op, Options, require_matrix, require_stack
 from ._core.streams import StreamLike
 from ._core.targets import (
     RESULTS,
@@ -32,6 +32,7 @@ def quantize(
     *,
     scale: Array | None = None,
     channel_scale: Array | None = None,
+    matrices: int | None = None,
     out: ScaledTensor | None = None,
 ) -> ScaledTensor:
     """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
@@ -56,6 +57,11 @@ def quantize(
         result, float32 [rows], contiguous. Cast are the FP32 products of x and the factors'
         reciprocals, and the result holds the factors; they may be those of data that x is much
         like. A factor that is no positive normal number counts as 1.
+    matrices: x is a stack of so many matrices, one below another, as the weights of experts
+        [experts, out, in] are: each is cast as if it were alone, by one launch on a GPU. The
+        transpose is [matrices, cols, rows / matrices] then, and scales are [matrices] of "tensor",
+        [matrices, ...] of "128x128" (scale_shape() has them): as grouped_gemm() takes them. A
+        divisor of the rows.
     out: where to write, codes and scales (with `scale`: the codes alone). It says dtype and
         granularity: left at their defaults they follow it, else they have to agree; a channel_scale
         of its own is not looked at. As in gemm(), nothing may require a gradient.
@@ -70,7 +76,7 @@ def quantize(
     if out is not None:
         _require_agreement(out, name, granularity)
         granularity = out.granularity
-    options = (granularity, power_of_two, overflow, profile, transpose)
+    options = (granularity, power_of_two, overflow, profile, transpose, matrices)
     if out is None:
         data, computed = _QUANTIZE((x, scale, channel_scale), options, name, None, stream)
         scale = computed if scale is None else scale
@@ -95,6 +101,7 @@ def quantize_both(
     channel_scale: Array | None = None,
     transposed_channel_scale: Array | None = None,
     offsets: Array | None = None,
+    matrices: int | None = None,
 ) -> tuple[ScaledTensor, ScaledTensor]:
     """quantize(x) and quantize(x, transpose=True), byte for byte, as training needs both: on a GPU
     with block scales from one pass over x. Arguments and errors are those of quantize().
@@ -112,9 +119,10 @@ def quantize_both(
         is for rows of one group alone; one of "tensor" or "channel" is for all groups. No rows of
         "128x128". Sizes may be 0. On a GPU what offsets hold is not looked at before: no numbers
         make it read or write outside of the arrays.
+    matrices: of a stack, as in quantize(); without offsets.
     """
     name = dtype_name("quantize_both", "dtype", dtype, FP8)
-    options = (granularity, power_of_two, overflow, profile, transposed_granularity)
+    options = (granularity, power_of_two, overflow, profile, transposed_granularity, matrices)
     data, scale, transposed_data, transposed_scale = _QUANTIZE_BOTH(
         (x, channel_scale, transposed_channel_scale, offsets), options, name, None, stream
     )
@@ -199,21 +207,26 @@ def _require_agreement(out: ScaledTensor, dtype: str, granularity: str) -> None:
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, scale, _ = inputs
     require_matrix("quantize", "x", x.shape)
-    granularity, *_, transpose = options
-    shape = transposed_shape(x.shape) if transpose else x.shape
+    granularity, *_, transpose, matrices = options
+    require_stack("quantize", x.shape, matrices)
+    shape = transposed_shape(x.shape, matrices) if transpose else x.shape
     if scale is not None:
         return framework.empty(shape, dtype), None
-    return allocate_cast(framework, shape, dtype, granularity)
+    return allocate_cast(framework, shape, dtype, granularity, matrices)
 
 
 def _both_codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, *_, offsets = inputs
-    require_matrix("quantize_both", "x", x.shape)
-    cols, rows = transposed_shape(x.shape)
-    transposed = (cols, group_columns("quantize_both", rows, offsets))
+    operation = "quantize_both"
+    granularity, *_, transposed_granularity, matrices = options
+    require_matrix(operation, "x", x.shape)
+    require_stack(operation, x.shape, matrices)
+    *leading, rows = transposed_shape(x.shape, matrices)
+    transposed = (*leading, group_columns(operation, rows, offsets))
+    of_transpose = transposed_granularity or granularity
     return (
-        *allocate_cast(framework, x.shape, dtype, options[0]),
-        *allocate_cast(framework, transposed, dtype, options[-1] or options[0]),
+        *allocate_cast(framework, x.shape, dtype, granularity, matrices),
+        *allocate_cast(framework, transposed, dtype, of_transpose, matrices),
     )
 
 
@@ -239,6 +252,7 @@ def _quantize(
     overflow: str,
     profile: str,
     transpose: bool,
+    matrices: int | None,
     stream: int | None,
 ) -> None:
     if not isinstance(transpose, bool):
@@ -248,7 +262,7 @@ def _quantize(
     none = (None, None)
     rows, transposed = (none, (data, scale)) if transpose else ((data, scale), none)
     factors = (None, channel_scale) if transpose else (channel_scale, None)
-    options = (granularity, None, power_of_two, overflow, profile, static, stream)
+    options = (granularity, None, power_of_two, overflow, profile, static, matrices, stream)
     try:
         library.quantize(x, *factors, None, *rows, *transposed, None, None, None, *options)
     except InvalidArgumentError as error:  # in the library's words for its two targets
@@ -259,18 +273,17 @@ def _quantize(
 
 
 def _quantize_both(*arguments: Array) -> None:
-    *arrays, granularity, power_of_two, overflow, profile, transposed_granularity, stream = (
-        arguments
-    )
-    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False, stream)
-    library.quantize(*arrays, None, None, None, *options)
+    *arrays, granularity, power_of_two, overflow, profile = arguments[:-3]
+    transposed_granularity, matrices, stream = arguments[-3:]
+    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False)
+    library.quantize(*arrays, None, None, None, *options, matrices, stream)
 
 
 def _quantize_with_columns(*arguments: Array) -> None:
     *arrays, _columns, granularity, transposed_granularity = arguments[:-5]
     power_of_two, overflow, profile, _targets, stream = arguments[-5:]
-    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False, stream)
-    library.quantize(*arrays, *options)
+    options = (granularity, transposed_granularity, power_of_two, overflow, profile, False)
+    library.quantize(*arrays, *options, None, stream)
 
 
 _QUANTIZE: Final = Op(

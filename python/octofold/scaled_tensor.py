@@ -93,7 +93,7 @@ class ScaledTensor(Scaled):
         """Rows (with leading dimensions: of the first one), as views of data and scale.
 
         rows: a slice of step 1. With 128x128 it begins and ends where scales do, at rows that are
-            multiples of 128, or at the end.
+            multiples of 128, or at the end. Of a stack (quantize(matrices=)): of matrices.
         Raises InvalidArgumentError, which names the nearest such boundaries; for a granularity that
         there is not, those that there are.
         """
@@ -103,8 +103,11 @@ class ScaledTensor(Scaled):
         begin, end, _ = rows.indices(size)
         end = max(begin, end)
         scale, factors = self.scale, self.channel_scale
-        if self.granularity in ("channel", "1x128"):
+        if self.granularity in ("channel", "1x128") or self._is_stack():
             scale = scale[begin:end]
+            if factors is not None:
+                each = row_count(self.shape[1:])
+                factors = factors[begin * each : end * each]
         elif self.granularity == "128x128":
             each = row_count(self.shape[1:]) if len(self.shape) > 2 else 1
             factors = None if factors is None else factors[begin * each : end * each]
@@ -127,6 +130,13 @@ class ScaledTensor(Scaled):
                 repr(self.granularity),
             )
         return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
+
+    def _is_stack(self) -> bool:
+        """Whether squares begin with each matrix [rows, cols] of data, or a tensor's scale does."""
+        shape = tuple(self.scale.shape)
+        if self.granularity == "tensor":
+            return len(self.shape) > 2 and shape == (self.shape[0],) != (1,)
+        return self.granularity == "128x128" and len(shape) == 3
 
     @property
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)

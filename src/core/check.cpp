@@ -220,19 +220,20 @@ void Arguments::require_disjoint(std::string_view output_argument, const TensorV
   }
 }
 
-void Arguments::require_scaled(std::string_view argument, const ScaledTensorView& tensor) const {
+void Arguments::require_scaled(std::string_view argument, const ScaledTensorView& tensor,
+                               std::int64_t matrices) const {
   require_matrix(argument, tensor.data);
-  require_codes_and_scale(argument, tensor);
+  require_codes_and_scale(argument, tensor, matrices);
 }
 
 void Arguments::require_scaled_input(std::string_view argument,
                                      const ScaledTensorView& tensor) const {
   require_input_matrix(argument, tensor.data);
-  require_codes_and_scale(argument, tensor);
+  require_codes_and_scale(argument, tensor, 1);
 }
 
-void Arguments::require_codes_and_scale(std::string_view argument,
-                                        const ScaledTensorView& tensor) const {
+void Arguments::require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor,
+                                        std::int64_t matrices) const {
   require_dtype(argument, tensor.data, {DType::kE4M3, DType::kE5M2});
   require_enumerator(std::string(argument) + ".granularity", tensor.granularity);
   const std::string scale_argument = std::string(argument) + ".scale";
@@ -241,8 +242,8 @@ void Arguments::require_codes_and_scale(std::string_view argument,
   require_dtype(scale_argument, tensor.scale, {DType::kFloat32});
   require_same_device(scale_argument, tensor.scale, tensor.data.device);
   const auto [rows, cols] =
-      scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]);
-  if (!sizes_are_sane(tensor.scale) || !scale_shape_matches(tensor)) {
+      scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1], matrices);
+  if (!sizes_are_sane(tensor.scale) || !scale_shape_matches(tensor, matrices)) {
     fail(scale_argument,
          core::format("shape {} for granularity {} of {}×{} codes",
                       scale_shape(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]),

@@ -74,14 +74,16 @@ class Arguments {
   void require_disjoint(std::string_view output_argument, const TensorView& output,
                         std::string_view input_argument, const TensorView& input) const;
   /// An FP8 matrix with a float32 scale of the shape that its granularity asks for, and factors of
-  /// its channels where it has them.
-  void require_scaled(std::string_view argument, const ScaledTensorView& tensor) const;
+  /// its channels where it has them. Or a stack of `matrices`, as one matrix.
+  void require_scaled(std::string_view argument, const ScaledTensorView& tensor,
+                      std::int64_t matrices = 1) const;
   /// The same, whose rows may lie anywhere.
   void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor) const;
 
  private:
   /// Of an FP8 matrix: its dtype, and its scale.
-  void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor) const;
+  void require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor,
+                               std::int64_t matrices) const;
   void require_channel_scale(std::string_view argument, const ScaledTensorView& tensor) const;
   /// Known dtype and device, this rank, sizes ≥ 0 whose strides and product fit into memory.
   void require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "core/check.h"
 
@@ -51,6 +52,21 @@ bool parse_check_groups(std::string_view text) {
        "environment variable OCTOFOLD_CHECK_GROUPS: expected 0 or 1, got '{}'", text);
 }
 
+// Architectures that differ in what kernels may use.
+int parse_target(std::string_view text) {
+  if (text.empty()) return 0;
+  constexpr std::pair<std::string_view, int> kTargets[] = {
+      {"sm_75", 75}, {"sm_80", 80},   {"sm_86", 86},   {"sm_87", 87},   {"sm_89", 89},
+      {"sm_90", 90}, {"sm_100", 100}, {"sm_103", 103}, {"sm_120", 120}, {"sm_121", 121}};
+  for (const auto& [name, target] : kTargets) {
+    if (text == name) return target;
+  }
+  fail(ErrorCode::kInvalidArgument,
+       "environment variable OCTOFOLD_TARGET: expected sm_75, sm_80, sm_86, sm_87, sm_89, sm_90, "
+       "sm_100, sm_103, sm_120 or sm_121, got '{}'",
+       text);
+}
+
 std::string cache_folder(std::string_view chosen, std::string_view xdg, std::string_view home) {
   if (!chosen.empty()) return std::string(chosen);
   // The XDG Base Directory Specification: a path that is not absolute is as good as none.
@@ -71,7 +87,8 @@ Options parse_options(const char* (*getenv)(const char* name)) {
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
               cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
-          .check_groups = parse_check_groups(value("OCTOFOLD_CHECK_GROUPS"))};
+          .check_groups = parse_check_groups(value("OCTOFOLD_CHECK_GROUPS")),
+          .target = parse_target(value("OCTOFOLD_TARGET"))};
 }
 
 const Options& options() {

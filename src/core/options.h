@@ -22,6 +22,10 @@ struct Options {
   /// OCTOFOLD_CHECK_GROUPS: "1": operations that take groups' offsets or counts, or experts' ids,
   /// on a GPU look through these there, and the next such call says what was wrong. Default: "0".
   bool check_groups = false;
+  /// OCTOFOLD_TARGET: "sm_80" and so on: plan and compile for this architecture, from sm_75 on,
+  /// rather than the GPU's own, which has to be a later one. The compute capability, 80; 0, the
+  /// default: the GPU's own.
+  int target = 0;
 };
 
 /// Read once, at first use. Throws Error(kInvalidArgument) that names the variable, each time,

@@ -17,9 +17,20 @@ namespace {
 template <typename T, typename View>
 ScaleAccess<T> access(const View& tensor) {
   T* data = static_cast<T*>(tensor.scale.data);
-  if (tensor.granularity == Granularity::kTensor) return {data, 0, 0};
+  if (tensor.granularity == Granularity::kTensor) {
+    return {data, tensor.scale.element_count() > 1 ? tensor.scale.strides[0] : 0, 0};
+  }
   if (tensor.granularity == Granularity::kChannel) return {data, tensor.scale.strides[0], 0};
   return {data, tensor.scale.strides[0], tensor.scale.strides[1]};
+}
+
+// So many rows later.
+template <typename View>
+void skip_rows(View& tensor, std::int64_t count) {
+  if (tensor.data == nullptr) return;
+  using Pointer = std::remove_reference_t<decltype(tensor.data)>;
+  using Byte = std::conditional_t<std::is_same_v<Pointer, void*>, char, const char>;
+  tensor.data = static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
 }
 
 }  // namespace
@@ -34,22 +45,24 @@ UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols
   return {rows, cols};
 }
 
-ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols,
+                     std::int64_t matrices) {
   switch (granularity) {
-    case Granularity::kTensor: return {1, 1};
+    case Granularity::kTensor: return {matrices, 1};
     case Granularity::kChannel: return {rows, 1};
     case Granularity::kBlock1x128: return {rows, ceil_divide(cols, kScaleBlock)};
     case Granularity::kBlock128x128:
-      return {ceil_divide(rows, kScaleBlock), ceil_divide(cols, kScaleBlock)};
+      return {matrices * ceil_divide(rows / matrices, kScaleBlock), ceil_divide(cols, kScaleBlock)};
   }
   return {1, 1};
 }
 
-bool scale_shape_matches(const ScaledTensorView& tensor) {
+bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices) {
   const TensorView& scale = tensor.scale;
-  const ScaleGrid grid = scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1]);
+  const ScaleGrid grid =
+      scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1], matrices);
   switch (tensor.granularity) {
-    case Granularity::kTensor: return scale.element_count() == 1;
+    case Granularity::kTensor: return scale.element_count() == matrices;
     case Granularity::kChannel:
       return scale.shape[0] == grid.rows &&
              (scale.rank == 1 || (scale.rank == 2 && scale.shape[1] == 1));
@@ -58,6 +71,30 @@ bool scale_shape_matches(const ScaledTensorView& tensor) {
       return scale.rank == 2 && scale.shape[0] == grid.rows && scale.shape[1] == grid.cols;
   }
   return false;
+}
+
+std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int64_t matrices,
+                                              std::int64_t rows, std::int64_t cols) {
+  std::vector<std::int64_t> shape = scale_shape(granularity, rows / matrices, cols);
+  if (granularity == Granularity::kTensor) return {matrices};
+  shape.insert(shape.begin(), matrices);
+  return shape;
+}
+
+MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
+                                        std::int64_t index) {
+  const std::int64_t rows = stack.data.shape[0] / matrices;
+  const ScaleGrid grid = scale_grid(stack.granularity, rows, stack.data.shape[1]);
+  MutableScaledTensorView matrix = stack;
+  skip_rows(matrix.data, index * rows);
+  matrix.data.shape[0] = rows;
+  skip_rows(matrix.scale, index * grid.rows);
+  matrix.scale.shape[0] = grid.rows;
+  if (matrix.channel_scale) {
+    skip_rows(*matrix.channel_scale, index * rows);
+    matrix.channel_scale->shape[0] = rows;
+  }
+  return matrix;
 }
 
 ScaleAccess<const float> scale_access(const ScaledTensorView& tensor) {
@@ -99,21 +136,14 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
     check.fail("end", core::format("{}, or a multiple of {} from {} on", rows, unit, begin),
                core::format("{}", end));
   }
-  const auto advance = [](auto& tensor, std::int64_t count) {
-    if (tensor.data == nullptr) return;
-    using Pointer = std::remove_reference_t<decltype(tensor.data)>;
-    using Byte = std::conditional_t<std::is_same_v<Pointer, void*>, char, const char>;
-    tensor.data =
-        static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
-  };
-  advance(matrix.data, begin);
+  core::skip_rows(matrix.data, begin);
   matrix.data.shape[0] = end - begin;
   if (matrix.channel_scale) {
-    advance(*matrix.channel_scale, begin);
+    core::skip_rows(*matrix.channel_scale, begin);
     matrix.channel_scale->shape[0] = end - begin;
   }
   if (matrix.granularity == Granularity::kTensor) return matrix;
-  advance(matrix.scale, core::ceil_divide(begin, unit));
+  core::skip_rows(matrix.scale, core::ceil_divide(begin, unit));
   matrix.scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);
   return matrix;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "octofold/tensor.h"
 
@@ -20,17 +21,29 @@ struct UnitSize {
 UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols);
 
 /// How many units there are along the rows and the columns. Tensor granularity has one unit even
-/// for an empty matrix, as its scale is a scalar.
+/// for an empty matrix, as its scale is a scalar. Of a stack of `matrices`, which divides the rows:
+/// along the rows of them all, whose units are one below another.
 struct ScaleGrid {
   std::int64_t rows;
   std::int64_t cols;
 };
-ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols);
+ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols,
+                     std::int64_t matrices = 1);
 
-/// Whether the scale tensor has one of the shapes that casts.h allows.
-bool scale_shape_matches(const ScaledTensorView& tensor);
+/// Whether the scale tensor has one of the shapes that casts.h allows; of a stack, one whose
+/// leading dimensions are one.
+bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices = 1);
 
-/// Access to the scale of unit (row, col), whichever of the allowed shapes and strides it has.
+/// Shape of the scales of a stack, `rows` counting those of all matrices (CastTargets::matrices).
+std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int64_t matrices,
+                                              std::int64_t rows, std::int64_t cols);
+
+/// One of a stack's matrices, all of which are the rows of one (flat codes, flat scales).
+MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
+                                        std::int64_t index);
+
+/// Access to the scale of unit (row, col), whichever of the allowed shapes and strides it has. Of
+/// the tensors in a stack, the rows are the matrices.
 template <typename T>
 struct ScaleAccess {
   T* data;

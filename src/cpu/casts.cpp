@@ -243,10 +243,22 @@ void quantize_groups(const TensorView& x, const MutableScaledTensorView& out,
   }
 }
 
+void quantize_stack(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
+                    ScaleSource scales) {
+  const std::int64_t matrices = *out.matrices, rows = x.shape[0] / matrices;
+  for (std::int64_t i = 0; i < matrices; ++i) {
+    CastTargets one;
+    if (out.rows) one.rows = core::matrix_of_stack(*out.rows, matrices, i);
+    if (out.transposed) one.transposed = core::matrix_of_stack(*out.transposed, matrices, i);
+    quantize(rows_of(x, i * rows, (i + 1) * rows), one, format, scales);
+  }
+}
+
 }  // namespace
 
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales) {
+  if (out.matrices) return quantize_stack(x, out, format, scales);
   reduce_columns(x, out.columns);
   config::CastFormat of_transpose = format;
   if (out.transposed) of_transpose.granularity = out.transposed->granularity;

@@ -14,7 +14,7 @@ void quantize(const TensorView& x, const MutableScaledTensorView& out, config::C
               ScaleSource scales);
 
 /// The same for each target that there is: of x, and of its transpose; and what is wanted of its
-/// columns. Offsets begin at 0, ascend, and end within x.
+/// columns. Offsets begin at 0, ascend, and end within x. Of a stack, for each of its matrices.
 void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
               ScaleSource scales);
 

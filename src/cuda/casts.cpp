@@ -1,6 +1,8 @@
 #include "cuda/casts.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "core/scale_layout.h"
@@ -22,7 +24,8 @@ struct Sizes {
 // Of the matrix that is cast.
 Sizes sizes_of(const CastInput& input, const CastTargets& out) {
   const std::int64_t rows = input.sources ? input.sources->shape[0] : input.x.shape[0];
-  return {rows, out.rows ? out.rows->data.shape[1] : out.transposed->data.shape[0]};
+  if (out.rows) return {rows, out.rows->data.shape[1]};
+  return {rows, out.transposed->data.shape[0] / out.matrices.value_or(1)};
 }
 
 // Whether rows of 1x128 are written beside a transpose of another granularity.
@@ -36,6 +39,12 @@ unsigned places_of(const CastInput& input) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31;
   const std::int64_t rows = input.x.shape[0];
   return static_cast<unsigned>(rows > kMost / input.slots ? kMost : rows * input.slots);
+}
+
+// Below each other, at most those that a launch may have.
+int tiles_of(std::int64_t matrix_rows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  return static_cast<int>(std::min(core::ceil_divide(matrix_rows, kScaleBlock), kMost));
 }
 
 const int* ints_of(const std::optional<TensorView>& vector) {
@@ -94,6 +103,10 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
   const bool two_level =
       (out.rows && out.rows->channel_scale) || (out.transposed && out.transposed->channel_scale);
   const std::int64_t groups = out.offsets ? out.offsets->shape[0] - 1 : 0;
+  const std::int64_t matrices = out.matrices.value_or(1), matrix_rows = rows / matrices;
+  const int matrix_tiles = tiles_of(matrix_rows);
+  const auto by_matrix_tiles =
+      config::Divisor::of(static_cast<unsigned>(std::max(matrix_tiles, 1)));
   const CastProblem problem{
       .rows = rows,
       .cols = cols,
@@ -107,6 +120,7 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
       .scales_given = scales == ScaleSource::kGiven,
       .columns = reductions_of(out.columns),
       .groups = groups,
+      .matrices = matrices,
       .x_is_aligned = is_aligned(input.x, input.source.bytes_of(0, format.vector())) &&
                       is_aligned(input.gradient, 16) && input.norm_is_aligned,
       .codes_are_aligned = codes_are_aligned(out.rows) && codes_are_aligned(out.transposed)};
@@ -132,7 +146,11 @@ void quantize(Device& device, const CastInput& input, const CastTargets& out,
                                   .sources = ints_of(input.sources),
                                   .factors = floats_of(input.factors),
                                   .places = places_of(input),
-                                  .slots = config::Divisor::of(static_cast<unsigned>(input.slots))};
+                                  .slots = config::Divisor::of(static_cast<unsigned>(input.slots)),
+                                  .matrices = matrices,
+                                  .matrix_rows = matrix_rows,
+                                  .matrix_tiles = matrix_tiles,
+                                  .by_matrix_tiles = by_matrix_tiles};
   if (out.offsets) {
     check_offsets(device, "quantize", "offsets", params.offsets, groups + 1, rows, stream);
   }

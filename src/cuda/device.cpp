@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/options.h"
 #include "cuda/context.h"
 
 namespace octofold::cuda {
@@ -21,6 +22,7 @@ Device::Device(const Driver& driver, int index, Compile compile)
   ask(kComputeCapabilityMinor, gpu_.compute_minor);
   ask(kMultiprocessorCount, gpu_.multiprocessors);
   ask(kSharedMemoryPerBlock, gpu_.shared_memory_per_block);
+  gpu_ = plan::as_target(gpu_, core::options().target);
   driver.check(driver.device_primary_ctx_retain(&context_, handle),
                core::format("cuda:{}: cuDevicePrimaryCtxRetain", index));
 }
@@ -50,7 +52,7 @@ const Kernel& Device::kernel(const plan::KernelPlan& plan) {
     require_resources(plan);
     const jit::Binary binary = compile_(program_of(plan, gpu_));
     const ContextGuard current(driver_, context_);
-    slot->kernel.emplace(driver_, context_, plan, binary);
+    slot->kernel.emplace(driver_, context_, gpu_, plan, binary);
   }
   return *slot->kernel;
 }

@@ -97,6 +97,10 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
     const config::Sm90SmemLayout layout(config);
     const auto encode = config.stores_groups() ? encode_grouped_tensor_map : encode_tensor_map;
     params.out_map = encode(driver, out, layout.output_box_rows, layout.output_box_columns);
+    if (config.stores_onto_c()) {
+      params.c_map =
+          encode(driver, *arguments.c, layout.output_box_rows, layout.output_box_columns);
+    }
   }
   return params;
 }

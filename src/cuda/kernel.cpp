@@ -7,20 +7,21 @@
 
 namespace octofold::cuda {
 
-Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::KernelPlan& plan,
-               const jit::Binary& binary)
+Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::Gpu& gpu,
+               const plan::KernelPlan& plan, const jit::Binary& binary)
     : driver_(&driver),
       context_(context),
       description_(plan.description),
       threads_(static_cast<unsigned>(plan.threads)),
       cluster_size_(static_cast<unsigned>(plan.cluster_size)),
-      shared_bytes_(static_cast<unsigned>(plan.shared_bytes)) {
+      shared_bytes_(static_cast<unsigned>(plan.shared_bytes)),
+      may_overlap_(gpu.compute_capability() >= 90) {
   const auto check = [&](Result result, std::string_view call) {
     if (result != kSuccess) driver.fail(result, core::format("{}: {}", description_, call));
   };
   const RelaxedCapture relaxed(driver);
   ModuleHandle module = nullptr;
-  check(driver.module_load_data(&module, binary.cubin.data()), "cuModuleLoadData");
+  check(driver.module_load_data(&module, binary.image.data()), "cuModuleLoadData");
   check(driver.module_get_function(&function_, module, binary.symbol.c_str()),
         "cuModuleGetFunction");
   check(
@@ -31,16 +32,21 @@ Kernel::Kernel(const Driver& driver, ContextHandle context, const plan::KernelPl
 // What a launch says of its shape. `attributes` are the launch's, and have to outlive it.
 LaunchConfig Kernel::launch_config(std::int64_t blocks, Stream stream,
                                    std::array<LaunchAttribute, 2>& attributes) const {
-  attributes[0].id = LaunchAttribute::kProgrammaticStreamSerialization;
-  attributes[0].programmatic_stream_serialization_allowed = 1;
-  attributes[1].id = LaunchAttribute::kClusterDimension;
-  attributes[1].cluster = {cluster_size_, 1, 1};
+  unsigned count = 0;
+  if (may_overlap_) {
+    attributes[count].id = LaunchAttribute::kProgrammaticStreamSerialization;
+    attributes[count++].programmatic_stream_serialization_allowed = 1;
+  }
+  if (cluster_size_ > 1) {
+    attributes[count].id = LaunchAttribute::kClusterDimension;
+    attributes[count++].cluster = {cluster_size_, 1, 1};
+  }
   return {.grid_x = static_cast<unsigned>(blocks),
           .block_x = threads_,
           .shared_bytes = shared_bytes_,
           .stream = stream.handle,
           .attributes = attributes.data(),
-          .attribute_count = cluster_size_ > 1 ? 2u : 1u};
+          .attribute_count = count};
 }
 
 std::int64_t Kernel::resident_blocks() const {

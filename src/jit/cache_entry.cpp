@@ -15,22 +15,21 @@
 namespace octofold::jit {
 namespace {
 
-// The file: this, then description, architecture, symbol and cubin without separators. Numbers as
+// The file: this, then description, architecture, symbol and image without separators. Numbers as
 // the machine has them: a cache does not travel.
 struct EntryHead {
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kVersion;
-  ResourceUse resources;
-  std::uint32_t unused = 0;  // no padding: its bytes would be left to chance
+  ResourceUse resources;  // no padding behind it: its bytes would be left to chance
   CacheKey key;
   std::uint64_t description_size = 0;
   std::uint64_t architecture_size = 0;
   std::uint64_t symbol_size = 0;
-  std::uint64_t cubin_size = 0;
+  std::uint64_t image_size = 0;
   std::uint64_t checksum = 0;  // XXH3-64 of the whole file with 0 here
 
   static constexpr std::array<char, 8> kMagic = {'O', 'C', 'T', 'O', 'F', 'O', 'L', 'D'};
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 };
 static_assert(sizeof(EntryHead) == 88);
 
@@ -91,7 +90,7 @@ std::string fault_of(const std::string& bytes, EntryHead& head) {
   }
   std::size_t rest = bytes.size() - sizeof(head);
   for (const std::uint64_t size :
-       {head.description_size, head.architecture_size, head.symbol_size, head.cubin_size}) {
+       {head.description_size, head.architecture_size, head.symbol_size, head.image_size}) {
     if (size > rest) return "it is cut short";
     rest -= size;
   }
@@ -166,8 +165,8 @@ std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::str
   entry.description = take(head.description_size);
   entry.architecture = take(head.architecture_size);
   entry.binary.symbol = take(head.symbol_size);
-  const std::string_view cubin = take(head.cubin_size);
-  entry.binary.cubin.assign(cubin.begin(), cubin.end());
+  const std::string_view image = take(head.image_size);
+  entry.binary.image.assign(image.begin(), image.end());
   entry.binary.resources = head.resources;
   return entry;
 }
@@ -178,10 +177,10 @@ void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
                  .description_size = entry.description.size(),
                  .architecture_size = entry.architecture.size(),
                  .symbol_size = entry.binary.symbol.size(),
-                 .cubin_size = entry.binary.cubin.size()};
+                 .image_size = entry.binary.image.size()};
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof(head));
   bytes.append(entry.description).append(entry.architecture).append(entry.binary.symbol);
-  bytes.append(entry.binary.cubin.begin(), entry.binary.cubin.end());
+  bytes.append(entry.binary.image.begin(), entry.binary.image.end());
   head.checksum = XXH3_64bits(bytes.data(), bytes.size());
   std::memcpy(bytes.data(), &head, sizeof(head));
 

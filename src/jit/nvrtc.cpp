@@ -50,6 +50,8 @@ struct Nvrtc {
   int (*get_log)(ProgramHandle, char*) = nullptr;
   int (*get_cubin_size)(ProgramHandle, std::size_t*) = nullptr;
   int (*get_cubin)(ProgramHandle, char*) = nullptr;
+  int (*get_ptx_size)(ProgramHandle, std::size_t*) = nullptr;
+  int (*get_ptx)(ProgramHandle, char*) = nullptr;
   int (*get_lowered_name)(ProgramHandle, const char* expression, const char** name) = nullptr;
   const char* (*get_error_string)(int) = nullptr;
 };
@@ -87,16 +89,17 @@ Search open_nvrtc(const std::string& file) {
         library.find<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(symbol);
     return function != nullptr;
   };
-  const bool complete = find(nvrtc.create_program, "nvrtcCreateProgram") &&
-                        find(nvrtc.destroy_program, "nvrtcDestroyProgram") &&
-                        find(nvrtc.add_name_expression, "nvrtcAddNameExpression") &&
-                        find(nvrtc.compile_program, "nvrtcCompileProgram") &&
-                        find(nvrtc.get_log_size, "nvrtcGetProgramLogSize") &&
-                        find(nvrtc.get_log, "nvrtcGetProgramLog") &&
-                        find(nvrtc.get_cubin_size, "nvrtcGetCUBINSize") &&
-                        find(nvrtc.get_cubin, "nvrtcGetCUBIN") &&
-                        find(nvrtc.get_lowered_name, "nvrtcGetLoweredName") &&
-                        find(nvrtc.get_error_string, "nvrtcGetErrorString");
+  const bool complete =
+      find(nvrtc.create_program, "nvrtcCreateProgram") &&
+      find(nvrtc.destroy_program, "nvrtcDestroyProgram") &&
+      find(nvrtc.add_name_expression, "nvrtcAddNameExpression") &&
+      find(nvrtc.compile_program, "nvrtcCompileProgram") &&
+      find(nvrtc.get_log_size, "nvrtcGetProgramLogSize") &&
+      find(nvrtc.get_log, "nvrtcGetProgramLog") &&
+      find(nvrtc.get_cubin_size, "nvrtcGetCUBINSize") && find(nvrtc.get_cubin, "nvrtcGetCUBIN") &&
+      find(nvrtc.get_ptx_size, "nvrtcGetPTXSize") && find(nvrtc.get_ptx, "nvrtcGetPTX") &&
+      find(nvrtc.get_lowered_name, "nvrtcGetLoweredName") &&
+      find(nvrtc.get_error_string, "nvrtcGetErrorString");
   if (!complete) return {{}, core::format("{} lacks functions of NVRTC 12", file)};
   open_builtins_beside(nvrtc);
   return {nvrtc, ""};
@@ -175,10 +178,13 @@ class Compilation {
     }
     const char* symbol = nullptr;
     check(nvrtc().get_lowered_name(handle_, program_.kernel.c_str(), &symbol));
+    const bool is_ptx = program_.architecture.starts_with("compute_");
+    const auto get_size = is_ptx ? nvrtc().get_ptx_size : nvrtc().get_cubin_size;
+    const auto get = is_ptx ? nvrtc().get_ptx : nvrtc().get_cubin;
     std::size_t size = 0;
-    check(nvrtc().get_cubin_size(handle_, &size));
-    Binary binary{.symbol = symbol, .cubin = std::vector<char>(size), .resources = parse(log)};
-    check(nvrtc().get_cubin(handle_, binary.cubin.data()));
+    check(get_size(handle_, &size));
+    Binary binary{.symbol = symbol, .image = std::vector<char>(size), .resources = parse(log)};
+    check(get(handle_, binary.image.data()));
     return binary;
   }
 
@@ -211,11 +217,13 @@ class Compilation {
     return value;
   }
 
-  // "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" and "Used 168 registers".
+  // "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+  // "Used 168 registers", "1024 bytes smem".
   static ResourceUse parse(const std::string& log) {
     static const std::regex memory(
         R"((\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads)");
     static const std::regex registers(R"(Used (\d+) registers)");
+    static const std::regex shared(R"((\d+) bytes smem)");
     ResourceUse use;
     std::smatch match;
     if (std::regex_search(log, match, memory)) {
@@ -224,6 +232,7 @@ class Compilation {
       use.spill_load_bytes = number(match[3]);
     }
     if (std::regex_search(log, match, registers)) use.registers = number(match[1]);
+    if (std::regex_search(log, match, shared)) use.shared_bytes = number(match[1]);
     return use;
   }
 

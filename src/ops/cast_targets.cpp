@@ -9,6 +9,7 @@
 
 #include "core/flatten.h"
 #include "core/group_offsets.h"
+#include "core/scale_layout.h"
 #include "ops/backend.h"
 
 namespace octofold::ops {
@@ -29,15 +30,28 @@ const config::CastRule& rule_of(const core::Arguments& check, CastProfile profil
   check.fail("profile", "a CastProfile", core::format("{}", static_cast<int>(profile)));
 }
 
+// Of codes that are one matrix. Those of lines are, like them.
+MutableTensorView flat_scale_of_stack(const core::Arguments& check, const std::string& argument,
+                                      const MutableScaledTensorView& codes, std::int64_t matrices) {
+  const bool of_tensors = codes.granularity == Granularity::kTensor;
+  if (!of_tensors && codes.granularity != Granularity::kBlock128x128) return codes.scale;
+  check.require_shape(argument, codes.scale,
+                      core::stacked_scale_shape(codes.granularity, matrices, codes.data.shape[0],
+                                                codes.data.shape[1]));
+  return of_tensors ? codes.scale : core::flatten(check, argument, codes.scale);
+}
+
 }  // namespace
 
 MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
                                        const MutableScaledTensorView& target,
                                        std::span<const std::int64_t> shape,
-                                       std::span<const CastInput> inputs, ScaleSource scales) {
+                                       std::span<const CastInput> inputs, ScaleSource scales,
+                                       std::optional<std::int64_t> matrices) {
   check.require_shape(argument, target.data, shape);
-  const MutableScaledTensorView out = core::flatten(check, argument, target);
-  check.require_scaled(argument, out);
+  MutableScaledTensorView out = core::flatten(check, argument, target);
+  if (matrices) out.scale = flat_scale_of_stack(check, argument + ".scale", out, *matrices);
+  check.require_scaled(argument, out, matrices.value_or(1));
   check.require_same_device(argument, out.data, inputs.front().view.device);
   check.require_disjoint(argument + ".scale", out.scale, argument, out.data);
   if (out.channel_scale) {
@@ -192,25 +206,48 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
   return group_columns(rows, groups);
 }
 
+// Of `rows` rows in all.
+void check_stack(const core::Arguments& check, const CastTargets& out, std::int64_t rows,
+                 bool takes_stacks) {
+  constexpr std::string_view kMatrices = "matrices";
+  if (!takes_stacks) {
+    check.fail(kMatrices, "none, as quantize() alone casts stacks",
+               core::format("{}", *out.matrices));
+  }
+  if (*out.matrices < 1 || rows % *out.matrices != 0) {
+    check.fail(kMatrices, core::format("a number from 1 on that divides {} rows", rows),
+               core::format("{}", *out.matrices));
+  }
+  if (out.offsets) check.fail("offsets", "none beside 'matrices'", "some");
+  if (out.columns.sums || out.columns.amax || out.columns.workspace) {
+    check.fail("out.columns", "none beside 'matrices'", "some");
+  }
+}
+
 }  // namespace
 
 CastTargets checked_targets(const core::Arguments& check, const CastTargets& out,
                             std::span<const std::int64_t> shape, std::span<const CastInput> given,
-                            ScaleSource scales) {
+                            ScaleSource scales, bool takes_stacks) {
   if (!out.rows && !out.transposed) check.fail("out", "rows, transposed or both", "neither");
-  CastTargets targets{.offsets = out.offsets};
+  CastTargets targets{.offsets = out.offsets, .matrices = out.matrices};
   std::vector<CastInput> inputs(given.begin(), given.end());
   if (out.offsets) inputs.push_back({"offsets", *out.offsets});
-  if (out.rows) targets.rows = checked_target(check, "out.rows", *out.rows, shape, inputs, scales);
   const auto leading = shape.first(shape.size() - 1);
   const std::int64_t rows = std::accumulate(leading.begin(), leading.end(), std::int64_t{1},
                                             std::multiplies<std::int64_t>());
-  std::int64_t columns = rows;
+  if (out.matrices) check_stack(check, out, rows, takes_stacks);
+  if (out.rows) {
+    targets.rows =
+        checked_target(check, "out.rows", *out.rows, shape, inputs, scales, out.matrices);
+  }
+  std::int64_t columns = rows / out.matrices.value_or(1);
   if (out.offsets) columns = check_groups(check, out, rows, inputs.front().view.device);
   if (out.transposed) {
-    const std::array transposed_shape{shape.back(), columns};
-    targets.transposed =
-        checked_target(check, "out.transposed", *out.transposed, transposed_shape, inputs, scales);
+    std::vector<std::int64_t> transposed_shape{shape.back(), columns};
+    if (out.matrices) transposed_shape.insert(transposed_shape.begin(), *out.matrices);
+    targets.transposed = checked_target(check, "out.transposed", *out.transposed, transposed_shape,
+                                        inputs, scales, out.matrices);
   }
   if (targets.rows && targets.transposed) {
     require_alike_and_apart(check, *targets.rows, *targets.transposed, scales);

@@ -59,7 +59,7 @@ void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions
   check.require_dtype("x", source, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   const std::array inputs{ops::CastInput{"x", source}};
   const CastTargets targets =
-      ops::checked_targets(check, out, ops::shape_of(x), inputs, options.scales);
+      ops::checked_targets(check, out, ops::shape_of(x), inputs, options.scales, true);
   const config::CastFormat format = ops::format_of(check, options, x.dtype, targets);
   if (ops::is_on_cpu(x.device)) return cpu::quantize(source, targets, format, options.scales);
   cuda::quantize(ops::gpu("quantize", x.device), {.x = source}, targets, format, options.scales,

@@ -155,12 +155,13 @@ void gemm(const GemmArguments& given, Stream stream, std::string_view candidate)
 }
 
 std::vector<std::string> gemm_candidates(const GemmProblem& problem, bool operands_fit_tma,
-                                         bool output_fits_tma) {
+                                         bool output_fits_tma, bool c_fits_tma) {
   ops::require_form("gemm_candidates", problem.form);
   std::vector<std::string> names;
   for (plan::GemmCandidate& candidate : plan::gemm_candidates({.product = problem,
                                                                .operands_fit_tma = operands_fit_tma,
-                                                               .output_fits_tma = output_fits_tma},
+                                                               .output_fits_tma = output_fits_tma,
+                                                               .c_fits_tma = c_fits_tma},
                                                               plan::kHopper)) {
     names.push_back(std::move(candidate.name));
   }

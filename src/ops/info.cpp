@@ -1,5 +1,9 @@
 #include "octofold/info.h"
 
+#include <fmt/ranges.h>
+#include <string_view>
+#include <utility>
+
 #include "octofold/error.h"
 
 #include "core/format.h"
@@ -7,25 +11,42 @@
 #include "cpu/blas.h"
 #include "cuda/probe.h"
 #include "jit/nvrtc.h"
-#include "plan/gemm.h"
+#include "plan/capability.h"
 
 namespace octofold {
 namespace {
 
-Component backend_of(const GpuInfo& info, const Component& nvrtc) {
-  const plan::Gpu gpu{.compute_major = info.compute_major,
-                      .compute_minor = info.compute_minor,
-                      .multiprocessors = info.multiprocessors};
-  try {
-    plan::require_gemm_support(gpu);
-  } catch (const Error& error) {
-    return {.available = false, .detail = error.what()};
+std::vector<OperationInfo> operations_of(const plan::Gpu& gpu) {
+  std::vector<OperationInfo> operations;
+  for (const plan::Operation operation : plan::kOperations) {
+    std::string reason = plan::why_not(operation, gpu);
+    const bool available = reason.empty();
+    operations.push_back({std::string(plan::word(operation)), {available, std::move(reason)}});
   }
+  return operations;
+}
+
+Component backend_of(const GpuInfo& info, const plan::Gpu& gpu, const Component& nvrtc) {
+  std::vector<std::string_view> names;
+  for (const OperationInfo& operation : info.operations) {
+    if (operation.support.available) names.push_back(operation.name);
+  }
+  if (names.empty()) return {.available = false, .detail = info.operations.front().support.detail};
   if (!nvrtc.available) return {.available = false, .detail = nvrtc.detail};
-  return {
-      .available = true,
-      .detail = core::format("casts and products, compiled for {} when a shape first needs them",
-                             plan::architecture(gpu))};
+  return {.available = true,
+          .detail = core::format("{}, compiled for {} when a shape first needs them",
+                                 fmt::join(names, ", "), plan::architecture(gpu))};
+}
+
+void describe(GpuInfo& info, const Component& nvrtc) try {
+  const plan::Gpu gpu = plan::as_target({.compute_major = info.compute_major,
+                                         .compute_minor = info.compute_minor,
+                                         .multiprocessors = info.multiprocessors},
+                                        core::options().target);
+  info.operations = operations_of(gpu);
+  info.backend = backend_of(info, gpu, nvrtc);
+} catch (const Error& error) {  // a target that is none of this GPU's
+  info.backend = {.available = false, .detail = error.what()};
 }
 
 }  // namespace
@@ -33,7 +54,7 @@ Component backend_of(const GpuInfo& info, const Component& nvrtc) {
 Info info() {
   cuda::DriverProbe probe = cuda::probe_driver();
   Component nvrtc = jit::probe_nvrtc();
-  for (GpuInfo& gpu : probe.gpus) gpu.backend = backend_of(gpu, nvrtc);
+  for (GpuInfo& gpu : probe.gpus) describe(gpu, nvrtc);
   return {.version = OCTOFOLD_VERSION,
           .cpu_threads = core::options().num_threads,
           .cpu = {.available = true, .detail = cpu::blas_description()},

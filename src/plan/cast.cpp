@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "kernels/config/arithmetic.h"
 #include "kernels/config/group_layout.h"
+#include "plan/capability.h"
 
 namespace octofold::plan {
 namespace {
@@ -29,9 +30,21 @@ bool loads_fit(const CastProblem& problem) {
   return problem.x_is_aligned && problem.cols % (parts * problem.format.vector()) == 0;
 }
 
+std::int64_t rows_of_matrix(const CastProblem& problem) { return problem.rows / problem.matrices; }
+
+// Whether several matrices are more than the rows of one: a transpose each, a scale each, or
+// squares that end with each.
+bool is_stack(const CastProblem& problem) {
+  if (problem.matrices == 1) return false;
+  const Granularity granularity = problem.format.granularity;
+  return problem.to_transposed || granularity == Granularity::kTensor ||
+         (granularity == Granularity::kBlock128x128 && rows_of_matrix(problem) % kScaleBlock != 0);
+}
+
 bool stores_fit(const CastProblem& problem) {
   const bool rows_fit = !problem.to_rows || problem.cols % problem.format.vector() == 0;
-  const bool transposed_fit = !problem.to_transposed || problem.groups > 0 || problem.rows % 8 == 0;
+  const bool transposed_fit =
+      !problem.to_transposed || problem.groups > 0 || rows_of_matrix(problem) % 8 == 0;
   return problem.codes_are_aligned && rows_fit && transposed_fit;
 }
 
@@ -63,7 +76,14 @@ CastFormat format_of(const CastFormat& format, ScaleStep step) {
   return of_scales;
 }
 
-CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
+// What a GPU's shared memory does not hold is not staged: halves one after the other, else element
+// by element.
+void fit(TileCastConfig& config, const Gpu& gpu) {
+  if (config.shared_bytes() > gpu.shared_memory_per_block) config.source.both_halves = false;
+  if (config.shared_bytes() > gpu.shared_memory_per_block) config.vector_loads = false;
+}
+
+CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& gpu) {
   TileCastConfig config{.format = format_of(problem.format, phase),
                         .source = problem.source,
                         .phase = phase,
@@ -72,7 +92,8 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
                         .to_rows = problem.to_rows,
                         .to_transposed = problem.to_transposed,
                         .vector_loads = loads_fit(problem),
-                        .grouped = problem.groups > 0};
+                        .grouped = problem.groups > 0,
+                        .stacked = is_stack(problem)};
   if (phase != CastPhase::kAmax) config.vector_stores = stores_fit(problem);
   config.source.both_halves = problem.source.casts_halves() && config.vector_loads &&
                               size_of(problem.format.in) == 2 &&
@@ -81,25 +102,29 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase) {
   if (phase != CastPhase::kWholeRows && phase != CastPhase::kEncode) {
     config.columns = problem.columns;
   }
-  // A small tile has its loads back early; transposes, square units and the workspace of columns
-  // need all 128 rows.
+  // A small tile has its loads back early; transposes, square units, the workspace of columns and
+  // the count of a matrix's tiles (CastParams::matrix_tiles) need all 128 rows.
   if (!config.to_transposed && config.format.granularity != Granularity::kBlock128x128 &&
-      !config.columns.any()) {
+      !config.columns.any() && !config.stacked) {
     config.tile_rows = config.works_out() ? 64 : 32;
     config.rows_per_thread = config.works_out() ? 8 : 4;
   }
-  const std::int64_t down = config.grouped ? config::group_slots(problem.rows, problem.groups)
-                                           : ceil_divide(problem.rows, config.tile_rows);
+  fit(config, gpu);
+  const std::int64_t down =
+      config.grouped   ? config::group_slots(problem.rows, problem.groups)
+      : config.stacked ? problem.matrices * ceil_divide(rows_of_matrix(problem), config.tile_rows)
+                       : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
   if (config.to_transposed && down > 1) config.raster_rows = 2;
   const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
   return {config, down * across};
 }
 
-// Rows of so many vectors by clusters, if the shared memory of one holds a row. Rather three blocks
-// to a multiprocessor than one, and rather few to a row.
+// Rows of so many vectors by clusters, if the GPU has these and the shared memory of one holds a
+// row. Rather three blocks to a multiprocessor than one, and rather few to a row.
 std::optional<CastLaunch> launch_wide_rows(const CastProblem& problem, std::int64_t vectors,
                                            const Gpu& gpu) {
+  if (gpu.compute_capability() < 90) return std::nullopt;
   if (problem.source.kind != config::SourceKind::kPlain || !loads_fit(problem)) return std::nullopt;
   constexpr int kForThree = 36 * 1024, kForOne = 111 * 1024;
   for (const int part_bytes : {kForThree, kForOne}) {
@@ -148,10 +173,12 @@ CastLaunch launch_scales(const CastProblem& problem, ScaleStep step) {
                                .to_rows = problem.to_rows,
                                .to_transposed = problem.to_transposed,
                                .grouped = rows_differ && problem.groups > 0,
-                               .gathered = rows_differ && gathers};
-  std::int64_t units = 1;
+                               .gathered = rows_differ && gathers,
+                               .stacked = is_stack(problem)};
+  std::int64_t units = problem.matrices;
   if (problem.format.granularity != Granularity::kTensor) {
-    units = std::max(config.to_rows ? problem.rows : 0, config.to_transposed ? problem.cols : 0);
+    units = std::max(config.to_rows ? problem.rows : 0,
+                     config.to_transposed ? problem.matrices * problem.cols : 0);
   }
   return {config, ceil_divide(units, config.threads())};
 }
@@ -164,25 +191,26 @@ CastLaunch launch_columns(const CastProblem& problem) {
 // Scales that are known before x is read, that a tile finds, that a row finds, and others. Only
 // tiles reduce columns.
 std::vector<CastLaunch> cast_steps(const CastProblem& problem, const Gpu& gpu) {
-  if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven)};
+  if (problem.scales_given) return {launch_tiles(problem, CastPhase::kEncodeGiven, gpu)};
   if (problem.transposed_by_channel) {
     CastProblem transposed = problem;
     transposed.format.granularity = Granularity::kChannel;
     transposed.to_rows = transposed.transposed_by_channel = false;
     return {launch_scales(transposed, ScaleStep::kClear),
-            launch_tiles(transposed, CastPhase::kAmax),
-            launch_tiles(problem, CastPhase::kWholeRows),
+            launch_tiles(transposed, CastPhase::kAmax, gpu),
+            launch_tiles(problem, CastPhase::kWholeRows, gpu),
             launch_scales(transposed, ScaleStep::kFinish)};
   }
   if (problem.format.scales_blocks() || problem.two_level) {
-    return {launch_tiles(problem, CastPhase::kWhole)};
+    return {launch_tiles(problem, CastPhase::kWhole, gpu)};
   }
   if (problem.format.granularity == Granularity::kChannel && !problem.to_transposed &&
       !problem.columns.any()) {
     return {launch_rows(problem, gpu)};
   }
-  return {launch_scales(problem, ScaleStep::kClear), launch_tiles(problem, CastPhase::kAmax),
-          launch_tiles(problem, CastPhase::kEncode), launch_scales(problem, ScaleStep::kFinish)};
+  return {launch_scales(problem, ScaleStep::kClear), launch_tiles(problem, CastPhase::kAmax, gpu),
+          launch_tiles(problem, CastPhase::kEncode, gpu),
+          launch_scales(problem, ScaleStep::kFinish)};
 }
 
 template <typename Config>
@@ -206,15 +234,6 @@ KernelPlan kernel_of(const WideRowCastConfig& config, std::int64_t blocks) {
 
 }  // namespace
 
-void require_kernels(std::string_view operation, const Gpu& gpu) {
-  if (gpu.compute_major >= 9) return;
-  core::fail(
-      ErrorCode::kUnsupported,
-      "{}: expected a GPU of compute capability 9.0 or later, whose instructions convert FP8, "
-      "got {}.{}; tensors on the CPU are served by the CPU backend",
-      operation, gpu.compute_major, gpu.compute_minor);
-}
-
 // CUDA's limit for the first dimension of a grid.
 void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
                         std::int64_t cols) {
@@ -224,7 +243,7 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
 }
 
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
-  require_kernels("quantize", gpu);
+  require_kernels(Operation::kCast, "quantize", gpu);
   std::vector<CastLaunch> launches = cast_steps(problem, gpu);
   if (problem.columns.any()) launches.push_back(launch_columns(problem));
   std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
@@ -245,7 +264,7 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
 
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
   const char* operation = problem.scaled ? "dequantize" : "convert";
-  require_kernels(operation, gpu);
+  require_kernels(Operation::kCast, operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.granularity = problem.granularity;
   config.has_channel_scale = problem.has_channel_scale;

@@ -13,9 +13,7 @@
 
 namespace octofold::plan {
 
-/// Both throw Error(kUnsupported) that names the operation: for a GPU that none of the kernels
-/// around casts are made for, and for a matrix of too many blocks of threads.
-void require_kernels(std::string_view operation, const Gpu& gpu);
+/// Throws Error(kUnsupported) that names the operation, for a matrix of too many blocks of threads.
 void require_launchable(std::string_view operation, std::int64_t blocks, std::int64_t rows,
                         std::int64_t cols);
 
@@ -39,6 +37,8 @@ struct CastProblem {
   /// How many groups of rows the transpose has in the layout of kernels/config/group_layout.h; 0:
   /// it is one matrix.
   std::int64_t groups = 0;
+  /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.
+  std::int64_t matrices = 1;
   /// Whether address and row stride of x, and those of all codes, are multiples of 16 and 8 bytes.
   bool x_is_aligned = true;
   bool codes_are_aligned = true;
@@ -57,6 +57,7 @@ struct CastProblem {
     field("scales_given", scales_given);
     field("columns", columns);
     if (groups > 0) field("groups", groups);
+    if (matrices > 1) field("matrices", matrices);
     field("x_is_aligned", x_is_aligned);
     field("codes_are_aligned", codes_are_aligned);
   }

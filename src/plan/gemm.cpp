@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <fmt/ranges.h>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 
 #include "core/check.h"
 #include "core/format.h"
+#include "plan/capability.h"
 #include "plan/gemm_cost.h"
 #include "plan/gemm_tilings.h"
 #include "plan/tma.h"
@@ -23,10 +25,22 @@ using config::Sm90GemmConfig;
 // Deeper pipelines than this gained nothing.
 constexpr int kMostStages = 16;
 
-bool supports_gemm(const Gpu& gpu) { return gpu.compute_major == 9 && gpu.compute_minor == 0; }
-
 // With fewer, whole tiles of D in shared memory cost more than they save.
 constexpr int kFewestStages = 4;
+
+// Of boxes that C comes to, on a multiprocessor: what hides the latency of memory, twice.
+constexpr int kBoxBytes = 96 * 1024;
+
+// Raises a number of the configuration's as far as it fits.
+template <typename Fits>
+void raise(int& count, int most, Fits&& fits) {
+  while (count < most) {
+    ++count;
+    if (fits()) continue;
+    --count;
+    return;
+  }
+}
 
 // D leaves in this way, from as many stages as fit; in what they leave, as many pieces as are of
 // use.
@@ -37,9 +51,7 @@ Sm90GemmConfig with_store(Sm90GemmConfig config, OutputStore store, int memory) 
   while (config.stages > 2 && !fits()) --config.stages;
   if (store != OutputStore::kTmaPieces) return config;
   const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
-  for (++config.pieces; config.pieces <= most && fits(); ++config.pieces) {
-  }
-  --config.pieces;
+  raise(config.pieces, most, fits);
   return config;
 }
 
@@ -64,8 +76,30 @@ Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& probl
   return in_pieces.stages > whole.stages ? in_pieces : whole;
 }
 
-// The kernel of this problem with this tiling.
-Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const Gpu& gpu) {
+// D leaves onto C, from boxes that hold a tile's C at least, so that all of it comes while the tile
+// is multiplied; few stages are enough then. Nothing where they do not fit.
+std::optional<Sm90GemmConfig> with_store_onto_c(Sm90GemmConfig config, const GemmProblem& problem,
+                                                int memory) {
+  const bool can = problem.product.form.c != Addend::kNone && problem.c_fits_tma &&
+                   problem.operands_fit_tma && problem.output_fits_tma && !config.swapped &&
+                   config.cluster_depth == 1;
+  if (!can) return std::nullopt;
+  config.store = OutputStore::kTmaOntoC;
+  config.adds_in_place = false;
+  config.stages = kFewestStages;
+  config.boxes = 0;
+  const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
+  const int box_bytes = config::Sm90SmemLayout(config).output_box_bytes;
+  raise(config.boxes, kBoxBytes / config.blocks_per_multiprocessor / box_bytes, fits);
+  raise(config.stages, kMostStages, fits);
+  if (config.boxes < config.boxes_of_tile()) return std::nullopt;
+  return config;
+}
+
+// The kernels of this problem with this tiling: D leaves in the way that suits it; onto C, where
+// that can be.
+std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& tiling,
+                                      const Gpu& gpu) {
   const bool promote = !problem.product.form.fast_accumulation;
   Sm90GemmConfig config{
       .form = problem.product.form,
@@ -88,18 +122,20 @@ Sm90GemmConfig configure(const GemmProblem& problem, const Tiling& tiling, const
   };
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
-  config = with_store(config, problem, memory);
-  config.adds_in_place = problem.c_is_out && config.store != OutputStore::kDirect;
-  return config;
+  std::vector<Sm90GemmConfig> configs{with_store(config, problem, memory)};
+  configs.front().adds_in_place = problem.c_is_out && configs.front().store != OutputStore::kDirect;
+  if (const auto onto_c = with_store_onto_c(config, problem, memory)) configs.push_back(*onto_c);
+  std::erase_if(configs, [](const auto& each) { return each.invalid_reason() != nullptr; });
+  return configs;
 }
 
 std::string name_of(const Sm90GemmConfig& config) {
   const char* order = config.order == MathOrder::kFree ? "" : config::word(config.order);
-  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}", config.tile_rows, config.tile_columns,
+  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}{}", config.tile_rows, config.tile_columns,
                       config.swapped ? ".swapped" : "", config.math_warpgroups, config.cluster_rows,
                       config.cluster_columns, config.cluster_depth,
                       config.blocks_per_multiprocessor, *order == 0 ? "" : ".", order,
-                      config.early_wait ? ".early" : "");
+                      config.early_wait ? ".early" : "", config.stores_onto_c() ? ".onto_c" : "");
 }
 
 // Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.
@@ -188,7 +224,9 @@ GemmProblem problem_of(const GemmArguments& arguments) {
           .output_fits_tma = tma_store_obstacle(out) == nullptr,
           .c_is_out = out.dtype == DType::kFloat32 && arguments.c &&
                       arguments.c->data == out.data && arguments.c->dtype == out.dtype &&
-                      arguments.c->strides[0] == out.strides[0]};
+                      arguments.c->strides[0] == out.strides[0],
+          .c_fits_tma = !arguments.c ||
+                        (arguments.c->dtype == out.dtype && tma_obstacle(*arguments.c) == nullptr)};
 }
 
 GemmProblem problem_of(const core::GroupedProduct& grouped, config::Work work) {
@@ -210,26 +248,27 @@ GemmProblem contiguous(const octofold::GemmProblem& product) {
           .operands_fit_tma = tma_obstacle(tensor(form.a.type, m, k)) == nullptr &&
                               tma_obstacle(tensor(form.b.type, n, k)) == nullptr,
           .operands_fit_words = k % 4 == 0,
-          .output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr};
+          .output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr,
+          .c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr};
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
-  require_gemm_support(gpu, operation_of(problem));
+  require_kernels(Operation::kProduct, operation_of(problem), gpu);
   require_sizes(problem);
   Sm90GemmConfig best;
   double least = std::numeric_limits<double>::infinity();
   for (const Tiling& tiling : tilings_for(problem)) {
-    const Sm90GemmConfig config = configure(problem, tiling, gpu);
-    if (config.invalid_reason() != nullptr) continue;
     // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best. Of
     // an A that is cast there are no others.
     const bool has_others = !problem.dynamic.exists;
     const std::int64_t rows = expected_group(problem).m;
     if (has_others && tiling.swapped && rows > 4 * tiling.columns) continue;
-    const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
-    if (microseconds < least) {
-      least = microseconds;
-      best = config;
+    for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
+      const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
+      if (microseconds < least) {
+        least = microseconds;
+        best = config;
+      }
     }
   }
   if (least == std::numeric_limits<double>::infinity()) {
@@ -240,7 +279,7 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view candidate) {
-  require_gemm_support(gpu, operation_of(problem));
+  require_kernels(Operation::kProduct, operation_of(problem), gpu);
   require_sizes(problem);
   std::vector<std::string> names;
   for (const auto& [name, config] : gemm_candidates(problem, gpu)) {
@@ -254,23 +293,14 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view 
 std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu& gpu) {
   std::vector<GemmCandidate> candidates;
   for (const Tiling& tiling : tilings_for(problem)) {
-    const Sm90GemmConfig config = configure(problem, tiling, gpu);
-    // Without promotion tilings that differ in their order alone are one.
-    if (config.invalid_reason() != nullptr ||
-        std::ranges::find(candidates, config, &GemmCandidate::config) != candidates.end()) {
-      continue;
+    for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
+      // Without promotion tilings that differ in their order alone are one.
+      if (std::ranges::find(candidates, config, &GemmCandidate::config) == candidates.end()) {
+        candidates.push_back({name_of(config), config});
+      }
     }
-    candidates.push_back({name_of(config), config});
   }
   return candidates;
-}
-
-void require_gemm_support(const Gpu& gpu, std::string_view operation) {
-  if (supports_gemm(gpu)) return;
-  core::fail(ErrorCode::kUnsupported,
-             "{}: no kernel for compute capability {}.{}: FP8 products run on 9.0 (H100, H200), "
-             "and on the CPU backend, which takes the same tensors in host memory",
-             operation, gpu.compute_major, gpu.compute_minor);
 }
 
 }  // namespace octofold::plan

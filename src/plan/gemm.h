@@ -28,8 +28,10 @@ struct GemmProblem {
   bool operands_fit_tma = true;
   bool operands_fit_words = true;
   bool output_fits_tma = true;
-  /// Whether C is D itself, in FP32: then TMA may add to it.
+  /// Whether C is D itself, in FP32: then TMA may add to it. And whether it is of D's type, where
+  /// TMA can address it: then it may, in FP32, come to where D leaves from.
   bool c_is_out = false;
+  bool c_fits_tma = true;
   /// With groups: n is one group's, and so is m where each has room for as many rows, or K is in
   /// groups; k is then of all groups. What a group is expected to have of what is in groups: rows,
   /// or columns of K.
@@ -46,6 +48,7 @@ struct GemmProblem {
     field("operands_fit_words", operands_fit_words);
     field("output_fits_tma", output_fits_tma);
     field("c_is_out", c_is_out);
+    if (product.form.c != Addend::kNone) field("c_fits_tma", c_fits_tma);
     if (work == config::Work::kDense) return;
     field("work", work);
     field("groups", groups);
@@ -84,10 +87,6 @@ struct GemmCandidate {
 
 /// All of them, each once: for tests, tuning, and filling the cache.
 std::vector<GemmCandidate> gemm_candidates(const GemmProblem& problem, const Gpu& gpu);
-
-/// Throws Error(kUnsupported), with what the GPU is and what there is instead, where no GEMM kernel
-/// runs on it.
-void require_gemm_support(const Gpu& gpu, std::string_view operation = "gemm");
 
 /// The header and the name of the kernel.
 inline constexpr const char* kGemmHeader = "kernels/sm90/gemm.h";

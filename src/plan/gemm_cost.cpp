@@ -21,6 +21,10 @@ constexpr double kOverlap = 3.07;            // 1: one after another; large: all
 constexpr double kLaterWaveOfSlices = 3.89;  // µs: these blocks do not stay
 constexpr double kLastTile = 0.3;            // of a slow store, which no other stage hides
 
+// Where TMA adds in memory, L2 takes so much longer for what is read and written: 2.45 TB/s,
+// measured with 32 groups of 256 of K.
+constexpr double kAddedBytes = 1.7;
+
 // Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
 // which either order or few columns leave time for.
 double stage_factor(const Sm90GemmConfig& config) {
@@ -34,10 +38,16 @@ double stage_factor(const Sm90GemmConfig& config) {
   return has_time ? 1.3 : 1.7;
 }
 
+// µs for 64×64 elements that are added to C after the products, as reckoned: where C lies in shared
+// memory, and where threads read it and wait for memory.
+constexpr double kOntoC = 0.25;
+constexpr double kReadC = 0.6;
+
 // µs for 64×64 elements of a tile that does not leave by TMA as a whole.
 double store_microseconds(const Sm90GemmConfig& config) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
+    case config::OutputStore::kTmaOntoC: return kOntoC;
     case config::OutputStore::kTmaPieces: return config.form.out == DType::kFloat32 ? 0.35 : 0;
     case config::OutputStore::kDirect: return 0.61;
   }
@@ -59,6 +69,19 @@ double row_microseconds(const Sm90GemmConfig& config) {
 // rows than 8 cost more than that: there nobody should take it.
 constexpr double kCastMicroseconds = 0.012;
 
+// µs for a tile of few stages in a group of K, where rows have scales along K and columns have
+// factors: measured with 512 of K to a group (docs/performance.md). Tiles of 192×128, either way,
+// take twice as long; why is not known.
+double short_tile_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
+                               double stages) {
+  constexpr double kFewStages = 8, kEach = 0.9;
+  const bool waits = problem.work == config::Work::kGroupedDepth && stages <= kFewStages &&
+                     varies_along_k(config.rows().scales) &&
+                     config.columns().scales == Granularity::kChannel;
+  if (!waits) return 0;
+  return config.tile_rows * config.tile_columns == 192 * 128 ? 2 * kEach : kEach;
+}
+
 // What L2 reads more for TMA's rows of 128 bytes where they do not begin with a line, or a sector.
 double misalignment(std::int64_t k) {
   if (k % 128 == 0) return 1;
@@ -72,10 +95,11 @@ double bytes_of_a(const GemmProblem& problem) {
 }
 
 // Of all groups together.
-double bytes_of_memory(const GemmProblem& problem) {
+double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config) {
   const auto [m, n, k] = expected_group(problem);
   double out = size_of(problem.product.form.out);
   if (problem.product.form.c != Addend::kNone) out *= 2;
+  if (config.adds_in_place) out *= kAddedBytes;
   const std::int64_t b_rows = problem.gated.exists ? 2 * n : n;
   return static_cast<double>(problem.groups) *
          ((static_cast<double>(m) * bytes_of_a(problem) + static_cast<double>(b_rows)) *
@@ -151,11 +175,12 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
     crowded_stage = std::max(crowded_stage, sharers * config.tile_columns * kCastMicroseconds);
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
-  const double store = area * store_microseconds(config);
-  const double tile = 1e-3 * tiling.tile_nanoseconds + store;
+  const double store = area * (store_microseconds(config) + (config.reads_c() ? kReadC : 0));
+  const double tile =
+      1e-3 * tiling.tile_nanoseconds + store + short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
-  const double memory = bytes_of_memory(problem) / kMemoryBytes;
+  const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
   const double busy =
       std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);
   const double cache = misalignment(problem.product.k) * stages *

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "kernels/config/arithmetic.h"
+#include "plan/capability.h"
 
 namespace octofold::plan {
 namespace {
@@ -87,7 +88,7 @@ NormRowConfig norm_row_config(const NormProblem& problem) {
 
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "quantize_norm";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kNorm, kOperation, gpu);
   const NormRowConfig config = norm_row_config(problem);
   const std::int64_t blocks = ceil_divide(problem.rows, config.rows_per_block());
   require_launchable(kOperation, blocks, problem.rows, problem.cols);
@@ -122,7 +123,7 @@ NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
 
 NormBackwardPlan plan_norm_backward(const NormBackwardProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "norm_backward";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kNorm, kOperation, gpu);
   NormBackwardPlan plan{.config = spans_of(problem)};
   if (problem.cols == 0) return plan;
   const std::int64_t blocks = problem.batches * plan.config.blocks_per_batch;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/check.h"
+#include "plan/capability.h"
 
 namespace octofold::plan {
 namespace {
@@ -55,7 +56,7 @@ int row_threads(std::int64_t cols, int vector) {
 
 RoutingPlan plan_top_k(const TopKProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "top_k";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   require_top_k(kOperation, problem.experts, problem.slots);
   require_at_most(kOperation, "groups", problem.groups, TopKConfig::kMostGroups);
   const TopKConfig config{.in = problem.in,
@@ -69,7 +70,7 @@ RoutingPlan plan_top_k(const TopKProblem& problem, const Gpu& gpu) {
 
 RoutingPlan plan_top_k_gradient(const TopKGradientProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "top_k_gradient";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   require_top_k(kOperation, problem.experts, problem.slots);
   const TopKGradientConfig config{
       .in = problem.in, .scoring = problem.scoring, .per_lane = experts_per_lane(problem.experts)};
@@ -79,7 +80,7 @@ RoutingPlan plan_top_k_gradient(const TopKGradientProblem& problem, const Gpu& g
 
 RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "sort_by_expert";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   require_at_most(kOperation, "experts", problem.experts, SlotCountConfig::kMostExperts);
   const auto room = std::bit_ceil(static_cast<unsigned>(problem.experts));
   const SlotCountConfig count{.experts = static_cast<int>(std::max(room, 256u))};
@@ -94,7 +95,7 @@ RoutingPlan plan_sort(const SortProblem& problem, const Gpu& gpu) {
 
 RoutingPlan plan_combine(const CombineProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "combine";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   CombineConfig config{
       .in = problem.in, .out = problem.out, .weighted = problem.weighted, .adds = problem.adds};
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
@@ -105,7 +106,7 @@ RoutingPlan plan_combine(const CombineProblem& problem, const Gpu& gpu) {
 
 RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const Gpu& gpu) {
   constexpr const char* kOperation = "combine_gradient";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   CombineGradientConfig config{.gradient = problem.gradient, .in = problem.in};
   config.vectors = problem.is_aligned && problem.cols % config.vector() == 0;
   config.row_threads = row_threads(problem.cols, config.vector());
@@ -114,7 +115,7 @@ RoutingPlan plan_combine_gradient(const CombineGradientProblem& problem, const G
 
 RoutingPlan plan_group_check(const config::GroupCheckConfig& config, const Gpu& gpu) {
   constexpr const char* kOperation = "a check of groups";
-  require_kernels(kOperation, gpu);
+  require_kernels(Operation::kRouting, kOperation, gpu);
   return plan_of(kOperation, config, 1, 1, 1);
 }
 

@@ -173,7 +173,16 @@ def assert_fast_accumulation_close(out, expected):
 
 
 def candidates(
-    a, b, out, *, c=None, bias=None, fast=False, operands_fit_tma=True, output_fits_tma=True
+    a,
+    b,
+    out,
+    *,
+    c=None,
+    bias=None,
+    fast=False,
+    operands_fit_tma=True,
+    output_fits_tma=True,
+    c_fits_tma=True,
 ):
     """Names of the kernels' configurations for a product of such operands, each a dtype and a
     granularity, into such an output. The CPU backend has one way, which has no name."""
@@ -184,7 +193,7 @@ def candidates(
     form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b_granularity, "out": out}
     options = {"c": c, "bias": bias, "fast_accumulation": fast, "b_channel_scale": two_level}
     problem = {"m": 1, "n": 1, "k": 1, **form, **options}  # the sizes do not matter
-    names = library.gemm_candidates(problem, operands_fit_tma, output_fits_tma)
+    names = library.gemm_candidates(problem, operands_fit_tma, output_fits_tma, c_fits_tma)
     return [str(name) for name in names]
 
 

@@ -1,6 +1,8 @@
 """Products of groups for sanitizer_problems.py: by every configuration, and with numbers of groups
-that make no sense, with which nothing outside of the tensors may be read or written."""
+that make no sense, with which nothing outside of the tensors may be read or written. And casts of
+their weights."""
 
+import itertools
 from functools import partial
 
 import octofold
@@ -33,55 +35,51 @@ def by_group(granularity):
 
 
 def multiply(device, candidate, name, a, b, numbers, out, options):
-    """On the device by a configuration, on the CPU by its one way."""
+    """On the device by a configuration, on the CPU by its one way. In place, where there is a C."""
     tensors = (*(part.to(device) for x in (a, b) for part in (x.data, x.scale)), numbers.to(device))
     result = out.to(device)
+    left_out = [result if each == "out" else each for each in options["left_out"]]
     stream = torch.cuda.current_stream().cuda_stream if candidate else None
     call = getattr(library, f"{name}_by_candidate" if candidate else name)
     # what is left out between the numbers and the result: c and bias, as the operation has them
-    call(*tensors, *options["left_out"], result, a.granularity, b.granularity, *options["others"],
+    call(*tensors, *left_out, result, a.granularity, b.granularity, *options["others"],
          stream, *([candidate] if candidate else []))  # fmt: skip
     return result
 
 
 def compare(device, candidate, name, a, b, numbers, shape, options, sensible):
-    out = torch.zeros(shape)
+    out = torch.ones(shape)
     result = multiply(device, candidate, name, a, b, numbers, out, options)
     if not sensible:  # whatever is computed has no meaning
         return torch.ones(1), torch.ones(1)
     return result, multiply("cpu", None, name, a, b, numbers, out, options)
 
 
+def candidates_of(b, c, in_depth, device):
+    if device == "cpu":
+        return [None]
+    form = {"m": 1, "n": 1, "k": 1, "a": "e4m3", "b": "e4m3", "out": "float32", "bias": None}
+    form |= {"a_granularity": "1x128", "b_granularity": b, "c": c}
+    return [str(name) for name in library.grouped_gemm_candidates(form, in_depth)]
+
+
 def group_problems(device):
-    form = {"m": 1, "n": 1, "k": 1, "a": "e4m3", "b": "e4m3", "out": "float32"}
-    rows_form = form | {"a_granularity": "1x128", "b_granularity": "128x128", "c": None}
-    depth_form = form | {"a_granularity": "1x128", "b_granularity": "1x128", "c": None}
     on_gpu = device != "cpu"
-    candidates = [
-        list(map(str, library.grouped_gemm_candidates(f | {"bias": None}, depth)))
-        for f, depth in ((rows_form, False), (depth_form, True))
-    ] if on_gpu else [[None], [None]]  # fmt: skip
-    one = {"left_out": (None,), "others": (False,)}
-    two = {"left_out": (None, None), "others": (False,)}
+    alone, added = (candidates_of("128x128", c, False, device) for c in (None, "float32"))
+    onto_c = [name for name in added if not name or name.endswith(".onto_c")]
+    in_depth = candidates_of("1x128", "float32", True, device)
+    depth_options = {"left_out": ("out",), "others": (False,)}
+    row_options = {"left_out": (None, None), "others": (False,)}
+    added_options = {"left_out": ("out", None), "others": (False,)}
     for offsets in OFFSETS if on_gpu else filter(make_sense, OFFSETS):
         numbers, sensible = torch.tensor(offsets, dtype=torch.int32), make_sense(offsets)
         a, b = cast(ROWS, K), by_group("128x128")
-        for candidate in candidates[0]:
-            yield (
-                f"groups of rows {offsets} {candidate}",
-                partial(
-                    compare,
-                    device,
-                    candidate,
-                    "grouped_gemm",
-                    a,
-                    b,
-                    numbers,
-                    (ROWS, N),
-                    two,
+        for names, options in ((alone, row_options), (onto_c, added_options)):
+            for candidate in names:
+                yield f"groups of rows {offsets} {candidate}", partial(
+                    compare, device, candidate, "grouped_gemm", a, b, numbers, (ROWS, N), options,
                     sensible,
-                ),
-            )
+                )  # fmt: skip
         masked = octofold.ScaledTensor(
             a.data[:200].view(GROUPS, 50, K), a.scale[:200].reshape(GROUPS, 50, -1), "1x128"
         )
@@ -93,9 +91,33 @@ def group_problems(device):
                 {"left_out": (None,), "others": (False, None)}, fits,
             )  # fmt: skip
         columns = 128 * (ROWS // 128 + GROUPS)
-        for candidate in candidates[1]:
+        for candidate in in_depth:
             left, right = cast(72, columns), cast(N, columns)
             yield f"groups of K {offsets} {candidate}", partial(
                 compare, device, candidate, "grouped_gemm_k", left, right, numbers,
-                (GROUPS, 72, N), one, False,
+                (GROUPS, 72, N), depth_options, False,
             )  # fmt: skip
+    yield from stacks(device)
+
+
+def stack(device, x, options):
+    """Codes and scales of both casts."""
+
+    def run(x):
+        casts = octofold.quantize_both(x, matrices=GROUPS, **options)
+        parts = [part for cast in casts for part in (cast.data.view(torch.uint8), cast.scale)]
+        return torch.cat([part.flatten().float().cpu() for part in parts])
+
+    return run(x.to(device)), run(x)
+
+
+def stacks(device):
+    """Matrices that end with a tile, within one, and with no whole vector."""
+    kinds = [(granularity, None) for granularity in ("tensor", "channel", "1x128", "128x128")]
+    kinds += [("1x128", "channel"), ("1x128", "128x128")]
+    for (rows, cols), kind, dtype in itertools.product(
+        ((256, 128), (136, 272), (131, 77)), kinds, (torch.bfloat16, torch.float32)
+    ):
+        x = torch.randn(GROUPS, rows, cols).to(dtype)
+        options = dict(zip(("granularity", "transposed_granularity"), kind, strict=True))
+        yield f"stack {kind} {rows},{cols} {dtype}", partial(stack, device, x, options)

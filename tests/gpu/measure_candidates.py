@@ -249,7 +249,7 @@ def names_of(options):
     form = {"a": "e4m3", "a_granularity": a, "b": "e4m3", "b_granularity": b, "out": options.out}
     more = {"c": c, "bias": None, "fast_accumulation": options.fast}
     fits = not options.unaligned
-    names = library.gemm_candidates({"m": 1, "n": 1, "k": 1, **form, **more}, fits, fits)
+    names = library.gemm_candidates({"m": 1, "n": 1, "k": 1, **form, **more}, fits, fits, fits)
     return [str(n) for n in names if not options.only or any(t in str(n) for t in options.only)]
 
 

@@ -12,6 +12,8 @@ Sections:
     masked      the first rows of each group's, equally many
     k           weight gradients: K in groups, FP32 += ; other pairs of scales too; sizes that are
                 multiples of 128, and ours of any
+    gradients   weight gradients of an expert layer: K in groups of Zipf's sizes, new BF16; by the
+                scales of its recipe, finer ones and none
     decode      a few rows a group
     gated       the first product of an expert with SwiGLU and its cast, beside both one after
                 another
@@ -33,7 +35,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from grouped_bench import candidates, k_groups, rows
+from grouped_bench import candidates, gradients, k_groups, rows
 from grouped_bench.cases import CASES, SECTIONS, TINY_CASES, Case
 from grouped_bench.ways import OURS, Build, Timing, Watchdog, Way, checked, timed
 from linear_bench.results import OutOfTime, Results
@@ -83,6 +85,8 @@ def builders(case: Case, options: argparse.Namespace) -> Iterator[Build]:
         return rows.decode(case, options.pair, device)
     if case.section == "gated":
         return rows.gated(case, options.activation, options.zipf, device)
+    if case.section == "gradients":
+        return gradients.gradients(case, options.zipf, device)
     return k_groups.k_groups(case, k_groups.PAIRS, device)
 
 
@@ -103,6 +107,8 @@ def built(case: Case, options: argparse.Namespace, results: Results) -> Iterator
 def bytes_of(case: Case) -> int:
     if case.section == "k":
         return k_groups.bytes_of(case)
+    if case.section == "gradients":
+        return gradients.bytes_of(case)
     n, k = case.sizes
     if case.section == "gated":  # a byte for each element of the result
         return rows.bytes_of(case.rows, case.groups, 2 * n, k) - 3 * case.rows * n

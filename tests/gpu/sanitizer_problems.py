@@ -17,6 +17,7 @@ import octofold
 import torch
 from group_problems import group_problems
 from octofold._library import library
+from word_problems import word_problems
 
 PAIRS = (
     ("tensor", "tensor"),
@@ -35,9 +36,7 @@ def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("device", nargs="?", default="cuda")
     parser.add_argument("--every", type=int, default=1, help="of so many problems one")
-    parser.add_argument(
-        "--only", nargs="*", default=[""], help="those with such a text in the name"
-    )
+    parser.add_argument("--only", nargs="*", default=[""], help="with such a text in the name")
     return parser.parse_args()
 
 
@@ -110,7 +109,7 @@ def candidates():
         c = torch.randn(m, n) if c_name else None
         out_name = str(out_dtype).removeprefix("torch.")
         problem = {"m": m, "n": n, "k": k, **form, "out": out_name, "c": c_name, **rest}
-        for name in map(str, library.gemm_candidates(problem, True, True)):
+        for name in map(str, library.gemm_candidates(problem, True, True, True)):
             yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
 
 
@@ -385,6 +384,7 @@ def main():
         norms(),
         routings(),
         group_problems(DEVICE),
+        word_problems(DEVICE),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0

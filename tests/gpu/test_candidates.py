@@ -40,6 +40,7 @@ class Kind(NamedTuple):
     fast: bool = False
     in_place: bool = False  # c is the output itself
     words: bool = False  # operands that threads load consist of words
+    onto_c: bool = False  # a C that TMA can address, by the kernels that have it brought by TMA
 
 
 KINDS = {
@@ -61,6 +62,8 @@ KINDS = {
     "fast": Kind(fast=True),
     "fast_addends": Kind("float32", output_by_tma=False, c="float32", bias="float32", fast=True),
     "fast_threads_load": Kind("float16", False, False, fast=True),
+    "float32_onto_c": Kind("float32", c="float32", dtypes=("e4m3", "e5m2"), onto_c=True),
+    "fast_onto_c": Kind("float32", c="float32", bias="float32", fast=True, onto_c=True),
 }
 
 # One element; tails of tiles, clusters, swizzle atoms and scale blocks; K shorter than a block, and
@@ -118,7 +121,8 @@ class Problem:
         )
         self.c = self.bias = None
         if kind.c is not None:
-            self.c = surrounded_copy(10 * normal(generator, m, n, dtype=kind.c), 3, 1)
+            padding, offset = (16, 32) if kind.onto_c else (3, 1)
+            self.c = surrounded_copy(10 * normal(generator, m, n, dtype=kind.c), padding, offset)
         if kind.bias is not None:
             self.bias = 10 * normal(generator, n, dtype=kind.bias)
         self.expected = product(self.a, self.b, self.c, self.bias)
@@ -146,7 +150,10 @@ def test_every_candidate(pair, kind, quarter, generator, record_property):
         fast=kind.fast,
         operands_fit_tma=kind.operands_by_tma,
         output_fits_tma=kind.output_by_tma,
+        c_fits_tma=kind.onto_c or kind.in_place,
     )
+    if kind.onto_c and ON_GPU:  # the others are those of other kinds
+        names = [name for name in names if name.endswith(".onto_c")]
     assert names
     assert len(set(names)) == len(names)
     names = names[quarter::4] if ON_GPU else names

@@ -118,7 +118,7 @@ def stream():
 def write_plain(written, x, offsets, kind, profile):
     library.quantize(
         x, None, None, offsets, *written.results, None, None, None,
-        *options_of(kind, profile), False, stream(),
+        *options_of(kind, profile), False, None, stream(),
     )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_two_level_scales(source, generator):
         def write(written, x, factors, offsets):
             library.quantize(
                 x, None, factors, offsets, *written.results, None, None, None,
-                *options_of(kind, "torchao"), False, stream(),
+                *options_of(kind, "torchao"), False, None, stream(),
             )  # fmt: skip
 
         as_on_cpu(write, (rows, cols), offsets, kind, (x, factors, offsets))

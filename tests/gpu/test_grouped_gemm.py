@@ -19,50 +19,21 @@ from gpu_support import (
     poison,
     surrounded_copy,
     torch,
-    with_data,
+)
+from grouped_support import (
+    HOSTILE,
+    NK,
+    PLAIN,
+    PLAIN_FAST,
+    SIZES,
+    assert_nothing_outside,
+    call,
+    candidates,
+    offsets_of,
+    onto_c,
 )
 from octofold import ScaledTensor
 from octofold._library import library
-
-# No sums in slices of K: groups have none either.
-PLAIN = "64x64.w1.c1x1x1.b1.alternating" if ON_GPU else None
-PLAIN_FAST = "64x64.w1.c1x1x1.b1" if ON_GPU else None
-
-SIZES = (
-    (1,),
-    (0, 5, 0),
-    (64, 128, 256, 8),
-    (130, 1, 0, 77, 300, 63),
-    (0, 0, 900, 3, 3, 0, 129, 512, 0),
-)
-NK = ((128, 128), (264, 400), (640, 1040), (1408, 272), (72, 4112))
-
-
-def form(a="1x128", b="128x128", out="bfloat16", c=None, bias=None, fast=False):
-    return {
-        "m": 1,
-        "n": 1,
-        "k": 1,
-        "a": "e4m3",
-        "a_granularity": a,
-        "b": "e4m3",
-        "b_granularity": b,
-        "out": out,
-        "c": c,
-        "bias": bias,
-        "fast_accumulation": fast,
-    }
-
-
-def candidates(groups_depth=False, **fields):
-    if not ON_GPU:
-        return [None]
-    return [str(name) for name in library.grouped_gemm_candidates(form(**fields), groups_depth)]
-
-
-def offsets_of(sizes):
-    numbers = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
-    return numbers.to(DEVICE)
 
 
 def weights(generator, groups, n, k, granularity):
@@ -80,14 +51,6 @@ def rows_of(tensor, begin, end):
         scale = tensor.scale.repeat_interleave(128, dim=0)[begin:end]
         return ScaledTensor(tensor.data[begin:end], scale, "1x128")
     return tensor[begin:end]
-
-
-def call(name, candidate, tensors, *options):
-    stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
-    if candidate is None:
-        getattr(library, name)(*tensors, *options, stream)
-    else:
-        getattr(library, f"{name}_by_candidate")(*tensors, *options, stream, candidate)
 
 
 def grouped_by(candidate, a, b, offsets, out, c=None, bias=None, fast=False):
@@ -203,69 +166,11 @@ def test_masked_groups(candidate, generator):
         assert written == sum(counts) * n
 
 
-def columns_of(offsets, g):
-    """Where the columns of a group begin."""
-    return 128 * (int(offsets[g]) // 128 + g)
-
-
-def grouped_operand(generator, offsets, features, granularity):
-    """[features, columns] in groups of K: zeros up to whole blocks, NaN elsewhere."""
-    sizes = (offsets[1:] - offsets[:-1]).tolist()
-    columns = 128 * (int(offsets[-1]) // 128 + len(sizes))
-    tensor = operand(generator, features, columns, granularity=granularity)
-    codes = tensor.data.view(torch.uint8)
-    kept = codes.clone()
-    codes.fill_(0x7F)
-    for g, size in enumerate(sizes):
-        begin = columns_of(offsets, g)
-        codes[:, begin : begin + (size + 127) // 128 * 128] = 0
-        codes[:, begin : begin + size] = kept[:, begin : begin + size]
-    return tensor
-
-
-def columns_slice(tensor, begin, size):
-    data = tensor.data[:, begin : begin + size].contiguous()
-    if tensor.granularity not in ("1x128", "128x128"):
-        return with_data(tensor, data)
-    scale = tensor.scale[:, begin // 128 : begin // 128 + (size + 127) // 128]
-    return ScaledTensor(data, scale, tensor.granularity)
-
-
-def check_depth(candidate, generator, sizes, m, n, pair, dtype=torch.float32, in_place=False):
-    offsets = offsets_of(sizes)
-    a = grouped_operand(generator, offsets, m, pair[0])
-    b = grouped_operand(generator, offsets, n, pair[1])
-    out = torch.randn(len(sizes), m, n, device=DEVICE).to(dtype)
-    before = out.clone()
-    tensors = (a.data, a.scale, b.data, b.scale, offsets, out if in_place else None, out)
-    call("grouped_gemm_k", candidate, tensors, a.granularity, b.granularity, False)
-    for g, size in enumerate(sizes):
-        expected = torch.zeros(m, n, dtype=dtype, device=DEVICE)
-        c = before[g] if in_place else None
-        if size:
-            first = columns_of(offsets, g)
-            parts = [columns_slice(tensor, first, size) for tensor in (a, b)]
-            gemm_by(PLAIN, *parts, expected, c=c)
-        elif in_place:
-            expected = before[g]
-        assert_same_bits(out[g], expected)
-
-
-@pytest.mark.parametrize(
-    "candidate", candidates(True, a="1x128", b="1x128", out="float32", c="float32")
-)
-def test_every_candidate_on_groups_of_k(candidate, generator):
-    for sizes, (m, n) in zip(
-        SIZES, ((128, 128), (256, 72), (200, 264), (328, 520), (64, 1408)), strict=True
-    ):
-        check_depth(candidate, generator, sizes, m, n, ("1x128", "1x128"), in_place=True)
-
-
-@pytest.mark.parametrize("pair", list(itertools.product(GRANULARITIES, GRANULARITIES)))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_pair_on_groups_of_k(pair, dtype, generator):
-    for in_place in (False, True):
-        check_depth(None, generator, SIZES[3], 328, 200, pair, DTYPES[dtype], in_place)
+def test_every_candidate_onto_c_on_groups_of_rows(generator):
+    for candidate in onto_c(out="float32", c="float32"):
+        for sizes, (n, k) in zip(SIZES, NK, strict=True):
+            c = torch.randn(sum(sizes) + 5, n, device=DEVICE)
+            check_rows(candidate, generator, sizes, n, k, dtype=torch.float32, c=c)
 
 
 @pytest.mark.parametrize(
@@ -341,15 +246,6 @@ def test_sizes_change_between_replays_of_a_graph(generator):
     assert_same_bits(out, expected_rows(a, parts, sizes, torch.bfloat16))
 
 
-HOSTILE = (
-    (0, 100, 50, 200),
-    (-5, 7, 300, 2**31 - 1),
-    (2**31 - 1, 0, -(2**31), 5),
-    (300, 200, 100, 0),
-    (17, 17, 17, 17),
-)
-
-
 @pytest.mark.parametrize("numbers", HOSTILE)
 @needs_gpu
 def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
@@ -372,16 +268,10 @@ def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
             masked.view.view(groups, 64, n),
         )
         call("masked_gemm", None, tensors, "1x128", "128x128", False, None)
-        for surrounded in (out, masked):
-            outside = surrounded._memory.clone()
-            outside.as_strided(
-                surrounded.view.shape, surrounded.view.stride(), surrounded.view.storage_offset()
-            ).fill_(torch.nan)
-            assert torch.isnan(outside).all()
-    x = operand(generator, n, 128 * (rows // 128 + groups))
-    sums = torch.full((groups + 2, n, n), torch.nan, device=DEVICE)
-    tensors = (x.data, x.scale, x.data, x.scale, hostile, None, sums[1:-1])
-    call("grouped_gemm_k", None, tensors, "1x128", "1x128", False)
-    torch.cuda.synchronize()
-    assert torch.isnan(sums[0]).all()
-    assert torch.isnan(sums[-1]).all()
+        assert_nothing_outside(out)
+        assert_nothing_outside(masked)
+    for candidate in onto_c(out="float32", c="float32"):
+        out = Surrounded(rows, n, torch.float32, padding=8, offset=8)
+        c = torch.randn(rows, n, device=DEVICE)
+        grouped_by(candidate, scaled, b, hostile, out.view, c=c)
+        assert_nothing_outside(out)

@@ -24,12 +24,18 @@ def test_products_of_groups_are_right_and_measured(tmp_path: Path) -> None:
     output = run(sys.executable, GROUPED, path, *SMALL, "--no-peers")
     assert rows_of(path, "failed") == []
     measured = [(row["case"].partition(" ")[0], row["way"]) for row in rows_of(path, "grouped")]
-    pairs = ("1x128·1x128", "1x128·channel", "1x128·128x128", "channel·channel")
+    recipe = "1x128·channel"
+    pairs = ("1x128·1x128", recipe, "1x128·128x128", "channel·channel")
     assert measured == [
         ("contiguous", "octofold"),
         ("contiguous", "octofold, zipf"),
         ("masked", "octofold"),
         *(("k", f"octofold {pair}{sizes}") for sizes in ("", ", unaligned") for pair in pairs),
+        *(
+            ("gradients", f"octofold {pair}, zipf")
+            for pair in (recipe, "1x128·1x128", "tensor·tensor")
+        ),
+        ("gradients", f"octofold {recipe}"),
         *(("decode", f"octofold{rows}") for rows in ("", ", zipf", ", masked")),
         *(("gated", f"octofold{sizes}") for sizes in ("", ", zipf")),
     ]

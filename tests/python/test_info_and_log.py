@@ -33,6 +33,16 @@ def test_gpu_describes_itself():
     )
 
 
+def test_gpu_says_what_it_lacks():
+    operations = {
+        "casts": octofold.Component(True, ""),
+        "products": octofold.Component(False, "expected 9.0"),
+    }
+    backend = octofold.Component(True, "casts")
+    gpu = octofold.Gpu(0, "RTX 3050", 8, 6, 16, 6 * 2**30, backend, operations)
+    assert str(gpu).endswith("; backend: casts; products not available: expected 9.0")
+
+
 @pytest.fixture
 def warn(tmp_path):
     """Does something that the library logs a warning about."""

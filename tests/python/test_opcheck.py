@@ -36,14 +36,14 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     rows, cols = math.prod(shape[:-1]), shape[-1]
     shape_of_data = (cols, rows) if transpose else shape
     results = fp8(*shape_of_data), scale_of(granularity, *shape_of_data)
-    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose)
+    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose, None)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
 def test_opcheck_quantize_with_given_scales(opcheck):
     x = random(130, 300)
     scale = octofold.quantize(x).scale
-    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False)
+    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False, None)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
@@ -52,7 +52,20 @@ def test_opcheck_quantize_both(opcheck, granularity):
     results = fp8(130, 300), scale_of(granularity, 130, 300)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
     inputs = random(130, 300), None, None, None
-    arguments = (*inputs, *results, *transposed, granularity, *OPTIONS, None)
+    arguments = (*inputs, *results, *transposed, granularity, *OPTIONS, None, None)
+    opcheck(torch.ops.octofold.quantize_both, arguments)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_stacks(opcheck, granularity):
+    def results(*shape):
+        scale = octofold.scale_shape(granularity, *shape, matrices=3)
+        return fp8(*shape), torch.empty(scale)
+
+    x, rows, transposed = random(3, 130, 300), results(3, 130, 300), results(3, 300, 130)
+    arguments = (x, None, None, *transposed, granularity, *OPTIONS, True, 3)
+    opcheck(torch.ops.octofold.quantize, arguments)
+    arguments = (x, None, None, None, *rows, *transposed, granularity, *OPTIONS, None, 3)
     opcheck(torch.ops.octofold.quantize_both, arguments)
 
 
@@ -64,7 +77,7 @@ def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
     inputs = random(130, 300), None, None, offsets_of(0, 5, 130)
-    arguments = (*inputs, *rows, *transposed, "1x128", *OPTIONS, "128x128")
+    arguments = (*inputs, *rows, *transposed, "1x128", *OPTIONS, "128x128", None)
     opcheck(torch.ops.octofold.quantize_both, arguments)
 
 
@@ -83,7 +96,7 @@ def test_opcheck_two_level_scales(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
-    options = "1x128", *OPTIONS, "128x128"
+    options = "1x128", *OPTIONS, "128x128", None
     arguments = (random(130, 300), None, factors, None, *rows, *transposed, *options)
     opcheck(torch.ops.octofold.quantize_both, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
@@ -174,3 +187,12 @@ def test_opcheck_gated_groups(opcheck):
     results = fp8(5, 128), scale_of("1x128", 5, 128)
     options = "1x128", "128x128", "swiglu", *OPTIONS
     opcheck(torch.ops.octofold.grouped_gated_gemm, (*operands, *results, *options))
+
+
+def test_opcheck_dot(opcheck):
+    a, b = scaled(1, 20_000, "1x128"), scaled(1, 20_000, "tensor")
+    results = torch.empty(()), torch.empty(3)
+    opcheck(torch.ops.octofold.dot, (*a, *b, *results, "1x128", "tensor"))
+    x = random(5)
+    arguments = (x, None, x.bfloat16(), None, torch.empty(1), torch.empty(1), None, None)
+    opcheck(torch.ops.octofold.dot, arguments)

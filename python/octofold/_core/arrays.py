@@ -1,6 +1,7 @@
 """What can be done with arrays of any framework: compare them, move them."""
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,16 @@ import numpy as np
 from .._tvm_ffi import tvm_ffi
 from ..errors import invalid_argument
 from .dtypes import NUMPY_DTYPES, SPELLINGS
-from .frameworks import Array, CuPyFramework, is_on_cpu, is_torch, reinterpret
+from .frameworks import (
+    Array,
+    CuPyFramework,
+    common_kind,
+    framework_of,
+    is_on_cpu,
+    is_torch,
+    reinterpret,
+)
+from .streams import StreamLike, stream_handle
 
 Pair = tuple[Array, Array]
 
@@ -62,6 +72,19 @@ def moved_like(values: Array, data: Array, device: Any) -> Array:
         return cupy.asnumpy(values)
     with cupy.cuda.Device(device):
         return cupy.array(values)
+
+
+def scratch(
+    operation: str, argument: str, array: Array, shape: Sequence[int], stream: StreamLike | None
+) -> Array:
+    """Float32 memory of the array's framework and device, for an operation on this stream."""
+    if is_torch(array):
+        from . import torch
+
+        return torch.TorchFramework(array).empty(shape, "float32")
+    kind = common_kind(operation, (argument,), (array,))
+    handle = None if stream is None else stream_handle(operation, stream)
+    return framework_of(kind, (array,), handle).empty(shape, "float32")
 
 
 def _integers(array: Array) -> "np.ndarray[Any, Any]":

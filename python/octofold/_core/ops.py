@@ -254,7 +254,7 @@ def _is_array_or_scaled(kind: Any) -> bool:
     return len(choices) == 2 and choices[0] == Array and _is_scaled(choices[1])
 
 
-def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:
+def scale_shape(granularity: str, *shape: int, matrices: int | None = None) -> tuple[int, ...]:
     """Shape of the scale tensor of codes [..., cols]; `rows` is the product of all sizes but cols.
 
     | granularity | shape                                |
@@ -264,9 +264,12 @@ def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:
     | "1x128"     | [..., ceil(cols / 128)]              |
     | "128x128"   | [ceil(rows / 128), ceil(cols / 128)] |
 
+    matrices: of a stack of so many, one below another: [matrices] of "tensor", [matrices,
+        ceil(rows / matrices / 128), ceil(cols / 128)] of "128x128".
     Raises InvalidArgumentError.
     """
     require_matrix("scale_shape", "shape", shape)
+    require_stack("scale_shape", shape, matrices)
     try:
         library.scale_shape(granularity, row_count(shape), shape[-1])
     except TypeError as error:
@@ -274,12 +277,19 @@ def scale_shape(granularity: str, *shape: int) -> tuple[int, ...]:
         raise invalid_argument(
             "scale_shape", "granularity, *shape", "text and whole numbers", got
         ) from error
-    return quick_scale_shape(granularity, shape)
+    return quick_scale_shape(granularity, shape, matrices)
 
 
-def quick_scale_shape(granularity: str, shape: Sequence[int]) -> tuple[int, ...]:
+def quick_scale_shape(
+    granularity: str, shape: Sequence[int], matrices: int | None = None
+) -> tuple[int, ...]:
     """scale_shape() of what is sound: for torch's symbolic sizes too."""
     *leading, cols = shape
+    if matrices is not None and granularity == "tensor":
+        return (matrices,)
+    if matrices is not None and granularity == "128x128":
+        of_one = (row_count(shape) // matrices, cols)
+        return (matrices, *quick_scale_shape(granularity, of_one))
     if granularity == "1x128":
         return (*leading, (cols + 127) // 128)
     if granularity == "128x128":
@@ -306,3 +316,10 @@ def require_matrix(operation: str, argument: str, shape: Sequence[int]) -> None:
         raise invalid_argument(
             operation, argument, "a matrix (2 dimensions, or more before them)", f"{len(shape)}"
         )
+
+
+def require_stack(operation: str, shape: Sequence[int], matrices: int | None) -> None:
+    """Rows of [..., cols] that are those of so many matrices, if any number is given."""
+    if matrices is not None and (matrices < 1 or row_count(shape) % matrices != 0):
+        expected = f"a number from 1 on that divides {row_count(shape)} rows"
+        raise invalid_argument(operation, "matrices", expected, repr(matrices))

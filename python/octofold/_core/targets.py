@@ -42,9 +42,12 @@ RESULTS: Final = (*RESULTS_OF_TARGETS, *_RESULTS_OF_COLUMNS)
 _NONE: Final[Arrays] = (None, None)
 
 
-def transposed_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Of the transpose of [..., cols], whose leading dimensions count as rows."""
-    return shape[-1], row_count(shape)
+def transposed_shape(shape: Sequence[int], matrices: int | None = None) -> tuple[int, ...]:
+    """Of the transpose of [..., cols], whose leading dimensions count as rows; of so many matrices
+    one below another, of the stack of theirs."""
+    if matrices is None:
+        return shape[-1], row_count(shape)
+    return matrices, shape[-1], row_count(shape) // matrices
 
 
 def group_columns(operation: str, rows: int, offsets: Array | None, transposed: bool = True) -> int:
@@ -63,10 +66,14 @@ def group_columns(operation: str, rows: int, offsets: Array | None, transposed: 
 
 
 def allocate_cast(
-    framework: Framework, shape: Sequence[int], dtype: str, granularity: str
+    framework: Framework,
+    shape: Sequence[int],
+    dtype: str,
+    granularity: str,
+    matrices: int | None = None,
 ) -> Arrays:
     """Codes of `shape`, and their scales."""
-    scale_shape = quick_scale_shape(granularity, shape)
+    scale_shape = quick_scale_shape(granularity, shape, matrices)
     return framework.empty(shape, dtype), framework.empty_scale(scale_shape, granularity)
 
 

@@ -1,16 +1,18 @@
 """Casts of experts' weights [experts, out, in], each expert's as if it were a layer alone."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from .._core.ops import quick_scale_shape
-from .._core.torch import DTYPES
 from ..casts import quantize, quantize_both
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .recipes import Recipe
+
+# Of rows and transposes that one operation casts to, beside those of the same granularity.
+_TOGETHER: Final = (("1x128", "channel"), ("1x128", "128x128"))
 
 
 def cast_experts(
@@ -18,15 +20,14 @@ def cast_experts(
 ) -> tuple[ScaledTensor | None, ScaledTensor | None]:
     """weight [experts, out, in] and the transposes [experts, in, out], at these granularities
     (None: not at all), with the scales that grouped_gemm() takes: [experts, …] of each one's own.
-    Squares that are no two experts' are cast from one read."""
-    weight = weight if weight.is_contiguous() else weight.contiguous()
-    experts, out_features, _ = weight.shape
-    if rows == transposed == "128x128" and out_features % 128 == 0:
-        power_of_two, profile = recipe.power_of_two, recipe.profile
-        whole, whole_transpose = quantize_both(
-            weight, recipe.weight_dtype, rows, power_of_two, "saturate", profile
+    Both from one read, where one operation casts to both granularities."""
+    if rows is not None and (rows == transposed or (rows, transposed) in _TOGETHER):
+        return quantize_both(
+            _walkable(weight),
+            *_options(rows, recipe),
+            transposed_granularity=transposed,
+            matrices=weight.shape[0],
         )
-        return _by_expert(whole), _transposes(whole_transpose, experts)
     return (
         None if rows is None else _cast(weight, rows, recipe, False),
         None if transposed is None else _cast(weight, transposed, recipe, True),
@@ -34,19 +35,16 @@ def cast_experts(
 
 
 def _cast(weight: Tensor, granularity: str, recipe: Recipe, transpose: bool) -> ScaledTensor:
-    experts, out_features, in_features = weight.shape
-    dtype, power_of_two, profile = recipe.weight_dtype, recipe.power_of_two, recipe.profile
-    options = granularity, power_of_two, "saturate", profile, transpose
-    are_squares_apart = granularity == "128x128" and out_features % 128 == 0
-    if are_squares_apart or (granularity in ("channel", "1x128") and not transpose):
-        whole = quantize(weight, dtype, *options)
-        return _transposes(whole, experts) if transpose else _by_expert(whole)
-    shape = (in_features, out_features) if transpose else (out_features, in_features)
-    data = weight.new_empty((experts, *shape), dtype=DTYPES[dtype])
-    scale = weight.new_empty((experts, *quick_scale_shape(granularity, shape)), dtype=torch.float32)
-    for one, codes, units in zip(weight.unbind(), data.unbind(), scale.unbind(), strict=True):
-        quantize(one, dtype, *options, out=ScaledTensor(codes, units, granularity))
-    return ScaledTensor(data, scale.flatten() if granularity == "tensor" else scale, granularity)
+    options = _options(granularity, recipe)
+    return quantize(_walkable(weight), *options, transpose, matrices=weight.shape[0])
+
+
+def _options(granularity: str, recipe: Recipe) -> tuple[str, str, bool, str, str]:
+    return recipe.weight_dtype, granularity, recipe.power_of_two, "saturate", recipe.profile
+
+
+def _walkable(weight: Tensor) -> Tensor:
+    return weight if weight.is_contiguous() else weight.contiguous()
 
 
 def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
@@ -59,7 +57,9 @@ def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
         return _cast(values, granularity, recipe, True)
     scale = weight.scale
     if granularity == "128x128":
-        scale = _scale_by_expert(weight).transpose(1, 2).contiguous()
+        if scale.dim() == 2:  # of a cast of all experts' rows, squares below each other
+            scale = scale.view(weight.shape[0], -1, scale.shape[1])
+        scale = scale.transpose(1, 2).contiguous()
     codes = weight.data.view(torch.uint8).transpose(1, 2).contiguous()
     return ScaledTensor(codes.view(weight.dtype), scale, granularity)
 
@@ -104,24 +104,3 @@ def joined_experts(
     codes = torch.cat([part.data.view(torch.uint8) for part in (gate, up)], dim=1)
     scale = torch.cat((gate.scale, up.scale), dim=1)
     return ScaledTensor(codes.view(gate.dtype), scale, gate.granularity)
-
-
-def _by_expert(weight: ScaledTensor) -> ScaledTensor:
-    """With scales [experts, …], also where a cast has put all squares below each other."""
-    return ScaledTensor(weight.data, _scale_by_expert(weight), weight.granularity)
-
-
-def _scale_by_expert(weight: ScaledTensor) -> Tensor:
-    scale: Tensor = weight.scale
-    if weight.granularity == "128x128" and scale.dim() == 2:
-        return scale.view(weight.shape[0], -1, scale.shape[1])
-    return scale
-
-
-def _transposes(whole: ScaledTensor, experts: int) -> ScaledTensor:
-    """[experts, in, out] of the transpose [in, experts · out] in squares: copied by rows."""
-    in_features = whole.shape[0]
-    wide = whole.data.view(torch.int64)  # rows are multiples of 128 bytes
-    data = wide.view(in_features, experts, -1).transpose(0, 1).contiguous()
-    scale = whole.scale.view(whole.scale.shape[0], experts, -1).transpose(0, 1).contiguous()
-    return ScaledTensor(data.view(whole.data.dtype), scale, "128x128")

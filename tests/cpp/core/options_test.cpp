@@ -29,6 +29,7 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options.log_level, LogLevel::kInfo);
   EXPECT_EQ(options.nvrtc_library, "");
   EXPECT_FALSE(options.check_groups);
+  EXPECT_EQ(options.target, 0);
 }
 
 TEST(OptionsTest, Values) {
@@ -37,6 +38,8 @@ TEST(OptionsTest, Values) {
   EXPECT_EQ(parse("OCTOFOLD_NVRTC", "/x/libnvrtc.so").nvrtc_library, "/x/libnvrtc.so");
   EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
   EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
+  EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_75").target, 75);
+  EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_120").target, 120);
 }
 
 TEST(OptionsTest, AnEmptyVariableIsAsGoodAsNone) {

@@ -6,24 +6,16 @@
 
 #include "octofold/error.h"
 
+#include "support/error_of.h"
+
 namespace octofold {
 namespace {
 
+using test::error_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr auto kCuda = DeviceType::kCuda;
-
-template <typename Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(ScaleLayoutTest, RowMajorOnTheHost) {
   EXPECT_THAT(scale_layout(Granularity::kTensor, 300, 500).shape, ElementsAre(1));

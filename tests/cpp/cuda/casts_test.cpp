@@ -87,6 +87,59 @@ TEST_F(CastTest, GroupsAreToldByWhereTheyBegin) {
   EXPECT_EQ(state().launches[2].params_as<config::CastParams>().offsets, nullptr);
 }
 
+// One launch, whose kernel finds each tile's matrix by the number of tiles that one has.
+TEST_F(CastTest, AStackIsOneKernel) {
+  const auto cast = [&](std::int64_t matrices, const MutableTensorView& scales) {
+    const MutableScaledTensorView out{
+        matrix(address(0x2000), DType::kE4M3, kRows, kCols, kCols, kGpu), scales,
+        Granularity::kBlock128x128};
+    const MutableScaledTensorView transposed{
+        matrix(address(0x8000), DType::kE4M3, matrices * kCols, kRows / matrices, 208, kGpu),
+        matrix(address(0x9000), DType::kFloat32, matrices * 5, 2, 2, kGpu),
+        Granularity::kBlock128x128};
+    quantize({.rows = out, .transposed = transposed, .matrices = matrices});
+  };
+  cast(1, matrix(address(0x3000), DType::kFloat32, 2, 5, 5, kGpu));
+  cast(4, matrix(address(0x3000), DType::kFloat32, 4, 5, 5, kGpu));
+  ASSERT_EQ(state().launches.size(), 2u);
+  EXPECT_EQ(state().launches[0].blocks, 2u * 5);
+  EXPECT_EQ(state().launches[1].blocks, 4u * 1 * 5);
+  const auto params = state().launches[1].params_as<config::CastParams>();
+  EXPECT_EQ(params.rows, kRows);
+  EXPECT_EQ(params.cols, kCols);
+  EXPECT_EQ(params.matrices, 4);
+  EXPECT_EQ(params.matrix_rows, kRows / 4);
+  EXPECT_EQ(params.matrix_tiles, 1);
+  EXPECT_EQ(params.by_matrix_tiles.quotient(3), 3u);
+  EXPECT_EQ(params.transposed_target.codes_stride, 208);
+  EXPECT_EQ(params.transposed_target.scale_row_stride, 2);
+}
+
+// Whose rows are those of all matrices.
+TEST_F(CastTest, TransposesAloneOfAStackHaveTheColumnsOfOneMatrix) {
+  const MutableScaledTensorView transposed{
+      matrix(address(0x8000), DType::kE4M3, 4 * kCols, kRows / 4, 208, kGpu),
+      matrix(address(0x9000), DType::kFloat32, 4 * 5, 2, 2, kGpu), Granularity::kBlock128x128};
+  quantize({.transposed = transposed, .matrices = 4});
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(state().launches[0].blocks, 4u * 1 * 5);
+  EXPECT_EQ(state().launches[0].params_as<config::CastParams>().cols, kCols);
+}
+
+// The scales of tensors, one for each matrix.
+TEST_F(CastTest, TensorsInAStackHaveAScaleEach) {
+  MutableTensorView scales = vector(address(0x3000), DType::kFloat32, 4, kGpu);
+  scales.strides[0] = 3;
+  quantize({.rows = MutableScaledTensorView{matrix(address(0x2000), DType::kE4M3, kRows, kCols,
+                                                   kCols, kGpu),
+                                            scales, Granularity::kTensor},
+            .matrices = 4});
+  ASSERT_EQ(state().launches.size(), 4u);
+  EXPECT_EQ(state().launches[1].blocks, 4u * 1 * 5);
+  const auto params = state().launches[1].params_as<config::CastParams>();
+  EXPECT_EQ(params.row_target.scale_row_stride, 3);
+}
+
 TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
   const MutableScaledTensorView out = output(900, kCols, Granularity::kBlock1x128);
   cuda::quantize(

@@ -65,6 +65,17 @@ TEST_F(DeviceTest, LaunchesAsTheSourceSays) {
   EXPECT_TRUE(launch.may_overlap);
 }
 
+// Kernels for those do not wait for the ones ahead.
+TEST_F(DeviceTest, KernelsOfOlderGpusDoNotOverlap) {
+  state().compute_major = 8;
+  plan::KernelPlan kernel = source_of("f");
+  kernel.cluster_size = 1;
+  launch(0, kernel);
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_FALSE(state().launches[0].may_overlap);
+  EXPECT_EQ(state().launches[0].cluster, 1u);
+}
+
 TEST_F(DeviceTest, EachDeviceHasItsOwnKernels) {
   for (const int device : {0, 1, 0, 1}) launch(device, source_of("f"));
   launch(1, source_of("g"));

@@ -14,8 +14,11 @@
 #include "core/shared_object.h"
 #include "cuda/fake_driver.h"
 #include "cuda/runtime.h"
+#include "support/error_of.h"
 
 namespace octofold::cuda {
+
+using test::error_of;
 
 /// A fresh machine for each test.
 class FakeGpuTest : public testing::Test {
@@ -33,7 +36,7 @@ class FakeGpuTest : public testing::Test {
       runtime_.emplace(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
         ++compilations_;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
-        return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+        return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
       });
     }
     return *runtime_;
@@ -47,17 +50,5 @@ class FakeGpuTest : public testing::Test {
   fake::State* state_;
   std::optional<Runtime> runtime_;
 };
-
-/// What `call` throws, as text; empty if it throws nothing.
-template <typename Call>
-std::string error_of(Call&& call, ErrorCode expected) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), expected) << error.what();
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace octofold::cuda

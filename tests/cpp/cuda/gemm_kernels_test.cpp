@@ -89,6 +89,26 @@ TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(Problems, NvrtcGemmTest, testing::ValuesIn(problems()),
                          [](const auto& instance) { return instance.param.first; });
 
+// With a bias; _AddedInPlace has none.
+TEST(NvrtcGemmOntoCTest, CompilesWithoutSpills) {
+  if (test::nvrtc_is_missing()) GTEST_SKIP();
+  for (const auto& [text, b] : kGranularities) {
+    for (const bool fast : {false, true}) {
+      if (fast && varies_along_k(b)) continue;
+      GemmProblem problem;
+      problem.product.form = {.a = {.scales = fast ? b : Granularity::kBlock1x128},
+                              .b = {.scales = b},
+                              .out = DType::kFloat32,
+                              .c = Addend::kOutputType,
+                              .bias = Addend::kFloat32,
+                              .fast_accumulation = fast};
+      for (const auto& [name, config] : plan::gemm_candidates(problem, plan::kHopper)) {
+        if (config.stores_onto_c()) expect_sound(config);
+      }
+    }
+  }
+}
+
 // All epilogues of all pairs: hours on one core. To be run by hand when the kernel changes.
 class NvrtcGemmEpilogueTest : public NvrtcGemmTest {};
 

@@ -170,7 +170,8 @@ TEST_F(GemmTest, TmaAddsToAnFP32OutputThatIsC) {
   arguments.out.dtype = DType::kFloat32;
   const auto adds = [&](const TensorView& c) {
     arguments.c = c;
-    return plan::plan_gemm(plan::problem_of(arguments), plan::kHopper).config.adds_in_place;
+    return plan::plan_gemm(plan::problem_of(arguments), plan::kHopper, "128x64.w2.c1x1x1.b1.early")
+        .config.adds_in_place;
   };
   TensorView other = arguments.out;
   EXPECT_TRUE(adds(other));

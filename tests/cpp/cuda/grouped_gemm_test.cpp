@@ -169,6 +169,36 @@ TEST_F(GroupedGemmTest, TensorMapsOfDCountRowsTwice) {
   expect_map("256x128.w2.c1x1x1.b1.early", 16);  // in pieces
 }
 
+// In the boxes that D leaves from.
+TEST_F(GroupedGemmTest, CComesByTmaWhereItIsAsked) {
+  const std::string candidate = std::string(kTile) + ".onto_c";
+  for (const Work work : {Work::kGroupedRows, Work::kGroupedDepth}) {
+    core::GroupedProduct grouped = product(work, 1000, 512, 1280);
+    grouped.product.out.dtype = DType::kFloat32;
+    TensorView c = grouped.product.out;
+    c.data = address(0x70000000);
+    c.strides[0] = 528;
+    grouped.product.c = c;
+    grouped_gemm(grouped, work, candidate);
+    const auto& maps = state().tensor_maps;
+    const fake::TensorMapCall& out = maps[maps.size() - 2];
+    EXPECT_EQ(last_map().address, address(0x70000000 - 128 * 528 * 4));
+    EXPECT_EQ(last_map().row_bytes, 528u * 4);
+    EXPECT_EQ(last_map().outer_bytes, 528u * 4);
+    EXPECT_EQ(out.address, address(0x60000000 - 128 * 512 * 4));
+    for (const fake::TensorMapCall& map : {out, last_map()}) {
+      EXPECT_EQ(map.rank, 3);
+      EXPECT_EQ(map.box_rows, 128u);
+      EXPECT_EQ(map.box_cols, 32u);
+      EXPECT_EQ(map.outer, static_cast<std::uint64_t>(grouped.product.out.shape[0]) + 1);
+    }
+    grouped.product.c->data = address(0x70000004);  // TMA cannot address it
+    EXPECT_THAT(
+        error_of([&] { grouped_gemm(grouped, work, candidate); }, ErrorCode::kInvalidArgument),
+        AllOf(HasSubstr(kTile), Not(HasSubstr("onto_c,"))));
+  }
+}
+
 TEST_F(GroupedGemmTest, UnalignedRowsAreCopiedByThreads) {
   core::GroupedProduct grouped = product(Work::kGroupedRows, 1000, 510, 640);
   grouped.product.a.data.data = address(0x10000001);
@@ -188,7 +218,7 @@ TEST_F(GroupedGemmTest, UnalignedGroupsOfKAreNamed) {
   EXPECT_THAT(refusal([](auto& p) { p.b.data.strides[0] = 1288; }),
               AllOf(HasSubstr("grouped_gemm_k: argument 'b'"), HasSubstr("row stride")));
   EXPECT_TRUE(state().launches.empty());
-  EXPECT_EQ(refusal([](auto&) {}), "");
+  EXPECT_EQ(refusal([](auto&) {}), "no error");
 }
 
 TEST_F(GroupedGemmTest, AProblemIsPreparedOnce) {

@@ -78,6 +78,17 @@ TEST_F(NvrtcGroupedGemmTest, GatedGroups) {
   expect_all_sound(gated);
 }
 
+TEST_F(NvrtcGroupedGemmTest, GroupsOntoC) {
+  for (const Work work : {Work::kGroupedRows, Work::kGroupedDepth}) {
+    plan::GemmProblem onto_c = problem(work, Granularity::kBlock1x128, Granularity::kBlock1x128);
+    onto_c.product.form.out = DType::kFloat32;
+    onto_c.product.form.c = Addend::kOutputType;
+    for (const auto& [name, config] : plan::gemm_candidates(onto_c, plan::kHopper)) {
+      if (config.stores_onto_c()) test::expect_sound(config);
+    }
+  }
+}
+
 TEST_F(NvrtcGroupedGemmTest, GroupsOfDepth) {
   for (const Granularity b :
        {Granularity::kBlock1x128, Granularity::kBlock128x128, Granularity::kChannel}) {

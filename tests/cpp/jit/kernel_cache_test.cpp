@@ -32,7 +32,7 @@ const CacheKey kKey{0x0123456789abcdef, 0xfedcba9876543210};
 
 Binary binary_of(char fill) {
   return {.symbol = "_Z1aILi1EEvv",
-          .cubin = std::vector<char>(5000, fill),
+          .image = std::vector<char>(5000, fill),
           .resources = {168, 0, 0, 0}};
 }
 
@@ -221,7 +221,7 @@ TEST_F(KernelCacheTest, ForeignLongerAndFutureEntries) {
   write_entry_bytes(whole + "more");
   expect_recompiled("longer");
   std::string future = whole;
-  future[8] = 2;  // the format version
+  ++future[8];  // the format version
   write_entry_bytes(future);
   expect_recompiled("future version");
   fs::remove(entry());

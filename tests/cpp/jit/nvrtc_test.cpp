@@ -42,10 +42,21 @@ TEST_F(NvrtcTest, CompilesAKernelThatIsNamedByAConfiguration) {
   const Binary binary =
       compile({"kernels/add.h", "add<Shape{.term = 3}>", "sm_90a", "add 3"}, kHeaders);
   EXPECT_THAT(binary.symbol, HasSubstr("add"));
-  EXPECT_GT(binary.cubin.size(), 500u);
+  EXPECT_GT(binary.image.size(), 500u);
   EXPECT_GT(binary.resources.registers, 0);
   EXPECT_EQ(binary.resources.spill_store_bytes, 0);
-  EXPECT_EQ(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0);
+  EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kLdl), 0);
+}
+
+// The driver translates it for whatever GPU there is.
+TEST_F(NvrtcTest, CompilesToPtxForAnArchitectureThatIsNoGpus) {
+  const Binary binary =
+      compile({"kernels/add.h", "add<Shape{.term = 3}>", "compute_80", "add 3"}, kHeaders);
+  const std::string_view text(binary.image.data(), binary.image.size());
+  EXPECT_THAT(text, HasSubstr(".target sm_80"));
+  EXPECT_THAT(text, HasSubstr(binary.symbol));
+  EXPECT_EQ(text.back(), '\0');
+  EXPECT_EQ(binary.resources, ResourceUse{});
 }
 
 TEST_F(NvrtcTest, TheSameProgramGivesTheSameBytes) {
@@ -56,8 +67,8 @@ TEST_F(NvrtcTest, TheSameProgramGivesTheSameBytes) {
 TEST_F(NvrtcTest, ReportsWhatIsKeptInLocalMemory) {
   const Binary binary = compile({"kernels/spill.h", "spill<1>", "sm_90a", "spill"}, kHeaders);
   EXPECT_GE(binary.resources.stack_bytes, 160);
-  EXPECT_GT(test::count_operations(binary.cubin, test::SassOperation::kLdl), 0);
-  EXPECT_GT(test::count_operations(binary.cubin, test::SassOperation::kStl), 0);
+  EXPECT_GT(test::count_operations(binary.image, test::SassOperation::kLdl), 0);
+  EXPECT_GT(test::count_operations(binary.image, test::SassOperation::kStl), 0);
 }
 
 TEST_F(NvrtcTest, AnErrorNamesTheKernelItsConfigurationAndTheLine) {

@@ -2,150 +2,32 @@
 // beside the CPU backend's: the same bytes, and none written elsewhere. Offsets and sources that
 // nobody should give write nothing outside of the tensors either.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "octofold/casts.h"
 #include "octofold/gathered.h"
 
-#include "support/block_on_host.h"  // first: it has CUDA's types
+#include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/casts.h"
-#include "cpu/convert.h"
 #include "cpu/gathered.h"
-#include "kernels/cast/rows.h"
-#include "kernels/cast/scale_steps.h"
-#include "kernels/cast/tiles.h"
-#include "support/random.h"
-
-namespace octofold::ptx {
-
-void raise_global(unsigned* address, unsigned value) {
-  std::atomic_ref<unsigned> held(*address);
-  for (unsigned found = held; found < value && !held.compare_exchange_weak(found, value);) {
-  }
-}
-
-}  // namespace octofold::ptx
 
 namespace octofold::cast {
 namespace {
 
 using config::CastRule;
 using config::CastSource;
-using config::RowCastConfig;
 using config::ScaleStep;
-using config::ScaleStepConfig;
 using config::SourceKind;
 using Offsets = std::vector<int>;
-using enum Granularity;
 
 constexpr std::int64_t kRows = 300, kPlaces = 120, kSlots = 2;
-
-// Codes and scales of one target, with what nobody may write around them.
-class Target {
- public:
-  Target(Granularity granularity, std::int64_t rows, std::int64_t cols)
-      : granularity_(granularity), rows_(rows), cols_(cols) {
-    const std::int64_t across = config::ceil_divide(cols, 128);
-    switch (granularity) {
-      case kTensor: scale_rows_ = scale_cols_ = 1; break;
-      case kChannel: scale_rows_ = rows, scale_cols_ = 1; break;
-      case kBlock1x128: scale_rows_ = rows, scale_cols_ = across; break;
-      case kBlock128x128: scale_rows_ = config::ceil_divide(rows, 128), scale_cols_ = across; break;
-    }
-    codes_.assign(static_cast<std::size_t>(rows * cols) + 2 * kGuard, 0xAA);
-    scales_.assign(static_cast<std::size_t>(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
-  }
-
-  MutableScaledTensorView view() {
-    const MutableTensorView lines = vector(scale(), DType::kFloat32, scale_rows_);
-    const bool blocks = varies_along_k(granularity_);
-    return {matrix(codes(), DType::kE4M3, rows_, cols_),
-            blocks ? matrix(scale(), DType::kFloat32, scale_rows_, scale_cols_) : lines,
-            granularity_};
-  }
-  config::CastTarget target() {
-    const bool one = granularity_ == kTensor;
-    return {codes(), cols_, scale(), one ? 0 : scale_cols_, varies_along_k(granularity_) ? 1 : 0};
-  }
-  void expect_same(const Target& other) const {
-    EXPECT_THAT(codes_, testing::ElementsAreArray(other.codes_));
-    ASSERT_EQ(scales_.size(), other.scales_.size());
-    EXPECT_EQ(std::memcmp(scales_.data(), other.scales_.data(), scales_.size() * sizeof(float)), 0);
-  }
-  void expect_guards() const {
-    for (std::size_t i = 0; i < kGuard; ++i) {
-      EXPECT_EQ(codes_[i], 0xAA);
-      EXPECT_EQ(codes_[codes_.size() - 1 - i], 0xAA);
-      EXPECT_EQ(scales_[i], -1.0f);
-      EXPECT_EQ(scales_[scales_.size() - 1 - i], -1.0f);
-    }
-  }
-
- private:
-  static constexpr std::size_t kGuard = 256;
-
-  unsigned char* codes() { return codes_.data() + kGuard; }
-  float* scale() { return scales_.data() + kGuard; }
-
-  Granularity granularity_;
-  std::int64_t rows_, cols_, scale_rows_ = 0, scale_cols_ = 0;
-  std::vector<unsigned char> codes_;
-  std::vector<float> scales_;
-};
-
-template <TileCastConfig kConfig>
-void launch(const CastParams& params) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t down = kConfig.grouped ? config::group_slots(params.rows, params.groups)
-                                            : config::ceil_divide(params.rows, kConfig.tile_rows);
-  typename TileCast<kConfig>::Shared shared;
-  test::launch(down * config::ceil_divide(params.cols, kScaleBlock), kConfig.threads(), [&] {
-    Tiles<kConfig> tiles{{params, 0}};
-    if (!tiles[0].any()) return;
-    load<kConfig>(params, tiles);
-    TileCast<kConfig>(params, shared, tiles[0]).run();
-  });
-}
-
-template <ScaleStepConfig kConfig>
-void launch(const CastParams& params) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  const std::int64_t units = std::max(params.rows, params.cols);
-  test::launch(config::ceil_divide(units, kConfig.threads()), kConfig.threads(),
-               [&] { scale_step_kernel<kConfig>(params); });
-}
-
-template <RowCastConfig kConfig>
-void launch(const CastParams& params) {
-  static_assert(kConfig.invalid_reason() == nullptr);
-  typename RowCast<kConfig>::Shared shared;
-  test::launch(config::ceil_divide(params.rows, kConfig.rows_per_block()), kConfig.threads(),
-               [&] { RowCast<kConfig>(params, shared).run(); });
-}
-
-// Matrices of random values, each column with a magnitude of its own.
-template <DType kIn>
-std::vector<Storage<kIn>> random_values(std::int64_t rows, std::int64_t cols) {
-  test::Random random;
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<std::size_t>(rows * cols));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = std::ldexp(normal(random), static_cast<int>(i % 7));
-  }
-  std::vector<Storage<kIn>> x(values.size());
-  cpu::store(values.data(), std::ssize(values), x.data(), kIn, 0, Overflow::kNan);
-  return x;
-}
 
 // What one cast reads: x itself in as many rows as are cast, or gathered from fewer.
 template <DType kIn>

@@ -13,11 +13,13 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 
 namespace octofold {
 namespace {
 
+using test::error_of;
 using test::Matrix;
 using testing::HasSubstr;
 
@@ -240,16 +242,6 @@ TEST_F(ActivationsTest, NanInFp8IsHandedOn) {
                         {.rows = out.view()});
     EXPECT_EQ(out.codes()[layout == GateLayout::kHalves ? 5 : 2] & kNan, kNan);
   }
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST_F(ActivationsTest, ErrorsNameTheArgument) {

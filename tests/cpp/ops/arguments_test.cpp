@@ -10,12 +10,14 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
 
 namespace octofold {
 namespace {
 
+using test::error_of;
 using testing::HasSubstr;
 
 // A valid problem that each test spoils in one place.
@@ -37,17 +39,6 @@ struct Problem {
             .out = matrix(d.data(), DType::kFloat32, kM, kN)};
   }
 };
-
-template <typename Call>
-std::string error_of(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 std::string gemm_error(const std::function<void(Problem&, GemmArguments&)>& spoil) {
   Problem problem;

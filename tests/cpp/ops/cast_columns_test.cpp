@@ -10,12 +10,14 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
 
 namespace octofold {
 namespace {
 
+using test::error_of;
 using test::Matrix;
 using testing::HasSubstr;
 
@@ -54,17 +56,6 @@ class CastColumnsTest : public testing::Test {
       ASSERT_EQ(sums_[static_cast<std::size_t>(col)], static_cast<float>(sum)) << col;
       ASSERT_EQ(amax_[static_cast<std::size_t>(col)], static_cast<float>(amax)) << col;
     }
-  }
-
-  template <typename Call>
-  static std::string error_of(Call&& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      return error.what();
-    }
-    return "no error";
   }
 
   test::Random random_;

@@ -12,6 +12,7 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/random.h"
 
 namespace octofold {
@@ -43,13 +44,7 @@ class CastsTest : public testing::Test {
   }
 
   static std::string error_of(const TensorView& x, const CastTargets& out) {
-    try {
-      quantize(x, out);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      return error.what();
-    }
-    return "no error";
+    return test::error_of([&] { quantize(x, out); });
   }
 
   static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {

@@ -14,6 +14,7 @@
 #include "octofold/scaled_matrix.h"
 #include "octofold/tuning.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
 
@@ -103,13 +104,7 @@ std::string error_of(const std::function<void(DynamicGemmArguments&)>& spoil) {
   DynamicGemmArguments arguments{
       .x = x.view(), .b = b.view(), .out = out.view(), .bias = bias.row_vector()};
   spoil(arguments);
-  try {
-    dynamic_gemm(arguments);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
+  return test::error_of([&] { dynamic_gemm(arguments); });
 }
 
 TEST(DynamicGemmArgumentsTest, EachErrorNamesItsArgument) {

@@ -17,6 +17,7 @@
 #include "octofold/scaled_matrix.h"
 #include "octofold/tuning.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
 
@@ -148,13 +149,7 @@ std::string error_of(const std::function<void(GatedGemmArguments&)>& spoil) {
   ScaledMatrix out(5, 200, Granularity::kBlock1x128);
   GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.view()};
   spoil(arguments);
-  try {
-    gated_gemm(arguments);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    return error.what();
-  }
-  return "no error";
+  return test::error_of([&] { gated_gemm(arguments); });
 }
 
 TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {

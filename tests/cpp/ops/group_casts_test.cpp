@@ -17,6 +17,7 @@
 #include "octofold/norms.h"
 #include "octofold/scaled_matrix.h"
 
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
 
@@ -24,21 +25,12 @@ namespace octofold {
 namespace {
 
 using enum Granularity;
+using test::error_of;
 using test::Matrix;
 using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 300, kCols = 200;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+constexpr std::uint8_t kNanCode = 0x7F;  // of e4m3: no cast of finite values writes it
 
 class GroupCastsTest : public testing::Test {
  protected:
@@ -107,16 +99,16 @@ TEST_F(GroupCastsTest, AreCastsOfEachGroup) {
 TEST_F(GroupCastsTest, WriteNothingElse) {
   ScaledMatrix of_rows(kRows, kCols, kBlock1x128), of_groups(kCols, columns(), kBlock1x128);
   for (ScaledMatrix* matrix : {&of_rows, &of_groups}) {
-    std::ranges::fill(matrix->codes(), std::uint8_t{0xAA});
+    std::ranges::fill(matrix->codes(), kNanCode);
     std::ranges::fill(matrix->scales(), -1.0f);
   }
   quantize(x_.view(),
            {.rows = of_rows.view(), .transposed = of_groups.view(), .offsets = offsets()});
-  EXPECT_THAT(of_rows.codes().subspan(270 * kCols), testing::Each(0xAA));
+  EXPECT_THAT(of_rows.codes().subspan(270 * kCols), testing::Each(kNanCode));
   EXPECT_THAT(of_rows.scales().subspan(270 * 2), testing::Each(-1.0f));
   const std::vector<bool> written{true, false, true, true, true, true};  // slots
   for (std::size_t slot = 0; slot < written.size(); ++slot) {
-    EXPECT_EQ(of_groups.codes()[128 * slot + 127] != 0xAA, written[slot]) << slot;
+    EXPECT_EQ(of_groups.codes()[128 * slot + 127] != kNanCode, written[slot]) << slot;
     EXPECT_EQ(of_groups.scales()[slot] != -1.0f, written[slot]) << slot;
   }
 }
@@ -230,7 +222,7 @@ TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
   ScaledMatrix of_rows(kGathered, kCols, kBlock1x128), columns(kCols, kGathered, kBlock1x128);
   ScaledMatrix wanted_rows(kGathered, kCols, kBlock1x128),
       wanted_columns(kCols, kGathered, kBlock1x128);
-  std::ranges::fill(of_rows.codes(), std::uint8_t{0xAA});
+  std::ranges::fill(of_rows.codes(), kNanCode);
   std::ranges::fill(of_rows.scales(), -1.0f);
   quantize_gathered(rows(), {.rows = of_rows.view(), .transposed = columns.view()});
   quantize(in_memory().view(), {.rows = wanted_rows.view(), .transposed = wanted_columns.view()});
@@ -240,7 +232,7 @@ TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
     const auto codes = of_rows.codes().subspan(row * kCols, kCols);
     const auto scales = of_rows.scales().subspan(row * 2, 2);
     if (sources_[row] < 0) {
-      EXPECT_THAT(codes, testing::Each(0xAA));
+      EXPECT_THAT(codes, testing::Each(kNanCode));
       EXPECT_THAT(scales, testing::Each(-1.0f));
     } else {
       EXPECT_THAT(codes,

@@ -130,7 +130,7 @@ class WarmedGemmTest : public cuda::FakeGpuTest {
     jit::Program asked;
     cuda::Runtime runtime(OCTOFOLD_FAKE_DRIVER, [&](const jit::Program& program) {
       asked = program;
-      return jit::Binary{.symbol = program.kernel, .cubin = {'c', 'u'}, .resources = {}};
+      return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
     });
     cuda::gemm(runtime.device(0), arguments, {});
     return asked;

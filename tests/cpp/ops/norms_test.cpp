@@ -13,11 +13,13 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/random.h"
 
 namespace octofold {
 namespace {
 
+using test::error_of;
 using testing::ElementsAreArray;
 using testing::HasSubstr;
 
@@ -61,17 +63,6 @@ class NormsTest : public testing::Test {
   std::vector<float> x_, residual_, weight_, sum_, rstd_, mean_;
   ScaledMatrix out_{kRows, kCols, Granularity::kBlock1x128};
 };
-
-template <typename Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
   EXPECT_THAT(actual.codes(), ElementsAreArray(expected.codes()));

@@ -11,23 +11,15 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
+
 namespace octofold {
 namespace {
 
+using test::error_of;
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <typename Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 using Index = std::vector<std::int32_t>;
 using Floats = std::vector<float>;

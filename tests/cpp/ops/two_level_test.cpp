@@ -11,12 +11,14 @@
 
 #include "octofold/octofold.h"
 
+#include "support/error_of.h"
 #include "support/judge.h"
 #include "support/random.h"
 
 namespace octofold {
 namespace {
 
+using test::error_of;
 using testing::HasSubstr;
 
 constexpr auto kSquares = Granularity::kBlock128x128;
@@ -63,17 +65,6 @@ class TwoLevelTest : public testing::Test {
   static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
     EXPECT_THAT(actual.codes(), testing::ElementsAreArray(expected.codes()));
     EXPECT_THAT(actual.scales(), testing::ElementsAreArray(expected.scales()));
-  }
-
-  template <typename Call>
-  static std::string error_of(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      return error.what();
-    }
-    return "no error";
   }
 
   std::vector<float> data_;

@@ -349,15 +349,15 @@ TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
 }
 
 TEST(PlanCastTest, SaysWhatTheGpuLacks) {
-  const Gpu ampere{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108};
+  const Gpu volta{.compute_major = 7, .compute_minor = 0, .multiprocessors = 80};
   try {
-    plan_cast({.rows = 1, .cols = 1}, ampere);
+    plan_cast({.rows = 1, .cols = 1}, volta);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), HasSubstr("got 8.0"));
+    EXPECT_THAT(error.what(), HasSubstr("got 7.0"));
   }
-  EXPECT_THROW(plan_convert({.rows = 1, .cols = 1}, ampere), Error);
+  EXPECT_THROW(plan_convert({.rows = 1, .cols = 1}, volta), Error);
 }
 
 TEST(PlanCastTest, RefusesWhatNoGridHolds) {

@@ -110,6 +110,51 @@ TEST(GemmPlanTest, EveryPairOfGranularitiesHasCandidates) {
   }
 }
 
+// Only where everything goes by TMA, in FP32.
+TEST(GemmPlanTest, CandidatesStoreOntoCWhereTmaCanBringIt) {
+  const auto onto_c = [](auto&& spoil) {
+    GemmProblem problem{.product = {.m = 512, .n = 512, .k = 512}};
+    problem.product.form.out = DType::kFloat32;
+    problem.product.form.c = Addend::kOutputType;
+    spoil(problem);
+    return std::ranges::any_of(gemm_candidates(problem, kHopper), [](const auto& candidate) {
+      EXPECT_EQ(candidate.config.stores_onto_c(), candidate.name.ends_with(".onto_c"));
+      return candidate.config.stores_onto_c();
+    });
+  };
+  EXPECT_TRUE(onto_c([](auto&) {}));
+  EXPECT_TRUE(onto_c([](auto& p) { p.c_is_out = true; }));
+  EXPECT_FALSE(onto_c([](auto& p) { p.product.form.out = DType::kBFloat16; }));
+  EXPECT_FALSE(onto_c([](auto& p) { p.product.form.c = Addend::kNone; }));
+  EXPECT_FALSE(onto_c([](auto& p) { p.c_fits_tma = false; }));
+  EXPECT_FALSE(onto_c([](auto& p) { p.output_fits_tma = false; }));
+  EXPECT_FALSE(onto_c([](auto& p) { p.operands_fit_tma = false; }));
+}
+
+TEST(GemmPlanTest, SaysWhyNoKernelStoresOntoC) {
+  GemmProblem problem{.product = {.m = 512, .n = 512, .k = 512}};
+  problem.product.form.out = DType::kFloat32;
+  problem.product.form.c = Addend::kOutputType;
+  const auto reason = [&](auto&& spoil) {
+    config::Sm90GemmConfig config =
+        plan_gemm(problem, kHopper, "128x128.w2.c1x1x1.b1.early.onto_c").config;
+    spoil(config);
+    const char* found = config.invalid_reason();
+    return std::string(found == nullptr ? "" : found);
+  };
+  using testing::HasSubstr;
+  EXPECT_EQ(reason([](auto&) {}), "");
+  EXPECT_THAT(reason([](auto& c) { c.form.out = DType::kFloat16; }), HasSubstr("FP32"));
+  EXPECT_THAT(reason([](auto& c) { c.form.c = Addend::kNone; }), HasSubstr("FP32"));
+  EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("TMA adds"));
+  EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("whole tiles"));
+  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("whole tiles"));
+  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("a warp to store"));
+  EXPECT_THAT(reason([](auto& c) { c.boxes = 1; }), HasSubstr("boxes"));
+  EXPECT_THAT(reason([](auto& c) { c.boxes = 8; }), HasSubstr("shared memory"));
+  EXPECT_THAT(reason([](auto& c) { c.store = OutputStore::kTma; }), HasSubstr("boxes"));
+}
+
 TEST(GemmPlanTest, FillsTheMultiprocessors) {
   const auto tiles = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     const GemmProblem problem{.product = {.m = m, .n = n, .k = k}};

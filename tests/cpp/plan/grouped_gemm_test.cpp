@@ -75,7 +75,9 @@ TEST(GroupedGemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
     EXPECT_EQ(config.gated, problem.gated);
     EXPECT_EQ(config.cluster_depth, 1);
     EXPECT_EQ(config.load == OperandLoad::kTma, problem.operands_fit_tma);
-    EXPECT_EQ(config.adds_in_place, problem.c_is_out && config.store != OutputStore::kDirect);
+    EXPECT_EQ(config.adds_in_place,
+              problem.c_is_out && config.store != OutputStore::kDirect && !config.stores_onto_c());
+    EXPECT_TRUE(problem.c_fits_tma || !config.stores_onto_c());
     EXPECT_TRUE(problem.output_fits_tma || config.store == OutputStore::kDirect);
     ASSERT_EQ(plan.kernels.size(), 1u);
     const KernelPlan& kernel = plan.kernels.front();
@@ -212,6 +214,47 @@ TEST(GroupedGemmPlanTest, RowsInGroupsEachBringTheirBlocksScale) {
       EXPECT_EQ(config.swapped ? config.column_scales() : config.row_scales(), expected) << name;
     }
   }
+}
+
+// Few stages do not hide what L2 takes to add; many do, from larger tiles.
+TEST(GroupedGemmPlanTest, WhereKIsShortCIsBroughtToSharedMemory) {
+  const auto plan = [](std::int64_t each, bool c_fits_tma) {
+    GemmProblem problem{.product = {.m = 4096, .n = 7168, .k = 32 * each},
+                        .c_is_out = true,
+                        .c_fits_tma = c_fits_tma,
+                        .work = Work::kGroupedDepth,
+                        .groups = 32,
+                        .expected = each};
+    problem.product.form = {.a = {.scales = Granularity::kBlock1x128},
+                            .b = {.scales = Granularity::kBlock1x128},
+                            .out = DType::kFloat32,
+                            .c = Addend::kOutputType};
+    return plan_gemm(problem, kHopper).config;
+  };
+  const Sm90GemmConfig brought = plan(256, true);
+  EXPECT_TRUE(brought.stores_onto_c());
+  EXPECT_FALSE(brought.adds_in_place || brought.reads_c());
+  EXPECT_GE(brought.boxes, brought.boxes_of_tile());
+  for (const Sm90GemmConfig& added : {plan(256, false), plan(8192, true)}) {
+    EXPECT_FALSE(added.stores_onto_c());
+    EXPECT_TRUE(added.adds_in_place);
+  }
+}
+
+// Tiles of 192x128 lose most where groups are short and one side has channel scales; with scales of
+// tensors they stay the best.
+TEST(GroupedGemmPlanTest, ShortGroupsOfKWithChannelScalesTakeOtherTiles) {
+  const auto area = [](std::int64_t each, Granularity a, Granularity b) {
+    GemmProblem problem{.product = {.m = 4096, .n = 7168, .k = 32 * each},
+                        .work = Work::kGroupedDepth,
+                        .groups = 32,
+                        .expected = each};
+    problem.product.form = {.a = {.scales = a}, .b = {.scales = b}};
+    const Sm90GemmConfig config = plan_gemm(problem, kHopper).config;
+    return config.tile_rows * config.tile_columns;
+  };
+  EXPECT_NE(area(512, Granularity::kBlock1x128, Granularity::kChannel), 192 * 128);
+  EXPECT_EQ(area(512, Granularity::kTensor, Granularity::kTensor), 192 * 128);
 }
 
 // A valid configuration, spoiled in one place.

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdint>
 
 #define __device__
 
@@ -28,4 +29,8 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     result |= ((from < 4 ? low : high) >> from % 4 * 8 & 0xFF) << 8 * i;
   }
   return result;
+}
+// Of the two words, the second above the first, the lower one after a shift by up to 31.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (shift & 31));
 }

@@ -46,7 +46,8 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
                       .form = form},
           .operands_fit_tma = random() % 4 != 0,
           .operands_fit_words = random() % 2 == 0,
-          .output_fits_tma = random() % 4 != 0};
+          .output_fits_tma = random() % 4 != 0,
+          .c_fits_tma = random() % 2 == 0};
 }
 
 // The tiles of clusters.

@@ -19,18 +19,22 @@ namespace octofold::test {
 // first.
 class Compiler {
  public:
+  explicit Compiler(const plan::Gpu& gpu = plan::kHopper) : gpu_(gpu) {}
+
   void expect_sound(const std::vector<plan::KernelPlan>& plans) {
     for (const plan::KernelPlan& plan : plans) {
       if (!compiled_.insert(plan.kernel).second) continue;
-      const jit::Binary binary =
-          jit::compile(cuda::program_of(plan, plan::kHopper), cuda::kernel_headers());
+      const jit::Binary binary = jit::compile(cuda::program_of(plan, gpu_), cuda::kernel_headers());
       EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
-      EXPECT_EQ(count_operations(binary.cubin, SassOperation::kEndCollective), 0) << plan.kernel;
+      EXPECT_LE(plan.shared_bytes + binary.resources.shared_bytes, gpu_.shared_memory_per_block)
+          << plan.kernel;
+      EXPECT_EQ(count_operations(binary.image, SassOperation::kEndCollective), 0) << plan.kernel;
     }
   }
 
  private:
+  plan::Gpu gpu_;
   std::set<std::string> compiled_;
 };
 
@@ -43,11 +47,11 @@ inline void expect_sound(const config::Sm90GemmConfig& config) {
                    cuda::kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
   EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
-  EXPECT_EQ(count_operations(binary.cubin, SassOperation::kLdl), 0) << description;
-  EXPECT_EQ(count_operations(binary.cubin, SassOperation::kStl), 0) << description;
+  EXPECT_EQ(count_operations(binary.image, SassOperation::kLdl), 0) << description;
+  EXPECT_EQ(count_operations(binary.image, SassOperation::kStl), 0) << description;
   // Four products of 32 values of K for each sub-tile; the compiler unrolls the loop of small
   // tiles, and the last of a group has a loop for one sub-tile of two.
-  const int products = count_operations(binary.cubin, SassOperation::kQgmma);
+  const int products = count_operations(binary.image, SassOperation::kQgmma);
   EXPECT_GE(products, 4 * config.sub_tiles()) << description;
   const bool has_loop_for_one = config.loads_sub_tiles() && config.row_sub_tiles() == 2;
   EXPECT_EQ(products % (has_loop_for_one ? 4 : 4 * config.sub_tiles()), 0) << description;

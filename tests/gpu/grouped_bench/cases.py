@@ -16,7 +16,9 @@ class Case:
     section: str
     groups: int
     each: int
-    sizes: tuple[int, int]  # N, K; of K groups M, N; of gated products N of the output, K
+    sizes: tuple[
+        int, int
+    ]  # N, K; of K groups (k, gradients) M, N; of gated products N of the output, K
 
     @property
     def name(self) -> str:
@@ -41,6 +43,15 @@ CASES = [
     *cases("masked", of_both([(1, 1024), (2, 512), (4, 256), (16, 64), (32, 32)])),
     *cases("k", [(4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (32, 256, 4096, 7168)]),
     *cases(
+        "gradients",
+        [
+            (32, 512, 4096, 7168),
+            (32, 512, 7168, 2048),
+            (128, 512, 1536, 2048),
+            (128, 512, 2048, 768),
+        ],
+    ),
+    *cases(
         "decode",
         [
             (64, 6, 2816, 2048),
@@ -57,10 +68,11 @@ TINY_CASES = [
     *cases("contiguous", [(3, 128, 256, 384)]),
     *cases("masked", [(3, 20, 256, 384)]),
     *cases("k", [(3, 256, 128, 256)]),
+    *cases("gradients", [(3, 256, 128, 256)]),
     *cases("decode", [(6, 3, 256, 256)]),
     *cases("gated", [(3, 128, 128, 256)]),
 ]
-SECTIONS = ("contiguous", "masked", "k", "decode", "gated")
+SECTIONS = ("contiguous", "masked", "k", "gradients", "decode", "gated")
 
 
 def aligned(case: Case) -> list[int]:

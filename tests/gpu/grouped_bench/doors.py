@@ -18,12 +18,12 @@ def candidates(section: str, pair: Sequence[str]) -> list[str]:
     """Names of what can compute such a product, as the sections ask for it."""
     if section == "gated":
         return [str(name) for name in library.gated_gemm_candidates()]
-    in_k = section == "k"
-    out = "float32" if in_k else "bfloat16"
+    out = "float32" if section == "k" else "bfloat16"
     operands = {"a": "e4m3", "a_granularity": pair[0], "b": "e4m3", "b_granularity": pair[1]}
     sizes = {"m": 1, "n": 1, "k": 1}  # which do not matter
-    form = {**sizes, **operands, "out": out, "c": out if in_k else None, "bias": None}
-    return [str(name) for name in library.grouped_gemm_candidates(form, in_k)]
+    form = {**sizes, **operands, "out": out, "c": out if section == "k" else None, "bias": None}
+    in_depth = section in ("k", "gradients")
+    return [str(name) for name in library.grouped_gemm_candidates(form, in_depth)]
 
 
 def by_candidate(function: Any, tensors: Sequence[Any], options: Sequence[Any], name: str) -> Call:
@@ -61,12 +61,16 @@ def masked(
 
 
 def k_groups(
-    a: ScaledTensor, b: ScaledTensor, offsets: Tensor, sums: Tensor, candidate: str | None
+    a: ScaledTensor,
+    b: ScaledTensor,
+    offsets: Tensor,
+    out: Tensor,
+    c: Tensor | None,
+    candidate: str | None,
 ) -> Call:
-    """Added to the sums in place."""
     if candidate is None:
-        return partial(octofold.grouped_gemm_k, a, b, offsets, out=sums, c=sums)
-    tensors = (a.data, a.scale, b.data, b.scale, offsets, sums, sums)
+        return partial(octofold.grouped_gemm_k, a, b, offsets, out=out, c=c)
+    tensors = (a.data, a.scale, b.data, b.scale, offsets, c, out)
     options = (a.granularity, b.granularity, False)
     return by_candidate(library.grouped_gemm_k_by_candidate, tensors, options, candidate)
 

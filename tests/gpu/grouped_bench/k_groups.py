@@ -48,7 +48,7 @@ def scaled(data: Tensor, granularity: str) -> ScaledTensor:
     def random(*shape: int) -> Tensor:
         return torch.rand(shape, device=data.device) + 0.5
 
-    scale = random(rows)
+    scale = random(1 if granularity == "tensor" else rows)
     if granularity == "1x128":
         scale = random(columns // BLOCK, rows).t()
     elif granularity == "128x128":
@@ -58,11 +58,11 @@ def scaled(data: Tensor, granularity: str) -> ScaledTensor:
 
 @dataclass(frozen=True)
 class Operands:
-    """a [M, K], b [N, K] in the layout of the groups; sums [G, M, N] in FP32."""
+    """a [M, K], b [N, K] in the layout of the groups; out [G, M, N]."""
 
     a: Tensor
     b: Tensor
-    sums: Tensor
+    out: Tensor
 
 
 def parts(data: Tensor, offsets: Sequence[int]) -> list[Tensor]:
@@ -118,8 +118,8 @@ def ours(
 ) -> Way:
     device = sets[0].a.device
     where = on_device(offsets, device)
-    scaled_sets = [(scaled(s.a, pair[0]), scaled(s.b, pair[1]), s.sums) for s in sets]
-    calls = [doors.k_groups(a, b, where, sums, candidate) for a, b, sums in scaled_sets]
+    scaled_sets = [(scaled(s.a, pair[0]), scaled(s.b, pair[1]), s.out) for s in sets]
+    calls = [doors.k_groups(a, b, where, sums, sums, candidate) for a, b, sums in scaled_sets]
     a, b, sums = scaled_sets[0]
     reference = Reference(a, b, [(first, last) for first, last, _ in k_columns(offsets)])
 
@@ -158,11 +158,11 @@ def deepgemm(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way
         wholes = [scaled(compact(data, offsets, "rows"), "1x128") for data in (s.a, s.b)]
         codes_ = [compact(data, offsets, "groups") for data in (s.a, s.b)]
         sides = [(data, whole.scale) for data, whole in zip(codes_, wholes, strict=True)]
-        calls.append(partial(function, *sides, s.sums, sizes, layout, c=s.sums))
+        calls.append(partial(function, *sides, s.out, sizes, layout, c=s.out))
         if not references:
             ranges = list(itertools.pairwise(offsets))
             references.append(Reference(*wholes, ranges))
-    sums = sets[0].sums
+    sums = sets[0].out
 
     def error() -> float:
         sums.fill_(1)

@@ -166,7 +166,3 @@ inline unsigned atomicCAS(unsigned* address, unsigned expected, unsigned value) 
 }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline int __popc(unsigned value) { return std::popcount(value); }
-
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
-  return shift % 32 == 0 ? low : low >> shift % 32 | high << (32 - shift % 32);
-}

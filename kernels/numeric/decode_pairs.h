@@ -1,0 +1,64 @@
+// FP8 codes of packed words to FP16, two at a time. All 256 codes of both formats are exact, NaN,
+// infinity and subnormal numbers included.
+//
+// FP16 has the exponent of e5m2, so such a code is the upper byte of its value. An e4m3 code, moved
+// right by one behind its sign, is its value over 2^8, and so are subnormal ones; only NaN has to
+// have the exponent's first bit besides.
+//
+// Instructions for a pair of codes, where both pairs of a word are decoded:
+//
+// |                                   | e5m2 | e4m3 | from 8.9 on |
+// |-----------------------------------|------|------|-------------|
+// | float16_pair_in_units: over 2^8   | 1    | 4    | 1           |
+// | float16_pair_of_fp8: the values   | 1    | 5    | 1           |
+//
+// From 8.9 on e4m3 has a conversion, and a shift for the upper pair of a word.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+#include "kernels/ptx/architecture.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/ptx/packed.h"
+
+namespace octofold::numeric {
+
+// What float16_pair_in_units() counts in: values are its results times this, a power of two, which
+// sums of products take as well as each of the values.
+template <DType kFp8>
+inline constexpr float kPairUnit = kFp8 == DType::kE4M3 && !ptx::kHasFp8Conversions ? 256.0f : 1.0f;
+
+// Codes 2 · pair and 2 · pair + 1 of the word as FP16 over kPairUnit, the first in the low half.
+// `pair` is 0 or 1, and a constant once loops are unrolled.
+template <DType kFp8>
+__device__ inline unsigned float16_pair_in_units(unsigned word, int pair) {
+  static_assert(is_fp8(kFp8));
+  if constexpr (kFp8 == DType::kE5M2) {
+    return __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);
+  } else if constexpr (ptx::kHasFp8Conversions) {
+    return ptx::float16_pair_of_e4m3(pair == 0 ? word : word >> 16);
+  } else {
+    // All but the selection of bytes is for both pairs. Of each byte: in the place of its sign,
+    // whether it is NaN, seven ones, from which a carry goes there;
+    constexpr unsigned kMagnitudes = 0x7F7F7F7Fu;
+    const unsigned carries = (word & kMagnitudes) + 0x01010101u;
+    const unsigned marked = ptx::select_bits(kMagnitudes, word, carries);
+    // its lower 7 bits where FP16's upper byte has them, of which the last one falls to the byte
+    // below, of byte 0 to byte 3;
+    const unsigned rotated = __funnelshift_r(marked, marked, 1);
+    const unsigned upper = ptx::select_bits(kMagnitudes, rotated, word);
+    const unsigned lower = rotated & ~kMagnitudes;
+    return __byte_perm(lower, upper, pair == 0 ? 0x5043 : 0x7261);
+  }
+}
+
+// The same as the values themselves.
+template <DType kFp8>
+__device__ inline unsigned float16_pair_of_fp8(unsigned word, int pair) {
+  const unsigned halves = float16_pair_in_units<kFp8>(word, pair);
+  if constexpr (kPairUnit<kFp8> == 1) return halves;
+  constexpr unsigned kUnits = 0x5C005C00u;  // 256, twice
+  return ptx::multiply_float16_pair(halves, kUnits);
+}
+
+}  // namespace octofold::numeric

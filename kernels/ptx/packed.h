@@ -1,0 +1,21 @@
+// Arithmetic and logic on words that hold several numbers.
+#pragma once
+
+namespace octofold::ptx {
+
+// Of each bit the one of `ones` where the mask has a one, else that of `zeros`: one instruction,
+// which the compiler does not find where the mask is a constant.
+__device__ inline unsigned select_bits(unsigned mask, unsigned ones, unsigned zeros) {
+  unsigned selected;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(selected) : "r"(mask), "r"(ones), "r"(zeros));
+  return selected;
+}
+
+// Products of two FP16 numbers each, to nearest even; subnormal ones are kept. NaN: 0x7FFF.
+__device__ inline unsigned multiply_float16_pair(unsigned left, unsigned right) {
+  unsigned product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(left), "r"(right));
+  return product;
+}
+
+}  // namespace octofold::ptx

@@ -1,0 +1,86 @@
+#include "octofold/dot.h"
+
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/flatten.h"
+#include "cpu/dot.h"
+#include "cuda/dot.h"
+#include "kernels/config/dot.h"
+#include "ops/backend.h"
+#include "ops/inputs.h"
+
+namespace octofold {
+namespace {
+
+constexpr std::initializer_list<DType> kNumbers = {DType::kFloat32, DType::kFloat16,
+                                                   DType::kBFloat16, DType::kE4M3, DType::kE5M2};
+
+// The operand as a matrix of one row.
+DotOperand checked(const core::Arguments& check, std::string_view argument,
+                   std::string_view scale_argument, const DotOperand& given, ops::Inputs& inputs) {
+  DotOperand operand = given;
+  if (given.scale) {
+    const ScaledTensorView flat = core::flatten(
+        check, argument, ScaledTensorView{given.data, *given.scale, given.granularity});
+    check.require_scaled_input(argument, flat);
+    operand.data = flat.data;
+    operand.scale = flat.scale;
+    inputs.add(scale_argument, flat.scale);
+  } else {
+    operand.data = core::flatten(check, argument, given.data);
+    check.require_input_matrix(argument, operand.data);
+    check.require_dtype(argument, operand.data, kNumbers);
+  }
+  if (operand.data.shape[0] != 1) {
+    check.fail(argument, "a vector [K]", core::describe(given.data));
+  }
+  inputs.add(argument, operand.data);
+  return operand;
+}
+
+}  // namespace
+
+std::int64_t dot_workspace_size(std::int64_t size) {
+  if (size < 0) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "dot_workspace_size: argument 'size': expected at least 0, got {}", size);
+  }
+  return config::dot_parts(size);
+}
+
+void dot(const DotArguments& given, Stream stream) {
+  const core::Arguments check("dot");
+  ops::Inputs inputs(check);
+  DotArguments arguments = given;
+  arguments.a = checked(check, "a", "a.scale", given.a, inputs);
+  arguments.b = checked(check, "b", "b.scale", given.b, inputs);
+  const std::int64_t size = arguments.a.data.shape[1];
+  const Device device = arguments.a.data.device;
+  check.require_same_device("b", arguments.b.data, device);
+  if (arguments.b.data.shape[1] != size) {
+    check.fail("b", core::format("K = {}, as 'a' has", size),
+               core::format("K = {}", arguments.b.data.shape[1]));
+  }
+  check.require_sizes("out", given.out);
+  if (given.out.element_count() != 1) {
+    check.fail("out", "one element", core::describe(given.out));
+  }
+  arguments.out = vector(given.out.data, given.out.dtype, 1, given.out.device);
+  check.require_vector("out", arguments.out);
+  check.require_vector("workspace", given.workspace);
+  check.require_shape("workspace", given.workspace, {dot_workspace_size(size)});
+  for (const auto& [argument, view] :
+       {std::pair<std::string_view, TensorView>{"out", arguments.out},
+        {"workspace", given.workspace}}) {
+    check.require_dtype(argument, view, {DType::kFloat32});
+    check.require_same_device(argument, view, device);
+    inputs.add_output(argument, view);
+  }
+  if (ops::is_on_cpu(device)) return cpu::dot(arguments);
+  cuda::dot(ops::gpu("dot", device), arguments, stream);
+}
+
+}  // namespace octofold

@@ -1,0 +1,79 @@
+// What it takes to decode a pair of FP8 codes, counted in machine code: a thread decodes four words
+// more, in one kernel of two, and all else that this adds is a load and two stores.
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "cuda/kernel_headers.h"
+#include "jit/nvrtc.h"
+#include "support/nvrtc.h"
+#include "support/sass.h"
+
+namespace octofold::cuda {
+namespace {
+
+constexpr jit::Header kDecoder = {"kernels/decoder.h", R"(#pragma once
+#include "kernels/numeric/decode_pairs.h"
+namespace octofold {
+template <DType kFp8, bool kInUnits, int kVectors>
+__global__ void decoder(const uint4* x, uint4* out) {
+  const auto decode = [](unsigned word, int pair) {
+    if constexpr (kInUnits) return numeric::float16_pair_in_units<kFp8>(word, pair);
+    else return numeric::float16_pair_of_fp8<kFp8>(word, pair);
+  };
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const uint4 words = x[32 * i + threadIdx.x];
+    out[64 * i + threadIdx.x] = {decode(words.x, 0), decode(words.x, 1), decode(words.y, 0),
+                                 decode(words.y, 1)};
+    out[64 * i + 32 + threadIdx.x] = {decode(words.z, 0), decode(words.z, 1), decode(words.w, 0),
+                                      decode(words.w, 1)};
+  }
+}
+}
+)"};
+
+class DecodePairsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+    const auto all = kernel_headers();
+    headers_.assign(all.begin(), all.end());
+    headers_.push_back(kDecoder);
+  }
+
+  int instructions(const std::string& format, bool in_units, int vectors) {
+    const std::string kernel = "octofold::decoder<octofold::DType::" + format + ", " +
+                               (in_units ? "true" : "false") + ", " + std::to_string(vectors) + ">";
+    const std::string architecture = "sm_" + std::to_string(GetParam());
+    const auto binary =
+        jit::compile({kDecoder.name.data(), kernel, architecture, kernel}, headers_);
+    return test::count_instructions(binary.image);
+  }
+
+  // Of the eight pairs of four words.
+  int operations(const std::string& format, bool in_units) {
+    return instructions(format, in_units, 2) - instructions(format, in_units, 1) - 3;
+  }
+
+  // By eight instructions, and a shift for the upper half of each word.
+  bool converts() const { return GetParam() >= 89; }
+
+  std::vector<jit::Header> headers_;
+};
+
+TEST_P(DecodePairsTest, TakesOneOperationOfE5M2) {
+  EXPECT_EQ(operations("kE5M2", true), 8);
+  EXPECT_EQ(operations("kE5M2", false), 8);
+}
+
+TEST_P(DecodePairsTest, TakesFourOperationsOfE4M3AndAFifthForValues) {
+  EXPECT_EQ(operations("kE4M3", true), converts() ? 12 : 32);
+  EXPECT_EQ(operations("kE4M3", false), converts() ? 12 : 40);
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, DecodePairsTest, testing::Values(75, 80, 86, 89, 90),
+                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+
+}  // namespace
+}  // namespace octofold::cuda

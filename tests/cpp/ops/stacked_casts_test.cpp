@@ -1,0 +1,235 @@
+// octofold::quantize of stacks of matrices on the CPU: the bytes of casts of each one alone.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "octofold/activations.h"
+#include "octofold/casts.h"
+#include "octofold/error.h"
+#include "octofold/gathered.h"
+#include "octofold/norms.h"
+#include "octofold/scaled_matrix.h"
+
+#include "support/error_of.h"
+#include "support/matrix.h"
+#include "support/random.h"
+
+namespace octofold {
+namespace {
+
+using enum Granularity;
+using test::error_of;
+using test::Matrix;
+using testing::HasSubstr;
+
+constexpr std::int64_t kMatrices = 3;
+
+// [matrices, rows, cols], rows so many elements apart.
+MutableTensorView stack_view(void* data, DType dtype, std::int64_t rows, std::int64_t cols,
+                             std::int64_t stride) {
+  return {data, dtype, 3, {kMatrices, rows, cols}, {rows * stride, stride, 1}, {}};
+}
+
+// Codes and scales of a stack, with elements between the rows of codes.
+struct Stack {
+  Granularity granularity;
+  std::int64_t rows, cols;
+  Matrix codes;
+  std::vector<float> scales;
+
+  Stack(Granularity granularity_, std::int64_t rows_, std::int64_t cols_)
+      : granularity(granularity_),
+        rows(rows_),
+        cols(cols_),
+        codes(DType::kE4M3, kMatrices * rows, cols, 5) {
+    scales.assign(static_cast<std::size_t>(scale_view().element_count()), -1.0f);
+  }
+
+  MutableTensorView scale_view() {
+    const std::vector<std::int64_t> shape = scale_shape(granularity, rows, cols);
+    MutableTensorView view{scales.data(), DType::kFloat32, 1, {kMatrices}, {1}, {}};
+    if (granularity == kTensor) return view;
+    for (const std::int64_t size : shape) view.shape[static_cast<std::size_t>(view.rank++)] = size;
+    for (std::int32_t i = view.rank - 1; i > 0; --i) {
+      view.strides[i] = 1;
+      for (std::int32_t j = i + 1; j < view.rank; ++j) view.strides[i] *= view.shape[j];
+    }
+    view.strides[0] = view.strides[1] * view.shape[1];
+    return view;
+  }
+  MutableScaledTensorView view() {
+    return {stack_view(codes.data(), DType::kE4M3, rows, cols, cols + 5), scale_view(),
+            granularity};
+  }
+  void expect_matrix(std::int64_t index, const ScaledMatrix& alone) const {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::uint8_t* own = codes.bytes().data() + (index * rows + row) * (cols + 5);
+      EXPECT_EQ(std::memcmp(own, alone.codes().data() + row * cols, static_cast<std::size_t>(cols)),
+                0);
+    }
+    const std::size_t count = alone.scales().size();
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(scales[static_cast<std::size_t>(index) * count + i], alone.scales()[i]);
+    }
+    EXPECT_TRUE(codes.padding_is_untouched());
+  }
+};
+
+class StackedCastsTest : public testing::Test {
+ protected:
+  // Rows of x are longer than its columns.
+  TensorView x() { return stack_view(x_.data(), DType::kFloat32, kRows, kCols, kCols + 3); }
+  TensorView matrix_of(std::int64_t index) const {
+    return matrix(static_cast<const float*>(x_.data()) + index * kRows * (kCols + 3),
+                  DType::kFloat32, kRows, kCols, kCols + 3);
+  }
+  void expect_each_alone(Granularity of_rows, Granularity of_transpose) {
+    Stack rows(of_rows, kRows, kCols), transposed(of_transpose, kCols, kRows);
+    quantize(x(), {.rows = rows.view(), .transposed = transposed.view(), .matrices = kMatrices});
+    Stack rows_alone(of_rows, kRows, kCols), transposed_alone(of_transpose, kCols, kRows);
+    quantize(x(), {.rows = rows_alone.view(), .matrices = kMatrices});
+    quantize(x(), {.transposed = transposed_alone.view(), .matrices = kMatrices});
+    for (std::int64_t i = 0; i < kMatrices; ++i) {
+      ScaledMatrix one(kRows, kCols, of_rows), its_transpose(kCols, kRows, of_transpose);
+      quantize(matrix_of(i), {.rows = one.view(), .transposed = its_transpose.view()});
+      for (const Stack* stack : {&rows, &rows_alone}) stack->expect_matrix(i, one);
+      for (const Stack* stack : {&transposed, &transposed_alone}) {
+        stack->expect_matrix(i, its_transpose);
+      }
+    }
+  }
+
+  static constexpr std::int64_t kRows = 150, kCols = 200;
+  std::mt19937 random_{test::Random()()};
+  Matrix x_ = test::random_matrix(random_, kMatrices* kRows, kCols, 3);
+};
+
+TEST_F(StackedCastsTest, AreCastsOfEachMatrix) {
+  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+    expect_each_alone(granularity, granularity);
+  }
+  expect_each_alone(kBlock1x128, kChannel);
+  expect_each_alone(kBlock1x128, kBlock128x128);
+}
+
+TEST_F(StackedCastsTest, ByGivenScalesOfEach) {
+  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+    Stack transposed(granularity, kCols, kRows);
+    for (std::size_t i = 0; i < transposed.scales.size(); ++i) {
+      transposed.scales[i] = 0.01f + 0.01f * static_cast<float>(i % 7);
+    }
+    quantize(x(), {.transposed = transposed.view(), .matrices = kMatrices},
+             {.scales = ScaleSource::kGiven});
+    for (std::int64_t i = 0; i < kMatrices; ++i) {
+      ScaledMatrix one(kCols, kRows, granularity);
+      const auto count = std::ssize(one.scales());
+      std::copy_n(transposed.scales.begin() + i * count, count, one.scales().begin());
+      quantize(matrix_of(i), {.transposed = one.view()}, {.scales = ScaleSource::kGiven});
+      transposed.expect_matrix(i, one);
+    }
+  }
+}
+
+TEST_F(StackedCastsTest, ByTwoLevelScalesOfEach) {
+  std::vector<float> factors;
+  for (int i = 0; i < kMatrices * kCols; ++i) {
+    factors.push_back(0.5f + static_cast<float>(i * 37 % 41));
+  }
+  Stack transposed(kBlock128x128, kCols, kRows);
+  MutableScaledTensorView view = transposed.view();
+  view.channel_scale = vector<const void>(factors.data(), DType::kFloat32, kMatrices * kCols);
+  quantize(x(), {.transposed = view, .matrices = kMatrices});
+  for (std::int64_t i = 0; i < kMatrices; ++i) {
+    ScaledMatrix one(kCols, kRows, kBlock128x128);
+    MutableScaledTensorView its_view = one.view();
+    its_view.channel_scale = vector<const void>(factors.data() + i * kCols, DType::kFloat32, kCols);
+    quantize(matrix_of(i), {.transposed = its_view});
+    transposed.expect_matrix(i, one);
+  }
+}
+
+TEST_F(StackedCastsTest, OfOneMatrixOrWithoutElements) {
+  ScaledMatrix one(kRows, kCols, kBlock128x128), alone(kRows, kCols, kBlock128x128);
+  MutableScaledTensorView view = one.view();
+  view.scale = {view.scale.data, DType::kFloat32, 3, {1, 2, 2}, {4, 2, 1}, {}};
+  quantize(matrix_of(0), {.rows = view, .matrices = 1});
+  quantize(matrix_of(0), {.rows = alone.view()});
+  EXPECT_THAT(one.codes(), testing::ElementsAreArray(alone.codes()));
+  EXPECT_THAT(one.scales(), testing::ElementsAreArray(alone.scales()));
+
+  std::vector<float> scales(3, -1.0f);
+  const TensorView nothing = matrix<const void>(nullptr, DType::kFloat32, 0, kCols);
+  const MutableTensorView codes{nullptr, DType::kE4M3, 3, {3, kCols, 0}, {kCols, 1, 1}, {}};
+  quantize(nothing,
+           {.transposed =
+                MutableScaledTensorView{codes, vector(scales.data(), DType::kFloat32, 3), kTensor},
+            .matrices = 3});
+  for (const float scale : scales) EXPECT_GE(scale, 0.0f);
+}
+
+TEST_F(StackedCastsTest, SayWhatIsWrong) {
+  Stack rows(kBlock128x128, kRows, kCols), transposed(kBlock128x128, kCols, kRows);
+  const CastTargets good{
+      .rows = rows.view(), .transposed = transposed.view(), .matrices = kMatrices};
+  CastTargets out = good;
+  const auto error = [&] { return error_of([&] { quantize(x(), out); }); };
+  out.matrices = 4;
+  EXPECT_THAT(error(), HasSubstr("quantize: argument 'matrices': expected a number from 1 on that "
+                                 "divides 450 rows, got 4"));
+  out.matrices = 0;
+  EXPECT_THAT(error(), HasSubstr("divides 450 rows, got 0"));
+  out.matrices = 5;
+  EXPECT_THAT(error(), HasSubstr("'out.rows.scale': expected shape [5, 1, 2], got [3, 2, 2]"));
+  out.rows.reset();
+  EXPECT_THAT(error(), HasSubstr("'out.transposed': expected shape [5, 200, 90]"));
+  out = good;
+  out.transposed->scale.strides[0] = 5;
+  EXPECT_THAT(error(), HasSubstr("'out.transposed.scale': expected leading dimensions"));
+  out = good;
+  out.rows->granularity = kTensor;
+  EXPECT_THAT(error(), HasSubstr("'out.rows.scale': expected shape [3], got [3, 2, 2]"));
+  out = good;
+  out.transposed->scale.data = out.rows->scale.data;
+  EXPECT_THAT(error(), HasSubstr("apart from 'out.rows.scale'"));
+
+  const std::vector<std::int32_t> offsets{0, 450};
+  out = good;
+  out.offsets = vector(offsets.data(), DType::kInt32, 2);
+  EXPECT_THAT(error(), HasSubstr("'offsets': expected none beside 'matrices'"));
+  std::vector<float> sums(kCols);
+  out = good;
+  out.columns.sums = vector(sums.data(), DType::kFloat32, kCols);
+  EXPECT_THAT(error(), HasSubstr("'out.columns': expected none beside 'matrices'"));
+}
+
+TEST_F(StackedCastsTest, NoOtherOperationTakesThem) {
+  Stack rows(kBlock1x128, kRows, kCols);
+  const CastTargets out{.rows = rows.view(), .matrices = kMatrices};
+  const auto expect_refused = [](const std::function<void()>& call) {
+    EXPECT_THAT(error_of(call), HasSubstr("'matrices': expected none, as quantize() alone casts"));
+  };
+  expect_refused([&] { quantize_activation(x(), Activation::kSilu, GateLayout::kHalves, out); });
+  expect_refused(
+      [&] { quantize_activation_gradient(x(), x(), Activation::kSilu, GateLayout::kHalves, out); });
+  const std::vector<std::int32_t> sources(kMatrices * kRows);
+  expect_refused([&] {
+    quantize_gathered({.x = x_.view(),
+                       .sources = vector(sources.data(), DType::kInt32, kMatrices * kRows),
+                       .slots = 1},
+                      out);
+  });
+  std::vector<float> rstd(kMatrices * kRows);
+  expect_refused([&] {
+    quantize_norm({.x = x_.view(), .rstd = vector(rstd.data(), DType::kFloat32, kMatrices * kRows)},
+                  out);
+  });
+}
+
+}  // namespace
+}  // namespace octofold

@@ -1,0 +1,126 @@
+// What there are kernels for, and GPUs as targets of earlier ones.
+#include "plan/capability.h"
+
+#include <gmock/gmock.h>
+#include <string>
+
+#include "octofold/error.h"
+
+#include "plan/cast.h"
+
+namespace octofold::plan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Gpu gpu_of(int compute_capability) {
+  return {.compute_major = compute_capability / 10,
+          .compute_minor = compute_capability % 10,
+          .multiprocessors = 100,
+          .shared_memory_per_block = 227 * 1024};
+}
+
+TEST(CapabilityTest, HopperDoesEverything) {
+  for (const Operation operation : kOperations) EXPECT_EQ(why_not(operation, kHopper), "");
+}
+
+TEST(CapabilityTest, EachRefusalSaysWhatIsExpectedAndWhatCame) {
+  for (const int capability : {70, 75, 80, 86, 89, 100, 120}) {
+    const Gpu gpu = gpu_of(capability);
+    for (const Operation operation : kOperations) {
+      const std::string reason = why_not(operation, gpu);
+      if (capability >= 75 && operation != Operation::kProduct) {
+        EXPECT_EQ(reason, "") << capability << word(operation);
+      } else {
+        EXPECT_THAT(reason, AllOf(HasSubstr("expected a GPU of compute capability "),
+                                  HasSubstr("got " + std::to_string(capability / 10) + "." +
+                                            std::to_string(capability % 10))));
+      }
+    }
+  }
+}
+
+TEST(CapabilityTest, TheErrorNamesThePublicFunction) {
+  EXPECT_NO_THROW(require_kernels(Operation::kNorm, "quantize_norm", kHopper));
+  try {
+    require_kernels(Operation::kNorm, "quantize_norm", gpu_of(70));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("quantize_norm: "), HasSubstr("CPU backend")));
+  }
+}
+
+TEST(TargetTest, IsTheGpuItselfWhereNoneIsAskedFor) {
+  for (const int target : {0, 90}) {
+    const Gpu gpu = as_target(kHopper, target);
+    EXPECT_FALSE(gpu.is_translated);
+    EXPECT_EQ(gpu.shared_memory_per_block, kHopper.shared_memory_per_block);
+    EXPECT_EQ(architecture(gpu), "sm_90a");
+  }
+}
+
+TEST(TargetTest, HasTheLimitsOfThoseThatItStandsFor) {
+  for (const auto& [target, kilobytes] :
+       {std::pair{75, 64}, {80, 163}, {86, 99}, {87, 163}, {89, 99}}) {
+    const Gpu gpu = as_target(kHopper, target);
+    EXPECT_TRUE(gpu.is_translated);
+    EXPECT_EQ(gpu.compute_capability(), target);
+    EXPECT_EQ(gpu.multiprocessors, 132);
+    EXPECT_EQ(gpu.shared_memory_per_block, kilobytes * 1024);
+    EXPECT_EQ(architecture(gpu), "compute_" + std::to_string(target));
+  }
+}
+
+TEST(TargetTest, WideRowsTakeClustersWhereThereAreSome) {
+  const CastProblem problem{
+      .rows = 64,
+      .cols = 100'000,
+      .format = {.in = DType::kBFloat16, .granularity = Granularity::kChannel},
+      .x_is_aligned = true,
+      .codes_are_aligned = true};
+  EXPECT_GT(plan_cast(problem, kHopper).kernels[0].cluster_size, 1);
+  for (const KernelPlan& kernel : plan_cast(problem, as_target(kHopper, 86)).kernels) {
+    EXPECT_EQ(kernel.cluster_size, 1);
+  }
+}
+
+// Of fused casts, whose inputs are staged there.
+TEST(TargetTest, CastsFitIntoTheSharedMemory) {
+  for (const int target : {75, 80, 86, 89, 90}) {
+    const Gpu gpu = as_target(kHopper, target);
+    for (const DType in : {DType::kFloat32, DType::kBFloat16}) {
+      for (const config::SourceKind kind :
+           {config::SourceKind::kActivation, config::SourceKind::kActivationGradient,
+            config::SourceKind::kNormed}) {
+        const CastProblem problem{.rows = 256,
+                                  .cols = 1024,
+                                  .format = {.in = in},
+                                  .source = {.kind = kind},
+                                  .to_transposed = true};
+        for (const CastLaunch& launch : cast_launches(problem, gpu)) {
+          const auto& config = std::get<config::TileCastConfig>(launch.config);
+          EXPECT_EQ(config.invalid_reason(), nullptr);
+          EXPECT_LE(config.shared_bytes(), gpu.shared_memory_per_block);
+          EXPECT_TRUE(target != 90 || config.is_staged());
+        }
+      }
+    }
+  }
+}
+
+TEST(TargetTest, CannotBeLaterThanTheGpu) {
+  const Gpu ampere = gpu_of(86);
+  try {
+    as_target(ampere, 89);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("OCTOFOLD_TARGET"), HasSubstr("sm_86"), HasSubstr("sm_89")));
+  }
+}
+
+}  // namespace
+}  // namespace octofold::plan

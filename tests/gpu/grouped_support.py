@@ -1,0 +1,78 @@
+"""What tests of products of groups share."""
+
+import itertools
+
+from gpu_support import DEVICE, ON_GPU, torch
+from octofold._library import library
+
+# No sums in slices of K: groups have none either.
+PLAIN = "64x64.w1.c1x1x1.b1.alternating" if ON_GPU else None
+PLAIN_FAST = "64x64.w1.c1x1x1.b1" if ON_GPU else None
+
+SIZES = (
+    (1,),
+    (0, 5, 0),
+    (64, 128, 256, 8),
+    (130, 1, 0, 77, 300, 63),
+    (0, 0, 900, 3, 3, 0, 129, 512, 0),
+)
+NK = ((128, 128), (264, 400), (640, 1040), (1408, 272), (72, 4112))
+
+
+def form(a="1x128", b="128x128", out="bfloat16", c=None, bias=None, fast=False):
+    return {
+        "m": 1,
+        "n": 1,
+        "k": 1,
+        "a": "e4m3",
+        "a_granularity": a,
+        "b": "e4m3",
+        "b_granularity": b,
+        "out": out,
+        "c": c,
+        "bias": bias,
+        "fast_accumulation": fast,
+    }
+
+
+def candidates(groups_depth=False, **fields):
+    if not ON_GPU:
+        return [None]
+    return [str(name) for name in library.grouped_gemm_candidates(form(**fields), groups_depth)]
+
+
+def onto_c(**fields):
+    """Those that have C brought by TMA."""
+    if not ON_GPU:
+        return [None]
+    names = [name for name in candidates(**fields) if name.endswith(".onto_c")]
+    assert names
+    return names
+
+
+def offsets_of(sizes):
+    numbers = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+    return numbers.to(DEVICE)
+
+
+def call(name, candidate, tensors, *options):
+    stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
+    if candidate is None:
+        getattr(library, name)(*tensors, *options, stream)
+    else:
+        getattr(library, f"{name}_by_candidate")(*tensors, *options, stream, candidate)
+
+
+HOSTILE = (
+    (0, 100, 50, 200),
+    (-5, 7, 300, 2**31 - 1),
+    (2**31 - 1, 0, -(2**31), 5),
+    (300, 200, 100, 0),
+    (17, 17, 17, 17),
+)
+
+
+def assert_nothing_outside(surrounded):
+    view, outside = surrounded.view, surrounded._memory.clone()
+    outside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(torch.nan)
+    assert torch.isnan(outside).all()

@@ -1,0 +1,121 @@
+"""Products of groups of K on the GPU: the bits of separate products, by every kernel, whatever the
+sizes of the groups; nothing written outside whatever the numbers."""
+
+import itertools
+
+import pytest
+from gpu_support import (
+    DEVICE,
+    DTYPES,
+    GRANULARITIES,
+    assert_same_bits,
+    gemm_by,
+    needs_gpu,
+    operand,
+    poison,
+    torch,
+    with_data,
+)
+from grouped_support import HOSTILE, PLAIN, SIZES, call, candidates, offsets_of, onto_c
+from octofold import ScaledTensor
+
+
+def columns_of(offsets, g):
+    """Where the columns of a group begin."""
+    return 128 * (int(offsets[g]) // 128 + g)
+
+
+def grouped_operand(generator, offsets, features, granularity):
+    """[features, columns] in groups of K: zeros up to whole blocks, NaN elsewhere."""
+    sizes = (offsets[1:] - offsets[:-1]).tolist()
+    columns = 128 * (int(offsets[-1]) // 128 + len(sizes))
+    tensor = operand(generator, features, columns, granularity=granularity)
+    codes = tensor.data.view(torch.uint8)
+    kept = codes.clone()
+    codes.fill_(0x7F)
+    for g, size in enumerate(sizes):
+        begin = columns_of(offsets, g)
+        codes[:, begin : begin + (size + 127) // 128 * 128] = 0
+        codes[:, begin : begin + size] = kept[:, begin : begin + size]
+    return tensor
+
+
+def columns_slice(tensor, begin, size):
+    data = tensor.data[:, begin : begin + size].contiguous()
+    if tensor.granularity not in ("1x128", "128x128"):
+        return with_data(tensor, data)
+    scale = tensor.scale[:, begin // 128 : begin // 128 + (size + 127) // 128]
+    return ScaledTensor(data, scale, tensor.granularity)
+
+
+def check_depth(candidate, generator, sizes, m, n, pair, dtype=torch.float32, c=None):
+    """c: "out", "other" or None."""
+    offsets = offsets_of(sizes)
+    a = grouped_operand(generator, offsets, m, pair[0])
+    b = grouped_operand(generator, offsets, n, pair[1])
+    addend = torch.randn(len(sizes), m, n, device=DEVICE).to(dtype)
+    out = addend.clone() if c == "out" else poison(addend.numel(), dtype).view(addend.shape)
+    added = {None: None, "out": out, "other": addend}[c]
+    call(
+        "grouped_gemm_k",
+        candidate,
+        (a.data, a.scale, b.data, b.scale, offsets, added, out),
+        a.granularity,
+        b.granularity,
+        False,
+    )
+    for g, size in enumerate(sizes):
+        expected = addend[g] if c else torch.zeros(m, n, dtype=dtype, device=DEVICE)
+        if size:
+            expected = torch.empty(m, n, dtype=dtype, device=DEVICE)
+            first = columns_of(offsets, g)
+            parts = [columns_slice(tensor, first, size) for tensor in (a, b)]
+            gemm_by(PLAIN, *parts, expected, c=addend[g] if c else None)
+        assert_same_bits(out[g], expected)
+
+
+@pytest.mark.parametrize(
+    "candidate", candidates(True, a="1x128", b="1x128", out="float32", c="float32")
+)
+def test_every_candidate_on_groups_of_k(candidate, generator):
+    for sizes, (m, n) in zip(
+        SIZES, ((128, 128), (256, 72), (200, 264), (328, 520), (64, 1408)), strict=True
+    ):
+        check_depth(candidate, generator, sizes, m, n, ("1x128", "1x128"), c="out")
+
+
+# Tails of rows and columns, boxes beyond them; more tiles than blocks, of few stages and of many.
+ONTO_C = (((0, 130, 1, 300), 328, 200), ((256, 0, 77), 1100, 1304), ((3000, 5), 200, 520))
+
+
+@pytest.mark.parametrize("b", ["1x128", "channel"])
+def test_every_candidate_onto_c_on_groups_of_k(b, generator):
+    for candidate in onto_c(groups_depth=True, a="1x128", b=b, out="float32", c="float32"):
+        for sizes, m, n in ONTO_C:
+            for c in ("out", "other"):
+                check_depth(candidate, generator, sizes, m, n, ("1x128", b), c=c)
+
+
+@pytest.mark.parametrize("pair", list(itertools.product(GRANULARITIES, GRANULARITIES)))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_pair_on_groups_of_k(pair, dtype, generator):
+    for c in (None, "out", "other"):
+        check_depth(None, generator, SIZES[3], 328, 200, pair, DTYPES[dtype], c)
+
+
+@pytest.mark.parametrize("numbers", HOSTILE)
+@needs_gpu
+def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
+    rows, n, groups = 200, 264, 3
+    hostile = torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+    x = operand(generator, n, 128 * (rows // 128 + groups))
+    added = onto_c(groups_depth=True, a="1x128", b="1x128", out="float32", c="float32")
+    for candidate in (None, *added):
+        sums = torch.full((groups + 2, n, n), torch.nan, device=DEVICE)
+        sums[1:-1] = 0
+        c = None if candidate is None else sums[1:-1]
+        tensors = (x.data, x.scale, x.data, x.scale, hostile, c, sums[1:-1])
+        call("grouped_gemm_k", candidate, tensors, "1x128", "1x128", False)
+        torch.cuda.synchronize()
+        assert torch.isnan(sums[0]).all()
+        assert torch.isnan(sums[-1]).all()

@@ -1,0 +1,35 @@
+"""Small dot products and packed words, for sanitizer_problems.py."""
+
+import itertools
+from functools import partial
+
+import octofold
+import torch
+
+
+def _dot(a, b, device):
+    """Of FP32 or BF16, and of codes with scales of blocks, anywhere in memory; and words, packed
+    and unpacked."""
+    cast = octofold.quantize(a[None])
+
+    def run(device):
+        x, y = a.to(device), b.to(device)
+        x8 = octofold.ScaledTensor(cast.data.to(device), cast.scale.to(device), "1x128")
+        words = octofold.pack(x[: len(x) // 4 * 4], "e5m2")
+        sums = [
+            octofold.dot(x, y),
+            octofold.dot(x8, y),
+            octofold.dot(x8, x8),
+            octofold.dot(x[1:], y[:-1]),
+            octofold.dot(x8.data[0, 1:], y[1:]),
+        ]
+        return torch.cat([torch.stack(sums), octofold.unpack(words, "e5m2")])
+
+    return run(device), run("cpu")
+
+
+def word_problems(device):
+    # One part and several, whole vectors and not.
+    for size, dtype in itertools.product((5, 512, 20_001), (torch.bfloat16, torch.float32)):
+        a = torch.rand(size) + 0.5  # sums that nothing cancels
+        yield f"dot {size} {dtype}", partial(_dot, a, a.flip(0).to(dtype), device)

@@ -1,0 +1,191 @@
+"""Packed words: against words put together by hand from ml_dtypes' codes; views; what has none."""
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+FP8 = ("e4m3", "e5m2")
+FORMATS = (*FP8, "float16")
+RULES = ("saturate", "nan")
+PER_WORD = {"e4m3": 4, "e5m2": 4, "float16": 2}
+
+
+def words_of(codes):
+    """Codes, the first in the lowest bits, by arithmetic."""
+    each = 4 // codes.itemsize
+    places = np.arange(each, dtype=np.uint32) * (8 * codes.itemsize)
+    return (codes.reshape(*codes.shape[:-1], -1, each).astype(np.uint32) << places).sum(
+        -1, dtype=np.uint32
+    )
+
+
+def expected_codes(values, format, rule="saturate"):
+    if format in FP8:
+        return reference.encode(values, format, rule)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def assert_packed(words, codes, format):
+    """NaN of float16 may be of any payload."""
+    assert words.dtype == np.int32
+    actual, expected = words.view(np.uint32), words_of(codes)
+    if format in FP8:
+        np.testing.assert_array_equal(actual, expected)
+        return
+    left, right = actual.view(np.uint16), expected.view(np.uint16)
+    is_nan = np.isnan(right.view(np.float16))
+    np.testing.assert_array_equal(is_nan, np.isnan(left.view(np.float16)))
+    np.testing.assert_array_equal(left[~is_nan], right[~is_nan])
+
+
+def ties(format):
+    """Each tie, the numbers beside it, and all below and above, of both signs."""
+    codes = np.arange(2 ** (8 * reference.DTYPES[format].itemsize))
+    codes = codes.astype(f"u{reference.DTYPES[format].itemsize}").view(reference.DTYPES[format])
+    finite = np.unique(np.abs(codes.astype(np.float32)))
+    finite = finite[np.isfinite(finite)].astype(np.float64)
+    beyond = {"e4m3": 464, "e5m2": 61440, "float16": 65520}[format]
+    middles = np.append((finite[:-1] + finite[1:]) / 2, beyond).astype(np.float32)
+    near = np.concatenate([
+        middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(np.inf)),
+        finite.astype(np.float32), np.float32([1e-45, 1e30, np.inf, np.nan]),
+    ])  # fmt: skip
+    values = np.concatenate([near, -near])
+    return np.append(values, np.zeros(-values.size % 4, np.float32))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_packs_float32_around_every_tie(format, rule):
+    values = ties(format)
+    assert_packed(octofold.pack(values, format, rule), expected_codes(values, format, rule), format)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_packs_every_16_bit_value(format, dtype, rule):
+    values = np.arange(65536, dtype=np.uint16).view(reference.DTYPES[dtype])
+    codes = expected_codes(values.astype(np.float32), format, rule)
+    assert_packed(octofold.pack(values, format, rule), codes, format)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("format", FP8)
+def test_unpacks_every_code_at_every_place(format, dtype):
+    codes = np.arange(256, dtype=np.uint8)
+    codes = np.stack([np.roll(codes, place) for place in range(4)], -1).reshape(-1)
+    expected = codes.view(reference.DTYPES[format]).astype(np.float32)
+    for container in (np.int32, np.uint32, np.float32):
+        values = octofold.unpack(words_of(codes).view(container), format, dtype)
+        assert values.dtype == reference.DTYPES[dtype]
+        np.testing.assert_array_equal(values.astype(np.float32), expected)
+    signs = np.signbit(values.astype(np.float32))
+    is_number = ~np.isnan(expected)
+    np.testing.assert_array_equal(signs[is_number], np.signbit(expected)[is_number])
+
+
+def test_unpacks_every_float16():
+    halves = np.arange(65536, dtype=np.uint16)
+    values = octofold.unpack(words_of(halves).view(np.float32), "float16")
+    np.testing.assert_array_equal(values, halves.view(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_pack_and_unpack_keep_what_the_format_has(format, rng):
+    x = rng.normal(size=(3, 5, 24)).astype(np.float32)
+    words = octofold.pack(x, format)
+    assert words.shape == (3, 5, 24 // PER_WORD[format])
+    values = octofold.unpack(words, format)
+    assert values.shape == x.shape
+    np.testing.assert_array_equal(octofold.pack(values, format), words)
+    np.testing.assert_array_equal(octofold.pack(x[:, ::2][1], format), words[1, ::2])
+    assert octofold.pack(x[..., :0], format).shape == (3, 5, 0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_views_share_memory(format):
+    each = PER_WORD[format]
+    numbers = np.zeros((4, 6 * each), reference.DTYPES[format])
+    words = octofold.as_words(numbers)
+    assert words.dtype == np.int32
+    assert words.shape == (4, 6)
+    assert np.shares_memory(words, numbers)
+    words[1, 2] = -1
+    is_set = np.zeros(numbers.shape, bool)
+    is_set[1, 2 * each : 3 * each] = True
+    bits = numbers.view(f"u{numbers.itemsize}")
+    np.testing.assert_array_equal(bits, np.where(is_set, np.iinfo(bits.dtype).max, 0))
+    for container in (np.int32, np.uint32, np.float32):
+        back = octofold.from_words(words.view(container), format)
+        assert back.dtype == numbers.dtype
+        assert back.shape == numbers.shape
+        assert np.shares_memory(back, numbers)
+    rows = octofold.as_words(numbers[1:, each : 3 * each])
+    assert rows.shape == (3, 2)
+    assert np.shares_memory(rows, numbers)
+    assert rows[0, 1] == -1
+
+
+def refusals():
+    codes = np.zeros((4, 24), reference.DTYPES["e4m3"])
+    memory = np.zeros(64, np.uint8)
+    unaligned = memory[(-memory.ctypes.data) % 4 + 1 :][:16]
+    words = np.zeros((4, 8), np.int32)
+    return {
+        "a last dimension that is a multiple of 4, the e4m3 numbers of a word, got (4, 22)": (
+            lambda: octofold.as_words(codes[:, :22])
+        ),
+        "as_words: argument 'tensor': expected a contiguous last dimension": (
+            lambda: octofold.as_words(codes.T)
+        ),
+        "strides that are multiples of 4: whole words, got strides (6, 1)": (
+            lambda: octofold.as_words(codes.reshape(-1)[:24].reshape(4, 6)[:, :4])
+        ),
+        "as_words: argument 'tensor': expected a first element at a multiple of 4 bytes, got 1": (
+            lambda: octofold.as_words(unaligned.view(reference.DTYPES["e4m3"]))
+        ),
+        "from_words: argument 'words': expected a first element at a multiple of 4 bytes": (
+            lambda: octofold.from_words(unaligned.view(np.int32), "e4m3")
+        ),
+        "as_words: argument 'tensor': expected one of e4m3, e5m2, float16": (
+            lambda: octofold.as_words(words)
+        ),
+        "as_words: argument 'tensor': expected at least 1 dimension": (
+            lambda: octofold.as_words(codes[0, 0, ...])
+        ),
+        "from_words: argument 'words': expected words in int32, uint32 or float32, got int64": (
+            lambda: octofold.from_words(words.astype(np.int64), "e4m3")
+        ),
+        "from_words: argument 'words': expected a contiguous last dimension": (
+            lambda: octofold.from_words(words[:, ::2], "e4m3")
+        ),
+        "from_words: argument 'format': expected one of e4m3, e5m2, float16, got 'bfloat16'": (
+            lambda: octofold.from_words(words, "bfloat16")
+        ),
+        "unpack: argument 'words': expected words in int32": (
+            lambda: octofold.unpack(codes, "e4m3")
+        ),
+        "unpack: argument 'dtype': expected one of float32, float16, bfloat16": (
+            lambda: octofold.unpack(words, "e4m3", "e5m2")
+        ),
+        "pack: argument 'x': expected a last dimension that is a multiple of 2, the float16": (
+            lambda: octofold.pack(np.zeros((2, 3), np.float32), "float16")
+        ),
+        "pack: argument 'x': expected one of float32, float16, bfloat16": (
+            lambda: octofold.pack(codes, "e4m3")
+        ),
+        "pack: argument 'x': expected a NumPy array or a torch tensor, got builtins.list": (
+            lambda: octofold.pack([1.0], "e4m3")
+        ),
+        "overflow": lambda: octofold.pack(np.zeros(4, np.float32), "e4m3", "wrap"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("message", refusals())
+def test_says_what_is_wrong(message):
+    with pytest.raises(octofold.InvalidArgumentError) as caught:
+        refusals()[message]()
+    assert message in str(caught.value)
