@@ -14,6 +14,8 @@ inline constexpr int kArchitecture = 900;  // no device code at all
 // 16 bits, bfloat16, and reductions over the lanes of a warp.
 inline constexpr bool kHasAmpere = kArchitecture >= 800;
 inline constexpr bool kHasFp8Conversions = kArchitecture >= 890;
+// Products of FP8 matrices by a warp.
+inline constexpr bool kHasFp8Products = kArchitecture >= 890;
 // Programmatic dependent launch, and the maximum of packed integers.
 inline constexpr bool kHasHopper = kArchitecture >= 900;
 

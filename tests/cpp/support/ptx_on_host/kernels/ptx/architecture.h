@@ -10,6 +10,7 @@ namespace octofold::ptx {
 inline constexpr int kArchitecture = OCTOFOLD_HOST_ARCHITECTURE;
 inline constexpr bool kHasAmpere = kArchitecture >= 800;
 inline constexpr bool kHasFp8Conversions = kArchitecture >= 890;
+inline constexpr bool kHasFp8Products = kArchitecture >= 890;
 inline constexpr bool kHasHopper = kArchitecture >= 900;
 
 constexpr int resident_blocks(int wanted) { return wanted; }
