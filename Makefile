@@ -6,6 +6,9 @@ SHELL := bash
 
 VENV := .venv/bin
 PRESET ?= release
+PYTEST = $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile tests/python tests/project
+# Not empty: what fails runs once more, and both runs are shown.
+RETRY ?=
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
@@ -32,10 +35,10 @@ test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
 test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, tsan; else release)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET)
-	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc ctest --preset $(PRESET)
+	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc ctest --preset $(PRESET) $(if $(RETRY),--repeat until-pass:2)
 
 test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
-	$(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile tests/python tests/project
+	$(PYTEST) $(if $(RETRY),|| $(PYTEST) --last-failed --last-failed-no-failures none)
 
 bench: .venv/.demo ## speed on this machine, in C++ and from Python
 	cmake --preset bench

@@ -72,7 +72,7 @@ TEST_P(DecodePairsTest, TakesFourOperationsOfE4M3AndAFifthForValues) {
   EXPECT_EQ(operations("kE4M3", false), converts() ? 12 : 40);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, DecodePairsTest, testing::Values(75, 80, 86, 89, 90),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, DecodePairsTest, testing::Values(75, 80, 86, 89, 90),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace

@@ -38,7 +38,7 @@ TEST_P(DotKernelsTest, CompileWithoutSpills) {
       plan_dot({.size = 100, .a = DType::kFloat16, .is_aligned = false}, gpu).kernels);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, DotKernelsTest, testing::Values(75, 80, 86, 89, 90),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, DotKernelsTest, testing::Values(75, 80, 86, 89, 90),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace

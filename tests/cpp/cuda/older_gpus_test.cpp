@@ -86,7 +86,7 @@ TEST_P(OlderGpuTest, RoutingCompilesWithoutSpills) {
   compiler_.expect_sound(plan_combine({.tokens = 8, .cols = 4096}, gpu_).kernels);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, OlderGpuTest, testing::Values(75, 80, 86, 89),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, OlderGpuTest, testing::Values(75, 80, 86, 89),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace
