@@ -68,8 +68,9 @@ struct WeightOnlyConfig {
   // Of the two halves of 128 along the depth, how many are written out: with many sums, more of
   // them than registers hold.
   constexpr int halves_at_once() const {
-    const bool many = on_tensor_cores() ? column_tiles() * row_tiles() >= 16 : tile_rows >= 16;
-    return many && (has_blocks() || depth_factors || !on_tensor_cores()) ? 1 : 2;
+    if (!on_tensor_cores()) return tile_rows >= 16 ? 1 : 2;
+    const int tiles = column_tiles() * row_tiles() * (has_blocks() || depth_factors ? 2 : 1);
+    return tiles >= 32 ? 1 : 2;
   }
 
   // Shared memory: of each stage, for each group of warps, W and then x; behind them float32

@@ -1,7 +1,6 @@
 // The kernel of products with FP8 weights, compiled for each architecture: no register leaves the
 // register file, and tensor cores do the work.
 #include <gtest/gtest.h>
-#include <iostream>
 #include <string>
 
 #include "cuda/kernel_headers.h"
@@ -35,7 +34,6 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
     const jit::Binary binary =
         jit::compile({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
                      kernel_headers());
-    std::cout << kernel.description << ": " << binary.resources.registers << " registers\n";
     EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel.description;
     EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel.description;
     EXPECT_EQ(binary.resources.shared_bytes, 0) << kernel.description;
@@ -43,9 +41,10 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0)
         << kernel.description;
     // Products of a half of 128: four along the depth; before Ampere instructions take half.
-    const int products = config.on_tensor_cores() ? 4 * config.halves_at_once() * config.column_tiles() * config.row_tiles() *
-                                                        (GetParam() < 80 ? 2 : 1)
-                                                  : 0;
+    const int products = config.on_tensor_cores()
+                             ? 4 * config.halves_at_once() * config.column_tiles() *
+                                   config.row_tiles() * (GetParam() < 80 ? 2 : 1)
+                             : 0;
     EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHmma), products)
         << kernel.description;
   }
@@ -89,6 +88,29 @@ TEST_P(WeightOnlyKernelsTest, OfManyRows) {
                   .x = narrow(),
                   .out = narrow(),
                   .w_scales = Granularity::kBlock1x128});
+    expect_sound({.rows = rows,
+                  .columns = 8192,
+                  .depth = 8192,
+                  .x = DType::kFloat16,
+                  .out = DType::kFloat16,
+                  .w_scales = Granularity::kChannel});
+  }
+}
+
+// Those with the most sums, whether the planner takes them or not.
+TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
+  for (const bool has_blocks : {false, true}) {
+    const plan::WeightOnlyProblem problem{
+        .rows = 4096,
+        .columns = 8192,
+        .depth = 8192,
+        .x = narrow(),
+        .out = narrow(),
+        .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
+    for (const WeightOnlyConfig& config : weight_only_candidates(problem, gpu_)) {
+      if (config.column_tiles() * config.row_tiles() < 16 || config.stages != 2) continue;
+      expect_sound(config);
+    }
   }
 }
 

@@ -213,6 +213,15 @@ TEST(WeightOnlyTest, OfFewRowsByBlocks) {
   for (const Granularity scales : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
     expect_product<kConfig>({13, 140, 656, scales});
   }
+  constexpr WeightOnlyConfig kWide{.w = kE4M3,
+                                   .x = kFloat16,
+                                   .out = kFloat32,
+                                   .w_blocks = true,
+                                   .tile_columns = 64,
+                                   .tile_rows = 8,
+                                   .warps_depth = 2,
+                                   .stages = 4};
+  expect_product<kWide>({7, 70, 1600, Granularity::kBlock128x128});
   expect_product<kConfig>({.rows = 2,
                            .columns = 64,
                            .depth = 304,
