@@ -31,6 +31,7 @@ DOORS = {
     "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/routing": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/dot": ["kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/weight_only": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],

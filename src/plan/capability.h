@@ -11,14 +11,17 @@ namespace octofold::plan {
 
 /// Operations whose kernels want the same of a GPU.
 enum class Operation {
-  kCast,     ///< quantize, dequantize, convert, and what is fused with casts
-  kNorm,     ///< norms with casts, and their gradients
-  kRouting,  ///< tokens to experts and back
-  kDot,      ///< dot
-  kProduct,  ///< gemm, of groups too, with a gated output or an input that is cast
+  kCast,        ///< quantize, dequantize, convert, and what is fused with casts
+  kNorm,        ///< norms with casts, and their gradients
+  kRouting,     ///< tokens to experts and back
+  kDot,         ///< dot
+  kGemv,        ///< gemv
+  kWeightOnly,  ///< gemm_weight_only and its gradient
+  kProduct,     ///< gemm, of groups too, with a gated output or an input that is cast
 };
-inline constexpr Operation kOperations[] = {Operation::kCast, Operation::kNorm, Operation::kRouting,
-                                            Operation::kDot, Operation::kProduct};
+inline constexpr Operation kOperations[] = {
+    Operation::kCast, Operation::kNorm,       Operation::kRouting, Operation::kDot,
+    Operation::kGemv, Operation::kWeightOnly, Operation::kProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

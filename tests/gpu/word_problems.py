@@ -1,10 +1,11 @@
-"""Small dot products and packed words, for sanitizer_problems.py."""
+"""Small dot products and packed words, and products with FP8 weights, for sanitizer_problems.py."""
 
 import itertools
 from functools import partial
 
 import octofold
 import torch
+from weight_only_problems import weight_only_problems
 
 
 def _dot(a, b, device):
@@ -33,3 +34,4 @@ def word_problems(device):
     for size, dtype in itertools.product((5, 512, 20_001), (torch.bfloat16, torch.float32)):
         a = torch.rand(size) + 0.5  # sums that nothing cancels
         yield f"dot {size} {dtype}", partial(_dot, a, a.flip(0).to(dtype), device)
+    yield from weight_only_problems(device)

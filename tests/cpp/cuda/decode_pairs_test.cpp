@@ -15,10 +15,13 @@ namespace {
 constexpr jit::Header kDecoder = {"kernels/decoder.h", R"(#pragma once
 #include "kernels/numeric/decode_pairs.h"
 namespace octofold {
-template <DType kFp8, bool kInUnits, int kVectors>
+enum class Way { kUnits, kValues, kBFloat16 };
+template <DType kFp8, Way kWay, int kVectors>
 __global__ void decoder(const uint4* x, uint4* out) {
   const auto decode = [](unsigned word, int pair) {
-    if constexpr (kInUnits) return numeric::float16_pair_in_units<kFp8>(word, pair);
+    if constexpr (kWay == Way::kUnits) return numeric::float16_pair_in_units<kFp8>(word, pair);
+    else if constexpr (kWay == Way::kBFloat16)
+      return numeric::pair_in_units<kFp8, DType::kBFloat16>(word, pair);
     else return numeric::float16_pair_of_fp8<kFp8>(word, pair);
   };
 #pragma unroll
@@ -42,9 +45,9 @@ class DecodePairsTest : public testing::TestWithParam<int> {
     headers_.push_back(kDecoder);
   }
 
-  int instructions(const std::string& format, bool in_units, int vectors) {
-    const std::string kernel = "octofold::decoder<octofold::DType::" + format + ", " +
-                               (in_units ? "true" : "false") + ", " + std::to_string(vectors) + ">";
+  int instructions(const std::string& format, const std::string& way, int vectors) {
+    const std::string kernel = "octofold::decoder<octofold::DType::" + format +
+                               ", octofold::Way::" + way + ", " + std::to_string(vectors) + ">";
     const std::string architecture = "sm_" + std::to_string(GetParam());
     const auto binary =
         jit::compile({kDecoder.name.data(), kernel, architecture, kernel}, headers_);
@@ -52,8 +55,8 @@ class DecodePairsTest : public testing::TestWithParam<int> {
   }
 
   // Of the eight pairs of four words.
-  int operations(const std::string& format, bool in_units) {
-    return instructions(format, in_units, 2) - instructions(format, in_units, 1) - 3;
+  int operations(const std::string& format, const std::string& way) {
+    return instructions(format, way, 2) - instructions(format, way, 1) - 3;
   }
 
   // By eight instructions, and a shift for the upper half of each word.
@@ -63,13 +66,18 @@ class DecodePairsTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(DecodePairsTest, TakesOneOperationOfE5M2) {
-  EXPECT_EQ(operations("kE5M2", true), 8);
-  EXPECT_EQ(operations("kE5M2", false), 8);
+  EXPECT_EQ(operations("kE5M2", "kUnits"), 8);
+  EXPECT_EQ(operations("kE5M2", "kValues"), 8);
 }
 
 TEST_P(DecodePairsTest, TakesFourOperationsOfE4M3AndAFifthForValues) {
-  EXPECT_EQ(operations("kE4M3", true), converts() ? 12 : 32);
-  EXPECT_EQ(operations("kE4M3", false), converts() ? 12 : 40);
+  EXPECT_EQ(operations("kE4M3", "kUnits"), converts() ? 12 : 32);
+  EXPECT_EQ(operations("kE4M3", "kValues"), converts() ? 12 : 40);
+}
+
+TEST_P(DecodePairsTest, TakesThreeOperationsMoreOfBFloat16) {
+  EXPECT_EQ(operations("kE5M2", "kBFloat16"), 8 * 4);
+  EXPECT_EQ(operations("kE4M3", "kBFloat16"), (converts() ? 12 : 32) + 8 * 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, DecodePairsTest, testing::Values(75, 80, 86, 89, 90),

@@ -32,6 +32,10 @@ void expect_same_values() {
         const unsigned word = std::rotl(code | other * 0x01010100u, 8 * place);
         const unsigned values = float16_pair_of_fp8<kFp8>(word, place / 2);
         const unsigned in_units = float16_pair_in_units<kFp8>(word, place / 2);
+        const unsigned bfloat16 = pair_in_units<kFp8, DType::kBFloat16>(word, place / 2);
+        const float wide = std::bit_cast<float>(bfloat16 >> 16 * (place % 2) << 16);
+        ASSERT_TRUE(is_value_of<Format>(wide * kPairUnit<kFp8>, code)) << code << " " << other;
+        ASSERT_EQ((pair_in_units<kFp8, DType::kFloat16>(word, place / 2)), in_units);
         ASSERT_TRUE(is_value_of<Format>(half_of(values, place % 2), code)) << code << " " << other;
         ASSERT_TRUE(is_value_of<Format>(half_of(in_units, place % 2) * kPairUnit<kFp8>, code))
             << code << " " << other;

@@ -1,0 +1,51 @@
+// Products whose weights alone are FP8, for GPUs with and without FP8 units.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "octofold/export.h"
+#include "octofold/stream.h"
+#include "octofold/tensor.h"
+
+namespace octofold {
+
+/// out[..., N] = x[..., K] · W[N, K]ᵀ (+ bias[N]).
+struct GemmWeightOnlyArguments {
+  /// float16, bfloat16; leading dimensions are M rows together; columns (K) contiguous, any row
+  /// stride.
+  TensorView x;
+  /// e4m3 or e5m2, any granularity, two-level scales left out; columns (K) contiguous, any row
+  /// stride. As checkpoints have them: nothing is repacked.
+  ScaledTensorView w;
+  /// Of x's type or float32; columns contiguous, rows apart from each other. Apart from all else.
+  MutableTensorView out;
+  /// Of out's type or float32, contiguous.
+  std::optional<TensorView> bias{};
+};
+
+/// M, N, K ≥ 0; with K = 0 the sum is 0.
+///
+/// Codes become numbers of x's type exactly; their products are added in FP32 (in tensor cores for
+/// more than a few rows), in a fixed order: the same input gives the same bits. Scales that vary
+/// along K multiply the sums of their 128 values, those that do not the whole sum. Bias is added in
+/// FP32; one rounding to out's type. Throws Error as gemm() does; kUnsupported for bfloat16 on GPUs
+/// before 8.0, which have no products of it.
+OCTOFOLD_API void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Stream stream = {});
+
+/// out[..., K] = gradient[..., N] · W[N, K]: the gradient by x of gemm_weight_only().
+struct GemmWeightOnlyGradientArguments {
+  /// float16 or bfloat16; columns (N) contiguous, any row stride.
+  TensorView gradient;
+  /// As in gemm_weight_only().
+  ScaledTensorView w;
+  /// [..., K], of gradient's type or float32; columns contiguous, rows apart. Apart from all else.
+  MutableTensorView out;
+};
+
+/// As gemm_weight_only(). Scales multiply the codes as numbers of `gradient`'s type where they
+/// differ along N: one rounding of each weight more.
+OCTOFOLD_API void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments,
+                                            Stream stream = {});
+
+}  // namespace octofold

@@ -1,0 +1,140 @@
+// Weights and x from shared memory as the operands of a warp's products (kernels/ptx/mma.h), W
+// being the first one.
+//
+// Which numbers of the depth are multiplied by one instruction, and in which order, is free as long
+// as both operands have the same. Of each half of 128 a lane with t = lane % 4 takes 16 that follow
+// each other, from 64 · half + 16 · t on, four of them in each of four products: a word of codes,
+// which decodes to the two registers that a row of the operand has in this lane. So nothing is
+// exchanged between lanes, and loads are of 16 bytes.
+#pragma once
+
+#include "kernels/numeric/decode_pairs.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/convert.h"
+#include "kernels/weight_only/shared_memory.h"
+
+namespace octofold::weight_only {
+
+// Codes of a half, of all columns of a warp.
+template <WeightOnlyConfig kConfig>
+class Weights {
+  using S = Stage<kConfig>;
+  static constexpr DType kType = kConfig.factor_type();
+  static constexpr int kTiles = kConfig.column_tiles();
+
+ public:
+  // What sums are to be multiplied by.
+  static constexpr float kUnit = kConfig.depth_factors ? 1 : numeric::kPairUnit<kConfig.w>;
+
+  // The column of the block's tile whose number a lane with g = lane / 4 has as row g, or g + 8
+  // (`upper`), of an operand. Transposed, a lane has words of four neighbours.
+  static __device__ int column(int warp, int tile, int g, int upper) {
+    const int first = warp * 16 * kTiles;
+    return kConfig.transposed ? first + 4 * g + 2 * tile + upper
+                              : first + 16 * tile + g + 8 * upper;
+  }
+
+  __device__ void load(const S& stage, int group, int warp, int half) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, unit = lane % 4 + 4 * half;
+    if constexpr (kConfig.transposed) {
+      factors_ = stage.factors() + 4 * (kScaleBlock * group + 16 * unit);
+      const int first_column = 32 * warp + 4 * g;
+#pragma unroll
+      for (int product = 0; product < 4; ++product) {
+        unsigned rows[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          rows[i] = ptx::load_shared_word(
+              stage.w(group) + S::w_offset(16 * unit + 4 * product + i, first_column / 16) +
+              first_column % 16);
+        }
+        // Four codes of each of four rows to four of each of four columns.
+        const unsigned low = __byte_perm(rows[0], rows[1], 0x5140);
+        const unsigned high = __byte_perm(rows[0], rows[1], 0x7362);
+        const unsigned next_low = __byte_perm(rows[2], rows[3], 0x5140);
+        const unsigned next_high = __byte_perm(rows[2], rows[3], 0x7362);
+        words_[0][0][product] = __byte_perm(low, next_low, 0x5410);
+        words_[0][1][product] = __byte_perm(low, next_low, 0x7632);
+        words_[1][0][product] = __byte_perm(high, next_high, 0x5410);
+        words_[1][1][product] = __byte_perm(high, next_high, 0x7632);
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          ptx::load_shared_words(stage.w(group) + S::w_offset(column(warp, tile, g, upper), unit),
+                                 words_[tile][upper]);
+        }
+      }
+    }
+  }
+
+  // Operands of one of the half's four products.
+  __device__ void decode(int product, unsigned (&a)[kTiles][4]) const {
+    [[maybe_unused]] float4 factors{};
+    if constexpr (kConfig.depth_factors) factors = ptx::load_shared_four(factors_ + 16 * product);
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      const int pair = i % 4 / 2;
+      const unsigned codes = words_[i / 4][i % 2][product];
+      if constexpr (kConfig.depth_factors) {
+        a[i / 4][i % 4] = scaled_pair(codes, pair, pair == 0 ? factors.x : factors.z,
+                                      pair == 0 ? factors.y : factors.w);
+      } else {
+        a[i / 4][i % 4] = numeric::pair_in_units<kConfig.w, kType>(codes, pair);
+      }
+    }
+  }
+
+  // The codes of a row of an operand.
+  __device__ unsigned word(int product, int tile, int upper) const {
+    return words_[tile][upper][product];
+  }
+
+ private:
+  static __device__ unsigned scaled_pair(unsigned codes, int pair, float first, float second) {
+    const unsigned halves = numeric::float16_pair_of_fp8<kConfig.w>(codes, pair);
+    const float values[2] = {__fmul_rn(ptx::float_of_float16(halves), first),
+                             __fmul_rn(ptx::float_of_float16(halves >> 16), second)};
+    unsigned rounded;
+    numeric::narrow<kType, false>(values, &rounded);
+    return rounded;
+  }
+
+  unsigned words_[kTiles][2][4];
+  unsigned factors_;
+};
+
+// Eight rows of x, of which a lane has row g, for the same two products.
+template <WeightOnlyConfig kConfig>
+struct Rows {
+  using S = Stage<kConfig>;
+  static constexpr float kUnit = [] {
+    if constexpr (is_fp8(kConfig.x)) return numeric::kPairUnit<kConfig.x>;
+    return 1.0f;
+  }();
+
+  unsigned b[2][2];
+
+  // Those from first_row on. Of fewer than 8 some come several times; their sums are not used.
+  __device__ void load(const S& stage, int group, int first_row, int half, int pair) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, unit = lane % 4 + 4 * half;
+    const int row = first_row + (kConfig.tile_rows < 8 ? lane / 4 % kConfig.tile_rows : lane / 4);
+    if constexpr (is_fp8(kConfig.x)) {
+      unsigned words[2];
+      ptx::load_shared_words(stage.x(group) + S::x_offset(row, unit) + 8 * pair, words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        b[i / 2][i % 2] = numeric::float16_pair_in_units<kConfig.x>(words[i / 2], i % 2);
+      }
+    } else {
+      unsigned words[4];
+      ptx::load_shared_words(stage.x(group) + S::x_offset(row, 2 * unit + pair), words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = words[i];
+    }
+  }
+};
+
+}  // namespace octofold::weight_only

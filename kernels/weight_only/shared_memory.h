@@ -1,0 +1,45 @@
+// Where W and x lie in a stage of shared memory. Rows are of units of 16 bytes, whose order within
+// a row differs from row to row, so that the lanes that load at one time find theirs in different
+// banks (fragments.h says which these are).
+#pragma once
+
+#include "kernels/config/weight_only.h"
+#include "kernels/ptx/shared_memory.h"
+
+namespace octofold::weight_only {
+
+using config::WeightOnlyConfig;
+using config::WeightOnlyParams;
+
+template <WeightOnlyConfig kConfig>
+struct Stage {
+  // W by columns of out: rows of 128 bytes. Transposed: 128 rows of a byte for each column.
+  static constexpr int kWRowBytes = kConfig.transposed ? kConfig.tile_columns : kScaleBlock;
+  static constexpr int kWRows = kConfig.transposed ? kScaleBlock : kConfig.tile_columns;
+  static constexpr int kWUnits = kWRowBytes / 16;
+  static constexpr int kXUnits = kConfig.x_row_bytes() / 16;
+
+  unsigned address;
+
+  __device__ unsigned w(int group) const { return address + group * kConfig.group_bytes(); }
+  __device__ unsigned x(int group) const { return w(group) + kConfig.w_bytes(); }
+  __device__ unsigned factors() const {
+    return address + kConfig.warps_depth * kConfig.group_bytes();
+  }
+  // Of group · tile_columns + column; of group · tile_rows + row.
+  __device__ unsigned column_scales() const { return factors() + 4 * kConfig.factors(); }
+  __device__ unsigned row_scales() const { return column_scales() + 4 * kConfig.column_scales(); }
+
+  static __device__ unsigned w_offset(int row, int unit) {
+    const int other = kConfig.transposed ? ((row >> 4 & 3) * 2) % kWUnits : (row & 1) * 4;
+    return row * kWRowBytes + (unit ^ other) * 16;
+  }
+  static __device__ unsigned x_offset(int row, int unit) {
+    const int other = size_of(kConfig.x) == 4   ? unit >> 3
+                      : size_of(kConfig.x) == 2 ? row & 1
+                                                : (row & 1) * 4;
+    return row * kConfig.x_row_bytes() + (unit ^ other) * 16;
+  }
+};
+
+}  // namespace octofold::weight_only

@@ -1,0 +1,117 @@
+// gemv, gemm_weight_only and its gradient: one kernel, and one way to it.
+#include "plan/weight_only.h"
+
+#include <cstdint>
+
+#include "core/scale_layout.h"
+#include "cuda/cast_views.h"
+#include "cuda/gemm_weight_only.h"
+#include "cuda/gemv.h"
+#include "kernels/config/weight_only.h"
+
+namespace octofold::cuda {
+namespace {
+
+constexpr int kBlockShift = 7;
+static_assert(1 << kBlockShift == kScaleBlock);
+
+int row_shift(Granularity granularity) {
+  return granularity == Granularity::kBlock128x128 ? kBlockShift : 0;
+}
+
+// Whether rows are whole units of 16 bytes.
+bool has_units(const TensorView& matrix) {
+  return is_aligned(matrix, 16) && matrix.shape[1] * size_of(matrix.dtype) % 16 == 0;
+}
+
+// Scales of the rows of x or of W, which are those or the columns of out.
+config::WeightOnlyScale scale_of_rows(const ScaledTensorView& tensor) {
+  const auto scale = core::scale_access(tensor);
+  return {scale.data, scale.row_stride, scale.col_stride, row_shift(tensor.granularity)};
+}
+
+// Of a W whose rows are the depth: out's columns are its own.
+config::WeightOnlyScale scale_of_columns(const ScaledTensorView& tensor) {
+  const auto scale = core::scale_access(tensor);
+  return {scale.data, scale.col_stride, scale.row_stride, kBlockShift};
+}
+
+struct Product {
+  const char* called;
+  const ScaledTensorView& w;
+  const DotOperand& x;
+  const MutableTensorView& out;
+  const std::optional<TensorView>& bias;
+  bool transposed = false;
+};
+
+void run(Device& device, const Product& product, Stream stream) {
+  const TensorView &x = product.x.data, &w = product.w.data;
+  const MutableTensorView& out = product.out;
+  const plan::WeightOnlyProblem problem{
+      .rows = x.shape[0],
+      .columns = w.shape[product.transposed ? 1 : 0],
+      .depth = x.shape[1],
+      .w = w.dtype,
+      .x = x.dtype,
+      .out = out.dtype,
+      .transposed = product.transposed,
+      .w_scales = product.w.granularity,
+      .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
+      .is_aligned = has_units(x) && has_units(w),
+      .out_is_aligned =
+          is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0};
+  config::WeightOnlyParams params{
+      .w = static_cast<const unsigned char*>(w.data),
+      .w_stride = w.strides[0],
+      .x = x.data,
+      .x_stride = x.strides[0] * size_of(x.dtype),
+      .out = out.data,
+      .out_stride = out.strides[0],
+      .bias = product.bias ? product.bias->data : nullptr,
+      .bias_is_float32 = product.bias && product.bias->dtype == DType::kFloat32,
+      .w_scale = product.transposed ? scale_of_columns(product.w) : scale_of_rows(product.w),
+      .x_scale = {},
+      .rows = problem.rows,
+      .columns = problem.columns,
+      .depth = problem.depth};
+  if (product.x.scale) {
+    params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
+  }
+  device
+      .prepared(problem,
+                [&] { return plan::plan_weight_only(problem, product.called, device.gpu()); })
+      .launch(stream, &params);
+}
+
+}  // namespace
+
+void gemv(Device& device, const GemvArguments& arguments, Stream stream) {
+  run(device,
+      {.called = "gemv", .w = arguments.w, .x = arguments.x, .out = arguments.out, .bias = {}},
+      stream);
+}
+
+void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, Stream stream) {
+  run(device,
+      {.called = "gemm_weight_only",
+       .w = arguments.w,
+       .x = {.data = arguments.x},
+       .out = arguments.out,
+       .bias = arguments.bias},
+      stream);
+}
+
+void gemm_weight_only_gradient(Device& device, const GemmWeightOnlyGradientArguments& arguments,
+                               Stream stream) {
+  run(device,
+      {.called = "gemm_weight_only_gradient",
+       .w = arguments.w,
+       .x = {.data = arguments.gradient},
+       .out = arguments.out,
+       .bias = {},
+       .transposed = true},
+      stream);
+}
+
+}  // namespace octofold::cuda

@@ -1,0 +1,62 @@
+// From a product with FP8 weights to the kernel that carries it out. Pure: no CUDA, no memory, no
+// state.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/config/weight_only.h"
+#include "plan/fields.h"
+#include "plan/gpu.h"
+#include "plan/kernel_plan.h"
+
+namespace octofold::plan {
+
+/// out[rows, columns], each the sum of `depth` products.
+struct WeightOnlyProblem {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t depth = 0;
+  DType w = DType::kE4M3;
+  DType x = DType::kBFloat16;
+  DType out = DType::kBFloat16;
+  bool transposed = false;  ///< W is [depth, columns]
+  Granularity w_scales = Granularity::kTensor;
+  bool x_blocks = false;       ///< whether 128 numbers of an FP8 x share a scale
+  bool is_aligned = true;      ///< rows of x and W are whole units of 16 bytes, at multiples of 16
+  bool out_is_aligned = true;  ///< rows of out are whole groups of four, at multiples of four
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("rows", rows);
+    field("columns", columns);
+    field("depth", depth);
+    field("w", w);
+    field("x", x);
+    field("out", out);
+    field("transposed", transposed);
+    field("w_scales", w_scales);
+    field("x_blocks", x_blocks);
+    field("is_aligned", is_aligned);
+    field("out_is_aligned", out_is_aligned);
+  }
+  friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
+};
+
+using WeightOnlyPlan = Plan<config::WeightOnlyConfig>;
+
+/// The one kernel, with the tile that is reckoned to be the fastest. `called`: the public function.
+/// Throws Error(kUnsupported) for a GPU without kernels for it, or for bfloat16.
+WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
+                                const Gpu& gpu);
+
+/// What it is chosen from: all that are valid and fit into the GPU's shared memory.
+std::vector<config::WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& problem,
+                                                             const Gpu& gpu);
+
+/// What a configuration is reckoned to take: clocks of a Hopper's multiprocessor.
+double expected_clocks(const WeightOnlyProblem& problem, const config::WeightOnlyConfig& config,
+                       const Gpu& gpu);
+
+}  // namespace octofold::plan

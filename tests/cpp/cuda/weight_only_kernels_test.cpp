@@ -1,0 +1,137 @@
+// The kernel of products with FP8 weights, compiled for each architecture: no register leaves the
+// register file, and tensor cores do the work.
+#include <gtest/gtest.h>
+#include <string>
+
+#include "cuda/kernel_headers.h"
+#include "plan/weight_only.h"
+#include "support/nvrtc.h"
+#include "support/sass.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::WeightOnlyConfig;
+
+class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+    gpu_ = plan::as_target({.compute_major = 12,
+                            .compute_minor = 1,
+                            .multiprocessors = 132,
+                            .shared_memory_per_block = plan::kHopper.shared_memory_per_block},
+                           GetParam());
+    gpu_.is_translated = false;
+  }
+
+  // 16-bit numbers that all GPUs multiply.
+  DType narrow() const { return GetParam() < 80 ? DType::kFloat16 : DType::kBFloat16; }
+
+  void expect_sound(const WeightOnlyConfig& config) {
+    const plan::KernelPlan kernel =
+        plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
+    const jit::Binary binary =
+        jit::compile({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
+                     kernel_headers());
+    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel.description;
+    EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel.description;
+    EXPECT_EQ(binary.resources.shared_bytes, 0) << kernel.description;
+    EXPECT_LE(binary.resources.registers * config.threads(), 65536) << kernel.description;
+    EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0)
+        << kernel.description;
+    // Products of a half of 128: four along the depth; before Ampere instructions take half.
+    const int products = config.on_tensor_cores()
+                             ? 4 * config.halves_at_once() * config.column_tiles() *
+                                   config.row_tiles() * (GetParam() < 80 ? 2 : 1)
+                             : 0;
+    EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kHmma), products)
+        << kernel.description;
+  }
+
+  // What the planner takes.
+  void expect_sound(const plan::WeightOnlyProblem& problem) {
+    expect_sound(plan_weight_only(problem, "test", gpu_).config);
+  }
+
+  plan::Gpu gpu_;
+};
+
+TEST_P(WeightOnlyKernelsTest, OfFewRows) {
+  const auto problem = [&](std::int64_t rows, DType x, Granularity scales) {
+    return plan::WeightOnlyProblem{.rows = rows,
+                                   .columns = 16384,
+                                   .depth = 16384,
+                                   .w = rows % 2 == 0 ? DType::kE5M2 : DType::kE4M3,
+                                   .x = x,
+                                   .out = DType::kFloat32,
+                                   .w_scales = scales};
+  };
+  for (const std::int64_t rows : {1, 4, 16}) {
+    expect_sound(problem(rows, narrow(), Granularity::kBlock128x128));
+    expect_sound(problem(rows, DType::kFloat16, Granularity::kTensor));
+    expect_sound(problem(rows, DType::kFloat32, Granularity::kBlock1x128));
+  }
+  auto of_codes = problem(9, DType::kE4M3, Granularity::kBlock1x128);
+  of_codes.x_blocks = true;
+  expect_sound(of_codes);
+  auto anywhere = problem(3, narrow(), Granularity::kChannel);
+  anywhere.is_aligned = anywhere.out_is_aligned = false;
+  expect_sound(anywhere);
+}
+
+TEST_P(WeightOnlyKernelsTest, OfManyRows) {
+  for (const std::int64_t rows : {64, 4096}) {
+    expect_sound({.rows = rows,
+                  .columns = 8192,
+                  .depth = 8192,
+                  .x = narrow(),
+                  .out = narrow(),
+                  .w_scales = Granularity::kBlock1x128});
+    expect_sound({.rows = rows,
+                  .columns = 8192,
+                  .depth = 8192,
+                  .x = DType::kFloat16,
+                  .out = DType::kFloat16,
+                  .w_scales = Granularity::kChannel});
+  }
+}
+
+// Those with the most sums, whether the planner takes them or not.
+TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
+  for (const bool has_blocks : {false, true}) {
+    const plan::WeightOnlyProblem problem{
+        .rows = 4096,
+        .columns = 8192,
+        .depth = 8192,
+        .x = narrow(),
+        .out = narrow(),
+        .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
+    for (const WeightOnlyConfig& config : weight_only_candidates(problem, gpu_)) {
+      if (config.column_tiles() * config.row_tiles() < 16 || config.stages != 2) continue;
+      expect_sound(config);
+    }
+  }
+}
+
+TEST_P(WeightOnlyKernelsTest, OfGradients) {
+  for (const Granularity scales :
+       {Granularity::kTensor, Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    for (const std::int64_t rows : {2, 4096}) {
+      expect_sound({.rows = rows,
+                    .columns = 8192,
+                    .depth = 8192,
+                    .x = narrow(),
+                    .out = narrow(),
+                    .transposed = true,
+                    .w_scales = scales});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, WeightOnlyKernelsTest,
+                         testing::Values(75, 80, 86, 89, 90, 120),
+                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,391 @@
+// The kernel of products with FP8 weights, run on the host by a thread for each of a block's,
+// beside sums in FP64.
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <vector>
+
+#include "octofold/types.h"
+
+#include "cpu/convert.h"
+#include "kernels/weight_only/weight_only.h"
+#include "support/random.h"
+
+namespace octofold {
+namespace {
+
+using config::WeightOnlyConfig;
+using config::WeightOnlyParams;
+using enum DType;
+
+// Numbers of 16 bits that this architecture multiplies.
+constexpr DType kNarrow = ptx::kHasAmpere ? kBFloat16 : kFloat16;
+
+// Rows among NaN, which begin `offset` elements behind a multiple of 16 bytes.
+class Matrix {
+ public:
+  Matrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t pad, std::int64_t offset)
+      : type_(type), cols_(cols), stride_(cols + pad), offset_(offset) {
+    const auto count = static_cast<std::size_t>(rows * stride_ + offset + 64);
+    memory_.resize(count * static_cast<std::size_t>(size_of(type)) / 16 + 2);
+    const std::vector<float> nan(count, NAN);
+    cpu::store(nan.data(), std::ssize(nan), memory_.data(), type, 0, Overflow::kNan);
+  }
+
+  void draw(test::Random& random, std::int64_t rows) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t col = 0; col < cols_; ++col) {
+        set(row, col, static_cast<float>(static_cast<int>(random() % 8192)) / 999 - 4);
+      }
+    }
+  }
+
+  void set(std::int64_t row, std::int64_t col, float value) {
+    cpu::store(&value, 1, memory_.data(), type_, index(row, col), Overflow::kNan);
+  }
+  double at(std::int64_t row, std::int64_t col) const {
+    float value = 0;
+    cpu::load(memory_.data(), type_, index(row, col), 1, 1, &value);
+    return value;
+  }
+  unsigned char* data() {
+    return reinterpret_cast<unsigned char*>(memory_.data()) + offset_ * size_of(type_);
+  }
+  std::int64_t stride() const { return stride_; }
+
+ private:
+  struct alignas(16) Unit {
+    unsigned char bytes[16];
+  };
+  std::int64_t index(std::int64_t row, std::int64_t col) const {
+    return offset_ + row * stride_ + col;
+  }
+
+  DType type_;
+  std::int64_t cols_, stride_, offset_;
+  std::vector<Unit> memory_;
+};
+
+// Scales of a matrix by granularity, column by column, beside NaN.
+class Scales {
+ public:
+  Scales(Granularity granularity, std::int64_t rows, std::int64_t cols)
+      : granularity_(granularity), stride_(rows + 3) {
+    values_.assign(static_cast<std::size_t>(stride_ * (cols / kScaleBlock + 2)), NAN);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t col = 0; col < cols; ++col) {
+        const auto unit = static_cast<float>((unit_row(row) * 5 + unit_col(col) * 3) % 7);
+        values_[index(row, col)] = std::exp2f(unit - 3) * 1.25f;
+      }
+    }
+  }
+
+  double at(std::int64_t row, std::int64_t col) const { return values_[index(row, col)]; }
+  config::WeightOnlyScale of_rows() const {
+    return {values_.data(), row_stride(), col_stride(), is_square() ? 7 : 0};
+  }
+  config::WeightOnlyScale of_columns() const {
+    return {values_.data(), col_stride(), row_stride(), 7};
+  }
+
+ private:
+  bool is_square() const { return granularity_ == Granularity::kBlock128x128; }
+  std::int64_t unit_row(std::int64_t row) const {
+    return granularity_ == Granularity::kTensor ? 0 : is_square() ? row / kScaleBlock : row;
+  }
+  std::int64_t unit_col(std::int64_t col) const {
+    return varies_along_k(granularity_) ? col / kScaleBlock : 0;
+  }
+  std::int64_t row_stride() const { return granularity_ == Granularity::kTensor ? 0 : 1; }
+  std::int64_t col_stride() const { return varies_along_k(granularity_) ? stride_ : 0; }
+  std::size_t index(std::int64_t row, std::int64_t col) const {
+    return static_cast<std::size_t>(unit_row(row) * row_stride() + unit_col(col) * col_stride());
+  }
+
+  Granularity granularity_;
+  std::int64_t stride_;
+  std::vector<float> values_;
+};
+
+struct Case {
+  std::int64_t rows, columns, depth;
+  Granularity w_scales = Granularity::kTensor;
+  Granularity x_scales = Granularity::kTensor;  // of FP8
+  bool has_bias = false;
+  bool bias_is_float32 = false;
+  std::int64_t pad = 0, offset = 0;
+  bool has_nan = false;
+};
+
+template <WeightOnlyConfig kConfig>
+void expect_product(const Case& problem) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  constexpr bool kTransposed = kConfig.transposed;
+  test::Random random;
+  const std::int64_t rows = problem.rows, columns = problem.columns, depth = problem.depth;
+  const std::int64_t w_rows = kTransposed ? depth : columns, w_cols = kTransposed ? columns : depth;
+  Matrix w(kConfig.w, w_rows, w_cols, problem.pad, problem.offset);
+  Matrix x(kConfig.x, rows, depth, problem.pad, problem.offset);
+  Matrix out(kConfig.out, rows, columns, problem.pad, problem.offset);
+  Matrix bias(problem.bias_is_float32 ? kFloat32 : kConfig.out, 1, columns, 0, 0);
+  w.draw(random, w_rows);
+  x.draw(random, rows);
+  bias.draw(random, 1);
+  if (problem.has_nan) w.set(w_rows / 2, w_cols / 2, NAN);
+  const Scales w_scales(problem.w_scales, w_rows, w_cols);
+  const Scales x_scales(problem.x_scales, rows, depth);
+  WeightOnlyParams params{.w = w.data(),
+                          .w_stride = w.stride(),
+                          .x = x.data(),
+                          .x_stride = x.stride() * size_of(kConfig.x),
+                          .out = out.data(),
+                          .out_stride = out.stride(),
+                          .bias = problem.has_bias ? bias.data() : nullptr,
+                          .bias_is_float32 = problem.bias_is_float32,
+                          .w_scale = kTransposed ? w_scales.of_columns() : w_scales.of_rows(),
+                          .x_scale = {},
+                          .rows = rows,
+                          .columns = columns,
+                          .depth = depth};
+  if (is_fp8(kConfig.x)) params.x_scale = x_scales.of_rows();
+  std::memset(ptx::shared.data(), 0x7F, ptx::shared.size());  // NaN of both formats
+  const std::int64_t blocks = config::ceil_divide(rows, kConfig.tile_rows) *
+                              config::ceil_divide(columns, kConfig.tile_columns);
+  test::launch(blocks, kConfig.threads(), [&] { weight_only_kernel<kConfig>(params); });
+
+  const double unit = kConfig.out == kFloat32 ? 0 : kConfig.out == kFloat16 ? 0x1p-11 : 0x1p-8;
+  // A weight that has a factor is rounded once more.
+  const double of_terms = 2e-6 + (!kConfig.depth_factors  ? 0
+                                  : kConfig.x == kFloat16 ? 0x1p-11
+                                                          : 0x1p-8);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < columns; ++column) {
+      double sum = 0, terms = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const std::int64_t w_row = kTransposed ? k : column, w_col = kTransposed ? column : k;
+        double term = x.at(row, k) * w.at(w_row, w_col) * w_scales.at(w_row, w_col);
+        if (is_fp8(kConfig.x)) term *= x_scales.at(row, k);
+        sum += term;
+        terms += std::abs(term);
+      }
+      if (problem.has_bias) sum += bias.at(0, column);
+      const double actual = out.at(row, column);
+      if (std::isnan(sum)) {
+        EXPECT_TRUE(std::isnan(actual)) << row << " " << column;
+      } else {
+        ASSERT_NEAR(actual, sum, of_terms * terms + unit * std::abs(sum) + 1e-6)
+            << row << " " << column << " of " << depth;
+      }
+    }
+  }
+  // What lies beside out is as it was.
+  if (problem.pad > 0) {
+    EXPECT_TRUE(std::isnan(out.at(rows - 1, columns)));
+  }
+  EXPECT_TRUE(std::isnan(out.at(0, -problem.offset + (rows * out.stride() + problem.offset))));
+}
+
+constexpr WeightOnlyConfig kOneRow{.w = kE4M3,
+                                   .x = kNarrow,
+                                   .out = kFloat32,
+                                   .tile_columns = 16,
+                                   .tile_rows = 1,
+                                   .warps_depth = 4};
+
+TEST(WeightOnlyTest, OfOneRow) {
+  for (const std::int64_t depth : {0, 16, 144, 1040}) expect_product<kOneRow>({1, 16, depth});
+  expect_product<kOneRow>({1, 36, 272, Granularity::kChannel});
+}
+
+TEST(WeightOnlyTest, OfFewRowsByBlocks) {
+  constexpr WeightOnlyConfig kConfig{.w = kE5M2,
+                                     .x = kNarrow,
+                                     .out = kNarrow,
+                                     .w_blocks = true,
+                                     .tile_columns = 64,
+                                     .tile_rows = 16,
+                                     .warps_columns = 2,
+                                     .warps_depth = 2};
+  for (const Granularity scales : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    expect_product<kConfig>({13, 140, 656, scales});
+  }
+  constexpr WeightOnlyConfig kWide{.w = kE4M3,
+                                   .x = kFloat16,
+                                   .out = kFloat32,
+                                   .w_blocks = true,
+                                   .tile_columns = 64,
+                                   .tile_rows = 8,
+                                   .warps_depth = 2,
+                                   .stages = 4};
+  expect_product<kWide>({7, 72, 1600, Granularity::kBlock128x128});
+  expect_product<kConfig>({.rows = 2,
+                           .columns = 64,
+                           .depth = 304,
+                           .w_scales = Granularity::kBlock1x128,
+                           .has_bias = true,
+                           .has_nan = true});
+}
+
+TEST(WeightOnlyTest, OfCodes) {
+  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
+                                     .x = kE5M2,
+                                     .out = kFloat16,
+                                     .w_blocks = true,
+                                     .x_blocks = true,
+                                     .tile_columns = 32,
+                                     .tile_rows = 4,
+                                     .warps_depth = 2};
+  expect_product<kConfig>({3, 40, 400, Granularity::kBlock128x128, Granularity::kBlock1x128});
+  constexpr WeightOnlyConfig kPlain{.w = kE5M2,
+                                    .x = kE4M3,
+                                    .out = kFloat32,
+                                    .tile_columns = 32,
+                                    .tile_rows = 16,
+                                    .warps_columns = 2,
+                                    .warps_depth = 1};
+  expect_product<kPlain>({16, 40, 400, Granularity::kChannel, Granularity::kChannel});
+}
+
+TEST(WeightOnlyTest, OfFloat32) {
+  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
+                                     .x = kFloat32,
+                                     .out = kFloat32,
+                                     .w_blocks = true,
+                                     .tile_columns = 32,
+                                     .tile_rows = 4,
+                                     .warps_columns = 2,
+                                     .warps_depth = 2};
+  expect_product<kConfig>({3, 36, 528, Granularity::kBlock1x128});
+  constexpr WeightOnlyConfig kWhole{
+      .w = kE5M2, .x = kFloat32, .out = kFloat16, .tile_rows = 16, .warps_depth = 2};
+  expect_product<kWhole>({.rows = 11, .columns = 20, .depth = 528, .has_nan = true});
+}
+
+TEST(WeightOnlyTest, OfWhatIsNotAligned) {
+  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
+                                     .x = kFloat16,
+                                     .out = kFloat16,
+                                     .tile_rows = 4,
+                                     .warps_depth = 2,
+                                     .vectors = false,
+                                     .store_vectors = false};
+  expect_product<kConfig>(
+      {.rows = 3, .columns = 37, .depth = 301, .has_bias = true, .pad = 5, .offset = 3});
+  constexpr WeightOnlyConfig kGradient{.w = kE5M2,
+                                       .x = kFloat16,
+                                       .out = kFloat32,
+                                       .transposed = true,
+                                       .tile_columns = 32,
+                                       .warps_depth = 2,
+                                       .vectors = false,
+                                       .store_vectors = false};
+  expect_product<kGradient>({.rows = 8, .columns = 37, .depth = 301, .pad = 1, .offset = 5});
+}
+
+TEST(WeightOnlyTest, OfManyRows) {
+  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
+                                     .x = kNarrow,
+                                     .out = kNarrow,
+                                     .tile_columns = 64,
+                                     .tile_rows = 64,
+                                     .warps_columns = 2,
+                                     .warps_rows = 2,
+                                     .warps_depth = 1,
+                                     .stages = 2};
+  expect_product<kConfig>({.rows = 70,
+                           .columns = 96,
+                           .depth = 400,
+                           .w_scales = Granularity::kChannel,
+                           .has_bias = true,
+                           .bias_is_float32 = true});
+  constexpr WeightOnlyConfig kBlocks{.w = kE4M3,
+                                     .x = kFloat16,
+                                     .out = kFloat32,
+                                     .w_blocks = true,
+                                     .tile_columns = 128,
+                                     .tile_rows = 128,
+                                     .warps_columns = 4,
+                                     .warps_rows = 2,
+                                     .warps_depth = 1,
+                                     .stages = 2};
+  expect_product<kBlocks>(
+      {.rows = 129, .columns = 136, .depth = 144, .w_scales = Granularity::kBlock1x128, .pad = 16});
+}
+
+TEST(WeightOnlyTest, OfGradients) {
+  constexpr WeightOnlyConfig kFew{.w = kE4M3,
+                                  .x = kNarrow,
+                                  .out = kNarrow,
+                                  .transposed = true,
+                                  .tile_columns = 64,
+                                  .tile_rows = 2,
+                                  .warps_columns = 2,
+                                  .warps_depth = 2};
+  expect_product<kFew>({.rows = 2, .columns = 80, .depth = 328, .has_nan = true});
+  constexpr WeightOnlyConfig kBlocks{.w = kE5M2,
+                                     .x = kFloat16,
+                                     .out = kFloat32,
+                                     .transposed = true,
+                                     .w_blocks = true,
+                                     .tile_columns = 128,
+                                     .tile_rows = 32,
+                                     .warps_columns = 4,
+                                     .warps_depth = 2,
+                                     .stages = 2};
+  expect_product<kBlocks>({40, 272, 400, Granularity::kBlock128x128});
+  constexpr WeightOnlyConfig kFactors{.w = kE4M3,
+                                      .x = kNarrow,
+                                      .out = kFloat32,
+                                      .transposed = true,
+                                      .depth_factors = true,
+                                      .tile_columns = 64,
+                                      .tile_rows = 16,
+                                      .warps_columns = 2,
+                                      .warps_depth = 2};
+  for (const Granularity scales : {Granularity::kChannel, Granularity::kBlock1x128}) {
+    expect_product<kFactors>({11, 144, 304, scales});
+  }
+}
+
+// Each code by 1, all others by 0.
+template <DType kFp8>
+void expect_each_code() {
+  constexpr WeightOnlyConfig kConfig{
+      .w = kFp8, .x = kNarrow, .out = kFloat32, .tile_rows = 1, .warps_depth = 2};
+  Matrix w(kFp8, 256, 32, 0, 0), x(kNarrow, 1, 32, 0, 0), out(kFloat32, 1, 256, 0, 0);
+  for (std::int64_t k = 0; k < 32; ++k) x.set(0, k, k == 21 ? 1.0f : 0.0f);
+  std::memset(w.data(), 0, 256 * 32);
+  for (int code = 0; code < 256; ++code)
+    w.data()[32 * code + 21] = static_cast<unsigned char>(code);
+  const WeightOnlyParams params{.w = w.data(),
+                                .w_stride = 32,
+                                .x = x.data(),
+                                .x_stride = 64,
+                                .out = out.data(),
+                                .out_stride = 256,
+                                .bias = nullptr,
+                                .bias_is_float32 = false,
+                                .w_scale = {},
+                                .x_scale = {},
+                                .rows = 1,
+                                .columns = 256,
+                                .depth = 32};
+  test::launch(256 / kConfig.tile_columns, kConfig.threads(),
+               [&] { weight_only_kernel<kConfig>(params); });
+  for (int code = 0; code < 256; ++code) {
+    const double expected = w.at(code, 21), actual = out.at(0, code);
+    EXPECT_TRUE(expected != expected ? actual != actual : actual == expected) << code;
+  }
+}
+
+TEST(WeightOnlyTest, CodesAreExact) {
+  expect_each_code<kE4M3>();
+  expect_each_code<kE5M2>();
+}
+
+}  // namespace
+}  // namespace octofold

@@ -1,0 +1,44 @@
+"""Small products with FP8 weights, for sanitizer_problems.py."""
+
+import itertools
+from functools import partial
+
+import octofold
+import torch
+
+# Few rows and several tiles, ragged; K and N in whole units of 16 bytes, and not.
+SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37, 301))
+
+
+def _flat(results):
+    return torch.cat([result.float().flatten().cpu() for result in results])
+
+
+def _products(x, gradient, codes, scale, granularity, bias, device):
+    def run(device):
+        w = octofold.ScaledTensor(codes.to(device), scale.to(device), granularity)
+        wide = x.to(device)
+        results = [
+            octofold.gemm_weight_only(wide, w, bias=bias.to(device), out_dtype=torch.float32),
+            octofold.gemm_weight_only_gradient(gradient.to(device), w, out_dtype=torch.float32),
+        ]
+        if x.shape[0] <= 16:
+            codes_of_x = (8 * wide).to(torch.float8_e5m2)
+            results += [
+                octofold.gemv(w, operand, out_dtype=torch.float32)
+                for operand in (wide, wide.float(), codes_of_x)
+            ]
+        return _flat(results)
+
+    return run(device), run("cpu")
+
+
+def weight_only_problems(device):
+    for (m, n, k), granularity in itertools.product(
+        SHAPES, ("tensor", "channel", "1x128", "128x128")
+    ):
+        codes = (8 * torch.rand(n, k) + 1).to(torch.float8_e4m3fn)  # sums that nothing cancels
+        scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, n, k)) - 4)
+        x, gradient = (torch.rand(m, columns).half() + 0.5 for columns in (k, n))
+        problem = x, gradient, codes, scale, granularity, torch.rand(n), device
+        yield f"weight only {granularity} {m},{n},{k}", partial(_products, *problem)
