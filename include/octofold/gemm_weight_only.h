@@ -44,7 +44,7 @@ struct GemmWeightOnlyGradientArguments {
 };
 
 /// As gemm_weight_only(). Scales multiply the codes as numbers of `gradient`'s type where they
-/// differ along N: one rounding of each weight more.
+/// differ along N: one rounding of each weight more. (The CPU backend multiplies them in FP32.)
 OCTOFOLD_API void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments,
                                             Stream stream = {});
 

@@ -3,41 +3,26 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include "core/check.h"
-#include "core/flatten.h"
 #include "cpu/dot.h"
 #include "cuda/dot.h"
 #include "kernels/config/dot.h"
 #include "ops/backend.h"
+#include "ops/dot_operand.h"
 #include "ops/inputs.h"
 
 namespace octofold {
 namespace {
 
-constexpr std::initializer_list<DType> kNumbers = {DType::kFloat32, DType::kFloat16,
-                                                   DType::kBFloat16, DType::kE4M3, DType::kE5M2};
-
 // The operand as a matrix of one row.
 DotOperand checked(const core::Arguments& check, std::string_view argument,
                    std::string_view scale_argument, const DotOperand& given, ops::Inputs& inputs) {
-  DotOperand operand = given;
-  if (given.scale) {
-    const ScaledTensorView flat = core::flatten(
-        check, argument, ScaledTensorView{given.data, *given.scale, given.granularity});
-    check.require_scaled_input(argument, flat);
-    operand.data = flat.data;
-    operand.scale = flat.scale;
-    inputs.add(scale_argument, flat.scale);
-  } else {
-    operand.data = core::flatten(check, argument, given.data);
-    check.require_input_matrix(argument, operand.data);
-    check.require_dtype(argument, operand.data, kNumbers);
-  }
+  const DotOperand operand = ops::flat_operand(check, argument, scale_argument, given, inputs);
   if (operand.data.shape[0] != 1) {
     check.fail(argument, "a vector [K]", core::describe(given.data));
   }
-  inputs.add(argument, operand.data);
   return operand;
 }
 

@@ -38,7 +38,7 @@ Checked checked(const DynamicGemmArguments& given) {
   check.require_scaled_input("b", given.b);
   check.require_same_device("b", given.b.data, given.x.device);
   if (given.b.channel_scale) check.fail("b.channel_scale", "none", "one");
-  ops::require_depth(check, given.b.data, "x", arguments.x);
+  ops::require_depth(check, "b", given.b.data, "x", arguments.x);
 
   ops::require_shape_of_result(check, "out", given.out, given.x, given.b.data.shape[0]);
   arguments.out = core::flatten(check, "out", given.out);

@@ -98,14 +98,14 @@ void ops::check_operands(const core::Arguments& check, const ScaledTensorView& a
   check.require_scaled_input("a", a);
   check.require_scaled_input("b", b);
   check.require_same_device("b", b.data, a.data.device);
-  require_depth(check, b.data, "a", a.data);
+  require_depth(check, "b", b.data, "a", a.data);
 }
 
-void ops::require_depth(const core::Arguments& check, const TensorView& b, std::string_view other,
-                        const TensorView& matrix) {
-  if (b.shape[1] == matrix.shape[1]) return;
-  check.fail("b", core::format("K = {} columns as in '{}'", matrix.shape[1], other),
-             core::format("{}", b.shape[1]));
+void ops::require_depth(const core::Arguments& check, std::string_view argument,
+                        const TensorView& given, std::string_view other, const TensorView& matrix) {
+  if (given.shape[1] == matrix.shape[1]) return;
+  check.fail(argument, core::format("K = {} columns as in '{}'", matrix.shape[1], other),
+             core::format("{}", given.shape[1]));
 }
 
 void ops::check_output(const core::Arguments& check, const MutableTensorView& out,

@@ -27,9 +27,9 @@ void check_c(const core::Arguments& check, const TensorView& c, const MutableTen
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b);
 
-/// That b [N, K] has as many columns as the other operand.
-void require_depth(const core::Arguments& check, const TensorView& b, std::string_view other,
-                   const TensorView& matrix);
+/// That the argument, [N, K], has as many columns as the other operand.
+void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
+                   std::string_view other, const TensorView& matrix);
 
 /// Of out as a matrix: its type, and that it is apart from all inputs, of which there is at least
 /// one.

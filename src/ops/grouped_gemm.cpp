@@ -194,7 +194,7 @@ std::optional<TensorView> checked_bias(const core::Arguments& check,
 void check_products(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b, bool fast_accumulation) {
   check.require_same_device("b", b.data, a.data.device);
-  ops::require_depth(check, b.data, "a", a.data);
+  ops::require_depth(check, "b", b.data, "a", a.data);
   ops::require_accumulation(check, a.granularity, b.granularity, fast_accumulation);
 }
 

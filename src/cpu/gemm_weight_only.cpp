@@ -1,0 +1,20 @@
+#include "cpu/gemm_weight_only.h"
+
+#include "cpu/product.h"
+
+namespace octofold::cpu {
+
+void gemm_weight_only(const GemmWeightOnlyArguments& arguments) {
+  compute<float>({.a = Operand(DotOperand{.data = arguments.x}),
+                  .b = Operand(arguments.w),
+                  .out = arguments.out,
+                  .bias = arguments.bias});
+}
+
+void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments) {
+  compute<float>({.a = Operand(DotOperand{.data = arguments.gradient}),
+                  .b = Operand::columns_of(arguments.w),
+                  .out = arguments.out});
+}
+
+}  // namespace octofold::cpu

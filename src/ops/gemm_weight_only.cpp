@@ -1,0 +1,84 @@
+#include "octofold/gemm_weight_only.h"
+
+#include <string_view>
+
+#include "core/check.h"
+#include "core/flatten.h"
+#include "core/format.h"
+#include "cpu/gemm_weight_only.h"
+#include "cuda/gemm_weight_only.h"
+#include "ops/backend.h"
+#include "ops/gemm.h"
+#include "ops/inputs.h"
+#include "ops/weights.h"
+
+namespace octofold {
+namespace {
+
+// What is multiplied by weights, as a matrix.
+TensorView flat_rows(const core::Arguments& check, std::string_view argument,
+                     const TensorView& given, ops::Inputs& inputs) {
+  const TensorView rows = core::flatten(check, argument, given);
+  check.require_input_matrix(argument, rows);
+  check.require_dtype(argument, rows, {DType::kFloat16, DType::kBFloat16});
+  inputs.add(argument, rows);
+  return rows;
+}
+
+// Of so many columns beside the leading dimensions of `rows`, as a matrix.
+MutableTensorView flat_result(const core::Arguments& check, const MutableTensorView& given,
+                              const TensorView& rows, std::int64_t columns,
+                              const ops::Inputs& inputs) {
+  ops::require_shape_of_result(check, "out", given, rows, columns);
+  check.require_dtype("out", given, {rows.dtype, DType::kFloat32});
+  const MutableTensorView out = core::flatten(check, "out", given);
+  ops::check_output(check, out, inputs.all());
+  return out;
+}
+
+GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
+  const core::Arguments check("gemm_weight_only");
+  ops::Inputs inputs(check);
+  GemmWeightOnlyArguments arguments = given;
+  arguments.x = flat_rows(check, "x", given.x, inputs);
+  ops::check_weights(check, given.w, arguments.x.device, inputs);
+  ops::require_depth(check, "w", given.w.data, "x", arguments.x);
+  arguments.out = flat_result(check, given.out, given.x, given.w.data.shape[0], inputs);
+  ops::check_bias(check, arguments.bias, arguments.out);
+  return arguments;
+}
+
+GemmWeightOnlyGradientArguments checked(const GemmWeightOnlyGradientArguments& given) {
+  const core::Arguments check("gemm_weight_only_gradient");
+  ops::Inputs inputs(check);
+  GemmWeightOnlyGradientArguments arguments = given;
+  arguments.gradient = flat_rows(check, "gradient", given.gradient, inputs);
+  ops::check_weights(check, given.w, arguments.gradient.device, inputs);
+  if (given.w.data.shape[0] != arguments.gradient.shape[1]) {
+    check.fail("w",
+               core::format("N = {} rows, the columns of 'gradient'", arguments.gradient.shape[1]),
+               core::format("{}", given.w.data.shape[0]));
+  }
+  arguments.out = flat_result(check, given.out, given.gradient, given.w.data.shape[1], inputs);
+  return arguments;
+}
+
+}  // namespace
+
+void gemm_weight_only(const GemmWeightOnlyArguments& given, Stream stream) {
+  const GemmWeightOnlyArguments arguments = checked(given);
+  const Device device = arguments.out.device;
+  if (arguments.out.element_count() == 0) return;
+  if (ops::is_on_cpu(device)) return cpu::gemm_weight_only(arguments);
+  cuda::gemm_weight_only(ops::gpu("gemm_weight_only", device), arguments, stream);
+}
+
+void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& given, Stream stream) {
+  const GemmWeightOnlyGradientArguments arguments = checked(given);
+  const Device device = arguments.out.device;
+  if (arguments.out.element_count() == 0) return;
+  if (ops::is_on_cpu(device)) return cpu::gemm_weight_only_gradient(arguments);
+  cuda::gemm_weight_only_gradient(ops::gpu("gemm_weight_only_gradient", device), arguments, stream);
+}
+
+}  // namespace octofold
