@@ -40,6 +40,8 @@ from .errors import (
 from .gated_gemm import gated_gemm
 from .gathered import quantize_gathered
 from .gemm import gemm
+from .gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
+from .gemv import gemv
 from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
 from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
 from .routing import (
@@ -111,6 +113,9 @@ __all__ = [
     "from_words",
     "gated_gemm",
     "gemm",
+    "gemm_weight_only",
+    "gemm_weight_only_gradient",
+    "gemv",
     "grouped_gated_gemm",
     "grouped_gemm",
     "grouped_gemm_k",

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ._core.dtypes import WIDE, DTypeLike, dtype_name
+from ._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, require_matrix
 from ._core.streams import StreamLike
@@ -59,10 +59,7 @@ def gemm(
         if out_dtype is not None:
             name = dtype_name("gemm", "out_dtype", out_dtype, WIDE)
         return _GEMM(inputs, options, name, None, stream)[0]
-    if out_dtype is not None:
-        expected = dtype_name("gemm", "out", out.dtype)
-        if dtype_name("gemm", "out_dtype", out_dtype, WIDE) != expected:
-            raise invalid_argument("gemm", "out_dtype", f"{expected}, as is 'out'", repr(out_dtype))
+    require_dtype_of_out("gemm", out, out_dtype)
     _GEMM(inputs, options, "", (out,), stream)
     return out
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
+from ._core.dtypes import FP8, WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, quick_scale_shape
 from ._core.streams import StreamLike
@@ -160,12 +160,7 @@ def _multiply(
         if out_dtype is not None:
             name = dtype_name(op.name, "out_dtype", out_dtype, WIDE)
         return op(inputs, options, name, None, stream)[0]
-    if out_dtype is not None:
-        expected = dtype_name(op.name, "out", out.dtype)
-        if dtype_name(op.name, "out_dtype", out_dtype, WIDE) != expected:
-            raise invalid_argument(
-                op.name, "out_dtype", f"{expected}, as is 'out'", repr(out_dtype)
-            )
+    require_dtype_of_out(op.name, out, out_dtype)
     op(inputs, options, "", (out,), stream)
     return out
 

@@ -3,7 +3,7 @@ expert, and the weighted sum of what the experts give."""
 
 from typing import Final, NamedTuple
 
-from ._core.dtypes import WIDE, DTypeLike, dtype_name
+from ._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, require_matrix, row_count
 from ._core.streams import StreamLike
@@ -139,12 +139,7 @@ def combine(
     if out is None:
         name = "" if out_dtype is None else dtype_name("combine", "out_dtype", out_dtype, WIDE)
         return _COMBINE(inputs, (), name, None, stream)[0]
-    if out_dtype is not None:
-        expected = dtype_name("combine", "out", out.dtype)
-        if dtype_name("combine", "out_dtype", out_dtype, WIDE) != expected:
-            raise invalid_argument(
-                "combine", "out_dtype", f"{expected}, as is 'out'", repr(out_dtype)
-            )
+    require_dtype_of_out("combine", out, out_dtype)
     _COMBINE(inputs, (), "", (out,), stream)
     return out
 

@@ -196,3 +196,23 @@ def test_opcheck_dot(opcheck):
     x = random(5)
     arguments = (x, None, x.bfloat16(), None, torch.empty(1), torch.empty(1), None, None)
     opcheck(torch.ops.octofold.dot, arguments)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_gemv(opcheck, granularity):
+    w, out = scaled(130, 300, granularity), torch.empty(3, 130)
+    arguments = (*w, random(3, 300), None, out, granularity, None)
+    opcheck(torch.ops.octofold.gemv, arguments)
+    x = scaled(3, 300, "1x128")
+    opcheck(torch.ops.octofold.gemv, (*w, *x, out, granularity, "1x128"))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_opcheck_weight_only(opcheck, granularity):
+    w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
+    dy = random(5, 130, dtype=torch.float16)
+    for bias in (None, random(130)):
+        arguments = (x, *w, bias, torch.empty_like(dy), granularity)
+        opcheck(torch.ops.octofold.gemm_weight_only, arguments)
+    arguments = (dy, *w, torch.empty_like(x), granularity)
+    opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)

@@ -20,6 +20,7 @@ NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 FP8: Final = ("e4m3", "e5m2")
 WIDE: Final = ("float32", "float16", "bfloat16")
+HALF: Final = ("float16", "bfloat16")
 ALL: Final = (*WIDE, *FP8)  # of numbers; int32 counts and places
 
 # The names that others have for what Octofold calls otherwise.
@@ -40,6 +41,15 @@ def dtype_name(
     if name not in among:
         raise invalid_argument(operation, argument, f"one of {', '.join(among)}", repr(dtype))
     return name
+
+
+def require_dtype_of_out(operation: str, out: Any, out_dtype: DTypeLike | None) -> None:
+    """That out_dtype, if it is given beside an array to write to, is the array's."""
+    if out_dtype is None:
+        return
+    expected = dtype_name(operation, "out", out.dtype)
+    if dtype_name(operation, "out_dtype", out_dtype, WIDE) != expected:
+        raise invalid_argument(operation, "out_dtype", f"{expected}, as is 'out'", repr(out_dtype))
 
 
 def _text(dtype: DTypeLike) -> str:

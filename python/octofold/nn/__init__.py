@@ -3,6 +3,7 @@
 >>> octofold.nn.convert(model)                      # each torch.nn.Linear, in place
 >>> octofold.nn.convert(model, recipe="rowwise", module_filter_fn=lambda m, fqn: fqn != "lm_head")
 >>> octofold.nn.restore(model)                      # the way back
+>>> octofold.nn.convert_weight_only(model)          # weights alone, for GPUs without FP8 units
 
 docs/training.md says how they go with the rest of torch, docs/recipes.md what recipes there are.
 """
@@ -11,6 +12,7 @@ from . import recipes
 from .choice import fp8_wins
 from .convert import convert, restore
 from .convert_experts import convert_experts
+from .convert_weight_only import convert_weight_only
 from .expert_layer import Experts
 from .inference import InferenceLinear
 from .linear import Linear
@@ -19,6 +21,7 @@ from .mlp import MLP
 from .norm_linear import NormLinear
 from .recipes import Delayed, Product, Recipe
 from .router import TopKRouter, route
+from .weight_only import WeightOnlyLinear
 
 __all__ = [
     "MLP",
@@ -31,8 +34,10 @@ __all__ = [
     "Product",
     "Recipe",
     "TopKRouter",
+    "WeightOnlyLinear",
     "convert",
     "convert_experts",
+    "convert_weight_only",
     "fp8_wins",
     "recipes",
     "restore",

@@ -1,6 +1,6 @@
 """Models to FP8 layers, and back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import Final, TypeAlias
 
 import torch
@@ -44,13 +44,8 @@ def convert(
     Raises InvalidArgumentError that names the argument: for a filter that picks no layer, for
     layers picked that are octofold.nn.Linear already. The model is then as it was.
     """
-    if not isinstance(model, Module):
-        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
     recipe = recipe_of(_NAME, recipe)
-    if module_filter_fn is not None and not callable(module_filter_fn):
-        expected = "a function (module, fqn) -> bool, or None"
-        raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
-    new: dict[int, Module] = {}
+    require_model(_NAME, model, module_filter_fn)
     fused = {
         id(part)
         for module in model.modules()
@@ -58,23 +53,14 @@ def convert(
         for part in module.modules()
         if isinstance(part, Linear)
     }
-    for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear and not isinstance(module, Linear):
-            continue
-        if id(module) in fused:
-            continue
-        if module_filter_fn is not None and not module_filter_fn(module, name):
-            continue
+    new: dict[int, Module] = {}
+    for name, module in picked(model, module_filter_fn, (Linear,), fused):
         if isinstance(module, Linear):
             expected = "linear layers that are not converted yet (octofold.nn.restore() undoes it)"
             raise invalid_argument(_NAME, "model", expected, f"octofold.nn.Linear at {name!r}")
         layer = Linear.from_linear(module, recipe, main_grad=main_grad, force_fp8=force_fp8)
         new[id(module)] = layer
-    if not new:
-        argument = "model" if module_filter_fn is None else "module_filter_fn"
-        expected = "a torch.nn.Linear" if module_filter_fn is None else "to pick a torch.nn.Linear"
-        raise invalid_argument(_NAME, argument, expected, _counted(model))
-    return replaced(model, new)
+    return replaced(model, require_some(_NAME, model, module_filter_fn, new))
 
 
 def restore(model: Module) -> Module:
@@ -101,6 +87,41 @@ def replaced(model: Module, new: dict[int, Module]) -> Module:
     return new.get(id(model), model)
 
 
-def _counted(model: Module) -> str:
-    count = sum(type(module) is torch.nn.Linear for module in model.modules())
-    return f"{type(model).__qualname__} with {count} of them"
+def require_model(operation: str, model: object, module_filter_fn: object) -> None:
+    """That these are a module and a ModuleFilter, or None."""
+    if not isinstance(model, Module):
+        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        expected = "a function (module, fqn) -> bool, or None"
+        raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))
+
+
+def picked(
+    model: Module,
+    module_filter_fn: ModuleFilter | None,
+    others: tuple[type[torch.nn.Linear], ...] = (),
+    but: Container[int] = (),
+) -> Iterator[tuple[str, torch.nn.Linear]]:
+    """Each torch.nn.Linear that the filter picks, and modules of `others`, with their names; `but`
+    those of these identities."""
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear and not isinstance(module, others):
+            continue
+        if id(module) not in but and (module_filter_fn is None or module_filter_fn(module, name)):
+            yield name, module
+
+
+def require_some(
+    operation: str,
+    model: Module,
+    module_filter_fn: ModuleFilter | None,
+    new: dict[int, Module],
+) -> dict[int, Module]:
+    """The new layers, of which there has to be one."""
+    if not new:
+        argument = "model" if module_filter_fn is None else "module_filter_fn"
+        expected = "a torch.nn.Linear" if module_filter_fn is None else "to pick a torch.nn.Linear"
+        count = sum(type(module) is torch.nn.Linear for module in model.modules())
+        got = f"{type(model).__qualname__} with {count} of them"
+        raise invalid_argument(operation, argument, expected, got)
+    return new

@@ -1,0 +1,165 @@
+"""octofold.nn.WeightOnlyLinear and convert_weight_only: FP8 weights, all else in 16 bits."""
+
+import copy
+
+import octofold
+import pytest
+from layer_support import random, relative_error
+
+torch = pytest.importorskip("torch")
+
+nn = octofold.nn
+GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+def layer_of(granularity="128x128", dtype=torch.float16, bias=True, weight_dtype="e4m3"):
+    linear = torch.nn.Linear(300, 200, bias=bias, dtype=dtype)
+    return linear, nn.WeightOnlyLinear.from_linear(linear, granularity, weight_dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 65, 300), (0, 300)])
+def test_is_a_product_with_its_weight(shape, granularity, dtype):
+    linear, layer = layer_of(granularity, dtype)
+    assert layer.bias is linear.bias
+    x = random(*shape, dtype=dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    assert y.shape == (*shape[:-1], 200)
+    if x.numel() > 0:
+        weight = layer.scaled_weight.dequantize("float32").double()
+        expected = x.double() @ weight.T + linear.bias.double()
+        assert relative_error(y, expected) < (4e-4 if dtype == torch.float16 else 2.5e-3)
+        assert 1e-3 < relative_error(weight, linear.weight) < 0.05
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gradients(granularity, dtype):
+    _, layer = layer_of(granularity, dtype)
+    x, dy = random(2, 65, 300, dtype=dtype).requires_grad_(), random(2, 65, 200, dtype=dtype)
+    layer(x).backward(dy)
+    weight = layer.scaled_weight.dequantize("float32").double()
+    assert x.grad.dtype == dtype
+    assert relative_error(x.grad, dy.double() @ weight) < 4e-3
+    assert relative_error(layer.bias.grad, dy.double().sum((0, 1))) < 4e-3
+    (expanded,) = torch.autograd.grad(layer(x).sum(), x)
+    assert relative_error(expanded, torch.ones_like(dy).double() @ weight) < 4e-3
+    with pytest.raises(octofold.UnsupportedError, match="create_graph"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+
+def test_adapters_train_over_it():
+    """LoRA: two small matrices beside a frozen weight learn what the cast has rounded."""
+    torch.manual_seed(3)
+    linear, layer = layer_of(dtype=torch.bfloat16, bias=False)
+    down, up = torch.nn.Linear(300, 8), torch.nn.Linear(8, 200)
+    torch.nn.init.zeros_(up.weight)
+    first = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.Adam([*first.parameters(), *down.parameters(), *up.parameters()], 1e-3)
+    x = random(256, 300)
+    target = torch.nn.functional.linear(x, linear.weight.float())
+    losses = []
+    for _ in range(30):
+        h = first(x)
+        y = layer(h.bfloat16()).float() + up(down(h))
+        loss = (y - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_compiles_without_breaks():
+    _, layer = layer_of()
+    x = random(5, 300, dtype=torch.float16).requires_grad_()
+    expected = layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    assert torch.equal(y, expected)
+    y.sum().backward()
+    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+    assert torch.equal(x.grad, gradient)
+
+
+def test_autocast():
+    _, layer = layer_of(dtype=torch.float32)
+    x = random(5, 300).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("granularity", "name"), [("128x128", "_inv"), ("channel", "")])
+def test_state_is_that_of_checkpoints(granularity, name):
+    _, layer = layer_of(granularity, weight_dtype="e5m2")
+    state = layer.state_dict()
+    assert set(state) == {"weight", f"weight_scale{name}", "bias"}
+    assert state["weight"].dtype == torch.float8_e5m2
+    other = nn.WeightOnlyLinear(
+        300, 200, dtype=torch.float16, granularity=granularity, weight_dtype="e5m2"
+    )
+    assert [key for key, _ in other.named_parameters()] == ["bias"]
+    other.load_state_dict(state)
+    x = random(5, 300, dtype=torch.float16)
+    assert torch.equal(other(x), layer(x))
+
+
+def test_takes_the_state_of_inference_linear():
+    linear = torch.nn.Linear(300, 200)
+    served = nn.InferenceLinear.from_linear(linear)
+    layer = nn.WeightOnlyLinear(300, 200)
+    layer.load_state_dict(served.state_dict())
+    assert layer.scaled_weight.equals(served.scaled_weight)
+    x = random(4, 300, dtype=torch.float16)
+    assert 1e-3 < relative_error(layer(x), linear(x.float())) < 0.05
+
+
+def test_moves_but_does_not_convert():
+    _, layer = layer_of()
+    weight = layer.scaled_weight
+    other = copy.deepcopy(layer).bfloat16()
+    assert other.scaled_weight.equals(weight)
+    assert other.bias.dtype == torch.bfloat16
+    assert other(random(3, 300, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_models_are_converted():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 10)
+    ).half()
+    x = random(7, 64, dtype=torch.float16)
+    expected = model(x)
+    assert nn.convert_weight_only(model, module_filter_fn=lambda m, fqn: fqn != "2") is model
+    assert isinstance(model[0], nn.WeightOnlyLinear)
+    assert type(model[2]) is torch.nn.Linear
+    nn.convert_weight_only(model, "channel", "e5m2")
+    assert "granularity=channel" in repr(model[2])
+    assert 1e-3 < relative_error(model(x), expected) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nn.WeightOnlyLinear(0, 3), "'in_features': expected a whole number"),
+        (lambda: nn.WeightOnlyLinear(3, 3, granularity="1x64"), "'granularity': expected one of"),
+        (lambda: nn.WeightOnlyLinear(3, 3, weight_dtype="int8"), "'weight_dtype': expected one of"),
+        (lambda: nn.WeightOnlyLinear.from_linear(3), "'linear': expected a torch.nn.Linear"),
+        (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 3)), "'x': expected float16 or bfloat16"),
+        (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 4).half()), r"'x': expected \[..., 3\]"),
+        (lambda: nn.convert_weight_only(3), "'model': expected a torch.nn.Module"),
+        (lambda: nn.convert_weight_only(torch.nn.ReLU()), "'model': expected a torch.nn.Linear"),
+        (
+            lambda: nn.convert_weight_only(torch.nn.Linear(3, 3), module_filter_fn=3),
+            "'module_filter_fn': expected a function",
+        ),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        call()

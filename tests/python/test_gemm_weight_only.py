@@ -1,0 +1,113 @@
+"""Products with FP8 weights alone, and their gradients, of NumPy's arrays, against FP64."""
+
+import numpy as np
+import octofold
+import pytest
+import reference
+
+HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+SHAPES = ((1, 300, 257), (17, 5, 1), (130, 129, 128), (64, 1, 700))
+
+
+def weight(rng, n, k, dtype, granularity):
+    codes = rng.normal(size=(n, k)).astype(np.float32).astype(reference.DTYPES[dtype])
+    scale = np.exp2(rng.uniform(-3, 3, octofold.scale_shape(granularity, n, k)))
+    return octofold.ScaledTensor(codes, scale.astype(np.float32), granularity)
+
+
+def random(rng, *shape, dtype="float16"):
+    return rng.normal(size=shape).astype(np.float32).astype(reference.DTYPES[dtype])
+
+
+def values_of(w):
+    return w.dequantize("float32").astype(np.float64)
+
+
+def assert_close(actual, expected, terms, share=1e-6):
+    limit = HALF_ULP[np.dtype(actual.dtype).name] * np.abs(expected) + share * terms + 1e-7
+    assert actual.shape == expected.shape
+    assert np.all(np.abs(actual.astype(np.float64) - expected) <= limit)
+
+
+@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products(dtype, granularity, w_dtype, rng):
+    for m, n, k in SHAPES:
+        w, x = weight(rng, n, k, w_dtype, granularity), random(rng, m, k, dtype=dtype)
+        wide, right = x.astype(np.float64), values_of(w)
+        terms = np.abs(wide) @ np.abs(right).T
+        y = octofold.gemm_weight_only(x, w)
+        assert y.dtype == x.dtype
+        assert_close(y, wide @ right.T, terms)
+        for bias_dtype in (dtype, "float32"):
+            bias = random(rng, n, dtype=bias_dtype)
+            y = octofold.gemm_weight_only(x, w, bias, out_dtype="float32" if k > 1 else None)
+            if bias_dtype == "float32" or y.dtype == x.dtype:
+                assert_close(y, wide @ right.T + bias.astype(np.float64), terms)
+
+
+@pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients(dtype, granularity, w_dtype, rng):
+    for m, n, k in SHAPES:
+        w, dy = weight(rng, n, k, w_dtype, granularity), random(rng, m, n, dtype=dtype)
+        wide, right = dy.astype(np.float64), values_of(w)
+        # Scales that differ along N may be rounded into one of the factors.
+        share = 1e-6 if granularity in ("tensor", "128x128") else HALF_ULP[dtype]
+        dx = octofold.gemm_weight_only_gradient(dy, w)
+        assert dx.dtype == dy.dtype
+        assert_close(dx, wide @ right, np.abs(wide) @ np.abs(right), share)
+        exact = octofold.gemm_weight_only_gradient(dy, w, out_dtype="float32")
+        assert_close(exact, wide @ right, np.abs(wide) @ np.abs(right), share)
+
+
+def test_shapes_and_strides(rng):
+    w = weight(rng, 20, 40, "e4m3", "128x128")
+    x = random(rng, 2, 3, 80)[..., ::1][..., :40]
+    y = octofold.gemm_weight_only(np.ascontiguousarray(x), w)
+    assert y.shape == (2, 3, 20)
+    np.testing.assert_array_equal(octofold.gemm_weight_only(x[0], w), y[0])
+    wide = np.zeros((20, 64), reference.DTYPES["e4m3"])
+    wide[:, :40] = w.data
+    strided = octofold.ScaledTensor(wide[:, :40], w.scale, "128x128")
+    np.testing.assert_array_equal(octofold.gemm_weight_only(x[0], strided), y[0])
+    assert octofold.gemm_weight_only(x[0, :0], w).shape == (0, 20)
+    none = octofold.ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
+    bias = random(rng, 20)
+    empty = octofold.gemm_weight_only(random(rng, 3, 0), none, bias)
+    np.testing.assert_array_equal(empty, np.broadcast_to(bias, (3, 20)))
+
+
+def test_writes_into_out(rng):
+    w, x = weight(rng, 20, 30, "e5m2", "channel"), random(rng, 2, 30)
+    memory = np.full((2, 25), np.nan, np.float16)
+    out = memory[:, :20]
+    assert octofold.gemm_weight_only(x, w, out=out) is out
+    np.testing.assert_array_equal(out, octofold.gemm_weight_only(x, w))
+    assert np.isnan(memory[:, 20:]).all()
+
+
+def test_says_what_is_wrong(rng):
+    w, x = weight(rng, 20, 30, "e4m3", "tensor"), random(rng, 2, 30)
+    two_level = octofold.ScaledTensor(
+        w.data, np.ones((1, 1), np.float32), "128x128", np.ones(20, np.float32)
+    )
+    product, gradient = octofold.gemm_weight_only, octofold.gemm_weight_only_gradient
+    for call, message in (
+        (lambda: product(x, x), "argument 'w': expected a ScaledTensor"),
+        (lambda: product(x, two_level), "argument 'w.channel_scale'"),
+        (lambda: product(x[:, :7], w), "argument 'x': expected"),
+        (lambda: product(x.astype(np.float32), w), "argument 'x': expected"),
+        (lambda: product(x, w, out_dtype="bfloat16"), "argument 'out': expected"),
+        (lambda: product(x, w, x[0, :7]), "argument 'bias': expected"),
+        (lambda: product(x, w, np.zeros(20)), "argument 'bias': expected"),
+        (lambda: product(x, w, out=np.empty((3, 20), np.float16)), "argument 'out': expected"),
+        (lambda: product(x, w, out=x[:, :20]), "argument 'out': expected memory of its own"),
+        (lambda: gradient(x, w), "argument 'gradient': expected"),
+        (lambda: gradient(x[:, :20].astype(np.float32), w), "argument 'gradient': expected"),
+        (lambda: gradient(x[:, :20], 3), "argument 'w': expected a ScaledTensor"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            call()
