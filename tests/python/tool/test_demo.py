@@ -6,8 +6,9 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from octofold_tool import demo, linear_layers, minilm
+from octofold_tool import answers, demo_results, linear_layers, minilm, schemes
 from octofold_tool.__main__ import main
+from octofold_tool.arrays import NumPyArrays
 
 try:
     FOLDER = minilm.model_folder()
@@ -101,14 +102,46 @@ def test_demo_end_to_end(
         blocks = -(-layer["n"] // 128) * -(-layer["k"] // 128)
         assert layer["bytes_fp8"] == layer["n"] * layer["k"] + 4 * blocks
         assert layer["bytes_float32"] == 4 * layer["n"] * layer["k"]
-    answers = document["answers"]
-    assert len(answers["cosines"]) == document["sentences"] >= 40
-    assert 0.99 < answers["worst"] <= answers["mean"] < 1
-    assert answers["largest_lost_lead"] < 0.02  # FP8 swaps only what is nearly as near
+    found = document["answers"]
+    assert len(found["cosines"]) == document["sentences"] >= 40
+    assert 0.99 < found["worst"] <= found["mean"] < 1
+    assert found["largest_lost_lead"] < 0.02  # FP8 swaps only what is nearly as near
+    assert "answers_with_fp8_attention" not in document
     assert document["parameters"]["weight_granularity"] == "128x128"
     image = matplotlib.image.imread(tmp_path / "octofold-demo" / "demo.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05  # something is drawn
+
+
+def test_weights_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Less is lost than with activations in FP8 too; FP8 keys and values add to it."""
+    page = tmp_path / "page.txt"
+    page.write_text("The gulls quarrel over bread.\nBirds fight for food.\nNobody rows today.\n")
+    command = ["demo", "--weight-only", "--text", str(page), "--output-dir", str(tmp_path)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "activations FP16" in out
+    assert "keys and values" in out
+    assert max(map(len, out.splitlines())) <= 100
+    document = json.loads((tmp_path / "demo.json").read_text())
+    assert document["parameters"]["activation_dtype"] == "float16"
+    for layer in document["layers"]:
+        assert layer["error_dequantized"] < 3e-4
+        assert 1e-3 < layer["error_unquantized"] < 0.05
+    alone, both = document["answers"], document["answers_with_fp8_attention"]
+    assert len(alone["cosines"]) == len(both["cosines"]) == 3
+    assert 0.995 < both["worst"] < 1
+    assert 0.995 < alone["worst"] < 1
+    assert alone["cosines"] != both["cosines"]
+
+
+def test_attention_in_fp8_is_attention() -> None:
+    rng = np.random.default_rng(5)
+    query, key, value = (rng.standard_normal((3, 7, 32)).astype(np.float32) for _ in range(3))
+    expected = minilm.exact_attention(query, key, value)
+    actual = schemes.Fp8Attention(NumPyArrays())(query, key, value)
+    assert actual.shape == expected.shape
+    assert 1e-4 < np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 0.08
 
 
 def test_own_text_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,18 +182,24 @@ def test_every_layer_is_in_the_chart(model: minilm.MiniLm) -> None:
         linear_layers.LayerResult(name, 1, 1, 1, 0.0, 0.01, 40.0, 4, 2, 1.0, 1.0, 1.0)
         for name in model.linear_names()
     ]
-    figure = demo.chart(layers, linear_layers.Answers([0.99, 0.98], 2, 0.0))
+    some = answers.Answers([0.99, 0.98], 2, 0.0)
+    figure = demo_results.chart(
+        demo_results.DemoResults(
+            2, "a CPU", schemes.Fp8Weights(NumPyArrays()), layers, some, with_attention=some
+        )
+    )
     lines = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines()}
     assert lines == dict.fromkeys(
         ("query", "key", "value", "attention.output", "intermediate", "output"), 6
     )
+    assert len(figure.axes[1].patches) == 4
 
 
 def test_answers_are_compared() -> None:
     before = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], np.float32)
     after = before[[1, 0, 2, 3]]
-    answers = linear_layers.compare_answers(before, after)
-    np.testing.assert_allclose(answers.cosines, [0.8, 0.8, 1, 1], atol=1e-6)
+    result = answers.compare_answers(before, after)
+    np.testing.assert_allclose(result.cosines, [0.8, 0.8, 1, 1], atol=1e-6)
     # Nearest: 1 2 1 2 before, 2 0 0 2 after. The third's was at 0.96, what replaced it at 0.6.
-    assert answers.same_nearest == 1
-    assert answers.largest_lost_lead == pytest.approx(0.96 - 0.6, abs=1e-6)
+    assert result.same_nearest == 1
+    assert result.largest_lost_lead == pytest.approx(0.96 - 0.6, abs=1e-6)

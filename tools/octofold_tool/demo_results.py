@@ -1,0 +1,148 @@
+"""What the demo has found: as a document, a table and a chart."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .answers import Answers
+from .linear_layers import ROUNDS, LayerResult
+from .minilm import LINEAR_LAYERS, PACKAGE
+from .report import COLORS, console, new_figure, print_table
+from .schemes import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoResults:
+    """What a run of the demo has found."""
+
+    sentences: int
+    backend: str  # for people
+    scheme: Scheme
+    layers: Sequence[LayerResult]
+    answers: Answers  # with the scheme in every linear layer
+    with_attention: Answers | None  # with FP8 keys and values besides
+
+    def all_answers(self) -> dict[str, Answers]:
+        """By what is FP8, for people."""
+        answers = {"linear layers": self.answers}
+        if self.with_attention is not None:
+            answers["linear layers, keys and values"] = self.with_attention
+        return answers
+
+
+def document(results: DemoResults) -> dict[str, Any]:
+    content = {
+        "model": PACKAGE,
+        "backend": results.backend,
+        "parameters": {
+            "dtype": "e4m3",
+            "weight_granularity": "128x128",
+            **results.scheme.parameters,
+            "profile": "deepgemm",
+            "rounds": ROUNDS,
+        },
+        "sentences": results.sentences,
+        "layers": [dataclasses.asdict(layer) for layer in results.layers],
+        "answers": _answers_document(results.answers),
+    }
+    if results.with_attention is not None:
+        content["answers_with_fp8_attention"] = _answers_document(results.with_attention)
+    return content
+
+
+def _answers_document(answers: Answers) -> dict[str, Any]:
+    return {**dataclasses.asdict(answers), "worst": answers.worst, "mean": answers.mean}
+
+
+def label(name: str) -> str:
+    """A layer's name without what all have in common: "0.query", "0.attention.output"."""
+    short = name.removeprefix("encoder.layer.").replace("attention.self.", "")
+    return short.removesuffix(".dense")
+
+
+def show(results: DemoResults) -> None:
+    layers = results.layers
+    columns = (
+        "layer", "M,N,K", "error vs\ndequantized", "error vs\nunquantized", "SNR\ndB", "saved\nMB",
+        "FP8\nms", "cast\nms", "FP32\nms",
+    )  # fmt: skip
+    rows = [
+        (
+            label(layer.name),
+            f"{layer.m},{layer.n},{layer.k}",
+            f"{layer.error_dequantized:.1e}",
+            f"{layer.error_unquantized:.4f}",
+            f"{layer.snr_db:.1f}",
+            f"{(layer.bytes_float32 - layer.bytes_fp8) / 1e6:.2f}",
+            f"{layer.milliseconds_fp8:.2f}",
+            f"{layer.milliseconds_cast:.2f}",
+            f"{layer.milliseconds_float32:.2f}",
+        )
+        for layer in layers
+    ]
+    bytes_float32 = sum(layer.bytes_float32 for layer in layers)
+    bytes_fp8 = sum(layer.bytes_fp8 for layer in layers)
+    totals = (
+        f"all {len(layers)}, worst",
+        "",
+        f"{max(layer.error_dequantized for layer in layers):.1e}",
+        f"{max(layer.error_unquantized for layer in layers):.4f}",
+        f"{min(layer.snr_db for layer in layers):.1f}",
+        f"{(bytes_float32 - bytes_fp8) / 1e6:.2f}",
+        f"{sum(layer.milliseconds_fp8 for layer in layers):.1f}",
+        f"{sum(layer.milliseconds_cast for layer in layers):.1f}",
+        f"{sum(layer.milliseconds_float32 for layer in layers):.1f}",
+    )
+    print_table(
+        f"FP8 (e4m3) in linear layers of {PACKAGE}: {results.scheme.title}", columns, rows, totals
+    )
+    output = console()
+    for what, answers in results.all_answers().items():
+        count = len(answers.cosines)
+        flipped = count - answers.same_nearest
+        lead = answers.largest_lost_lead
+        why = f" (FP32 had it ahead by {lead:.4f} at most)" if flipped else ""
+        output.print(
+            f"The model's answers with FP8 in all {what}, beside FP32's:\n"
+            f"  cosine similarity {answers.mean:.5f} on average, {answers.worst:.5f} at worst;\n"
+            f"  the nearest other sentence is the same for {answers.same_nearest} of {count}{why}."
+        )
+    output.print(
+        f"Weights of these layers: {bytes_float32 / 1e6:.1f} MB in FP32, "
+        f"{bytes_float32 / 2e6:.1f} MB in BF16, {bytes_fp8 / 1e6:.1f} MB in FP8 with scales."
+    )
+    output.print(
+        f"FP8: {results.backend} (octofold info says why). FP32: NumPy on the CPU.\n"
+        "Times: until the result is there, without copies between the two.",
+        style="dim",
+    )
+
+
+def chart(results: DemoResults) -> Any:
+    """Errors of each kind of layer from the first to the last, and the answers' similarity."""
+    layers = results.layers
+    figure, (errors, losses) = new_figure(
+        2, f"FP8 in every linear layer of {PACKAGE}: {results.scheme.title}", width_ratios=(3, 2)
+    )
+    for color, kind in zip(COLORS, map(label, LINEAR_LAYERS), strict=True):
+        same_kind = [layer for layer in layers if label(layer.name).partition(".")[2] == kind]
+        percentages = [100 * layer.error_unquantized for layer in same_kind]
+        errors.plot(range(len(same_kind)), percentages, "o-", color=color, label=kind)
+    errors.set_title("Each product: error against the unquantized one")
+    errors.set_xlabel("encoder layer")
+    errors.set_ylabel("relative error, %")
+    errors.set_ylim(0, 130 * max(layer.error_unquantized for layer in layers))
+    errors.legend(frameon=False, fontsize="small", ncols=3, loc="upper left")
+
+    every = results.all_answers()
+    width = 0.8 / len(every)
+    for index, (what, answers) in enumerate(every.items()):
+        angles = sorted((1 - cosine for cosine in answers.cosines), reverse=True)
+        places = [1 + place + (index + 0.5) * width - 0.4 for place in range(len(angles))]
+        losses.bar(places, angles, width, color=COLORS[index], label=f"FP8: {what}")
+    losses.set_title("The model's answers: distance to FP32's")
+    losses.set_xlabel("sentences, worst first")
+    losses.set_ylabel("1 − cosine similarity")
+    if len(every) > 1:
+        losses.legend(frameon=False, fontsize="small")
+    return figure

@@ -1,0 +1,123 @@
+"""What of a model is FP8: linear layers with their activations, or their weights alone, and keys
+and values of attention."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import octofold
+
+from .arrays import Arrays
+from .minilm import Float32Array
+
+LEAST_HEAD_SIZE = 64
+"""Of octofold.attention."""
+
+
+class Scheme(Protocol):
+    """How linear layers are computed. Arrays are those that the scheme was made for."""
+
+    title: str
+    """What is cast, for people."""
+    parameters: dict[str, str]
+    """The same for demo.json."""
+
+    def cast(self, x: Any) -> Any:
+        """Activations [M, K], float32, as products take them."""
+
+    def values(self, x: Any) -> npt.NDArray[np.float64]:
+        """What cast() has made of them."""
+
+    def multiply(
+        self, x: Any, weight: octofold.ScaledTensor, bias: Any = None, out: Any = None
+    ) -> Any:
+        """x · weightᵀ (+ bias) [M, N], float32, of an x that was cast."""
+
+
+def cast_weight(weight: Float32Array, arrays: Arrays) -> octofold.ScaledTensor:
+    """A weight [N, K] as both schemes have it."""
+    return octofold.quantize(arrays.from_numpy(weight), granularity="128x128")
+
+
+class Fp8Products:
+    """Weights and activations in FP8: for GPUs that multiply it."""
+
+    title = "weights 128x128, activations 1x128"
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.parameters = {"activation_granularity": "1x128"}
+
+    def cast(self, x: Any) -> octofold.ScaledTensor:
+        return octofold.quantize(x)
+
+    def values(self, x: octofold.ScaledTensor) -> npt.NDArray[np.float64]:
+        return self._arrays.to_numpy(x.dequantize()).astype(np.float64)
+
+    def multiply(
+        self,
+        x: octofold.ScaledTensor,
+        weight: octofold.ScaledTensor,
+        bias: Any = None,
+        out: Any = None,
+    ) -> Any:
+        dtype = "float32" if out is None else None
+        return octofold.gemm(x, weight, bias=bias, out=out, out_dtype=dtype)
+
+
+class Fp8Weights:
+    """Weights in FP8, activations in FP16: for every GPU."""
+
+    title = "weights 128x128, activations FP16"
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.parameters = {"activation_dtype": "float16"}
+
+    def cast(self, x: Any) -> Any:
+        return self._arrays.to_float16(x)
+
+    def values(self, x: Any) -> npt.NDArray[np.float64]:
+        return self._arrays.to_numpy(x).astype(np.float64)
+
+    def multiply(
+        self, x: Any, weight: octofold.ScaledTensor, bias: Any = None, out: Any = None
+    ) -> Any:
+        dtype = "float32" if out is None else None
+        return octofold.gemm_weight_only(x, weight, bias=bias, out=out, out_dtype=dtype)
+
+
+class Fp8Attention:
+    """Attention over keys and values in FP8 with a scale for each head, queries in FP16."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def __call__(self, query: Float32Array, key: Float32Array, value: Float32Array) -> Float32Array:
+        size = query.shape[-1]
+        q = self._arrays.to_float16(self._arrays.from_numpy(_padded(query)))
+        k, k_scale = self._cast(key)
+        v, v_scale = self._cast(value)
+        out = octofold.attention(
+            q.swapaxes(0, 1)[None],
+            k,
+            v,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            scale=size**-0.5,
+        )
+        return self._arrays.to_numpy(out)[0, :, :, :size].swapaxes(0, 1)
+
+    def _cast(self, x: Float32Array) -> tuple[Any, Any]:
+        """Codes [1, tokens, heads, head size] and scales [heads]."""
+        padded = _padded(x)
+        heads, tokens, size = padded.shape
+        rows = self._arrays.from_numpy(padded.reshape(heads, tokens * size))
+        cast = octofold.quantize(rows, granularity="channel")
+        return cast.data.reshape(heads, tokens, size).swapaxes(0, 1)[None], cast.scale
+
+
+def _padded(x: Float32Array) -> Float32Array:
+    """Heads [heads, tokens, head size] with zeros behind them, which change no result."""
+    missing = max(0, LEAST_HEAD_SIZE - x.shape[-1])
+    return np.ascontiguousarray(np.pad(x, ((0, 0), (0, 0), (0, missing))))
