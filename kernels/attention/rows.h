@@ -36,38 +36,42 @@ struct Rows {
   int split;
 };
 
-// Tile `index` of rows of all sequences, by all lanes of a warp.
+// Tile `index` of rows of all sequences, by all lanes of a warp. Offsets that lie may make more
+// tiles than there are: those of a sequence beyond `index` are not counted, so that sums are right.
 template <int kRows>
-__device__ inline void find_rows(const AttentionParams& params, int index, Rows& rows) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  int before = 0, tile = -1;
+__device__ inline void find_rows(const AttentionParams& params, unsigned index, Rows& rows) {
+  const unsigned lane = threadIdx.x % 32;
+  unsigned before = 0, tile = 0;
+  bool found = false;
   rows.sequence = 0;
   for (int first = 0; first < params.batch; first += 32) {
-    int tiles = 0;
-    if (first + lane < params.batch) {
-      const Range queries = range_at(params.query_offsets, first + lane, params.queries);
-      tiles = config::ceil_divide((queries.end - queries.begin) * params.group, kRows);
+    const int sequence = first + static_cast<int>(lane);
+    unsigned tiles = 0;
+    if (sequence < params.batch) {
+      const Range queries = range_at(params.query_offsets, sequence, params.queries);
+      const auto count = static_cast<unsigned>((queries.end - queries.begin) * params.group);
+      tiles = min(config::ceil_divide(count, static_cast<unsigned>(kRows)), index + 1);
     }
-    int through = tiles;
+    unsigned through = tiles;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xFFFFFFFFu, through, distance);
+    for (unsigned distance = 1; distance < 32; distance *= 2) {
+      const unsigned other = __shfl_up_sync(0xFFFFFFFFu, through, distance);
       if (lane >= distance) through += other;
     }
-    const unsigned own = index < before + through ? static_cast<unsigned>(lane) : 32u;
-    const unsigned hit = numeric::min_of_lanes(own);
-    const int ahead = __shfl_sync(0xFFFFFFFFu, through - tiles, static_cast<int>(hit % 32));
-    if (hit < 32 && tile < 0) {
+    const unsigned hit = numeric::min_of_lanes(index < before + through ? lane : 32u);
+    const unsigned ahead = __shfl_sync(0xFFFFFFFFu, through - tiles, static_cast<int>(hit % 32));
+    if (hit < 32 && !found) {
       tile = index - before - ahead;
       rows.sequence = first + static_cast<int>(hit);
+      found = true;
     }
     before += __shfl_sync(0xFFFFFFFFu, through, 31);
   }
   const Range queries = range_at(params.query_offsets, rows.sequence, params.queries);
   rows.first_query = queries.begin;
   rows.queries = queries.end - queries.begin;
-  rows.first = tile * kRows;
-  rows.end = tile < 0 ? rows.first : rows.queries * params.group;
+  rows.first = static_cast<int>(tile * kRows);
+  rows.end = found ? rows.queries * params.group : 0;
 }
 
 // Of this block. Heads that lie beside each other in memory are at work together; of dense queries
@@ -81,7 +85,7 @@ __device__ inline Rows rows_of_block(const AttentionParams& params) {
   rows.split = static_cast<int>(rest % static_cast<unsigned>(params.splits));
   rest /= static_cast<unsigned>(params.splits);
   if (params.query_offsets != nullptr) {
-    find_rows<kRows>(params, static_cast<int>(rest), rows);
+    find_rows<kRows>(params, rest, rows);
   } else {
     rows.sequence = static_cast<int>(rest % static_cast<unsigned>(params.batch));
     const int tile = static_cast<int>(rest / static_cast<unsigned>(params.batch));

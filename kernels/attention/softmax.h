@@ -102,29 +102,32 @@ __device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
   }
 }
 
-// Weights times scales of values, over the largest of these: so they fit into 16 bits whatever
-// scales are.
+// Weights times scales of values, over a power of two near the largest of these: so they fit into
+// 16 bits whatever scales are.
 template <int kTiles>
 __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
                                                 float (&scales)[kTiles][2], RowState& state,
                                                 float (&rescale)[2]) {
-  float unit = 0;
+  float largest = 0;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    unit = fmaxf(unit, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
+    largest = fmaxf(largest, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
   }
-  unit = max_of_quad(unit);
-  if (unit == 0 || unit == infinity()) unit = 1;
+  // 2^e and 2^-e as bits of FP32; of what has no such inverse, 0 and infinity among it, 1.
+  constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u;
+  unsigned unit = __float_as_uint(max_of_quad(largest)) & kExponent;
+  if (unit == 0 || unit >= 2 * kOne) unit = kOne;
+  const float inverse = __uint_as_float(2 * kOne - unit);
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    scales[tile][0] = __fdiv_rn(scales[tile][0], unit);
-    scales[tile][1] = __fdiv_rn(scales[tile][1], unit);
+    scales[tile][0] = __fmul_rn(scales[tile][0], inverse);
+    scales[tile][1] = __fmul_rn(scales[tile][1], inverse);
   }
   multiply_by_scales(weights, scales);
-  const float change = __fdiv_rn(state.unit, unit);
+  const float change = __fmul_rn(state.unit, inverse);
   rescale[0] = __fmul_rn(rescale[0], change);
   rescale[1] = __fmul_rn(rescale[1], change);
-  state.unit = unit;
+  state.unit = __uint_as_float(unit);
 }
 
 template <int kTiles>
