@@ -23,6 +23,7 @@ constexpr Row row_of(Operation operation) {
     case Operation::kGemv: return {"products with vectors", 75, 0, "7.5 or later"};
     case Operation::kWeightOnly:
       return {"products with FP8 weights", 75, 0, "7.5 or later (bfloat16: 8.0)"};
+    case Operation::kAttention: return {"attention", 75, 0, "7.5 or later (bfloat16: 8.0)"};
     case Operation::kProduct: return {"products", 90, 90, "9.0 (H100, H200)"};
   }
   return {};

@@ -17,11 +17,12 @@ enum class Operation {
   kDot,         ///< dot
   kGemv,        ///< gemv
   kWeightOnly,  ///< gemm_weight_only and its gradient
+  kAttention,   ///< attention
   kProduct,     ///< gemm, of groups too, with a gated output or an input that is cast
 };
 inline constexpr Operation kOperations[] = {
-    Operation::kCast, Operation::kNorm,       Operation::kRouting, Operation::kDot,
-    Operation::kGemv, Operation::kWeightOnly, Operation::kProduct};
+    Operation::kCast, Operation::kNorm,       Operation::kRouting,   Operation::kDot,
+    Operation::kGemv, Operation::kWeightOnly, Operation::kAttention, Operation::kProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

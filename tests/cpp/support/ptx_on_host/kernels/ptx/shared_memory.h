@@ -70,6 +70,8 @@ void copy_async(unsigned destination, const void* source, bool exists) {
   copies_wait<0>();
 }
 
+inline unsigned opaque(unsigned value) { return value; }
+
 inline unsigned dynamic_shared_memory() { return 0; }
 
 inline unsigned load_shared_word(unsigned address) {
@@ -94,6 +96,9 @@ void load_shared_words(unsigned address, unsigned (&words)[kWords]) {
 inline float load_shared(unsigned address) {
   return std::bit_cast<float>(load_shared_word(address));
 }
+inline float2 load_shared_pair(unsigned address) {
+  return {load_shared(address), load_shared(address + 4)};
+}
 inline float4 load_shared_four(unsigned address) {
   float4 four;
   std::memcpy(&four, &shared[address], sizeof(four));
@@ -108,9 +113,7 @@ inline void store_shared_half(unsigned address, unsigned value) {
 unsigned shared_address(const void* pointer);
 template <int kBytes, bool kThroughL1>
 void copy_async(unsigned destination, const void* source);
-unsigned opaque(unsigned value);
 float opaque(float value);
-float2 load_shared_pair(unsigned address);
 void store_shared(unsigned address, float2 pair);
 void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
 void store_matrices_transposed(unsigned, unsigned, unsigned);
