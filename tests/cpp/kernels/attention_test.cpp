@@ -2,8 +2,12 @@
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
+#include <algorithm>
 #include <array>
 #include <gtest/gtest.h>
+#include <optional>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/attention/combine_splits.h"
 #include "kernels/attention/few_queries.h"
@@ -337,13 +341,10 @@ TEST(AttentionTest, OffsetsAndCountsThatLieAreHeldToWhatThereIs) {
   for (const std::array<int, 3>& lie :
        {std::array{-5, 1'000'000'000, 3}, std::array{9, 1, 1 << 30}, std::array{7, 7, -7}}) {
     Attention<kForm> attention(given);
-    attention.query_offsets_.assign(lie.begin(), lie.end());
-    attention.key_offsets_.assign(lie.rbegin(), lie.rend());
     const config::AttentionParams params = attention.params(16);
-    config::AttentionParams held = params;
-    held.queries = 5;
-    held.row_tiles = 5 * held.group / 16 + held.batch;
-    attention.run<few<kForm>()>(held);
+    std::ranges::copy(lie, attention.query_offsets_.begin());
+    std::ranges::copy_backward(lie, attention.key_offsets_.end());
+    attention.run<few<kForm>()>(params);
     Attention<kPages> pages(given);
     const std::vector<int> counts{lie[0], lie[1]};
     config::AttentionParams of_pages = pages.params(16);
