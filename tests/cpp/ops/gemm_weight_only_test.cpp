@@ -226,7 +226,7 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'out': expected memory of its own, apart from 'x'"));
   EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.w.data.data); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'w'"));
-  EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.w.scale.data); }),
+  EXPECT_THAT(error_of([](auto& d) { d.w.scale.data = d.out.data; }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'w.scale'"));
   EXPECT_THAT(error_of([](auto& d) { d.bias->shape[0] = 5; }),
               HasSubstr("argument 'bias': expected shape [300]"));

@@ -248,9 +248,9 @@ TEST(GemvArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'out': expected a tensor on cpu"));
   EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.w.data.data); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'w'"));
-  EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.w.scale.data); }),
+  EXPECT_THAT(error_of([](auto& d) { d.w.scale.data = d.out.data; }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'w.scale'"));
-  EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.x.scale->data); }),
+  EXPECT_THAT(error_of([](auto& d) { d.x.scale->data = d.out.data; }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'x.scale'"));
 }
 
