@@ -42,9 +42,9 @@ def test_products(dtype, granularity, w_dtype, rng):
         assert_close(y, wide @ right.T, terms)
         for bias_dtype in (dtype, "float32"):
             bias = random(rng, n, dtype=bias_dtype)
-            y = octofold.gemm_weight_only(x, w, bias, out_dtype="float32" if k > 1 else None)
-            if bias_dtype == "float32" or y.dtype == x.dtype:
-                assert_close(y, wide @ right.T + bias.astype(np.float64), terms)
+            expected = wide @ right.T + bias.astype(np.float64)
+            assert_close(octofold.gemm_weight_only(x, w, bias), expected, terms)
+        assert_close(octofold.gemm_weight_only(x, w, bias, out_dtype="float32"), expected, terms)
 
 
 @pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
@@ -68,11 +68,12 @@ def test_shapes_and_strides(rng):
     x = random(rng, 2, 3, 80)[..., ::1][..., :40]
     y = octofold.gemm_weight_only(np.ascontiguousarray(x), w)
     assert y.shape == (2, 3, 20)
-    np.testing.assert_array_equal(octofold.gemm_weight_only(x[0], w), y[0])
+    np.testing.assert_allclose(octofold.gemm_weight_only(x[0], w), y[0], rtol=2e-3, atol=2e-3)
     wide = np.zeros((20, 64), reference.DTYPES["e4m3"])
     wide[:, :40] = w.data
     strided = octofold.ScaledTensor(wide[:, :40], w.scale, "128x128")
-    np.testing.assert_array_equal(octofold.gemm_weight_only(x[0], strided), y[0])
+    again = octofold.gemm_weight_only(x[0], strided)
+    np.testing.assert_array_equal(again, octofold.gemm_weight_only(x[0], w))
     assert octofold.gemm_weight_only(x[0, :0], w).shape == (0, 20)
     none = octofold.ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
     bias = random(rng, 20)
@@ -98,14 +99,14 @@ def test_says_what_is_wrong(rng):
     for call, message in (
         (lambda: product(x, x), "argument 'w': expected a ScaledTensor"),
         (lambda: product(x, two_level), "argument 'w.channel_scale'"),
-        (lambda: product(x[:, :7], w), "argument 'x': expected"),
+        (lambda: product(x[:, :7], w), "argument 'w': expected K = 7 columns as in 'x'"),
         (lambda: product(x.astype(np.float32), w), "argument 'x': expected"),
         (lambda: product(x, w, out_dtype="bfloat16"), "argument 'out': expected"),
         (lambda: product(x, w, x[0, :7]), "argument 'bias': expected"),
         (lambda: product(x, w, np.zeros(20)), "argument 'bias': expected"),
         (lambda: product(x, w, out=np.empty((3, 20), np.float16)), "argument 'out': expected"),
         (lambda: product(x, w, out=x[:, :20]), "argument 'out': expected memory of its own"),
-        (lambda: gradient(x, w), "argument 'gradient': expected"),
+        (lambda: gradient(x, w), "argument 'w': expected N = 30 rows"),
         (lambda: gradient(x[:, :20].astype(np.float32), w), "argument 'gradient': expected"),
         (lambda: gradient(x[:, :20], 3), "argument 'w': expected a ScaledTensor"),
     ):

@@ -60,7 +60,7 @@ def test_adapters_train_over_it():
     first = torch.nn.Linear(300, 300)
     optimizer = torch.optim.Adam([*first.parameters(), *down.parameters(), *up.parameters()], 1e-3)
     x = random(256, 300)
-    target = torch.nn.functional.linear(x, linear.weight.float())
+    target = torch.nn.functional.linear(x, linear.weight.detach().float())
     losses = []
     for _ in range(30):
         h = first(x)
