@@ -194,3 +194,14 @@ def paged(
             if count % page_size:
                 of_sequence[table[sequence, used - 1], count % page_size :] = reference.NAN_CODE
     return problem | {"key_counts": np.int32(keys), "page_table": table}
+
+
+def to_torch(array, device="cpu"):
+    """The same bits as a tensor."""
+    import torch
+
+    carriers = {"bfloat16": np.int16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+    carrier = carriers.get(array.dtype.name)
+    plain = array if carrier is None else array.view(carrier)
+    tensor = torch.from_numpy(np.array(plain)).to(device)
+    return tensor if carrier is None else tensor.view(getattr(torch, array.dtype.name))
