@@ -1,4 +1,4 @@
-"""Attention of NumPy's arrays against FP64, and of torch's beside NumPy's and beside torch's own."""
+"""Attention of NumPy's arrays against FP64, and of torch's beside these and beside torch's own."""
 
 import attention_cases as cases
 import numpy as np
