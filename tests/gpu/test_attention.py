@@ -1,5 +1,5 @@
-"""Attention of torch's tensors against FP64: every layout, type, head size and scale, few queries and
-many, the same bits again, and offsets, counts and tables that lie."""
+"""Attention of torch's tensors against FP64: every layout, type, head size and scale, few queries
+and many, the same bits again, and offsets, counts and tables that lie."""
 
 import attention_cases as cases
 import numpy as np

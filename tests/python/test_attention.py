@@ -248,15 +248,8 @@ def test_has_no_gradient(rng):
         octofold.attention(**problem, out=torch.empty_like(q))
 
 
-@pytest.mark.parametrize(
-    ("problem", "options"),
-    [
-        (dense, {}),
-        (packed, {}),
-        (paged, {}),
-    ],
-)
-def test_says_what_is_wrong_of_every_layout(problem, options, rng):
+@pytest.mark.parametrize("problem", [dense, packed, paged])
+def test_says_what_is_wrong_of_every_layout(problem, rng):
     sizes = {dense: (2, 3, 20), packed: ([3, 2], [20, 9]), paged: (2, [20, 9])}[problem]
     sound = problem(rng, *sizes)
     octofold.attention(**sound)
@@ -272,8 +265,8 @@ def test_says_what_is_wrong_of_every_layout(problem, options, rng):
         ("v", lambda x: x[..., :1, :]),
         ("v", lambda x: x[:1]),
     ):
-        with pytest.raises(octofold.InvalidArgumentError, match=f"attention: argument '[{name}qk]"):
-            octofold.attention(**(sound | {name: change(sound[name])}), **options)
+        with pytest.raises(octofold.InvalidArgumentError, match="attention: argument '[qkv]'"):
+            octofold.attention(**(sound | {name: change(sound[name])}))
 
 
 def test_says_what_is_wrong(rng):
