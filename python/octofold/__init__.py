@@ -25,6 +25,7 @@ from ._core.targets import ColumnReductions
 from ._info import Component, Gpu, Info, info
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
+from .attention import attention
 from .casts import convert, quantize, quantize_both, quantize_with_columns
 from .dot import dot
 from .dynamic_gemm import dynamic_gemm
@@ -104,6 +105,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "as_words",
+    "attention",
     "combine",
     "combine_gradient",
     "convert",

@@ -15,6 +15,7 @@ from functools import partial
 
 import octofold
 import torch
+from attention_problems import attention_problems
 from group_problems import group_problems
 from octofold._library import library
 from word_problems import word_problems
@@ -385,6 +386,7 @@ def main():
         routings(),
         group_problems(DEVICE),
         word_problems(DEVICE),
+        attention_problems(DEVICE),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
     count = 0
