@@ -77,6 +77,14 @@ inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
 
+inline float load_shared(unsigned address) {
+  return std::bit_cast<float>(load_shared_word(address));
+}
+
+inline float2 load_shared_pair(unsigned address) {
+  return {load_shared(address), load_shared(address + 4)};
+}
+
 // Of what is not run.
 unsigned shared_address(const void* pointer);
 template <int kBytes, bool kThroughL1>
@@ -84,8 +92,6 @@ void copy_async(unsigned destination, const void* source);
 void load_shared_words(unsigned address, unsigned (&words)[4]);
 unsigned opaque(unsigned value);
 float opaque(float value);
-float load_shared(unsigned address);
-float2 load_shared_pair(unsigned address);
 float4 load_shared_four(unsigned address);
 void store_shared(unsigned address, float2 pair);
 void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
