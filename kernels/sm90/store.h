@@ -12,6 +12,10 @@
 
 namespace octofold::sm90 {
 
+using config::Sm90GemmConfig;
+using config::Sm90GemmParams;
+using config::Tile;
+
 // Row of the tile that a math thread's first sum of sub-tile 0 belongs to; the second lies 8 below.
 template <Sm90GemmConfig kConfig>
 __device__ int first_row_of_thread() {

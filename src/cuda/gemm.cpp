@@ -17,18 +17,20 @@ namespace {
 using config::Sm90GemmConfig;
 using config::Sm90GemmParams;
 
-// Says which argument keeps a problem from the fast path, where one does.
-void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& problem) {
+// Says which argument keeps a problem from the fast path, where one does. Warps store without TMA.
+void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& problem,
+                   bool by_warps) {
   const auto log = [&](std::string_view argument, const char* reason, std::string_view effect) {
     if (reason == nullptr) return;
     core::log(LogLevel::kInfo, "gemm {}×{}×{}: argument '{}': {}: {}, which is slower",
               problem.product.m, problem.product.n, problem.product.k, argument, reason, effect);
   };
   if (problem.product.k == 0) return;
-  constexpr std::string_view kCopies = "threads copy the operands, not TMA";
-  log("a", plan::tma_obstacle(arguments.a.data), kCopies);
-  log("b", plan::tma_obstacle(arguments.b.data), kCopies);
-  if (problem.operands_fit_tma) {
+  const std::string_view copies =
+      by_warps ? "operands are copied in less than 16 bytes" : "threads copy the operands, not TMA";
+  log("a", plan::tma_obstacle(arguments.a.data), copies);
+  log("b", plan::tma_obstacle(arguments.b.data), copies);
+  if (problem.operands_fit_tma && !by_warps) {
     log("out", plan::tma_store_obstacle(arguments.out), "threads store the result, not TMA");
   }
 }
@@ -138,11 +140,12 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   const plan::GemmProblem problem = plan::problem_of(arguments);
   if (plan::multiplies_by_warps(device.gpu())) {
     return launch(device, arguments, stream, device.prepared(problem, [&] {
+      log_obstacles(arguments, problem, true);
       return plan::plan_mma_gemm(problem, device.gpu());
     }));
   }
   launch(device, arguments, stream, device.prepared(problem, [&] {
-    log_obstacles(arguments, problem);
+    log_obstacles(arguments, problem, false);
     return plan::plan_gemm(problem, device.gpu());
   }));
 }

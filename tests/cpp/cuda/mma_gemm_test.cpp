@@ -4,8 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <string>
+#include <vector>
 
 #include "octofold/error.h"
+#include "octofold/log.h"
 #include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
@@ -98,6 +100,19 @@ TEST_F(MmaGemmTest, OneProblemIsPlannedAndLoadedOnce) {
   for (int i = 0; i < 3; ++i) cuda::gemm(runtime().device(0), product(16, 512, 640), {});
   EXPECT_EQ(state().launches.size(), 3u);
   EXPECT_EQ(state().loads, 1);
+}
+
+TEST_F(MmaGemmTest, TheLogNamesWhatIsSlow) {
+  std::vector<std::string> log;
+  set_log_handler([&](LogLevel, std::string_view message) { log.emplace_back(message); });
+  GemmArguments arguments = product(1000, 510, 640);  // a D that no other store would suit better
+  cuda::gemm(runtime().device(0), arguments, {});
+  EXPECT_TRUE(log.empty());
+  arguments.a.data.strides[0] = 644;
+  cuda::gemm(runtime().device(0), arguments, {});
+  set_log_handler({});
+  ASSERT_EQ(log.size(), 1u);
+  EXPECT_THAT(log[0], AllOf(HasSubstr("'a': its row stride is not"), HasSubstr("16 bytes")));
 }
 
 TEST_F(MmaGemmTest, NothingIsLaunchedForNothing) {

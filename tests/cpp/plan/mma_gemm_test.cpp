@@ -69,7 +69,7 @@ TEST(MmaGemmPlanTest, TilesAreAsHighAsThereAreRows) {
   };
   EXPECT_EQ(config(1, 4096).tile_rows, 16);
   EXPECT_EQ(config(16, 4096).tile_rows, 16);
-  EXPECT_EQ(config(32, 4096).tile_rows, 32);
+  EXPECT_EQ(config(32, 8192).tile_rows, 32);
   EXPECT_EQ(config(8192, 8192).tile_rows, 128);
   EXPECT_EQ(config(8192, 8192).tile_columns, 128);
 }
