@@ -27,6 +27,7 @@ DOORS = {
     "kernels/numeric": ["kernels/ptx", "kernels/config"],
     "kernels/epilogue": ["kernels/ptx", "kernels/config"],
     "kernels/sm90": ["kernels/epilogue", "kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/mma": ["kernels/epilogue", "kernels/ptx", "kernels/config"],
     "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/routing": ["kernels/numeric", "kernels/ptx", "kernels/config"],

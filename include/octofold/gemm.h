@@ -37,11 +37,11 @@ struct GemmArguments {
   bool fast_accumulation = false;
 };
 
-/// All tensors lie on one device. On a GPU (compute capability 9.0) the product is queued on
-/// `stream` and the call returns; it may be captured in a CUDA graph. The first call of a problem
-/// compiles a kernel or finds it on disk. A and B whose addresses and row strides are multiples of
-/// 16 bytes are read fastest; the log names those that are not. Block scales 1x128 with strides
-/// (1, round_up(rows, 4)) are, too; any strides will do.
+/// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x) the product is
+/// queued on `stream` and the call returns; it may be captured in a CUDA graph. The first call of a
+/// problem compiles a kernel or finds it on disk. A and B whose addresses and row strides are
+/// multiples of 16 bytes are read fastest; the log names those that are not. Block scales 1x128
+/// with strides (1, round_up(rows, 4)) are, too; any strides will do.
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
 /// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;

@@ -16,7 +16,8 @@ struct Component {
   std::string detail;
 };
 
-/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products".
+/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products",
+/// "grouped products", "gated products", "products that cast A".
 /// `support.detail`: why there are no kernels of theirs, else empty.
 struct OperationInfo {
   std::string name;

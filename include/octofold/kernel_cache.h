@@ -40,7 +40,7 @@ OCTOFOLD_API std::vector<CachedKernel> list_kernel_cache();
 OCTOFOLD_API int clear_kernel_cache();
 
 struct WarmOptions {
-  /// What to compile for: "sm_90a".
+  /// What to compile for: "sm_90a", "sm_89", "sm_120" or "sm_121".
   std::string architecture = "sm_90a";
   /// Of the GPU that the kernels will run on: which tiles fit a problem depends on it. The default
   /// is the H100's (SXM) and the H200's; GpuInfo has that of a GPU at hand.

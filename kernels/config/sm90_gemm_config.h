@@ -84,6 +84,7 @@ struct Sm90GemmConfig {
   // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
 
+  static constexpr int kSubTileStride = kSubTileRows;
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {

@@ -2,23 +2,13 @@
 #pragma once
 
 #include "kernels/config/arithmetic.h"
-#include "kernels/config/work.h"
+#include "kernels/config/gemm_params.h"
 
 namespace octofold::config {
 
 // A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
 struct alignas(64) TensorMap {
   unsigned char opaque[128];
-};
-
-// Scale of unit (row, k) at [row * row_stride + k * k_stride], of a B that each group has its own
-// of at [group * group_stride + …], row counted from the group's first. The units are those of the
-// granularity: a tensor has one, a channel one k.
-struct ScaleParams {
-  const float* data;
-  long long row_stride;
-  long long k_stride;
-  long long group_stride{};
 };
 
 // Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
@@ -28,16 +18,10 @@ struct OutputScaleParams {
   long long column_stride;
 };
 
-// A matrix of codes [rows, k], or of what is cast to them. Strides count elements.
-struct OperandParams {
-  const unsigned char* data;
-  long long stride;
-  ScaleParams scale;
-};
-
 // What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
-// maps are used, with OutputStore::kTma that of D; the pointers otherwise.
-struct Sm90GemmParams {
+// maps are used, with OutputStore::kTma that of D; the pointers otherwise. Of a gated product the
+// rows of as many ups lie behind those of the gates.
+struct Sm90GemmParams : GemmParams {
   TensorMap
       rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
   TensorMap last_rows_map{};  // box [last_rows, 128], likewise; in groups as many as hold the rows
@@ -48,19 +32,8 @@ struct Sm90GemmParams {
   TensorMap out_map{};
   TensorMap c_map{};  // the same of C, with OutputStore::kTmaOntoC
 
-  OperandParams rows;
-  OperandParams columns;  // gated: of the gates, and the rows of as many ups behind them
-  void* out;              // [rows, columns], or [columns, rows] where they are swapped
-  long long out_stride;
-  const void* c{};  // likewise
-  long long c_stride{};
-  const void* bias{};             // [columns], or [groups, columns]
   OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
-
-  WorkParams work;
-  int last_rows{};  // 0: last_rows_map is not used
-
-  const float* channel_scale{};  // of b, where it is two-level: [its rows]
+  int last_rows{};                // 0: last_rows_map is not used
 };
 
 // Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there

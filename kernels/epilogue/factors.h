@@ -3,13 +3,14 @@
 // once. (Each pair of columns read by itself, the epilogue of a tile took longer than 512 of K.)
 #pragma once
 
+#include "kernels/config/arithmetic.h"
 #include "kernels/config/channel_scale.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/config/gemm_params.h"
 
 namespace octofold {
 
-using config::Sm90GemmConfig;
-using config::Sm90GemmParams;
+using config::GemmConfiguration;
+using config::GemmParams;
 using config::Tile;
 
 // A scale that an operand's rows have each, or a tensor, or of tensors each group's.
@@ -20,14 +21,14 @@ __device__ inline float scale_of_group(const config::ScaleParams& scale, const T
 
 // Of so many columns of a tile. A lane reads those of every 32nd, and hands them to the lanes that
 // finish these: all lanes of the warp ask together.
-template <Sm90GemmConfig kConfig, int kColumns = kConfig.tile_columns>
+template <GemmConfiguration auto kConfig, int kColumns = kConfig.tile_columns>
 class ColumnFactors {
  public:
   static constexpr bool kExist =
       kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
 
   // `begin`: where they begin in the tile.
-  __device__ ColumnFactors(const Sm90GemmParams& params, const Tile& tile, int begin = 0) {
+  __device__ ColumnFactors(const GemmParams& params, const Tile& tile, int begin = 0) {
     if constexpr (kExist) {
       const int first = tile.column + begin + static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -48,7 +49,7 @@ class ColumnFactors {
  private:
   static constexpr int kCount = config::ceil_divide(kColumns, 32);
 
-  static __device__ float read(const Sm90GemmParams& params, const Tile& tile, int column) {
+  static __device__ float read(const GemmParams& params, const Tile& tile, int column) {
     const int of_operand = column + (tile.operand_column - tile.column);
     if constexpr (kConfig.columns_have_factors()) {
       return config::channel_factor(params.channel_scale[of_operand]);
@@ -62,7 +63,7 @@ class ColumnFactors {
 };
 
 // With the scales that all of D has.
-template <Sm90GemmConfig kConfig>
+template <GemmConfiguration auto kConfig>
 class RowFactors {
  public:
   static constexpr bool kExist = !varies_along_k(kConfig.rows().scales) ||
@@ -70,11 +71,12 @@ class RowFactors {
                                  kConfig.columns().scales == Granularity::kTensor;
 
   // `first_row`: the thread's in sub-tile 0.
-  __device__ RowFactors(const Sm90GemmParams& params, const Tile& tile, int first_row) {
+  __device__ RowFactors(const GemmParams& params, const Tile& tile, int first_row) {
     if constexpr (kExist) {
 #pragma unroll
       for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
-        values_[i / 2][i % 2] = read(params, tile, first_row + 64 * (i / 2) + 8 * (i % 2));
+        values_[i / 2][i % 2] =
+            read(params, tile, first_row + kConfig.kSubTileStride * (i / 2) + 8 * (i % 2));
       }
     }
   }
@@ -87,7 +89,7 @@ class RowFactors {
 
  private:
   // Nothing outside of D is read.
-  static __device__ float read(const Sm90GemmParams& params, const Tile& tile, int row) {
+  static __device__ float read(const GemmParams& params, const Tile& tile, int row) {
     const int of_operand = row + (tile.operand_row - tile.row);
     const bool exists = row < tile.row_end;
     float factor = 1.0f;

@@ -2,26 +2,26 @@
 // and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/config/gemm_params.h"
 #include "kernels/epilogue/factors.h"
 #include "kernels/epilogue/output.h"
 
 namespace octofold {
 
-template <Sm90GemmConfig kConfig, Addend kAddend>
+template <GemmConfiguration auto kConfig, Addend kAddend>
 __device__ inline float load_addend(const void* data, long long index) {
   return load_element<kAddend == Addend::kFloat32 ? DType::kFloat32 : kConfig.form.out>(data,
                                                                                         index);
 }
 
 // Whether D's values are just the sums, so that nobody needs to know where they belong.
-template <Sm90GemmConfig kConfig>
+template <GemmConfiguration auto kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
 
 // Index of an element of D, or of C with its stride.
-template <Sm90GemmConfig kConfig>
+template <GemmConfiguration auto kConfig>
 __device__ long long index_of(int row, int column, long long stride) {
   return kConfig.swapped ? column * stride + row : row * stride + column;
 }
@@ -29,7 +29,7 @@ __device__ long long index_of(int row, int column, long long stride) {
 // What two neighbouring columns contribute, the same for all rows: the lane's pair of those eight
 // that begin `first` columns behind column `begin` of the tile, where the factors begin. All lanes
 // of a warp make theirs together.
-template <Sm90GemmConfig kConfig>
+template <GemmConfiguration auto kConfig>
 struct ColumnTerms {
   int column;
   int existing;  // how many of the two lie inside of D
@@ -37,7 +37,7 @@ struct ColumnTerms {
   float bias[2] = {};
 
   template <int kColumns>
-  __device__ ColumnTerms(const Sm90GemmParams& params, const Tile& tile,
+  __device__ ColumnTerms(const GemmParams& params, const Tile& tile,
                          const ColumnFactors<kConfig, kColumns>& factors, int first, int begin = 0)
       : column(tile.column + begin + first + 2 * (static_cast<int>(threadIdx.x) % 4)),
         existing(min(max(tile.column_end - column, 0), 2)),
@@ -54,7 +54,7 @@ struct ColumnTerms {
 };
 
 // The same of a row. Nothing outside of D is read.
-template <Sm90GemmConfig kConfig>
+template <GemmConfiguration auto kConfig>
 struct RowTerms {
   int row;
   bool exists;
@@ -63,7 +63,7 @@ struct RowTerms {
   const void* c;
   long long c_stride;
 
-  __device__ RowTerms(const Sm90GemmParams& params, const Tile& tile, int row_, float factor)
+  __device__ RowTerms(const GemmParams& params, const Tile& tile, int row_, float factor)
       : row(row_),
         exists(row < tile.row_end),
         scale(factor),

@@ -4,12 +4,17 @@
 
 #include "kernels/config/sm90_gemm.h"
 #include "kernels/epilogue/finish.h"
+#include "kernels/epilogue/store_pairs.h"
 #include "kernels/ptx/tma.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/shared_memory.h"
 #include "kernels/sm90/walk.h"
 
 namespace octofold::sm90 {
+
+using config::Sm90GemmConfig;
+using config::Sm90GemmParams;
+using config::Tile;
 
 // Row of the tile that a math thread's first sum of sub-tile 0 belongs to; the second lies 8 below.
 template <Sm90GemmConfig kConfig>
@@ -28,34 +33,10 @@ __device__ bool owns(int column, int rank) {
 template <Sm90GemmConfig kConfig>
 __device__ void store_directly(const Sm90GemmParams& params, const Tile& tile, int rank,
                                const Sums<kConfig>& sums) {
-  const int first_row = tile.row + first_row_of_thread<kConfig>();
-  const ColumnFactors<kConfig> column_factors(params, tile);
-  const RowFactors<kConfig> row_factors(params, tile, first_row);
-#pragma unroll
-  for (int j = 0; j < kConfig.tile_columns / 8; ++j) {
-    if (!owns<kConfig>(8 * j, rank)) continue;
-    if (tile.column + 8 * j >= tile.column_end) break;  // for all lanes
-    const ColumnTerms<kConfig> columns(params, tile, column_factors, 8 * j);
-    if (columns.existing == 0) continue;
-#pragma unroll
-    for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
-      const int sub_tile = i / 2, half = i % 2;
-      const int row = first_row + 64 * sub_tile + 8 * half;
-      if (row >= tile.row_end) break;
-      const float* pair = &sums[sub_tile][4 * j + 2 * half];
-      const float2 values = RowTerms<kConfig>(params, tile, row, row_factors.at(sub_tile, half))
-                                .finish(columns, pair[0], pair[1]);
-      const long long index = index_of<kConfig>(row, columns.column, params.out_stride);
-      if constexpr (kConfig.swapped) {
-        store_element<kConfig.form.out>(params.out, index, values.x);
-        if (columns.existing == 2) {
-          store_element<kConfig.form.out>(params.out, index + params.out_stride, values.y);
-        }
-      } else {
-        store_pair<kConfig.form.out>(params.out, index, values, columns.existing == 2);
-      }
-    }
-  }
+  store_pairs<kConfig, kConfig.tile_columns>(
+      params, tile, tile.row + first_row_of_thread<kConfig>(), 0,
+      [&](int first) { return owns<kConfig>(first, rank); },
+      [&](int sub_tile, int place) { return sums[sub_tile][place]; });
 }
 
 // Boxes that TMA stores: rows of 128, 64 or 32 bytes under the swizzle of that width, so that

@@ -5,8 +5,10 @@
 #include "cuda/cast_views.h"
 #include "cuda/context.h"
 #include "cuda/tensor_map.h"
+#include "kernels/config/mma_gemm.h"
 #include "kernels/config/sm90_gemm.h"
 #include "plan/gemm.h"
+#include "plan/mma_gemm.h"
 #include "plan/tma.h"
 
 namespace octofold::cuda {
@@ -15,18 +17,20 @@ namespace {
 using config::Sm90GemmConfig;
 using config::Sm90GemmParams;
 
-// Says which argument keeps a problem from the fast path, where one does.
-void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& problem) {
+// Says which argument keeps a problem from the fast path, where one does. Warps store without TMA.
+void log_obstacles(const GemmArguments& arguments, const plan::GemmProblem& problem,
+                   bool by_warps) {
   const auto log = [&](std::string_view argument, const char* reason, std::string_view effect) {
     if (reason == nullptr) return;
     core::log(LogLevel::kInfo, "gemm {}×{}×{}: argument '{}': {}: {}, which is slower",
               problem.product.m, problem.product.n, problem.product.k, argument, reason, effect);
   };
   if (problem.product.k == 0) return;
-  constexpr std::string_view kCopies = "threads copy the operands, not TMA";
-  log("a", plan::tma_obstacle(arguments.a.data), kCopies);
-  log("b", plan::tma_obstacle(arguments.b.data), kCopies);
-  if (problem.operands_fit_tma) {
+  const std::string_view copies =
+      by_warps ? "operands are copied in less than 16 bytes" : "threads copy the operands, not TMA";
+  log("a", plan::tma_obstacle(arguments.a.data), copies);
+  log("b", plan::tma_obstacle(arguments.b.data), copies);
+  if (problem.operands_fit_tma && !by_warps) {
     log("out", plan::tma_store_obstacle(arguments.out), "threads store the result, not TMA");
   }
 }
@@ -59,24 +63,29 @@ config::OperandParams operand_params(const ScaledTensorView& operand) {
           .scale = {scale.data, scale.row_stride, scale.col_stride}};
 }
 
+config::GemmParams shared_params(const GemmArguments& arguments, bool swapped,
+                                 const config::WorkParams& work) {
+  const MutableTensorView& out = arguments.out;
+  return {.rows = operand_params(swapped ? arguments.b : arguments.a),
+          .columns = operand_params(swapped ? arguments.a : arguments.b),
+          .out = out.data,
+          .out_stride = out.strides[0],
+          .c = arguments.c ? arguments.c->data : nullptr,
+          .c_stride = arguments.c ? arguments.c->strides[0] : 0,
+          .bias = arguments.bias ? arguments.bias->data : nullptr,
+          .channel_scale = floats_of(arguments.b.channel_scale),
+          .work = work};
+}
+
 }  // namespace
 
 Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
                            const Sm90GemmConfig& config, const core::Groups& groups) {
-  const ScaledTensorView& row_operand = config.swapped ? arguments.b : arguments.a;
-  const ScaledTensorView& column_operand = config.swapped ? arguments.a : arguments.b;
-  const TensorView& rows = row_operand.data;
-  const TensorView& columns = column_operand.data;
+  const TensorView& rows = (config.swapped ? arguments.b : arguments.a).data;
+  const TensorView& columns = (config.swapped ? arguments.a : arguments.b).data;
   const MutableTensorView& out = arguments.out;
-  Sm90GemmParams params{.rows = operand_params(row_operand),
-                        .columns = operand_params(column_operand),
-                        .out = out.data,
-                        .out_stride = out.strides[0],
-                        .c = arguments.c ? arguments.c->data : nullptr,
-                        .c_stride = arguments.c ? arguments.c->strides[0] : 0,
-                        .bias = arguments.bias ? arguments.bias->data : nullptr,
-                        .work = work_params(out, rows.shape[1], config, groups),
-                        .channel_scale = floats_of(arguments.b.channel_scale)};
+  Sm90GemmParams params{
+      shared_params(arguments, config.swapped, work_params(out, rows.shape[1], config, groups))};
   (config.swapped ? params.rows : params.columns).scale.group_stride = groups.scale_stride;
   const Driver& driver = device.driver();
   // Tensor maps want one too, and a thread of torch's autograd may have none yet.
@@ -113,13 +122,30 @@ void launch(const Device& device, const GemmArguments& arguments, Stream stream,
   prepared.launch(stream, &params);
 }
 
+void launch(const Device&, const GemmArguments& arguments, Stream stream,
+            const Prepared<config::MmaGemmConfig>& prepared) {
+  const MutableTensorView& out = arguments.out;
+  const config::GemmParams params =
+      shared_params(arguments, false,
+                    {.rows = static_cast<int>(out.shape[0]),
+                     .columns = static_cast<int>(out.shape[1]),
+                     .depth = static_cast<int>(arguments.a.data.shape[1])});
+  prepared.launch(stream, &params);
+}
+
 }  // namespace
 
 void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   if (arguments.out.element_count() == 0) return;
   const plan::GemmProblem problem = plan::problem_of(arguments);
+  if (plan::multiplies_by_warps(device.gpu())) {
+    return launch(device, arguments, stream, device.prepared(problem, [&] {
+      log_obstacles(arguments, problem, true);
+      return plan::plan_mma_gemm(problem, device.gpu());
+    }));
+  }
   launch(device, arguments, stream, device.prepared(problem, [&] {
-    log_obstacles(arguments, problem);
+    log_obstacles(arguments, problem, false);
     return plan::plan_gemm(problem, device.gpu());
   }));
 }
@@ -128,6 +154,10 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream,
           std::string_view candidate) {
   if (arguments.out.element_count() == 0) return;
   const plan::GemmProblem problem = plan::problem_of(arguments);
+  if (plan::multiplies_by_warps(device.gpu())) {
+    const plan::MmaGemmPlan plan = plan::plan_mma_gemm(problem, device.gpu(), candidate);
+    return launch(device, arguments, stream, device.load(plan, plan::describe(problem)));
+  }
   const plan::GemmPlan plan = plan::plan_gemm(problem, device.gpu(), candidate);
   launch(device, arguments, stream, device.load(plan, plan::describe(problem)));
 }

@@ -1,7 +1,10 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
+#include <fmt/ranges.h>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -12,6 +15,7 @@
 #include "jit/nvrtc.h"
 #include "ops/gemm.h"
 #include "plan/gemm.h"
+#include "plan/mma_gemm.h"
 
 namespace octofold {
 namespace {
@@ -23,18 +27,19 @@ constexpr std::string_view kOperation = "warm_kernel_cache";
 jit::KernelCache cache() { return jit::KernelCache(core::options().cache_folder); }
 
 plan::Gpu gpu_of(const WarmOptions& options) {
-  plan::Gpu gpu = plan::kHopper;
-  if (options.architecture != plan::architecture(gpu)) {
-    core::fail(ErrorCode::kUnsupported,
-               "{}: no kernels for the architecture '{}': there are some for {} (H100, H200)",
-               kOperation, options.architecture, plan::architecture(gpu));
-  }
   if (options.multiprocessors < 2) {  // a cluster's blocks run on as many
     core::fail_argument(kOperation, "multiprocessors", "at least 2",
                         core::format("{}", options.multiprocessors));
   }
-  gpu.multiprocessors = options.multiprocessors;
-  return gpu;
+  std::vector<std::string> names;
+  for (const int capability : {90, 89, 120, 121}) {  // of products
+    const plan::Gpu gpu = plan::gpu_of(capability, options.multiprocessors);
+    names.push_back(plan::architecture(gpu));
+    if (names.back() == options.architecture) return gpu;
+  }
+  core::fail(ErrorCode::kUnsupported,
+             "{}: no products for the architecture '{}': there are some for {}", kOperation,
+             options.architecture, fmt::join(names, ", "));
 }
 
 // Each kernel once, in the order of the problems.
@@ -52,8 +57,10 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
     for (const bool c_is_out : {false, true}) {
       if (c_is_out && !may_add_in_place) continue;
       planned.c_is_out = c_is_out;
-      const plan::GemmPlan plan = plan::plan_gemm(planned, gpu);
-      jit::Program program = cuda::program_of(plan.kernels.front(), gpu);
+      const plan::KernelPlan kernel = plan::multiplies_by_warps(gpu)
+                                          ? plan::plan_mma_gemm(planned, gpu).kernels.front()
+                                          : plan::plan_gemm(planned, gpu).kernels.front();
+      jit::Program program = cuda::program_of(kernel, gpu);
       if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
         programs.push_back(std::move(program));
       }

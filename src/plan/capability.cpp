@@ -12,9 +12,11 @@ struct Row {
   int oldest;
   int newest;
   std::string_view needs;
+  bool on_12 = false;  // and 12.x, which multiplies as 8.9 does
 };
 
 constexpr Row row_of(Operation operation) {
+  constexpr std::string_view kHopperOnly = "9.0 (H100, H200)";
   switch (operation) {
     case Operation::kCast: return {"casts", 75, 0, "7.5 or later"};
     case Operation::kNorm: return {"norms", 75, 0, "7.5 or later"};
@@ -24,7 +26,10 @@ constexpr Row row_of(Operation operation) {
     case Operation::kWeightOnly:
       return {"products with FP8 weights", 75, 0, "7.5 or later (bfloat16: 8.0)"};
     case Operation::kAttention: return {"attention", 75, 0, "7.5 or later (bfloat16: 8.0)"};
-    case Operation::kProduct: return {"products", 90, 90, "9.0 (H100, H200)"};
+    case Operation::kProduct: return {"products", 89, 90, "8.9, 9.0 or 12.x", true};
+    case Operation::kGroupedProduct: return {"grouped products", 90, 90, kHopperOnly};
+    case Operation::kGatedProduct: return {"gated products", 90, 90, kHopperOnly};
+    case Operation::kDynamicProduct: return {"products that cast A", 90, 90, kHopperOnly};
   }
   return {};
 }
@@ -37,6 +42,7 @@ std::string why_not(Operation operation, const Gpu& gpu) {
   const Row row = row_of(operation);
   const int capability = gpu.compute_capability();
   if (capability >= row.oldest && (row.newest == 0 || capability <= row.newest)) return "";
+  if (row.on_12 && gpu.compute_major == 12) return "";
   return core::format("expected a GPU of compute capability {}, got {}.{}", row.needs,
                       gpu.compute_major, gpu.compute_minor);
 }

@@ -11,18 +11,23 @@ namespace octofold::plan {
 
 /// Operations whose kernels want the same of a GPU.
 enum class Operation {
-  kCast,        ///< quantize, dequantize, convert, and what is fused with casts
-  kNorm,        ///< norms with casts, and their gradients
-  kRouting,     ///< tokens to experts and back
-  kDot,         ///< dot
-  kGemv,        ///< gemv
-  kWeightOnly,  ///< gemm_weight_only and its gradient
-  kAttention,   ///< attention
-  kProduct,     ///< gemm, of groups too, with a gated output or an input that is cast
+  kCast,            ///< quantize, dequantize, convert, and what is fused with casts
+  kNorm,            ///< norms with casts, and their gradients
+  kRouting,         ///< tokens to experts and back
+  kDot,             ///< dot
+  kGemv,            ///< gemv
+  kWeightOnly,      ///< gemm_weight_only and its gradient
+  kAttention,       ///< attention
+  kProduct,         ///< gemm
+  kGroupedProduct,  ///< grouped_gemm, masked_gemm, k_grouped_gemm, gated ones of groups too
+  kGatedProduct,    ///< gated_gemm
+  kDynamicProduct,  ///< dynamic_gemm, whose A is cast on its way
 };
 inline constexpr Operation kOperations[] = {
-    Operation::kCast, Operation::kNorm,       Operation::kRouting,   Operation::kDot,
-    Operation::kGemv, Operation::kWeightOnly, Operation::kAttention, Operation::kProduct};
+    Operation::kCast,         Operation::kNorm,          Operation::kRouting,
+    Operation::kDot,          Operation::kGemv,          Operation::kWeightOnly,
+    Operation::kAttention,    Operation::kProduct,       Operation::kGroupedProduct,
+    Operation::kGatedProduct, Operation::kDynamicProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

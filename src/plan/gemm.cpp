@@ -169,6 +169,17 @@ std::span<const Tiling> tilings_for(const GemmProblem& problem) {
   return problem.gated.exists ? gated_tilings() : tilings();
 }
 
+void require_hopper(const GemmProblem& problem, const Gpu& gpu) {
+  const Operation operation = problem.work != config::Work::kDense ? Operation::kGroupedProduct
+                              : problem.gated.exists               ? Operation::kGatedProduct
+                              : problem.dynamic.exists             ? Operation::kDynamicProduct
+                                                                   : Operation::kProduct;
+  require_kernels(operation, operation_of(problem), gpu);
+  if (gpu.compute_capability() == kHopper.compute_capability()) return;
+  core::fail(ErrorCode::kInternal, "{}: planned for Hopper on a GPU that multiplies by warps",
+             operation_of(problem));
+}
+
 void require_sizes(const GemmProblem& problem) {
   constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
   // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
@@ -253,7 +264,7 @@ GemmProblem contiguous(const octofold::GemmProblem& product) {
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
-  require_kernels(Operation::kProduct, operation_of(problem), gpu);
+  require_hopper(problem, gpu);
   require_sizes(problem);
   Sm90GemmConfig best;
   double least = std::numeric_limits<double>::infinity();
@@ -279,7 +290,7 @@ GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu) {
 }
 
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu, std::string_view candidate) {
-  require_kernels(Operation::kProduct, operation_of(problem), gpu);
+  require_hopper(problem, gpu);
   require_sizes(problem);
   std::vector<std::string> names;
   for (const auto& [name, config] : gemm_candidates(problem, gpu)) {

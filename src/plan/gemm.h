@@ -70,9 +70,9 @@ GemmProblem contiguous(const octofold::GemmProblem& product);
 /// One kernel.
 using GemmPlan = Plan<config::Sm90GemmConfig>;
 
-/// Throws Error(kUnsupported) for sizes or numbers of tiles near 2^31 and more, and for a GPU
-/// without kernels. What is gated has to fit TMA, with whole tiles of columns; the B of an A that
-/// is cast has to fit it too.
+/// For Hopper; dense products of other GPUs are plan/mma_gemm.h's. Throws Error(kUnsupported) for
+/// sizes or numbers of tiles near 2^31 and more, and for a GPU without kernels. What is gated has
+/// to fit TMA, with whole tiles of columns; the B of an A that is cast has to fit it too.
 GemmPlan plan_gemm(const GemmProblem& problem, const Gpu& gpu);
 
 /// The plan with the candidate of this name. Throws Error(kInvalidArgument) that lists the

@@ -25,6 +25,13 @@ int shared_kilobytes(int compute_capability) {
 
 }  // namespace
 
+Gpu gpu_of(int compute_capability, int multiprocessors) {
+  return {.compute_major = compute_capability / 10,
+          .compute_minor = compute_capability % 10,
+          .multiprocessors = multiprocessors,
+          .shared_memory_per_block = 1024 * shared_kilobytes(compute_capability)};
+}
+
 Gpu as_target(const Gpu& gpu, int compute_capability) {
   if (compute_capability == 0 || compute_capability == gpu.compute_capability()) return gpu;
   if (compute_capability > gpu.compute_capability()) {
@@ -33,12 +40,11 @@ Gpu as_target(const Gpu& gpu, int compute_capability) {
                "GPU's, sm_{}, got sm_{}",
                gpu.compute_capability(), compute_capability);
   }
-  return {.compute_major = compute_capability / 10,
-          .compute_minor = compute_capability % 10,
-          .multiprocessors = gpu.multiprocessors,
-          .shared_memory_per_block =
-              std::min(1024 * shared_kilobytes(compute_capability), gpu.shared_memory_per_block),
-          .is_translated = true};
+  Gpu target = gpu_of(compute_capability, gpu.multiprocessors);
+  target.shared_memory_per_block =
+      std::min(target.shared_memory_per_block, gpu.shared_memory_per_block);
+  target.is_translated = true;
+  return target;
 }
 
 std::string architecture(const Gpu& gpu) {

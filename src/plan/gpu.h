@@ -23,6 +23,10 @@ inline constexpr Gpu kHopper{.compute_major = 9,
                              .multiprocessors = 132,
                              .shared_memory_per_block = 227 * 1024};
 
+/// One of this compute capability with the shared memory that those have: for plans made without a
+/// GPU.
+Gpu gpu_of(int compute_capability, int multiprocessors);
+
 /// The GPU as one of a compute capability that it is beyond, 80 for 8.0: what is planned and
 /// compiled for that one, and within the shared memory that those have, runs on it. 0: the GPU as
 /// it is. Throws Error(kInvalidArgument) for a capability that is later than the GPU's.

@@ -36,6 +36,16 @@ def _why_not() -> str | None:
 if reason := _why_not():
     pytest.skip(reason, allow_module_level=True)
 
+
+def skip_without(operation: str) -> None:
+    """Skips the module that calls it where the GPU has no kernels of the operation."""
+    if not ON_GPU:
+        return
+    support = octofold.info().gpus[torch.cuda.current_device()].operations[operation]
+    if not support.available:
+        pytest.skip(f"no {operation}: {support.detail}", allow_module_level=True)
+
+
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="CUDA streams and graphs need a GPU")
 
 DTYPES = {

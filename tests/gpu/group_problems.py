@@ -19,6 +19,14 @@ OFFSETS = (
 ROWS, GROUPS, N, K = 203, 4, 264, 400
 
 
+def has_products_of_hopper(device):
+    """Others than dense ones, which GPUs that multiply by warps have; candidates' names too."""
+    if device == "cpu":
+        return True
+    gpu = octofold.info().gpus[torch.cuda.current_device()]
+    return gpu.operations["grouped products"].available
+
+
 def make_sense(offsets):
     return offsets[0] == 0 and list(offsets) == sorted(offsets) and offsets[-1] <= ROWS
 

@@ -16,7 +16,7 @@ from functools import partial
 import octofold
 import torch
 from attention_problems import attention_problems
-from group_problems import group_problems
+from group_problems import group_problems, has_products_of_hopper
 from octofold._library import library
 from word_problems import word_problems
 
@@ -372,11 +372,10 @@ def routings():
 
 def main():
     torch.manual_seed(0)
+    of_hopper = (candidates(), gated_products(), dynamic_products(), group_problems(DEVICE))
     problems = itertools.chain(
         products(),
-        candidates(),
-        gated_products(),
-        dynamic_products(),
+        *(of_hopper if has_products_of_hopper(DEVICE) else ()),
         casts(),
         casts_with_columns(),
         two_level_casts(),
@@ -384,7 +383,6 @@ def main():
         activations(),
         norms(),
         routings(),
-        group_problems(DEVICE),
         word_problems(DEVICE),
         attention_problems(DEVICE),
     )

@@ -21,6 +21,7 @@ from gpu_support import (
     poison,
     product,
     rows_major,
+    skip_without,
     surrounded_copy,
     torch,
     with_data,
@@ -28,6 +29,8 @@ from gpu_support import (
 )
 from octofold._library import library
 from reference import PROFILES
+
+skip_without("products that cast A")
 
 CANDIDATES = [str(name) for name in library.dynamic_gemm_candidates()] if ON_GPU else [None]
 WIDE = ("bfloat16", "float16", "float32")

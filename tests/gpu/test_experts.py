@@ -6,8 +6,10 @@ import copy
 import octofold
 import pytest
 from expert_support import choices
-from gpu_support import DEVICE, ON_GPU, needs_gpu, torch
+from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
 from layer_support import relative_error
+
+skip_without("grouped products")
 
 nn = octofold.nn
 TOKENS, HIDDEN, INNER, EXPERTS, SLOTS = 520, 1024, 384, 12, 4

@@ -17,6 +17,7 @@ from gpu_support import (
     operands,
     poison,
     rows_major,
+    skip_without,
     surrounded_copy,
     torch,
     with_data,
@@ -24,6 +25,8 @@ from gpu_support import (
 )
 from octofold._library import library
 from reference import PROFILES
+
+skip_without("gated products")
 
 ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.

@@ -17,6 +17,7 @@ from gpu_support import (
     needs_gpu,
     operand,
     poison,
+    skip_without,
     surrounded_copy,
     torch,
 )
@@ -34,6 +35,8 @@ from grouped_support import (
 )
 from octofold import ScaledTensor
 from octofold._library import library
+
+skip_without("grouped products")
 
 
 def weights(generator, groups, n, k, granularity):

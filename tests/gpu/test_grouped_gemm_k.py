@@ -13,11 +13,14 @@ from gpu_support import (
     needs_gpu,
     operand,
     poison,
+    skip_without,
     torch,
     with_data,
 )
 from grouped_support import HOSTILE, PLAIN, SIZES, call, candidates, offsets_of, onto_c
 from octofold import ScaledTensor
+
+skip_without("grouped products")
 
 
 def columns_of(offsets, g):

@@ -36,11 +36,12 @@ def test_gpu_describes_itself():
 def test_gpu_says_what_it_lacks():
     operations = {
         "casts": octofold.Component(True, ""),
-        "products": octofold.Component(False, "expected 9.0"),
+        "products": octofold.Component(True, ""),
+        "grouped products": octofold.Component(False, "expected 9.0"),
     }
     backend = octofold.Component(True, "casts")
-    gpu = octofold.Gpu(0, "RTX 3050", 8, 6, 16, 6 * 2**30, backend, operations)
-    assert str(gpu).endswith("; backend: casts; products not available: expected 9.0")
+    gpu = octofold.Gpu(0, "RTX 4060", 8, 9, 24, 8 * 2**30, backend, operations)
+    assert str(gpu).endswith("; backend: casts; grouped products not available: expected 9.0")
 
 
 @pytest.fixture

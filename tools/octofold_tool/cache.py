@@ -188,7 +188,9 @@ def target(arguments: argparse.Namespace) -> tuple[str, int]:
     architecture, multiprocessors = arguments.arch, arguments.multiprocessors
     if architecture is None:
         gpu = first_gpu()
-        architecture = f"sm_{gpu.compute_major}{gpu.compute_minor}a"
+        architecture = f"sm_{gpu.compute_major}{gpu.compute_minor}"
+        if gpu.compute_major == 9:
+            architecture += "a"
         default = gpu.multiprocessors
     else:
         default = HOPPER_MULTIPROCESSORS

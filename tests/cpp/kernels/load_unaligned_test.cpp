@@ -86,11 +86,10 @@ void expect_stages(int rows, int columns, int k, int padding, int offset) {
   std::mt19937 random(7);
   Matrix a(rows, k, padding, offset, random),
       b(columns, k, padding + kMore, offset + 3 * kMore, random);
-  Sm90GemmParams params{.rows = a.params(),
-                        .columns = b.params(),
-                        .out = nullptr,
-                        .out_stride = 0,
-                        .work = {.rows = rows, .columns = columns, .depth = k}};
+  Sm90GemmParams params{};
+  params.rows = a.params();
+  params.columns = b.params();
+  params.work = {.rows = rows, .columns = columns, .depth = k};
   ptx::shared.fill(kPoison);
   const SharedMemory<kConfig> smem{1024};
   run_all_warps<kConfig>(params, smem);

@@ -85,6 +85,18 @@ TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
   EXPECT_EQ(clear_kernel_cache(), 0);
 }
 
+TEST_F(KernelCacheApiTest, OtherGpusProductsAreWarmedToo) {
+  for (const char* architecture : {"sm_89", "sm_120"}) {
+    EXPECT_EQ(warm_kernel_cache(std::vector{kSmall}, {.architecture = architecture}).compiled, 1);
+    EXPECT_EQ(warm_kernel_cache(std::vector{kSmall}, {.architecture = architecture}).found, 1);
+  }
+  std::vector<std::string> architectures;
+  for (const CachedKernel& kernel : list_kernel_cache()) {
+    architectures.push_back(kernel.architecture);
+  }
+  EXPECT_THAT(architectures, testing::UnorderedElementsAre("sm_89", "sm_120"));
+}
+
 TEST_F(KernelCacheApiTest, DamageIsSaidAndMended) {
   const std::vector problems{kSmall};
   warm_kernel_cache(problems);

@@ -25,12 +25,23 @@ TEST(CapabilityTest, HopperDoesEverything) {
   for (const Operation operation : kOperations) EXPECT_EQ(why_not(operation, kHopper), "");
 }
 
+// Whether there are to be kernels.
+bool is_served(Operation operation, int capability) {
+  switch (operation) {
+    case Operation::kProduct: return capability == 89 || capability == 90 || capability / 10 == 12;
+    case Operation::kGroupedProduct:
+    case Operation::kGatedProduct:
+    case Operation::kDynamicProduct: return capability == 90;
+    default: return capability >= 75;
+  }
+}
+
 TEST(CapabilityTest, EachRefusalSaysWhatIsExpectedAndWhatCame) {
-  for (const int capability : {70, 75, 80, 86, 89, 100, 120}) {
+  for (const int capability : {70, 75, 80, 86, 89, 90, 100, 103, 110, 120, 121, 130}) {
     const Gpu gpu = gpu_of(capability);
     for (const Operation operation : kOperations) {
       const std::string reason = why_not(operation, gpu);
-      if (capability >= 75 && operation != Operation::kProduct) {
+      if (is_served(operation, capability)) {
         EXPECT_EQ(reason, "") << capability << word(operation);
       } else {
         EXPECT_THAT(reason, AllOf(HasSubstr("expected a GPU of compute capability "),
@@ -38,6 +49,14 @@ TEST(CapabilityTest, EachRefusalSaysWhatIsExpectedAndWhatCame) {
                                             std::to_string(capability % 10))));
       }
     }
+  }
+}
+
+TEST(CapabilityTest, ProductsSayWhichOfThemThereAre) {
+  EXPECT_THAT(why_not(Operation::kProduct, gpu_of(86)), HasSubstr("8.9, 9.0 or 12.x, got 8.6"));
+  for (const Operation operation :
+       {Operation::kGroupedProduct, Operation::kGatedProduct, Operation::kDynamicProduct}) {
+    EXPECT_THAT(why_not(operation, gpu_of(89)), HasSubstr("9.0 (H100, H200), got 8.9"));
   }
 }
 

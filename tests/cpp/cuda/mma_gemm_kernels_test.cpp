@@ -1,0 +1,102 @@
+// The products by warps, compiled for their GPUs: no register leaves the register file, and tensor
+// cores multiply FP8.
+#include <array>
+#include <gtest/gtest.h>
+#include <string>
+
+#include "plan/mma_gemm.h"
+#include "support/nvrtc.h"
+#include "support/sound_kernel.h"
+
+namespace octofold::cuda {
+namespace {
+
+using plan::GemmProblem;
+
+class MmaGemmKernelsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+
+  void expect_sound(const config::MmaGemmConfig& config) const {
+    const std::string description = plan::describe(config);
+    const jit::Binary binary =
+        jit::compile({config.kHeader, plan::kernel_name(config.kKernel, config),
+                      plan::architecture(gpu_), description},
+                     kernel_headers());
+    EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
+    EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
+    EXPECT_EQ(binary.resources.shared_bytes, 0) << description;
+    EXPECT_LE(binary.resources.registers, config.registers()) << description;
+    using enum test::SassOperation;
+    EXPECT_EQ(count_operations(binary.image, kLdl), 0) << description;
+    EXPECT_EQ(count_operations(binary.image, kStl), 0) << description;
+    // Four steps of K, each of all sub-tiles by all eights.
+    EXPECT_EQ(count_operations(binary.image, kQmma),
+              4 * config.sub_tiles() * config.warp_columns() / 8)
+        << description;
+  }
+
+  void expect_all_sound(const GemmProblem& problem) const {
+    for (const auto& [name, config] : plan::mma_gemm_candidates(problem, gpu_)) {
+      expect_sound(config);
+    }
+  }
+
+  plan::Gpu gpu_ = plan::gpu_of(GetParam(), 100);
+};
+
+// What has most registers: all scales, C and bias. And what is used most.
+TEST_P(MmaGemmKernelsTest, EveryTileCompilesWithoutSpills) {
+  constexpr Operand kRows{.scales = Granularity::kBlock1x128};
+  expect_all_sound({.product = {.form = {.a = kRows,
+                                         .b = {.type = DType::kE5M2, .scales = kRows.scales},
+                                         .out = DType::kFloat32,
+                                         .c = Addend::kFloat32,
+                                         .bias = Addend::kFloat32}}});
+}
+
+TEST_P(MmaGemmKernelsTest, TheLargestTileOfEachPairCompilesWithoutSpills) {
+  constexpr std::array kGranularities{Granularity::kTensor, Granularity::kChannel,
+                                      Granularity::kBlock1x128, Granularity::kBlock128x128};
+  for (const Granularity a : kGranularities) {
+    for (const Granularity b : kGranularities) {
+      const GemmProblem problem{.product = {.m = 8192,
+                                            .n = 8192,
+                                            .k = 8192,
+                                            .form = {.a = {.scales = a},
+                                                     .b = {.scales = b},
+                                                     .c = Addend::kOutputType,
+                                                     .bias = Addend::kOutputType}}};
+      expect_sound(plan_mma_gemm(problem, gpu_).config);
+    }
+  }
+}
+
+TEST_P(MmaGemmKernelsTest, EachLoadAndFormCompilesWithoutSpills) {
+  GemmProblem problem{.product = {.m = 8192, .n = 8192, .k = 8192}};
+  problem.product.form.b_channel_scale = true;
+  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  problem.operands_fit_tma = false;
+  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  problem.operands_fit_words = false;
+  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  for (const Granularity scales : {Granularity::kTensor, Granularity::kChannel}) {
+    expect_sound(plan_mma_gemm({.product = {.m = 8192,
+                                            .n = 8192,
+                                            .k = 8192,
+                                            .form = {.a = {DType::kE5M2, scales},
+                                                     .b = {DType::kE4M3, scales},
+                                                     .out = DType::kFloat16,
+                                                     .fast_accumulation = true}}},
+                               gpu_)
+                     .config);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, MmaGemmKernelsTest, testing::Values(89, 120),
+                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+
+}  // namespace
+}  // namespace octofold::cuda
