@@ -79,8 +79,7 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
   if (GetParam() >= 80) expect_sound(many({.q = kBFloat16, .head_size = 128, .v_scales = true}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, AttentionKernelsTest,
-                         testing::Values(75, 80, 86, 89, 90, 120),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, AttentionKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace

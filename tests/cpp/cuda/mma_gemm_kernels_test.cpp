@@ -95,7 +95,7 @@ TEST_P(MmaGemmKernelsTest, EachLoadAndFormCompilesWithoutSpills) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, MmaGemmKernelsTest, testing::Values(89, 120),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, MmaGemmKernelsTest, testing::Values(89, 120),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace

@@ -129,8 +129,7 @@ TEST_P(WeightOnlyKernelsTest, OfGradients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, WeightOnlyKernelsTest,
-                         testing::Values(75, 80, 86, 89, 90, 120),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, WeightOnlyKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace
