@@ -16,8 +16,9 @@ struct Component {
   std::string detail;
 };
 
-/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products",
-/// "grouped products", "gated products", "products that cast A".
+/// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products
+/// with vectors", "products with FP8 weights", "attention", "products", "grouped products", "gated
+/// products", "products that cast A".
 /// `support.detail`: why there are no kernels of theirs, else empty.
 struct OperationInfo {
   std::string name;
