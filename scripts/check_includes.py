@@ -30,6 +30,7 @@ DOORS = {
     "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/routing": ["kernels/numeric", "kernels/ptx", "kernels/config"],
+    "kernels/attention": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/dot": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "src/core": [],
     "src/jit": ["core"],

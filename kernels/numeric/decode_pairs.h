@@ -12,7 +12,10 @@
 // | float16_pair_in_units: over 2^8   | 1    | 4    | 1           |
 // | float16_pair_of_fp8: the values   | 1    | 5    | 1           |
 //
-// From 8.9 on e4m3 has a conversion, and a shift for the upper pair of a word.
+// | pair_in_units of bfloat16          | 4    | 7    | 4           |
+//
+// From 8.9 on e4m3 has a conversion, and a shift for the upper pair of a word. bfloat16 has neither
+// the exponent of e5m2 nor, before Hopper, a product: its pairs are the upper halves of FP32.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -59,6 +62,16 @@ __device__ inline unsigned float16_pair_of_fp8(unsigned word, int pair) {
   if constexpr (kPairUnit<kFp8> == 1) return halves;
   constexpr unsigned kUnits = 0x5C005C00u;  // 256, twice
   return ptx::multiply_float16_pair(halves, kUnits);
+}
+
+// Pairs of either 16-bit type over kPairUnit, exact too.
+template <DType kFp8, DType kType>
+__device__ inline unsigned pair_in_units(unsigned word, int pair) {
+  static_assert(kType == DType::kFloat16 || kType == DType::kBFloat16);
+  const unsigned halves = float16_pair_in_units<kFp8>(word, pair);
+  if constexpr (kType == DType::kFloat16) return halves;
+  return __byte_perm(__float_as_uint(ptx::float_of_float16(halves)),
+                     __float_as_uint(ptx::float_of_float16(halves >> 16)), 0x7632);
 }
 
 }  // namespace octofold::numeric

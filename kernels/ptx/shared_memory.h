@@ -9,6 +9,12 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The beginning of what a launch gives the block besides, a multiple of 128.
+__device__ inline unsigned dynamic_shared_memory() {
+  extern __shared__ __align__(128) unsigned char of_launch[];
+  return shared_address(of_launch);
+}
+
 // A value that the compiler knows nothing about. Addresses made from it are kept in registers,
 // not computed anew from the special registers at each use, inside loops too.
 __device__ inline unsigned opaque(unsigned value) {
@@ -59,9 +65,13 @@ __device__ inline void store_shared_word(unsigned address, unsigned value) {
 // At a multiple of their bytes.
 template <int kWords>
 __device__ inline void store_shared_words(unsigned address, const unsigned (&words)[kWords]) {
-  static_assert(kWords == 1 || kWords == 2);
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
   if constexpr (kWords == 1) {
     store_shared_word(address, words[0]);
+  } else if constexpr (kWords == 4) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
   } else {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(words[0]), "r"(words[1])
                  : "memory");

@@ -20,6 +20,7 @@ constexpr Row row_of(Operation operation) {
     case Operation::kNorm: return {"norms", 75, 0, "7.5 or later"};
     case Operation::kRouting: return {"routing", 75, 0, "7.5 or later"};
     case Operation::kDot: return {"dot products", 75, 0, "7.5 or later"};
+    case Operation::kAttention: return {"attention", 75, 0, "7.5 or later (bfloat16: 8.0)"};
     case Operation::kProduct: return {"products", 90, 90, "9.0 (H100, H200)"};
   }
   return {};

@@ -11,14 +11,16 @@ namespace octofold::plan {
 
 /// Operations whose kernels want the same of a GPU.
 enum class Operation {
-  kCast,     ///< quantize, dequantize, convert, and what is fused with casts
-  kNorm,     ///< norms with casts, and their gradients
-  kRouting,  ///< tokens to experts and back
-  kDot,      ///< dot
-  kProduct,  ///< gemm, of groups too, with a gated output or an input that is cast
+  kCast,       ///< quantize, dequantize, convert, and what is fused with casts
+  kNorm,       ///< norms with casts, and their gradients
+  kRouting,    ///< tokens to experts and back
+  kDot,        ///< dot
+  kAttention,  ///< attention
+  kProduct,    ///< gemm, of groups too, with a gated output or an input that is cast
 };
-inline constexpr Operation kOperations[] = {Operation::kCast, Operation::kNorm, Operation::kRouting,
-                                            Operation::kDot, Operation::kProduct};
+inline constexpr Operation kOperations[] = {Operation::kCast,      Operation::kNorm,
+                                            Operation::kRouting,   Operation::kDot,
+                                            Operation::kAttention, Operation::kProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

@@ -15,6 +15,7 @@ namespace octofold::test {
 // shows for sm_90a.
 enum class SassOperation : std::uint32_t {
   kQgmma = 0x1F3,          // FP8 product of a warpgroup
+  kHmma = 0x03C,           // 16-bit product of a warp
   kLdl = 0x183,            // load from local memory: a spilled register
   kStl = 0x187,            // store to it
   kEndCollective = 0x11B,  // after an exchange between lanes that were in different branches

@@ -11,6 +11,8 @@
 #include <deque>
 #include <vector>
 
+#include "kernels/ptx/architecture.h"
+
 using std::max;
 using std::min;
 
@@ -35,6 +37,7 @@ struct Copy {
   unsigned destination;
   const void* source;
   unsigned bytes;
+  unsigned written = 16;  // zeros behind those that are read
 };
 inline thread_local std::vector<Copy> begun;
 inline thread_local std::deque<std::vector<Copy>> committed;
@@ -52,11 +55,24 @@ template <int kPending>
 inline void copies_wait() {
   for (; committed.size() > kPending; committed.pop_front()) {
     for (const Copy& copy : committed.front()) {
-      std::memset(&shared[copy.destination], 0, 16);
+      std::memset(&shared[copy.destination], 0, copy.written);
       std::memcpy(&shared[copy.destination], copy.source, copy.bytes);
     }
   }
 }
+
+// Before Ampere at once.
+template <int kBytes, bool kThroughL1>
+void copy_async(unsigned destination, const void* source, bool exists) {
+  begun.push_back({destination, source, exists ? kBytes : 0u, kBytes});
+  if constexpr (kHasAmpere) return;
+  copies_commit();
+  copies_wait<0>();
+}
+
+inline unsigned opaque(unsigned value) { return value; }
+
+inline unsigned dynamic_shared_memory() { return 0; }
 
 inline unsigned load_shared_word(unsigned address) {
   unsigned value;
@@ -73,6 +89,22 @@ void store_shared_words(unsigned address, const unsigned (&words)[kWords]) {
   std::memcpy(&shared[address], words, sizeof(words));
 }
 
+template <int kWords>
+void load_shared_words(unsigned address, unsigned (&words)[kWords]) {
+  std::memcpy(words, &shared[address], sizeof(words));
+}
+inline float load_shared(unsigned address) {
+  return std::bit_cast<float>(load_shared_word(address));
+}
+inline float2 load_shared_pair(unsigned address) {
+  return {load_shared(address), load_shared(address + 4)};
+}
+inline float4 load_shared_four(unsigned address) {
+  float4 four;
+  std::memcpy(&four, &shared[address], sizeof(four));
+  return four;
+}
+
 inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
@@ -81,12 +113,7 @@ inline void store_shared_half(unsigned address, unsigned value) {
 unsigned shared_address(const void* pointer);
 template <int kBytes, bool kThroughL1>
 void copy_async(unsigned destination, const void* source);
-void load_shared_words(unsigned address, unsigned (&words)[4]);
-unsigned opaque(unsigned value);
 float opaque(float value);
-float load_shared(unsigned address);
-float2 load_shared_pair(unsigned address);
-float4 load_shared_four(unsigned address);
 void store_shared(unsigned address, float2 pair);
 void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
 void store_matrices_transposed(unsigned, unsigned, unsigned);

@@ -1,0 +1,116 @@
+// Adds up what blocks have that split the keys of a row: a warp for each row, the splits in their
+// order.
+#pragma once
+
+#include "kernels/attention/rows.h"
+#include "kernels/attention/softmax.h"
+#include "kernels/config/attention.h"
+#include "kernels/numeric/elements.h"
+#include "kernels/ptx/control.h"
+
+namespace octofold {
+namespace attention {
+
+using config::CombineSplitsConfig;
+
+// Shares of up to 64 splits in the sum, two of which a lane has.
+class Shares {
+ public:
+  __device__ Shares(const float* states, int splits) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool exists = lane + 32 * i < splits;
+      shares_[i] = exists ? states[2 * (lane + 32 * i)] : -infinity();
+      sums[i] = exists ? states[2 * (lane + 32 * i) + 1] : 0;
+    }
+    maximum_ = numeric::chosen_of_lanes(fmaxf(shares_[0], shares_[1]),
+                                        [](float left, float right) { return fmaxf(left, right); });
+    const float shift = maximum_ == -infinity() ? 0 : maximum_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shares_[i] = ptx::exp2(__fadd_rn(shares_[i], -shift));
+      sums[i] = __fmul_rn(sums[i], shares_[i]);
+    }
+    sum_ = numeric::chosen_of_lanes(__fadd_rn(sums[0], sums[1]),
+                                    [](float left, float right) { return __fadd_rn(left, right); });
+  }
+
+  // For all lanes.
+  __device__ float operator[](int split) const {
+    return __shfl_sync(0xFFFFFFFFu, split < 32 ? shares_[0] : shares_[1], split % 32);
+  }
+  __device__ float maximum() const { return maximum_; }
+  __device__ float sum() const { return sum_; }
+
+ private:
+  float shares_[2];
+  float maximum_, sum_;
+};
+
+template <CombineSplitsConfig kConfig>
+__device__ inline void combine_row(const AttentionParams& params, long long row,
+                                   long long row_count) {
+  constexpr int kNumbers = config::ceil_divide(kConfig.head_size, 32);  // of a lane
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const float* const sums = params.partials + row * params.splits * kConfig.head_size;
+  const float* const states = params.partials + row_count * params.splits * kConfig.head_size;
+  const Shares shares(states + 2 * row * params.splits, params.splits);
+  float numbers[kNumbers] = {};
+  for (int split = 0; split < params.splits; ++split) {
+    const float share = shares[split];
+    const float* const of_split = sums + static_cast<long long>(split) * kConfig.head_size;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const int dim = lane + 32 * i;
+      // What has seen nothing may have met NaN in values.
+      if (dim < kConfig.head_size && share != 0) {
+        numbers[i] = __fmaf_rn(of_split[dim], share, numbers[i]);
+      }
+    }
+  }
+  const long long query = row / params.heads;
+  const int head = static_cast<int>(row % params.heads);
+  const bool packed = params.query_offsets != nullptr;
+  const long long sequence = packed ? 0 : query / params.queries;
+  const long long place = query - sequence * params.queries;
+  const float inverse = shares.sum() == 0 ? 0 : __fdiv_rn(1, shares.sum());
+  auto* const out = static_cast<unsigned short*>(params.out) + sequence * params.out_batch_stride +
+                    place * params.out_stride + head * params.out_head_stride;
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) {
+    const int dim = lane + 32 * i;
+    const float pair[2] = {__fmul_rn(numbers[i], inverse), 0};
+    unsigned word;
+    numeric::narrow<kConfig.q, false>(pair, &word);
+    if (dim < kConfig.head_size) out[dim] = static_cast<unsigned short>(word);
+  }
+  if (params.log_sum_exp != nullptr && lane == 0) {
+    params.log_sum_exp[sequence * params.log_sum_exp_batch_stride +
+                       head * params.log_sum_exp_head_stride + place * params.log_sum_exp_stride] =
+        shares.sum() == 0 ? -infinity() : __fmul_rn(shares.maximum() + log2f(shares.sum()), kLn2);
+  }
+}
+
+}  // namespace attention
+
+template <config::CombineSplitsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    combine_splits_kernel(const __grid_constant__ config::AttentionParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const long long row = static_cast<long long>(blockIdx.x) * kConfig.warps + threadIdx.x / 32;
+  long long queries = params.queries;
+  if (params.query_offsets == nullptr) queries *= params.batch;
+  if (row >= queries * params.heads) return;
+  if (params.query_offsets != nullptr) {
+    // Rows of no sequence stay as they are.
+    const long long query = row / params.heads;
+    if (query < params.query_offsets[0] || query >= params.query_offsets[params.batch]) return;
+  }
+  attention::combine_row<kConfig>(params, row, queries * params.heads);
+}
+
+}  // namespace octofold

@@ -1,0 +1,342 @@
+// Attention of few queries: a block has 16 rows of a sequence and key head, and keys are split
+// among its warps, and among blocks. A warp walks by itself: it copies codes of 32 keys and values
+// to its part of shared memory, several such stages ahead, and decodes them in registers.
+//
+// What the k-th number of a product is, its operands may choose together. So a lane takes 16 bytes
+// of a key at once, which are pairs for four products, and queries are loaded accordingly; of
+// values it takes 8 bytes of four keys, which make columns of eight products.
+#pragma once
+
+#include "kernels/attention/keys.h"
+#include "kernels/attention/output.h"
+#include "kernels/attention/softmax.h"
+#include "kernels/config/attention.h"
+#include "kernels/numeric/decode_pairs.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/mma.h"
+
+namespace octofold {
+namespace attention {
+
+using config::FewQueriesConfig;
+
+template <FewQueriesConfig kConfig>
+class FewQueries {
+  static constexpr AttentionForm kForm = kConfig.form;
+  static constexpr int kKeys = kConfig.keys();
+  static constexpr int kRowBytes = kConfig.row_bytes();
+  static constexpr int kSections = kRowBytes / 64;  // of 64 numbers of a row
+  static constexpr int kTiles = kKeys / 8;
+  static constexpr int kSums = kRowBytes / 8;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kWarps = kConfig.warps;
+  static constexpr bool kScales = kForm.k_scales || kForm.v_scales;
+  static constexpr unsigned kSideBytes = kKeys * kRowBytes;
+
+ public:
+  __device__ explicit FewQueries(const AttentionParams& params)
+      : params_(params),
+        rows_(rows_of_block<kConfig.rows()>(params)),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        g_(lane_ / 4),
+        t_(lane_ % 4) {}
+
+  __device__ void run() {
+    if (rows_.first >= rows_.end) return;
+    int first_key;
+    const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
+    const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
+                                          rows_.key_head);
+    const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
+                                            rows_.key_head);
+    sight_ = sight_of<kConfig.rows()>(params_, rows_, keys);
+    const float k_factor =
+        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
+    // Scores are compared before they are multiplied, so the sign is the queries'.
+    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
+    load_queries(k_factor < 0);
+    walk(key_rows, value_rows, keys);
+    merge();
+  }
+
+ private:
+  // Steps of 32 keys: those of the block that none of its rows sees are left out, and of the rest
+  // it has a part. Warps take them in turn.
+  __device__ void walk(const SideRows<kForm.layout>& key_rows,
+                       const SideRows<kForm.layout>& value_rows, int keys) {
+    const int before = sight_.any.begin / kKeys;
+    const int steps = max(config::ceil_divide(sight_.any.end, kKeys) - before, 0);
+    const Range part = part_of(steps, rows_.split, params_.splits);
+    const int end = before + part.end;
+    int step = before + part.begin + warp_;
+    int copied = step;
+    page_ = page_of_step(copied);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage, copied += kWarps) {
+      copy(key_rows, value_rows, copied, end, stage);
+    }
+    const Range seen[2] = {seen_by_row(params_, rows_, rows_.first + g_, keys),
+                           seen_by_row(params_, rows_, rows_.first + g_ + 8, keys)};
+    int stage = 0;
+#pragma unroll 1
+    for (; step < end; step += kWarps, copied += kWarps) {
+      ptx::copies_wait<kStages - 1>();
+      __syncwarp();
+      add(step * kKeys, stage, seen);
+      __syncwarp();
+      copy(key_rows, value_rows, copied, end, stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    // Shared memory is used anew.
+    ptx::copies_wait<0>();
+  }
+
+  // Of the key of a step that is this lane's.
+  __device__ int page_of_step(int step) const {
+    const int key = step * kKeys + lane_;
+    if (key < sight_.any.begin || key >= sight_.any.end) return 0;
+    return page_of<kForm.layout>(params_, rows_.sequence, key);
+  }
+
+  __device__ unsigned stage_address(int stage) const {
+    return memory_ + static_cast<unsigned>((warp_ * kStages + stage) * kConfig.stage_bytes());
+  }
+  // 16 bytes of a row. Neighbouring rows have them in other banks: lanes read 64 bytes of rows
+  // 2i and 2i + 1 at one time, or 32 bytes of rows 2i, 2i + 2, 2i + 4 and 2i + 6.
+  static __device__ unsigned place(int row, int chunk) {
+    const int turned = kRowBytes % 128 == 0 ? (row & 6) ^ (row & 1) << 2 : row & 2;
+    return static_cast<unsigned>(row * kRowBytes + (chunk ^ turned) * 16);
+  }
+
+  // Starts the copies of a step; of zeros beyond the end.
+  __device__ void copy(const SideRows<kForm.layout>& key_rows,
+                       const SideRows<kForm.layout>& value_rows, int step, int end, int stage) {
+    const int first = step * kKeys, page = page_;
+    const unsigned address = stage_address(stage);
+    const Range exist = step < end ? sight_.any : Range{0, 0};
+    constexpr int kUnit = kForm.unit(), kUnits = kRowBytes / kUnit;
+// All of them at once would keep their addresses in registers.
+#pragma unroll kForm.copy_bytes >= 8 ? 2 : 1
+    for (int i = 0; i < kUnits; ++i) {
+      const int index = lane_ + 32 * i;
+      const int row = index / kUnits, at = index % kUnits * kUnit, key = first + row;
+      int page_of_row = 0;
+      if constexpr (kForm.layout == KeyLayout::kPaged) {
+        page_of_row = __shfl_sync(0xFFFFFFFFu, page, row);
+      }
+      const bool exists = key >= exist.begin && key < exist.end && at < kForm.head_size;
+      const unsigned to = address + place(row, at / 16) + static_cast<unsigned>(at % 16);
+      copy_codes<kForm.copy_bytes>(to, key_rows.row(key, page_of_row) + at, exists);
+      copy_codes<kForm.copy_bytes>(to + kSideBytes, value_rows.row(key, page_of_row) + at, exists);
+    }
+    if constexpr (kScales) {
+      const int key = first + lane_;
+      const bool exists = key >= exist.begin && key < exist.end;
+      const unsigned to = address + 2 * kSideBytes + static_cast<unsigned>(4 * lane_);
+      if constexpr (kForm.k_scales) {
+        ptx::copy_async<4, true>(to, key_rows.scale(key, page), exists);
+      }
+      if constexpr (kForm.v_scales) {
+        ptx::copy_async<4, true>(to + 4 * kKeys, value_rows.scale(key, page), exists);
+      }
+    }
+    page_ = page_of_step(step + kWarps);
+    ptx::copies_commit();
+  }
+
+  // What a lane has of rows g and g + 8, of 16 numbers of each, is a product's A. All warps have
+  // the same; each takes its share of making it.
+  __device__ void load_queries(bool flip) const {
+    for (int eighth = warp_; eighth < 2 * kSections; eighth += kWarps) {
+      unsigned words[2][4];
+      const int first = eighth / 2 * 64 + 16 * t_ + eighth % 2 * 8;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load_query<kForm.head_size>(params_, rows_, rows_.first + g_ + 8 * i, first, flip,
+                                    words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        ptx::store_shared_words(query_address(2 * eighth + i / 2),
+                                {words[0][i], words[1][i], words[0][i + 1], words[1][i + 1]});
+      }
+    }
+    __syncthreads();
+  }
+  __device__ unsigned query_address(int product) const {
+    return memory_ + static_cast<unsigned>(kConfig.queries_offset() + (product * 32 + lane_) * 16);
+  }
+
+  __device__ void add(int first_key, int stage, const Range (&seen)[2]) {
+    const unsigned address = stage_address(stage);
+    float scores[kTiles][4] = {};
+#pragma unroll
+    for (int section = 0; section < kSections; ++section) {
+      unsigned queries[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::load_shared_words(query_address(4 * section + i), queries[i]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        unsigned words[4];
+        ptx::load_shared_words(address + place(8 * tile + g_, 4 * section + t_), words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const unsigned pairs[2] = {numeric::pair_in_units<kForm.k, kForm.q>(words[i], 0),
+                                     numeric::pair_in_units<kForm.k, kForm.q>(words[i], 1)};
+          ptx::multiply_add<kForm.q>(scores[tile], queries[i], pairs);
+        }
+      }
+    }
+    const unsigned scales = address + 2 * kSideBytes;
+    if constexpr (kForm.k_scales) {
+      float key_scales[kTiles][2];
+      load_scales(scales, key_scales);
+      multiply_by_scales(scores, key_scales);
+    }
+    if (first_key < sight_.all.begin || first_key + kKeys > sight_.all.end ||
+        rows_.first + kConfig.rows() > rows_.end) {
+      mask(scores, 0, first_key, seen[0]);
+      mask(scores, 1, first_key, seen[1]);
+    }
+    float rescale[2];
+    weigh(scores, factor_, state_, rescale);
+    if constexpr (kForm.v_scales) {
+      float value_scales[kTiles][2];
+      load_scales(scales + 4 * kKeys, value_scales);
+      multiply_by_value_scales(scores, value_scales, state_, rescale);
+    }
+    rescale_sums(sums_, rescale);
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      unsigned weights[4];
+      weights_of<kForm.q>(scores, step, weights);
+#pragma unroll
+      for (int section = 0; section < kSections; ++section) {
+        add_values(address + kSideBytes, 16 * step + 2 * t_, section, weights);
+      }
+    }
+  }
+
+  // Of keys `key`, key + 1, key + 8 and key + 9, and those of other lanes.
+  __device__ void add_values(unsigned address, int key, int section, const unsigned (&weights)[4]) {
+    unsigned words[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = key + i % 2 + i / 2 * 8;
+      ptx::load_shared_words(
+          address + place(row, 4 * section + g_ / 2) + static_cast<unsigned>(g_ % 2 * 8), words[i]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int two = 0; two < 2; ++two) {
+        const unsigned selection = two == 0 ? 0x5140u : 0x7362u;
+        const unsigned low = __byte_perm(words[0][half], words[1][half], selection);
+        const unsigned high = __byte_perm(words[2][half], words[3][half], selection);
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const unsigned pairs[2] = {numeric::pair_in_units<kForm.v, kForm.q>(low, pair),
+                                     numeric::pair_in_units<kForm.v, kForm.q>(high, pair)};
+          ptx::multiply_add<kForm.q>(sums_[8 * section + 4 * half + 2 * two + pair], weights,
+                                     pairs);
+        }
+      }
+    }
+  }
+
+  // Where 16 bytes of a row of sums are, four numbers, in banks of their own likewise.
+  static __device__ unsigned sums_place(int row, int chunk) {
+    const int turned = chunk ^ (chunk >> 3 & 1) ^ (row & 1) << 1;
+    return static_cast<unsigned>(row * 4 * kRowBytes + turned * 16);
+  }
+
+  // Adds up what the warps have, and stores it.
+  __device__ void merge() {
+    __syncthreads();
+    const unsigned own = memory_ + static_cast<unsigned>(warp_ * kConfig.rows() * 4 * kRowBytes);
+    const unsigned states = memory_ + static_cast<unsigned>(kConfig.sums_bytes());
+    const float weights[2] = {sum_of_quad(state_.sum[0]), sum_of_quad(state_.sum[1])};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = g_ + 8 * i;
+      if (rows_.first + row >= rows_.end) continue;
+      if (t_ == 0) {
+        const unsigned to = states + static_cast<unsigned>((warp_ * kConfig.rows() + row) * 12);
+        ptx::store_shared_word(to, __float_as_uint(state_.maximum[i]));
+        ptx::store_shared_word(to + 4, __float_as_uint(weights[i]));
+        ptx::store_shared_word(to + 8, __float_as_uint(state_.unit));
+      }
+#pragma unroll
+      for (int chunk = 0; chunk < kSums / 2; ++chunk) {
+        // Numbers 16 t + 4 (chunk % 4) to + 3 of a section: columns 2t of tiles, then 2t + 1.
+        const int quarter = chunk % 4, tile = chunk / 4 * 8 + quarter % 2 * 4;
+        unsigned words[4];
+#pragma unroll
+        for (int number = 0; number < 4; ++number) {
+          words[number] = __float_as_uint(sums_[tile + number][2 * i + quarter / 2]);
+        }
+        ptx::store_shared_words(own + sums_place(row, chunk / 4 * 16 + 4 * t_ + quarter), words);
+      }
+    }
+    __syncthreads();
+    const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
+    const int count = min(kConfig.rows(), rows_.end - rows_.first);
+    constexpr int kPairs = kForm.head_size / 2;
+    for (int pair = static_cast<int>(threadIdx.x); pair < count * kPairs;
+         pair += kConfig.threads()) {
+      merge_pair(states, pair / kPairs, pair % kPairs * 2, v_factor);
+    }
+  }
+
+  __device__ void merge_pair(unsigned states, int row, int dim, float v_factor) {
+    const auto state_of = [&](int warp, int field) {
+      return ptx::load_shared(
+          states + static_cast<unsigned>((warp * kConfig.rows() + row) * 12 + 4 * field));
+    };
+    float maximum = -infinity();
+    for (int warp = 0; warp < kWarps; ++warp) maximum = fmaxf(maximum, state_of(warp, 0));
+    const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor_);
+    float sum = 0, first = 0, second = 0;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float share = ptx::exp2(__fmaf_rn(state_of(warp, 0), factor_, -shift));
+      // A warp that has seen nothing may have met NaN in values.
+      if (share == 0) continue;
+      const float in_units = __fmul_rn(share, __fmul_rn(state_of(warp, 2), v_factor));
+      const unsigned sums = memory_ + static_cast<unsigned>(warp * kConfig.rows() * 4 * kRowBytes);
+      const float2 pair = ptx::load_shared_pair(sums + sums_place(row, dim / 4) +
+                                                static_cast<unsigned>(dim % 4 * 4));
+      sum = __fmaf_rn(state_of(warp, 1), share, sum);
+      first = __fmaf_rn(pair.x, in_units, first);
+      second = __fmaf_rn(pair.y, in_units, second);
+    }
+    store_pair<kForm>(params_, rows_, rows_.first + row, dim, first, second, inverse_of(sum));
+    if (dim == 0)
+      store_state<kForm>(params_, rows_, rows_.first + row, __fmul_rn(maximum, factor_), sum);
+  }
+
+  const AttentionParams& params_;
+  const Rows rows_;
+  const int warp_, lane_, g_, t_;
+  const unsigned memory_ = ptx::dynamic_shared_memory();
+  Sight sight_{};
+  float factor_ = 1;
+  int page_ = 0;
+  float sums_[kSums][4] = {};
+  RowState state_;
+};
+
+}  // namespace attention
+
+template <config::FewQueriesConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    few_queries_kernel(const __grid_constant__ config::AttentionParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  attention::FewQueries<kConfig>(params).run();
+}
+
+}  // namespace octofold

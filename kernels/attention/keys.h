@@ -1,0 +1,105 @@
+// Keys and values of a sequence and head in memory, and their way into shared memory.
+#pragma once
+
+#include "kernels/attention/rows.h"
+#include "kernels/config/attention.h"
+#include "kernels/numeric/decode_pairs.h"
+#include "kernels/ptx/shared_memory.h"
+
+namespace octofold::attention {
+
+using config::AttentionForm;
+using config::AttentionSide;
+using config::KeyLayout;
+
+inline constexpr int kKeysPerScale = 128;
+
+// How many keys a sequence has; `begin`: the first of them among all of key_offsets.
+template <KeyLayout kLayout>
+__device__ inline int count_keys(const AttentionParams& params, int sequence, int& begin) {
+  begin = 0;
+  if constexpr (kLayout == KeyLayout::kPacked) {
+    const Range keys = range_at(params.key_offsets, sequence, params.keys);
+    begin = keys.begin;
+    return keys.end - keys.begin;
+  }
+  if (params.key_counts == nullptr) return params.keys;
+  return held_to(params.key_counts[sequence], 0, params.keys);
+}
+
+// The page that a key of a sequence is in: one that there is. 0 where there are no pages.
+template <KeyLayout kLayout>
+__device__ inline int page_of(const AttentionParams& params, int sequence, int key) {
+  if constexpr (kLayout != KeyLayout::kPaged) return 0;
+  const int* table = params.page_table + sequence * params.page_table_stride;
+  return held_to(table[key >> params.page_shift], 0, params.pages - 1);
+}
+
+// Rows of one side: keys, or values.
+template <KeyLayout kLayout>
+class SideRows {
+ public:
+  __device__ SideRows(const AttentionParams& params, const AttentionSide& side, int sequence,
+                      int first_key, int head)
+      : data_(side.data + head * side.head_stride),
+        scale_(side.scale + head * side.scale_head_stride),
+        outer_stride_(side.outer_stride),
+        key_stride_(side.key_stride),
+        scale_outer_stride_(side.scale_outer_stride),
+        scale_block_stride_(side.scale_block_stride),
+        in_page_((1 << params.page_shift) - 1) {
+    if constexpr (kLayout == KeyLayout::kDense) {
+      data_ += sequence * side.outer_stride;
+      scale_ += sequence * side.scale_outer_stride;
+    } else if constexpr (kLayout == KeyLayout::kPacked) {
+      data_ += first_key * side.key_stride;
+      scale_ += (first_key / kKeysPerScale + sequence) * side.scale_block_stride;
+    }
+  }
+
+  __device__ const unsigned char* row(int key, int page) const {
+    if constexpr (kLayout == KeyLayout::kPaged) {
+      return data_ + page * outer_stride_ + (key & in_page_) * key_stride_;
+    }
+    return data_ + key * key_stride_;
+  }
+  // Where scales differ between keys.
+  __device__ const float* scale(int key, int page) const {
+    if constexpr (kLayout == KeyLayout::kPaged) return scale_ + page * scale_outer_stride_;
+    return scale_ + key / kKeysPerScale * scale_block_stride_;
+  }
+
+ private:
+  const unsigned char* data_;
+  const float* scale_;
+  long long outer_stride_, key_stride_, scale_outer_stride_, scale_block_stride_;
+  int in_page_;
+};
+
+// What multiplies all numbers of a side: its scale, where all keys of a head share it, and what
+// decoded pairs count in.
+template <DType kFp8, bool kScalesDiffer>
+__device__ inline float factor_of(const AttentionSide& side, int head) {
+  float factor = numeric::kPairUnit<kFp8>;
+  if constexpr (!kScalesDiffer) {
+    if (side.scale != nullptr) factor *= side.scale[head * side.scale_head_stride];
+  }
+  return factor;
+}
+
+// Starts the copy of a unit of codes, or of zeros. One by one they arrive at once.
+template <int kBytes>
+__device__ inline void copy_codes(unsigned destination, const unsigned char* codes, bool exist) {
+  if constexpr (kBytes == 1) {
+    unsigned word = 0;
+    if (exist) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word |= unsigned{codes[i]} << 8 * i;
+    }
+    ptx::store_shared_word(destination, word);
+  } else {
+    ptx::copy_async<kBytes, kBytes != 16>(destination, codes, exist);
+  }
+}
+
+}  // namespace octofold::attention

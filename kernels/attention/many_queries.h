@@ -1,0 +1,311 @@
+// Attention of many queries, after FlashAttention-2 (Dao 2023, arXiv:2307.08691): each warp of a
+// block has rows of its own and walks over all keys that the block's rows see. Codes of keys and
+// values are decoded once for the block, into 16-bit numbers in shared memory, and while products
+// of these go on, the codes of the next keys arrive.
+#pragma once
+
+#include "kernels/attention/keys.h"
+#include "kernels/attention/output.h"
+#include "kernels/attention/softmax.h"
+#include "kernels/config/attention.h"
+#include "kernels/numeric/decode_pairs.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/mma.h"
+
+namespace octofold {
+namespace attention {
+
+using config::ManyQueriesConfig;
+
+template <ManyQueriesConfig kConfig>
+class ManyQueries {
+  static constexpr AttentionForm kForm = kConfig.form;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kScoreKeys = kConfig.score_keys();
+  static constexpr int kTiles = kScoreKeys / 8;
+  static constexpr int kSteps = kConfig.numbers() / 16;  // of 16 numbers of a row
+  static constexpr int kRowTiles = kConfig.row_tiles;
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr unsigned kRowBytes = kConfig.row_bytes();
+
+ public:
+  __device__ explicit ManyQueries(const AttentionParams& params)
+      : params_(params),
+        rows_(rows_of_block<kConfig.rows()>(params)),
+        lane_(static_cast<int>(threadIdx.x % 32)),
+        warp_row_(static_cast<int>(threadIdx.x / 32) * 16 * kRowTiles) {}
+
+  __device__ void run() {
+    if (rows_.first >= rows_.end) return;
+    int first_key;
+    const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
+    const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
+                                          rows_.key_head);
+    const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
+                                            rows_.key_head);
+    const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
+    any_ = sight.any;
+    const float k_factor =
+        factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
+    // Scores are compared before they are multiplied, so the sign is the queries'.
+    factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
+    walk(key_rows, value_rows, sight.all, k_factor < 0, keys);
+    store();
+  }
+
+ private:
+  __device__ void walk(const SideRows<kForm.layout>& key_rows,
+                       const SideRows<kForm.layout>& value_rows, const Range& all, bool flip,
+                       int keys) {
+    const int before = any_.begin / kKeys;
+    const Range part =
+        part_of(max(config::ceil_divide(any_.end, kKeys) - before, 0), rows_.split, params_.splits);
+    int first = (before + part.begin) * kKeys;
+    const int end = (before + part.end) * kKeys;
+    if (first < end) copy(key_rows, value_rows, first);
+    ptx::copies_commit();
+    copy_queries(flip);
+#pragma unroll 1
+    for (; first < end; first += kKeys) {
+      ptx::copies_wait<0>();
+      __syncthreads();  // codes are there, and products of the numbers before are done
+      decode();
+      __syncthreads();
+      if (first + kKeys < end) copy(key_rows, value_rows, first + kKeys);
+      ptx::copies_commit();
+      const bool is_masked = first < all.begin || first + kKeys > all.end;
+#pragma unroll 1
+      for (int part = 0; part < kKeys; part += kScoreKeys) add(first, part, is_masked, keys);
+    }
+  }
+
+  // What follows from it is worked out where it is used, rather than kept in registers.
+  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
+
+  // The lane's row i of its 2 · kRowTiles.
+  __device__ int row_of(int i) const {
+    const int own = thread();
+    return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
+  }
+
+  // Starts the copies of codes of a tile of keys and values; zeros where no row sees a key.
+  __device__ void copy(const SideRows<kForm.layout>& key_rows,
+                       const SideRows<kForm.layout>& value_rows, int first) const {
+    constexpr int kUnit = kForm.unit(), kUnits = kConfig.code_bytes() / kUnit;
+    constexpr unsigned kSideBytes = kKeys * kConfig.code_bytes();
+    const unsigned codes = memory_ + kConfig.codes_offset();
+#pragma unroll 1
+    for (int index = thread(); index < kKeys * kUnits; index += kThreads) {
+      const int row = index / kUnits, at = index % kUnits * kUnit, key = first + row;
+      const bool seen = key >= any_.begin && key < any_.end;
+      const int page = seen ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
+      const bool exist = seen && at < kForm.head_size;
+      const unsigned to = codes + static_cast<unsigned>(row * kConfig.code_bytes() + at);
+      copy_codes<kForm.copy_bytes>(to, key_rows.row(key, page) + at, exist);
+      copy_codes<kForm.copy_bytes>(to + kSideBytes, value_rows.row(key, page) + at, exist);
+    }
+    if constexpr (kConfig.has_scales()) {
+      for (int row = thread(); row < kKeys; row += kThreads) {
+        const int key = first + row;
+        const bool seen = key >= any_.begin && key < any_.end;
+        const int page = seen ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
+        const unsigned to = next_scales() + static_cast<unsigned>(4 * row);
+        if constexpr (kForm.k_scales) ptx::copy_async<4, true>(to, key_rows.scale(key, page), seen);
+        if constexpr (kForm.v_scales) {
+          ptx::copy_async<4, true>(to + 4 * kKeys, value_rows.scale(key, page), seen);
+        }
+      }
+    }
+  }
+
+  __device__ unsigned scales() const { return memory_ + kConfig.scales_offset(); }
+  __device__ unsigned next_scales() const { return scales() + 8 * kKeys; }
+
+  __device__ void copy_queries(bool flip) const {
+    constexpr int kPieces = kConfig.numbers() / 8;
+    for (int index = thread(); index < kConfig.rows() * kPieces; index += kThreads) {
+      const int row = index / kPieces, piece = index % kPieces;
+      unsigned words[4];
+      load_query<kForm.head_size>(params_, rows_, rows_.first + row, 8 * piece, flip, words);
+      ptx::store_shared_words(
+          memory_ + static_cast<unsigned>(row) * kRowBytes + static_cast<unsigned>(16 * piece),
+          words);
+    }
+  }
+
+  // All codes that have arrived.
+  __device__ void decode() const {
+    decode_side<kForm.k>(memory_ + kConfig.codes_offset(), memory_ + kConfig.keys_offset());
+    decode_side<kForm.v>(memory_ + kConfig.codes_offset() + kKeys * kConfig.code_bytes(),
+                         memory_ + kConfig.values_offset());
+    if constexpr (kConfig.has_scales()) {
+      for (int i = thread(); i < 2 * kKeys; i += kThreads) {
+        const auto at = static_cast<unsigned>(4 * i);
+        ptx::store_shared_word(scales() + at, ptx::load_shared_word(next_scales() + at));
+      }
+    }
+  }
+
+  template <DType kFp8>
+  __device__ void decode_side(unsigned codes, unsigned numbers) const {
+    constexpr int kPieces = kConfig.numbers() / 8;
+#pragma unroll 2
+    for (int index = thread(); index < kKeys * kPieces; index += kThreads) {
+      const int row = index / kPieces, piece = index % kPieces;
+      unsigned words[2], pairs[4];
+      ptx::load_shared_words(codes + static_cast<unsigned>(row * kConfig.code_bytes() + 8 * piece),
+                             words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pairs[i] = numeric::pair_in_units<kFp8, kForm.q>(words[i / 2], i % 2);
+      }
+      ptx::store_shared_words(
+          numbers + static_cast<unsigned>(row) * kRowBytes + static_cast<unsigned>(16 * piece),
+          pairs);
+    }
+  }
+
+  // Of four matrices of 8 rows of 8 numbers, the address that this lane gives: rows first, then
+  // numbers, or the other way round.
+  __device__ unsigned row_first(unsigned tile) const {
+    return tile + static_cast<unsigned>(lane_ % 16) * kRowBytes +
+           static_cast<unsigned>(lane_ / 16 * 16);
+  }
+  __device__ unsigned number_first(unsigned tile) const {
+    return tile + static_cast<unsigned>(lane_ % 8 + lane_ / 16 * 8) * kRowBytes +
+           static_cast<unsigned>(lane_ / 8 % 2 * 16);
+  }
+
+  // Of the tile of keys those from `part` on.
+  __device__ void add(int first_key, int part, bool is_masked, int keys) {
+    float scores[kRowTiles][kTiles][4] = {};
+    multiply_keys(scores, part);
+    scale_keys(scores, part);
+    if (is_masked) mask_rows(scores, first_key + part, keys);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      float rescale[2];
+      weigh(scores[i], factor_, states_[i], rescale);
+      if constexpr (kForm.v_scales) {
+        float value_scales[kTiles][2];
+        load_scales(scales() + 4 * kKeys + 4u * part, value_scales);
+        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale);
+      }
+      rescale_sums(sums_[i], rescale);
+    }
+    multiply_values(scores, part);
+  }
+
+  __device__ void scale_keys(float (&scores)[kRowTiles][kTiles][4], int part) const {
+    if constexpr (kForm.k_scales) {
+      float key_scales[kTiles][2];
+      load_scales(scales() + 4u * part, key_scales);
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) multiply_by_scales(scores[i], key_scales);
+    }
+  }
+
+  __device__ void mask_rows(float (&scores)[kRowTiles][kTiles][4], int first_key, int keys) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      mask(scores[i / 2], i % 2, first_key, seen_by_row(params_, rows_, row_of(i), keys));
+    }
+  }
+
+  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], int part) const {
+    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
+    const unsigned keys =
+        number_first(memory_ + kConfig.keys_offset() + static_cast<unsigned>(part) * kRowBytes);
+// All of them at once would keep operands in registers that sums need.
+#pragma unroll 2
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned a[kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step, a[i]);
+      }
+#pragma unroll
+      for (int two = 0; two < kTiles / 2; ++two) {
+        unsigned b[4];
+        ptx::load_matrices(keys + static_cast<unsigned>(16 * two) * kRowBytes + 32u * step, b);
+        const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
+#pragma unroll
+        for (int i = 0; i < 2 * kRowTiles; ++i) {
+          ptx::multiply_add<kForm.q>(scores[i / 2][2 * two + i % 2], a[i / 2], tiles[i % 2]);
+        }
+      }
+    }
+  }
+
+  __device__ void multiply_values(const float (&weights)[kRowTiles][kTiles][4], int part) {
+    const unsigned values =
+        row_first(memory_ + kConfig.values_offset() + static_cast<unsigned>(part) * kRowBytes);
+#pragma unroll
+    for (int step = 0; step < kScoreKeys / 16; ++step) {
+      unsigned a[kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) weights_of<kForm.q>(weights[i], step, a[i]);
+#pragma unroll
+      for (int two = 0; two < kSteps; ++two) {
+        unsigned b[4];
+        ptx::load_matrices_transposed(
+            values + static_cast<unsigned>(16 * step) * kRowBytes + 32u * two, b);
+        const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
+#pragma unroll
+        for (int i = 0; i < 2 * kRowTiles; ++i) {
+          ptx::multiply_add<kForm.q>(sums_[i / 2][2 * two + i % 2], a[i / 2], tiles[i % 2]);
+        }
+      }
+    }
+  }
+
+  __device__ void store() {
+    const float v_factor = factor_of<kForm.v, kForm.v_scales>(params_.v, rows_.key_head);
+    float sums_of_weights[2 * kRowTiles];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      sums_of_weights[i] = sum_of_quad(states_[i / 2].sum[i % 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const RowState& state = states_[i / 2];
+      const float sum = sums_of_weights[i], in_units = __fmul_rn(state.unit, v_factor);
+      const int row = row_of(i), dim = lane_ % 4 * 2;
+      if (row >= rows_.end) continue;
+      const float inverse = inverse_of(sum);
+#pragma unroll
+      for (int tile = 0; tile < 2 * kSteps; ++tile) {
+        if (8 * tile >= kForm.head_size) continue;
+        const float (&sums)[4] = sums_[i / 2][tile];
+        store_pair<kForm>(params_, rows_, row, 8 * tile + dim, __fmul_rn(sums[i % 2 * 2], in_units),
+                          __fmul_rn(sums[i % 2 * 2 + 1], in_units), inverse);
+      }
+      if (dim == 0) {
+        store_state<kForm>(params_, rows_, row, __fmul_rn(state.maximum[i % 2], factor_), sum);
+      }
+    }
+  }
+
+  const AttentionParams& params_;
+  const Rows rows_;
+  const int lane_;
+  const int warp_row_;  // the warp's first row, of the block's
+  const unsigned memory_ = ptx::dynamic_shared_memory();
+  Range any_{};
+  float factor_ = 1;
+  float sums_[kRowTiles][2 * kSteps][4] = {};
+  RowState states_[kRowTiles];
+};
+
+}  // namespace attention
+
+template <config::ManyQueriesConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1)
+    many_queries_kernel(const __grid_constant__ config::AttentionParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  attention::ManyQueries<kConfig>(params).run();
+}
+
+}  // namespace octofold

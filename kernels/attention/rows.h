@@ -1,0 +1,142 @@
+// Which rows of scores a block has, and which keys they see. A row is a query and one of the heads
+// that share a key head: row r of a sequence and key head is query r / group with head r % group of
+// them.
+#pragma once
+
+#include "kernels/config/arithmetic.h"
+#include "kernels/config/attention_params.h"
+#include "kernels/numeric/lanes.h"
+
+namespace octofold::attention {
+
+using config::AttentionParams;
+
+struct Range {
+  int begin;
+  int end;
+};
+
+__device__ inline int held_to(int value, int least, int most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+// Sequence i of those that offsets divide `total` into, whatever they hold.
+__device__ inline Range range_at(const int* offsets, int i, int total) {
+  const int begin = held_to(offsets[i], 0, total);
+  return {begin, held_to(offsets[i + 1], begin, total)};
+}
+
+struct Rows {
+  int sequence;
+  int first_query;  // of the sequence, among all of query_offsets
+  int queries;      // of the sequence
+  int first;        // row of the sequence
+  int end;          // of its rows; not beyond first: there are none
+  int key_head;
+  int split;
+};
+
+// Tile `index` of rows of all sequences, by all lanes of a warp. Offsets that lie may make more
+// tiles than there are: those of a sequence beyond `index` are not counted, so that sums are right.
+template <int kRows>
+__device__ inline void find_rows(const AttentionParams& params, unsigned index, Rows& rows) {
+  const unsigned lane = threadIdx.x % 32;
+  unsigned before = 0, tile = 0;
+  bool found = false;
+  rows.sequence = 0;
+  for (int first = 0; first < params.batch; first += 32) {
+    const int sequence = first + static_cast<int>(lane);
+    unsigned tiles = 0;
+    if (sequence < params.batch) {
+      const Range queries = range_at(params.query_offsets, sequence, params.queries);
+      const auto count = static_cast<unsigned>((queries.end - queries.begin) * params.group);
+      tiles = min(config::ceil_divide(count, static_cast<unsigned>(kRows)), index + 1);
+    }
+    unsigned through = tiles;
+#pragma unroll
+    for (unsigned distance = 1; distance < 32; distance *= 2) {
+      const unsigned other = __shfl_up_sync(0xFFFFFFFFu, through, distance);
+      if (lane >= distance) through += other;
+    }
+    const unsigned hit = numeric::min_of_lanes(index < before + through ? lane : 32u);
+    const unsigned ahead = __shfl_sync(0xFFFFFFFFu, through - tiles, static_cast<int>(hit % 32));
+    if (hit < 32 && !found) {
+      tile = index - before - ahead;
+      rows.sequence = first + static_cast<int>(hit);
+      found = true;
+    }
+    before += __shfl_sync(0xFFFFFFFFu, through, 31);
+  }
+  const Range queries = range_at(params.query_offsets, rows.sequence, params.queries);
+  rows.first_query = queries.begin;
+  rows.queries = queries.end - queries.begin;
+  rows.first = static_cast<int>(tile * kRows);
+  rows.end = found ? rows.queries * params.group : 0;
+}
+
+// Of this block. Heads that lie beside each other in memory are at work together; of dense queries
+// the last ones, which see most keys where attention is causal, come first.
+template <int kRows>
+__device__ inline Rows rows_of_block(const AttentionParams& params) {
+  Rows rows;
+  unsigned rest = blockIdx.x;
+  rows.key_head = static_cast<int>(rest % static_cast<unsigned>(params.key_heads));
+  rest /= static_cast<unsigned>(params.key_heads);
+  rows.split = static_cast<int>(rest % static_cast<unsigned>(params.splits));
+  rest /= static_cast<unsigned>(params.splits);
+  if (params.query_offsets != nullptr) {
+    find_rows<kRows>(params, rest, rows);
+  } else {
+    rows.sequence = static_cast<int>(rest % static_cast<unsigned>(params.batch));
+    const int tile = static_cast<int>(rest / static_cast<unsigned>(params.batch));
+    rows.first_query = 0;
+    rows.queries = params.queries;
+    rows.first = (params.row_tiles - 1 - tile) * kRows;
+    rows.end = params.queries * params.group;
+  }
+  return rows;
+}
+
+// Keys that a query of the sequence sees.
+__device__ inline Range seen_by(const AttentionParams& params, int query, int queries, int keys) {
+  const long long place = static_cast<long long>(query) + keys - queries;
+  Range seen{0, keys};
+  if (params.window_left >= 0 && place > params.window_left) {
+    seen.begin = static_cast<int>(place - params.window_left);
+  }
+  if (params.window_right >= 0) {
+    const long long end = place + params.window_right + 1;
+    seen.end = end < 0 ? 0 : end < keys ? static_cast<int>(end) : keys;
+  }
+  return seen;
+}
+
+// What rows first to end of a block see: keys that any of them sees, and those that all see.
+struct Sight {
+  Range any;
+  Range all;
+};
+
+template <int kRows>
+__device__ inline Sight sight_of(const AttentionParams& params, const Rows& rows, int keys) {
+  const int last = min(rows.first + kRows, rows.end) - 1;
+  const Range early = seen_by(params, rows.first / params.group, rows.queries, keys);
+  const Range late = seen_by(params, last / params.group, rows.queries, keys);
+  return {{early.begin, late.end}, {late.begin, early.end}};
+}
+
+// What a row sees; one that does not exist sees nothing.
+__device__ inline Range seen_by_row(const AttentionParams& params, const Rows& rows, int row,
+                                    int keys) {
+  if (row >= rows.end) return {0, 0};
+  return seen_by(params, row / params.group, rows.queries, keys);
+}
+
+// The block's part of `count` pieces of work.
+__device__ inline Range part_of(int count, int split, int splits) {
+  const long long pieces = count;
+  return {static_cast<int>(pieces * split / splits),
+          static_cast<int>(pieces * (split + 1) / splits)};
+}
+
+}  // namespace octofold::attention

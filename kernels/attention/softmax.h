@@ -1,0 +1,153 @@
+// The softmax of rows of scores whose keys come piece by piece: Milakov and Gimelshein 2018
+// (arXiv:1805.02867). A lane has rows g = lane / 4 and g + 8 of 16, of each 8 keys the keys 2t and
+// 2t + 1 with t = lane % 4, as products of a warp leave them (kernels/ptx/mma.h).
+#pragma once
+
+#include "kernels/attention/rows.h"
+#include "kernels/numeric/vector.h"
+#include "kernels/ptx/approximate.h"
+
+namespace octofold::attention {
+
+inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+__device__ inline float infinity() { return __uint_as_float(0x7F800000u); }
+
+// A reduction over the four lanes that share rows.
+template <typename Choose>
+__device__ inline float of_quad(float value, Choose&& choose) {
+  value = choose(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
+  return choose(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
+}
+__device__ inline float max_of_quad(float value) {
+  return of_quad(value, [](float left, float right) { return fmaxf(left, right); });
+}
+__device__ inline float sum_of_quad(float value) {
+  return of_quad(value, [](float left, float right) { return __fadd_rn(left, right); });
+}
+
+// Of two rows of a lane.
+struct RowState {
+  float maximum[2];  // of scores, before `factor`
+  float sum[2];      // this lane's, of weights
+  float unit;        // what sums of values count in, where scales of values differ
+
+  __device__ RowState() : maximum{-infinity(), -infinity()}, sum{0, 0}, unit(1) {}
+};
+
+// Scores of keys that a lane's row (0 or 1) does not see become -infinity.
+template <int kTiles>
+__device__ inline void mask(float (&scores)[kTiles][4], int row, int first_key, Range seen) {
+  const int own = first_key + static_cast<int>(threadIdx.x % 4) * 2;
+  const auto count = static_cast<unsigned>(max(seen.end - seen.begin, 0));
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto from_first = static_cast<unsigned>(own - seen.begin + 8 * tile + i);
+      if (from_first >= count) scores[tile][2 * row + i] = -infinity();
+    }
+  }
+}
+
+// Scores become weights, 2^(factor · (score - maximum)); `rescale` is what multiplies all that was
+// summed before. factor > 0.
+template <int kTiles>
+__device__ inline void weigh(float (&scores)[kTiles][4], float factor, RowState& state,
+                             float (&rescale)[2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = state.maximum[row];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      maximum = fmaxf(maximum, fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
+    }
+    maximum = max_of_quad(maximum);
+    // Where nothing was seen so far: all weights are 2^-infinity.
+    const float shift = maximum == -infinity() ? 0 : __fmul_rn(maximum, factor);
+    rescale[row] = ptx::exp2(__fmaf_rn(state.maximum[row], factor, -shift));
+    state.maximum[row] = maximum;
+    float sum = __fmul_rn(state.sum[row], rescale[row]);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 2 * row; i < 2 * row + 2; ++i) {
+        scores[tile][i] = ptx::exp2(__fmaf_rn(scores[tile][i], factor, -shift));
+        sum = __fadd_rn(sum, scores[tile][i]);
+      }
+    }
+    state.sum[row] = sum;
+  }
+}
+
+// Each key's scale, of those that this lane has.
+template <int kTiles>
+__device__ inline void load_scales(unsigned address, float (&scales)[kTiles][2]) {
+  address += threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const float2 pair = ptx::load_shared_pair(address + static_cast<unsigned>(32 * tile));
+    scales[tile][0] = pair.x;
+    scales[tile][1] = pair.y;
+  }
+}
+
+template <int kTiles>
+__device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
+                                          const float (&scales)[kTiles][2]) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[tile][i] = __fmul_rn(scores[tile][i], scales[tile][i % 2]);
+  }
+}
+
+// Weights times scales of values, over a power of two near the largest of these: so they fit into
+// 16 bits whatever scales are.
+template <int kTiles>
+__device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
+                                                float (&scales)[kTiles][2], RowState& state,
+                                                float (&rescale)[2]) {
+  float largest = 0;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    largest = fmaxf(largest, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
+  }
+  // 2^e and 2^-e as bits of FP32; of what has no such inverse, 0 and infinity among it, 1.
+  constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u;
+  unsigned unit = __float_as_uint(max_of_quad(largest)) & kExponent;
+  if (unit == 0 || unit >= 2 * kOne) unit = kOne;
+  const float inverse = __uint_as_float(2 * kOne - unit);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    scales[tile][0] = __fmul_rn(scales[tile][0], inverse);
+    scales[tile][1] = __fmul_rn(scales[tile][1], inverse);
+  }
+  multiply_by_scales(weights, scales);
+  const float change = __fmul_rn(state.unit, inverse);
+  rescale[0] = __fmul_rn(rescale[0], change);
+  rescale[1] = __fmul_rn(rescale[1], change);
+  state.unit = __uint_as_float(unit);
+}
+
+template <int kTiles>
+__device__ inline void rescale_sums(float (&sums)[kTiles][4], const float (&rescale)[2]) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[tile][i] = __fmul_rn(sums[tile][i], rescale[i / 2]);
+  }
+}
+
+// Weights of 16 keys, the first of which is 16 · step, as a product's A.
+template <DType kType, int kTiles>
+__device__ inline void weights_of(const float (&weights)[kTiles][4], int step, unsigned (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float (&tile)[4] = weights[2 * step + i / 2];
+    const float pair[2] = {tile[i % 2 * 2], tile[i % 2 * 2 + 1]};
+    numeric::narrow<kType, false>(pair, &a[i]);
+  }
+}
+
+}  // namespace octofold::attention

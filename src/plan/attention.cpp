@@ -1,0 +1,120 @@
+#include "plan/attention.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
+#include "core/check.h"
+#include "kernels/config/attention_workspace.h"
+#include "plan/capability.h"
+
+namespace octofold::plan {
+namespace {
+
+constexpr const char* kOperation = "attention";
+
+// Rows to a sequence and key head beyond which warps do not split the keys.
+constexpr std::int64_t kFewRows = 32;
+// Fewer keys are not worth a block of their own.
+constexpr std::int64_t kLeastKeysOfSplit = 256;
+// Blocks to a multiprocessor that are enough to even out what sequences differ in.
+constexpr std::int64_t kBlocksWanted = 8;
+
+void require_kernels_of(const AttentionProblem& problem, const Gpu& gpu) {
+  require_kernels(Operation::kAttention, kOperation, gpu);
+  if (problem.form.q == DType::kBFloat16 && gpu.compute_capability() < 80) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: bfloat16 queries: expected a GPU of compute capability 8.0 or later, got "
+               "{}.{}; float16 queries are for 7.5 too",
+               kOperation, gpu.compute_major, gpu.compute_minor);
+  }
+}
+
+// The first of `candidates` of which so many blocks fit into a multiprocessor.
+template <typename Config, std::size_t kCount>
+std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
+  for (const Config& config : candidates) {
+    // Of what a multiprocessor has, a block may take all but 1 KB, and each takes 1 KB besides.
+    if (blocks * config.shared_bytes() + (blocks - 1) * 1024 <= gpu.shared_memory_per_block) {
+      return config;
+    }
+  }
+  return {};
+}
+
+template <typename Config>
+Config or_unsupported(const std::optional<Config>& config, const Gpu& gpu) {
+  if (config) return *config;
+  core::fail(ErrorCode::kUnsupported, "{}: a block has too little shared memory: {} bytes",
+             kOperation, gpu.shared_memory_per_block);
+}
+
+config::FewQueriesConfig few_queries(const config::AttentionForm& form, const Gpu& gpu) {
+  using Config = config::FewQueriesConfig;
+  if (gpu.compute_capability() < 80) {  // copies do not go on by themselves
+    const Config candidates[] = {{form, 4, 1}, {form, 2, 1}};
+    return or_unsupported(fitting(candidates, 1, gpu), gpu);
+  }
+  const Config candidates[] = {{form, 4, 3}, {form, 4, 2}, {form, 2, 3}, {form, 2, 2}};
+  const std::optional<Config> beside_another = fitting(candidates, 2, gpu);
+  return beside_another ? *beside_another : or_unsupported(fitting(candidates, 1, gpu), gpu);
+}
+
+config::ManyQueriesConfig many_queries(const config::AttentionForm& form, const Gpu& gpu) {
+  using Config = config::ManyQueriesConfig;
+  // What a warp sums has to stay in registers.
+  const int row_tiles = form.head_size > 128 || gpu.compute_capability() < 80 ? 1 : 2;
+  const Config for_two[] = {{form, 4, row_tiles, 64}, {form, 4, row_tiles, 32}, {form, 4, 1, 32}};
+  const Config for_one[] = {{form, 4, row_tiles, 64}, {form, 4, row_tiles, 32}, {form, 4, 1, 16}};
+  const std::optional<Config> beside_another = fitting(for_two, 2, gpu);
+  return beside_another ? *beside_another : or_unsupported(fitting(for_one, 1, gpu), gpu);
+}
+
+}  // namespace
+
+AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
+  require_kernels_of(problem, gpu);
+  AttentionPlan plan;
+  const std::int64_t rows = problem.all_queries() * problem.heads;
+  if (rows == 0 || problem.batch == 0) return plan;
+  const std::int64_t group = problem.heads / problem.key_heads;
+  const std::int64_t rows_of_sequence =
+      group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
+                                         : problem.queries);
+  const bool few = rows_of_sequence <= kFewRows;
+  config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
+  config::ManyQueriesConfig many_config = many_queries(problem.form, gpu);
+  const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
+  plan.config.row_tiles = problem.has_query_offsets
+                              ? problem.queries * group / rows_of_tile + problem.batch
+                              : config::ceil_divide(problem.queries * group, rows_of_tile);
+
+  const std::int64_t unsplit =
+      plan.config.row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
+  const std::int64_t most = std::min<std::int64_t>(
+      config::attention_splits(rows), config::ceil_divide(problem.keys, kLeastKeysOfSplit));
+  const std::int64_t wanted = (few ? kBlocksWanted : 1) * gpu.multiprocessors;
+  plan.config.splits = std::clamp<std::int64_t>(config::ceil_divide(wanted, unsplit), 1,
+                                                std::max<std::int64_t>(most, 1));
+  const bool split = plan.config.splits > 1;
+  const std::int64_t blocks = unsplit * plan.config.splits;
+  const auto add = [&](auto config) {
+    config.form.split = split;
+    plan.kernels.push_back(kernel_plan(kOperation, config.kHeader, config.kKernel, config, blocks));
+    plan.kernels.back().shared_bytes = config.shared_bytes();
+  };
+  if (few) {
+    add(few_config);
+  } else {
+    add(many_config);
+  }
+  if (split) {
+    const config::CombineSplitsConfig combine{.q = problem.form.q,
+                                              .head_size = problem.form.head_size};
+    plan.kernels.push_back(kernel_plan(kOperation, combine.kHeader, combine.kKernel, combine,
+                                       config::ceil_divide(rows, combine.warps)));
+  }
+  return plan;
+}
+
+}  // namespace octofold::plan

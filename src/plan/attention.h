@@ -1,0 +1,49 @@
+// From an attention to the kernels that carry it out. Pure: no CUDA, no memory, no state.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/config/attention.h"
+#include "plan/fields.h"
+#include "plan/gpu.h"
+#include "plan/kernel_plan.h"
+
+namespace octofold::plan {
+
+struct AttentionProblem {
+  config::AttentionForm form{};  ///< but for `split`
+  std::int64_t batch = 1;
+  std::int64_t queries = 1;  ///< of each sequence, or of all
+  bool has_query_offsets = false;
+  std::int64_t keys = 1;  ///< of a sequence at most, or near it; of all with packed keys
+  std::int64_t heads = 1;
+  std::int64_t key_heads = 1;
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("batch", batch);
+    field("queries", queries);
+    field("has_query_offsets", has_query_offsets);
+    field("keys", keys);
+    field("heads", heads);
+    field("key_heads", key_heads);
+  }
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
+
+  std::int64_t all_queries() const { return has_query_offsets ? queries : batch * queries; }
+};
+
+/// How the blocks of threads divide the work: the kernels' parameters say it again.
+struct AttentionWork {
+  std::int64_t row_tiles = 0;  ///< of each sequence and key head, or with offsets of all sequences
+  std::int64_t splits = 1;     ///< of the keys
+};
+
+using AttentionPlan = Plan<AttentionWork>;
+
+/// A kernel for few or for many queries to a key head, and one that combines where keys are split.
+/// None where there are no queries. Throws Error(kUnsupported) for a GPU without kernels.
+AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu);
+
+}  // namespace octofold::plan

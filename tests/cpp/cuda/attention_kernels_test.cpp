@@ -1,0 +1,87 @@
+// The kernels of attention, compiled for each architecture: no register leaves the register file,
+// shared memory is what a block can have, tensor cores do the products.
+#include <gtest/gtest.h>
+#include <string>
+
+#include "cuda/device.h"
+#include "cuda/kernel_headers.h"
+#include "jit/nvrtc.h"
+#include "plan/attention.h"
+#include "support/nvrtc.h"
+#include "support/sass.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::KeyLayout;
+
+class AttentionKernelsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (test::nvrtc_is_missing()) GTEST_SKIP();
+  }
+
+  // As such a GPU describes itself, rather than as a target of a later one.
+  static plan::Gpu gpu_of(int compute_capability) {
+    plan::Gpu gpu = plan::kHopper;
+    if (compute_capability <= 90) {
+      gpu = plan::as_target(plan::kHopper, compute_capability);
+    } else {
+      gpu.compute_major = compute_capability / 10;
+      gpu.compute_minor = compute_capability % 10;
+      gpu.shared_memory_per_block = 99 * 1024;
+    }
+    gpu.is_translated = false;
+    return gpu;
+  }
+
+  static void expect_sound(const plan::AttentionProblem& problem) {
+    const plan::Gpu gpu = gpu_of(GetParam());
+    for (const plan::KernelPlan& plan : plan_attention(problem, gpu).kernels) {
+      const jit::Binary binary = jit::compile(program_of(plan, gpu), kernel_headers());
+      const auto& resources = binary.resources;
+      SCOPED_TRACE(plan.kernel);
+      RecordProperty(plan.kernel, resources.registers);
+      EXPECT_EQ(resources.spill_store_bytes, 0);
+      EXPECT_EQ(resources.stack_bytes, 0);
+      EXPECT_LE(resources.registers, 255);
+      EXPECT_LE(plan.shared_bytes + resources.shared_bytes, gpu.shared_memory_per_block);
+      EXPECT_EQ(test::count_operations(binary.image, test::SassOperation::kEndCollective), 0);
+      if (plan.kernel.find("combine") == std::string::npos) {
+        EXPECT_GE(test::count_operations(binary.image, test::SassOperation::kHmma), 32);
+      }
+    }
+  }
+
+  static plan::AttentionProblem few(const config::AttentionForm& form) {
+    return {.form = form, .batch = 8, .queries = 1, .keys = 8192, .heads = 32, .key_heads = 8};
+  }
+  static plan::AttentionProblem many(const config::AttentionForm& form) {
+    return {.form = form, .batch = 8, .queries = 2048, .keys = 2048, .heads = 32, .key_heads = 8};
+  }
+};
+
+using enum DType;
+
+TEST_P(AttentionKernelsTest, OfFewQueries) {
+  expect_sound(few({.layout = KeyLayout::kPaged, .k_scales = true, .v_scales = true}));
+  expect_sound(few({.head_size = 64}));
+  expect_sound(few({.v = kE5M2, .head_size = 256}));
+  expect_sound(few({.k = kE5M2, .head_size = 72, .layout = KeyLayout::kPacked, .copy_bytes = 1}));
+  if (GetParam() >= 80) expect_sound(few({.q = kBFloat16, .head_size = 192, .v_scales = true}));
+}
+
+TEST_P(AttentionKernelsTest, OfManyQueries) {
+  expect_sound(many({.layout = KeyLayout::kPaged, .k_scales = true, .v_scales = true}));
+  expect_sound(many({}));
+  expect_sound(many({.v = kE5M2, .head_size = 256}));
+  expect_sound(many({.k = kE5M2, .head_size = 72, .layout = KeyLayout::kPacked, .copy_bytes = 1}));
+  if (GetParam() >= 80) expect_sound(many({.q = kBFloat16, .head_size = 128, .v_scales = true}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, AttentionKernelsTest,
+                         testing::Values(75, 80, 86, 89, 90, 120),
+                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+
+}  // namespace
+}  // namespace octofold::cuda

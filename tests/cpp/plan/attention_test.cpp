@@ -1,0 +1,118 @@
+#include "plan/attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "octofold/error.h"
+
+#include "kernels/config/attention_workspace.h"
+#include "support/error_of.h"
+#include "support/random.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::KeyLayout;
+using testing::HasSubstr;
+using enum DType;
+
+bool is_combination(const KernelPlan& kernel) {
+  return kernel.header == config::CombineSplitsConfig::kHeader;
+}
+bool is_for_few(const KernelPlan& kernel) {
+  return kernel.header == config::FewQueriesConfig::kHeader;
+}
+
+TEST(PlanAttentionTest, FewQueriesSplitKeys) {
+  const AttentionProblem problem{
+      .batch = 4, .queries = 1, .keys = 8192, .heads = 32, .key_heads = 8};
+  const AttentionPlan plan = plan_attention(problem, kHopper);
+  ASSERT_EQ(plan.kernels.size(), 2u);
+  EXPECT_TRUE(is_for_few(plan.kernels[0]));
+  EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = true"));
+  EXPECT_EQ(plan.config.row_tiles, 1);
+  EXPECT_EQ(plan.config.splits, 32);
+  EXPECT_EQ(plan.kernels[0].blocks, 4 * 8 * 32);
+  EXPECT_TRUE(is_combination(plan.kernels[1]));
+  EXPECT_EQ(plan.kernels[1].blocks, 4 * 32 / 4);
+  EXPECT_EQ(plan.kernels[1].shared_bytes, 0);
+}
+
+TEST(PlanAttentionTest, ManyQueriesThatFillTheGpuDoNot) {
+  const AttentionProblem problem{
+      .batch = 1, .queries = 8192, .keys = 8192, .heads = 32, .key_heads = 8};
+  const AttentionPlan plan = plan_attention(problem, kHopper);
+  ASSERT_EQ(plan.kernels.size(), 1u);
+  EXPECT_EQ(plan.kernels[0].header, config::ManyQueriesConfig::kHeader);
+  EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = false"));
+  EXPECT_EQ(plan.config.splits, 1);
+  EXPECT_EQ(plan.config.row_tiles, 8192 * 4 / 128);
+  EXPECT_EQ(plan.kernels[0].blocks, 8 * plan.config.row_tiles);
+}
+
+TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {
+  EXPECT_EQ(plan_attention({.keys = 256, .heads = 8}, kHopper).config.splits, 1);
+  EXPECT_EQ(plan_attention({.keys = 257, .heads = 8}, kHopper).config.splits, 2);
+  EXPECT_EQ(plan_attention({.keys = 0, .heads = 8}, kHopper).config.splits, 1);
+}
+
+TEST(PlanAttentionTest, NoQueriesTakeNoKernels) {
+  EXPECT_TRUE(plan_attention({.queries = 0}, kHopper).kernels.empty());
+  EXPECT_TRUE(plan_attention({.batch = 0}, kHopper).kernels.empty());
+}
+
+// Each row is in a tile of its sequence wherever sequences begin, splits fit into the workspace,
+// and configurations into the GPU.
+TEST(PlanAttentionTest, OverManyProblems) {
+  test::Random random;
+  for (int i = 0; i < 3000; ++i) {
+    const int target = std::array{75, 80, 86, 89, 90}[random() % 5];
+    const Gpu gpu = as_target(kHopper, target);
+    AttentionProblem problem{.form = {.k = random() % 2 ? kE4M3 : kE5M2,
+                                      .head_size = 64 + 8 * static_cast<int>(random() % 25),
+                                      .layout = static_cast<KeyLayout>(random() % 3),
+                                      .k_scales = random() % 2 == 0,
+                                      .v_scales = random() % 2 == 0,
+                                      .copy_bytes = 8},
+                             .batch = 1 + static_cast<std::int64_t>(random() % 100),
+                             .queries = 1 + static_cast<std::int64_t>(random() % 3000),
+                             .has_query_offsets = random() % 2 == 0,
+                             .keys = static_cast<std::int64_t>(random() % 100'000),
+                             .key_heads = 1 + static_cast<std::int64_t>(random() % 8)};
+    problem.heads = problem.key_heads * (1 + static_cast<std::int64_t>(random() % 8));
+    const AttentionPlan plan = plan_attention(problem, gpu);
+    const KernelPlan& kernel = plan.kernels.front();
+    EXPECT_LE(kernel.shared_bytes, gpu.shared_memory_per_block) << kernel.description;
+    const std::int64_t rows = problem.all_queries() * problem.heads;
+    EXPECT_GE(plan.config.splits, 1);
+    EXPECT_LE(plan.config.splits, config::attention_splits(rows));
+    EXPECT_EQ(plan.kernels.size(), plan.config.splits > 1 ? 2u : 1u);
+    // However queries are dealt out to sequences.
+    const std::int64_t tile = is_for_few(kernel) ? 16 : kernel.threads / 2;  // at least
+    if (problem.has_query_offsets) {
+      EXPECT_GE(plan.config.row_tiles, problem.batch);
+      EXPECT_EQ(kernel.blocks, plan.config.row_tiles * problem.key_heads * plan.config.splits);
+    } else {
+      EXPECT_LE(plan.config.row_tiles,
+                problem.queries * problem.heads / problem.key_heads / tile + 1);
+      EXPECT_EQ(kernel.blocks,
+                plan.config.row_tiles * problem.batch * problem.key_heads * plan.config.splits);
+    }
+  }
+}
+
+TEST(PlanAttentionTest, OldGpusAreRefused) {
+  const Gpu turing = as_target(kHopper, 75);
+  EXPECT_NO_THROW(plan_attention({}, turing));
+  EXPECT_THAT(test::error_of([&] { plan_attention({.form = {.q = kBFloat16}}, turing); },
+                             ErrorCode::kUnsupported),
+              testing::AllOf(HasSubstr("attention: bfloat16"), HasSubstr("8.0"), HasSubstr("7.5")));
+  Gpu volta = kHopper;
+  volta.compute_major = 7;
+  volta.compute_minor = 0;
+  EXPECT_THAT(test::error_of([&] { plan_attention({}, volta); }, ErrorCode::kUnsupported),
+              HasSubstr("attention: "));
+}
+
+}  // namespace
+}  // namespace octofold::plan

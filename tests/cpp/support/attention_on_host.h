@@ -1,0 +1,121 @@
+// Attentions for kernels that run on the host: sequences in memory of any layout, with NaN codes in
+// place of all that does not count, and what FP64 makes of them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "cpu/number_formats.h"
+#include "kernels/config/attention.h"
+#include "kernels/config/attention_params.h"
+#include "support/random.h"
+
+namespace octofold::test {
+
+enum class ScaleKind { kNone, kTensor, kHead, kKeys };
+
+struct AttentionCase {
+  std::vector<int> queries{1, 1};
+  std::vector<int> keys{70, 9};
+  bool packed_queries = false;
+  int heads = 4;
+  int key_heads = 2;
+  int window_left = -1;
+  int window_right = -1;
+  ScaleKind k_scale = ScaleKind::kNone;
+  ScaleKind v_scale = ScaleKind::kNone;
+  int splits = 1;
+  float scale = 0.2f;
+  int page_shift = 4;
+};
+
+template <DType kType>
+float decode(unsigned code) {
+  if constexpr (kType == DType::kE4M3) return cpu::E4M3::decode(static_cast<std::uint8_t>(code));
+  if constexpr (kType == DType::kE5M2) return cpu::E5M2::decode(static_cast<std::uint8_t>(code));
+  if constexpr (kType == DType::kFloat16) {
+    return cpu::Float16::decode(static_cast<std::uint16_t>(code));
+  }
+  return cpu::BFloat16::decode(static_cast<std::uint16_t>(code));
+}
+template <DType kType>
+unsigned encode(float value) {
+  if constexpr (kType == DType::kE4M3) return cpu::E4M3::encode(value, Overflow::kSaturate);
+  if constexpr (kType == DType::kE5M2) return cpu::E5M2::encode(value, Overflow::kSaturate);
+  if constexpr (kType == DType::kFloat16) return cpu::Float16::encode(value, Overflow::kNan);
+  return cpu::BFloat16::encode(value, Overflow::kNan);
+}
+
+// Keys or values.
+template <DType kFp8>
+class Side {
+ public:
+  // Places of keys in memory, which holds `rows` of them; pages are `scale_rows` at most.
+  Side(const AttentionCase& given, int head_size, int offset, std::size_t rows,
+       const std::vector<std::vector<std::size_t>>& places,
+       const std::vector<std::vector<std::size_t>>& scale_rows, ScaleKind kind, std::size_t seed)
+      : key_heads_(given.key_heads), head_size_(head_size), offset_(offset), kind_(kind) {
+    Random random;
+    for (std::size_t i = 0; i < seed; ++i) random();
+    const auto width = static_cast<std::size_t>(key_heads_ * head_size);
+    codes_.assign(rows * width + 64, 0x7F);
+    for (std::size_t sequence = 0; sequence < places.size(); ++sequence) {
+      for (std::size_t key = 0; key < static_cast<std::size_t>(given.keys[sequence]); ++key) {
+        for (std::size_t i = 0; i < width; ++i) {
+          const float value = static_cast<float>(static_cast<int>(random() % 4096)) / 999 - 2;
+          codes_[static_cast<std::size_t>(offset) + places[sequence][key] * width + i] =
+              static_cast<unsigned char>(encode<kFp8>(value));
+        }
+      }
+    }
+    scale_rows_ = scale_rows;
+    for (std::size_t i = 0; i < (rows + 8) * static_cast<std::size_t>(key_heads_); ++i) {
+      scales_.push_back(std::exp2f(static_cast<float>(i * 7 % 5) - 2) * (i % 3 == 0 ? -1 : 1));
+    }
+    places_ = places;
+  }
+
+  float at(std::size_t sequence, int key, int head, int dim) const {
+    const std::size_t row = places_[sequence][static_cast<std::size_t>(key)];
+    const std::size_t heads = static_cast<std::size_t>(key_heads_);
+    const std::size_t index =
+        (row * heads + static_cast<std::size_t>(head)) * static_cast<std::size_t>(head_size_);
+    float value = decode<kFp8>(codes_[static_cast<std::size_t>(offset_ + dim) + index]);
+    const std::size_t own = static_cast<std::size_t>(head);
+    if (kind_ == ScaleKind::kTensor) value *= scales_[0];
+    if (kind_ == ScaleKind::kHead) value *= scales_[own];
+    if (kind_ == ScaleKind::kKeys) {
+      value *= scales_[scale_rows_[sequence][static_cast<std::size_t>(key)] * heads + own];
+    }
+    return value;
+  }
+
+  // `outer_rows`: rows of memory from sequence to sequence, or from page to page, and rows of
+  // scales.
+  config::AttentionSide view(std::size_t outer_rows, std::size_t outer_scale_rows) const {
+    const auto width = static_cast<long long>(key_heads_ * head_size_);
+    const bool keys = kind_ == ScaleKind::kKeys;
+    return {.data = codes_.data() + offset_,
+            .outer_stride = static_cast<long long>(outer_rows) * width,
+            .key_stride = width,
+            .head_stride = head_size_,
+            .scale = kind_ == ScaleKind::kNone ? nullptr : scales_.data(),
+            .scale_outer_stride = keys ? static_cast<long long>(outer_scale_rows) * key_heads_ : 0,
+            .scale_block_stride = keys ? key_heads_ : 0,
+            .scale_head_stride = kind_ == ScaleKind::kHead || keys ? 1 : 0};
+  }
+
+ private:
+  int key_heads_, head_size_, offset_;
+  ScaleKind kind_;
+  std::vector<unsigned char> codes_;
+  std::vector<float> scales_;
+  std::vector<std::vector<std::size_t>> places_, scale_rows_;
+};
+
+}  // namespace octofold::test
