@@ -34,7 +34,9 @@ struct AttentionOperand {
 struct AttentionArguments {
   /// float16 or bfloat16, [batch, queries, heads, head_size], or with `query_offsets`
   /// [total_queries, heads, head_size]; the last dimension contiguous. head_size: a multiple of 8
-  /// from 64 to 256. heads: a multiple of kv_heads, h belongs to key head h / (heads / kv_heads).
+  /// from 8 to 256. heads: a multiple of kv_heads, h belongs to key head h / (heads / kv_heads).
+  /// With `query_offsets` keys have one of the three layouts too: those of K and V with a batch
+  /// are of as many sequences as there are offsets, less one.
   TensorView q;
   AttentionOperand k;
   /// Of k's shape; its type may be the other one.
@@ -45,7 +47,8 @@ struct AttentionArguments {
   /// the natural logarithm of the sum of exp of the scores that count; -inf where none does.
   std::optional<MutableTensorView> log_sum_exp{};
 
-  /// int32 [batch + 1], contiguous: where the queries of each sequence begin, and the end.
+  /// int32 [batch + 1], contiguous: where the queries of each sequence begin, and the end. Queries
+  /// behind the end have no results: their elements of the outputs stay as they are.
   std::optional<TensorView> query_offsets{};
   /// int32 [batch + 1], contiguous: the same of keys. With `query_offsets` only.
   std::optional<TensorView> key_offsets{};
@@ -53,10 +56,11 @@ struct AttentionArguments {
   /// are. Required with `page_table`, not with `key_offsets`.
   std::optional<TensorView> key_counts{};
   /// int32 [batch, pages of a sequence], rows of any stride: page i of sequence b has its keys
-  /// i · page_size to (i + 1) · page_size - 1. page_size: a power of two from 16 on.
+  /// i · page_size to (i + 1) · page_size - 1. page_size: a power of two from 16 to
+  /// 2^30. Entries behind the last key that counts are not looked at.
   std::optional<TensorView> page_table{};
 
-  /// Scores are q · k times this; 0: 1 / sqrt(head_size).
+  /// Scores are q · k times this, a finite number; 0: 1 / sqrt(head_size).
   float scale = 0;
   /// Query i of q queries, at place p = i + keys - q among the keys of its sequence, sees keys
   /// p - window_left to p + window_right; a negative number is no limit. Causal: window_right = 0.
@@ -69,15 +73,16 @@ struct AttentionArguments {
 };
 
 /// Elements of the workspace, for `queries` queries in all (batch times queries, or total_queries):
-/// the same whatever sequences, pages and keys are, and whatever GPU computes.
+/// the same whatever sequences, pages and keys are, and whatever GPU computes. Throws
+/// Error(kInvalidArgument) for sizes below 0.
 OCTOFOLD_API std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
                                                    std::int64_t head_size);
 
 /// out = softmax(scale · q · kᵀ) · v for each sequence and head, with sums in FP32, after
 /// FlashAttention (Dao et al. 2022, arXiv:2205.14135) and for few queries Flash-Decoding (split
 /// keys). Codes become numbers exactly; scales of keys multiply scores, those of values the weights
-/// of the softmax, which are rounded to q's type for the product with values. A query that sees no
-/// key has zeros. The same input gives the same bits.
+/// of the softmax. On a GPU these are rounded to q's type for the product with values, on the CPU
+/// not. A query that sees no key has zeros. The same input gives the same bits.
 ///
 /// On a GPU offsets, counts and pages are not looked at by the host: whatever they hold, nothing
 /// outside the tensors is read or written (offsets are held to 0 … total and to their order, counts

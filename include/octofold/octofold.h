@@ -2,6 +2,7 @@
 #pragma once
 
 #include "octofold/activations.h"
+#include "octofold/attention.h"
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/dot.h"

@@ -55,6 +55,8 @@ class Arguments {
   void require_enumerator(std::string_view argument, DeviceType type) const;
   /// Sizes ≥ 0 whose strides and product fit into memory; any rank.
   void require_sizes(std::string_view argument, const TensorView& tensor) const;
+  /// Of a tensor that has elements: not null, aligned to them.
+  void require_data(std::string_view argument, const TensorView& tensor) const;
   /// Rank 2, sizes ≥ 0, contiguous columns, data where there are elements. Rows may lie anywhere.
   void require_input_matrix(std::string_view argument, const TensorView& tensor) const;
   /// The same with rows that do not overlap.
@@ -88,8 +90,6 @@ class Arguments {
   /// Known dtype and device, this rank, sizes ≥ 0 whose strides and product fit into memory.
   void require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,
                     std::string_view expected) const;
-  /// Of a tensor that has elements: not null, aligned to them.
-  void require_data(std::string_view argument, const TensorView& tensor) const;
 
   std::string_view operation_;
 };

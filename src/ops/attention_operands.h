@@ -1,0 +1,29 @@
+// What attention checks of keys and values, and of what says which of them belong to a sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "octofold/attention.h"
+
+#include "core/check.h"
+#include "ops/inputs.h"
+
+namespace octofold::ops {
+
+/// What queries say of keys.
+struct AttentionQueries {
+  std::int64_t batch;
+  std::int64_t heads;
+  std::int64_t head_size;
+  Device device;
+};
+
+/// Of a tensor of any rank: a contiguous last dimension, and data where there are elements.
+void require_runs(const core::Arguments& check, std::string_view argument,
+                  const TensorView& tensor);
+
+/// Checks k, v, key_offsets, key_counts and page_table, and adds them to what is read.
+void check_attention_operands(const core::Arguments& check, const AttentionArguments& arguments,
+                              const AttentionQueries& queries, Inputs& inputs);
+
+}  // namespace octofold::ops
