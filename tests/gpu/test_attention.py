@@ -131,7 +131,7 @@ def test_of_scales_of_every_shape(queries, rng):
             assert_attention(scaled if v_scale is None else scaled | {"v_scale": v_scale})
 
 
-@pytest.mark.parametrize("exponent", [-24, -12, 12])
+@pytest.mark.parametrize("exponent", [-12, 12])
 @pytest.mark.parametrize("q", HALVES)
 def test_of_scales_far_from_one(q, exponent, rng):
     """Weights times scales fit into FP16 however large scales are; results may be beyond it."""
@@ -139,8 +139,6 @@ def test_of_scales_far_from_one(q, exponent, rng):
         blocks = sizes[0], -(-sizes[2] // 128), 2
         problem = with_scales(rng, dense(rng, *sizes, q=q), blocks, blocks)
         problem["v_scale"] *= np.float32(2.0**exponent)
-        if q == "float16" and exponent < 0:  # results would be subnormal
-            problem["v"] = (problem["v"].astype(np.float32) * 4).astype(problem["v"].dtype)
         assert_attention(problem)
 
 

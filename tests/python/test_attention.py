@@ -265,7 +265,7 @@ def test_says_what_is_wrong_of_every_layout(problem, rng):
         ("v", lambda x: x[..., :1, :]),
         ("v", lambda x: x[:1]),
     ):
-        with pytest.raises(octofold.InvalidArgumentError, match="attention: argument '[qkv]'"):
+        with pytest.raises(octofold.InvalidArgumentError, match=r"attention: argument '[qkv]'"):
             octofold.attention(**(sound | {name: change(sound[name])}))
 
 

@@ -216,3 +216,16 @@ def test_opcheck_weight_only(opcheck, granularity):
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
     arguments = (dy, *w, torch.empty_like(x), granularity)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_opcheck_attention(opcheck, logarithms):
+    k, v = fp8(2, 20, 2, 64), fp8(2, 20, 2, 64)
+    inputs = random(2, 3, 4, 64, dtype=torch.float16), k, v, torch.ones(1), torch.ones(2)
+    results = torch.empty(2, 3, 4, 64, dtype=torch.float16), torch.empty(24 * 64 * 66)
+    log_sum_exp = torch.empty(2, 4, 3) if logarithms else None
+    counts = offsets_of(20, 3)
+    arguments = (*inputs, None, None, counts, None, *results, log_sum_exp, 0.0, -1, 0)
+    opcheck(torch.ops.octofold.attention, arguments)
+    table = offsets_of(1, 0).view(2, 1)
+    pages = fp8(2, 32, 2, 64), fp8(2, 32, 2, 64), None, torch.ones(2, 2)
+    arguments = (inputs[0], *pages, None, None, counts, table, *results, log_sum_exp, 0.1, 7, -1)
+    opcheck(torch.ops.octofold.attention, arguments)
