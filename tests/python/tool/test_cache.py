@@ -178,6 +178,11 @@ def test_compiles_for_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.target(arguments()) == ("sm_90a", 114)
     assert cache.target(arguments(multiprocessors=16)) == ("sm_90a", 16)
     assert cache.target(arguments(arch="sm_90a")) == ("sm_90a", 132)
+    ada = octofold.Gpu(0, "L4", 8, 9, 58, 24 << 30, there)
+    monkeypatch.setattr(
+        octofold, "info", lambda: octofold.Info("1", 1, there, there, there, (ada,))
+    )
+    assert cache.target(arguments()) == ("sm_89", 58)
 
 
 def test_without_a_gpu_the_architecture_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
