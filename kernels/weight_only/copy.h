@@ -24,7 +24,9 @@ class Copies {
 
  public:
   __device__ Copies(const WeightOnlyParams& params, config::WeightOnlyTile tile)
-      : params_(params), tile_(tile) {
+      : params_(params),
+        tile_(tile),
+        blocks_(static_cast<int>(config::ceil_divide(params.depth, kScaleBlock))) {
     const auto* const x = static_cast<const unsigned char*>(params.x);
     x_ = {x + tile.row * params.x_stride, params.x_stride, params.rows - tile.row,
           params.depth * kXBytes};
@@ -108,23 +110,28 @@ class Copies {
   }
 
   // Those of kCount columns, or rows, from `first` on, for each block of the step; `count`: how
-  // many there are at all.
+  // many there are at all. Those behind the last have its scales, which nobody uses.
   template <int kCount>
   __device__ void copy_scales(unsigned address, const config::WeightOnlyScale& scale,
                               long long first, long long count, int step) const {
-    for (int i = static_cast<int>(threadIdx.x); i < kCount * kConfig.warps_depth; i += kThreads) {
-      const long long index = first + i % kCount;
-      const long long block = static_cast<long long>(step) * kConfig.warps_depth + i / kCount;
-      const bool exists = index < count && block * kScaleBlock < params_.depth;
-      const float* const from =
-          exists ? scale.data + (index >> scale.shift) * scale.stride + block * scale.depth_stride
-                 : scale.data;
-      ptx::copy_async<4, true>(address + 4 * i, from, exists);
+    constexpr int kAll = kCount * kConfig.warps_depth;
+    const float* const of_step =
+        scale.data + static_cast<long long>(step) * kConfig.warps_depth * scale.depth_stride;
+#pragma unroll
+    for (int i = 0; i < (kAll + kThreads - 1) / kThreads; ++i) {
+      const int at = i * kThreads + static_cast<int>(threadIdx.x);
+      if (kAll % kThreads != 0 && at >= kAll) break;
+      const int block = at / kCount;
+      const long long index = min(first + at % kCount, count - 1);
+      const long long offset = (index >> scale.shift) * scale.stride + block * scale.depth_stride;
+      const bool exists = step * kConfig.warps_depth + block < blocks_;
+      ptx::copy_async<4, true>(address + 4 * at, exists ? of_step + offset : scale.data, exists);
     }
   }
 
   const WeightOnlyParams& params_;
   config::WeightOnlyTile tile_;
+  int blocks_;  // of the depth
   Source x_, w_;
 };
 

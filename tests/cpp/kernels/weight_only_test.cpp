@@ -221,7 +221,7 @@ TEST(WeightOnlyTest, OfFewRowsByBlocks) {
                                    .tile_rows = 8,
                                    .warps_depth = 2,
                                    .stages = 4};
-  expect_product<kWide>({7, 70, 1600, Granularity::kBlock128x128});
+  expect_product<kWide>({7, 72, 1600, Granularity::kBlock128x128});
   expect_product<kConfig>({.rows = 2,
                            .columns = 64,
                            .depth = 304,
