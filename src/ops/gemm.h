@@ -27,7 +27,7 @@ void check_c(const core::Arguments& check, const TensorView& c, const MutableTen
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
                     const ScaledTensorView& b);
 
-/// That the argument, [N, K], has as many columns as the other operand.
+/// That the argument has as many columns as the other operand.
 void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
                    std::string_view other, const TensorView& matrix);
 

@@ -42,7 +42,7 @@ GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
   GemmWeightOnlyArguments arguments = given;
   arguments.x = flat_rows(check, "x", given.x, inputs);
   ops::check_weights(check, given.w, arguments.x.device, inputs);
-  ops::require_depth(check, "w", given.w.data, "x", arguments.x);
+  ops::require_depth(check, "x", arguments.x, "w", given.w.data);
   arguments.out = flat_result(check, given.out, given.x, given.w.data.shape[0], inputs);
   ops::check_bias(check, arguments.bias, arguments.out);
   return arguments;
@@ -54,10 +54,9 @@ GemmWeightOnlyGradientArguments checked(const GemmWeightOnlyGradientArguments& g
   GemmWeightOnlyGradientArguments arguments = given;
   arguments.gradient = flat_rows(check, "gradient", given.gradient, inputs);
   ops::check_weights(check, given.w, arguments.gradient.device, inputs);
-  if (given.w.data.shape[0] != arguments.gradient.shape[1]) {
-    check.fail("w",
-               core::format("N = {} rows, the columns of 'gradient'", arguments.gradient.shape[1]),
-               core::format("{}", given.w.data.shape[0]));
+  if (arguments.gradient.shape[1] != given.w.data.shape[0]) {
+    check.fail("gradient", core::format("N = {} columns, the rows of 'w'", given.w.data.shape[0]),
+               core::format("{}", arguments.gradient.shape[1]));
   }
   arguments.out = flat_result(check, given.out, given.gradient, given.w.data.shape[1], inputs);
   return arguments;

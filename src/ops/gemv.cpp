@@ -25,7 +25,7 @@ GemvArguments checked(const GemvArguments& given) {
                core::format("{}", arguments.x.data.shape[0]));
   }
   ops::check_weights(check, given.w, arguments.x.data.device, inputs);
-  ops::require_depth(check, "w", given.w.data, "x", arguments.x.data);
+  ops::require_depth(check, "x", arguments.x.data, "w", given.w.data);
   ops::require_shape_of_result(check, "out", given.out, given.x.data, given.w.data.shape[0]);
   arguments.out = core::flatten(check, "out", given.out);
   ops::check_output(check, arguments.out, inputs.all());

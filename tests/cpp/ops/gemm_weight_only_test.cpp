@@ -205,7 +205,7 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_THAT(error_of([](auto& d) { d.x.strides[1] = 2; }), HasSubstr("argument 'x'"));
   EXPECT_THAT(error_of([](auto& d) { d.x.rank = 0; }), HasSubstr("argument 'x'"));
   EXPECT_THAT(error_of([](auto& d) { d.x.shape[1] = 128; }),
-              HasSubstr("argument 'w': expected K = 128 columns as in 'x', got 256"));
+              HasSubstr("argument 'x': expected K = 256 columns as in 'w', got 128"));
   EXPECT_THAT(error_of([](auto& d) { d.w.data.dtype = DType::kBFloat16; }),
               HasSubstr("argument 'w': expected dtype e4m3 or e5m2"));
   EXPECT_THAT(error_of([](auto& d) { d.w.data.strides[1] = 3; }), HasSubstr("argument 'w'"));
@@ -242,7 +242,7 @@ TEST(GemmWeightOnlyGradientArgumentsTest, EachErrorNamesItsArgument) {
             "gemm_weight_only_gradient: argument 'gradient': expected dtype float16 or bfloat16, "
             "got float32");
   EXPECT_THAT(gradient_error_of([](auto& d) { d.gradient.shape[1] = 256; }),
-              HasSubstr("argument 'w': expected N = 256 rows, the columns of 'gradient', got 300"));
+              HasSubstr("argument 'gradient': expected N = 300 columns, the rows of 'w', got 256"));
   EXPECT_THAT(gradient_error_of([](auto& d) { d.w.data.dtype = DType::kFloat16; }),
               HasSubstr("argument 'w': expected dtype e4m3 or e5m2"));
   EXPECT_THAT(gradient_error_of([](auto& d) { d.w.scale.data = nullptr; }),

@@ -196,8 +196,11 @@ std::string error_of(auto&& spoil) {
 
 TEST(GemvArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_EQ(error_of([](auto&) {}), "no error");
-  EXPECT_EQ(error_of([](auto& d) { d.x.data.shape[1] = d.x.data.strides[0] = 255; }),
-            "gemv: argument 'w': expected K = 255 columns as in 'x', got 256");
+  EXPECT_EQ(error_of([](auto& d) {
+              d.x.scale.reset();
+              d.x.data.shape[1] = 128;
+            }),
+            "gemv: argument 'x': expected K = 256 columns as in 'w', got 128");
   EXPECT_THAT(error_of([](auto& d) { d.w.data.dtype = DType::kFloat16; }),
               HasSubstr("argument 'w': expected dtype e4m3 or e5m2"));
   EXPECT_THAT(error_of([](auto& d) { d.w.data.strides[1] = 2; }),
