@@ -56,7 +56,7 @@ struct AttentionForm {
   constexpr const char* invalid_reason() const {
     if (q != DType::kFloat16 && q != DType::kBFloat16) return "float16 or bfloat16 queries";
     if (!is_fp8(k) || !is_fp8(v)) return "e4m3 or e5m2 keys and values";
-    if (head_size < 64 || head_size > 256 || head_size % 8 != 0) return "head_size";
+    if (head_size < 8 || head_size > 256 || head_size % 8 != 0) return "head_size";
     if (copy_bytes != 16 && copy_bytes != 8 && copy_bytes != 4 && copy_bytes != 1) {
       return "copies of 16, 8, 4 or 1 bytes";
     }

@@ -45,7 +45,8 @@ def attention(
         [total_keys // 128 + batch, kv_heads], where sequence b begins at key_offsets[b] // 128 + b;
         with page_table [pages, kv_heads]. A shape that could be two of these is the first.
     query_offsets, key_offsets: int32 [batch + 1]: where each sequence begins, and the end of the
-        last. key_offsets with query_offsets only.
+        last. key_offsets with query_offsets only. Queries beyond the last end are not computed, and
+        their results not written.
     key_counts: int32 [batch]: how many keys of each sequence count. Required with page_table, not
         with key_offsets.
     page_table: int32 [batch, pages of a sequence]: the pages in which its keys lie, in order.
@@ -102,11 +103,12 @@ def _limits(causal: bool, window: tuple[int | None, int | None] | None) -> tuple
 
 
 def _scale_or_default(scale: float | None) -> float:
-    """0 is the library's word for the default, and no scale that anybody wants."""
+    """0 is the library's word for the default, and no scale that anybody wants; nor are those that
+    are 0 in float32."""
     if scale is None:
         return 0.0
-    if scale == 0:
-        expected = "None, or a number other than 0"
+    if abs(scale) <= 2.0**-150:
+        expected = "None, or a number other than 0 in float32"
         raise invalid_argument("attention", "scale", expected, repr(scale))
     return scale
 

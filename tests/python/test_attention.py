@@ -6,6 +6,8 @@ import octofold
 import pytest
 import reference
 from attention_cases import dense, packed, paged, with_scales
+from octofold._library import library
+from octofold.attention import _workspace_size
 
 HALVES = ("float16", "bfloat16")
 SIZES = (8, 32, 64, 72, 128, 256)
@@ -307,3 +309,10 @@ def test_says_what_is_wrong(rng):
     ):  # fmt: skip
         with pytest.raises(octofold.InvalidArgumentError, match=message):
             wrong()
+
+
+def test_workspace_is_that_of_the_library():
+    for rows in (0, 1, 2, 255, 256, 257, 8191, 8192, 8193, 16384, 16385):
+        size = _workspace_size((1, rows, 1, 72))
+        assert size == library.attention_workspace_size(rows, 1, 72)
+        assert _workspace_size((rows, 1, 72)) == size

@@ -99,14 +99,14 @@ def test_says_what_is_wrong(rng):
     for call, message in (
         (lambda: product(x, x), "argument 'w': expected a ScaledTensor"),
         (lambda: product(x, two_level), "argument 'w.channel_scale'"),
-        (lambda: product(x[:, :7], w), "argument 'w': expected K = 7 columns as in 'x'"),
+        (lambda: product(x[:, :7], w), "argument 'x': expected"),
         (lambda: product(x.astype(np.float32), w), "argument 'x': expected"),
         (lambda: product(x, w, out_dtype="bfloat16"), "argument 'out': expected"),
         (lambda: product(x, w, x[0, :7]), "argument 'bias': expected"),
         (lambda: product(x, w, np.zeros(20)), "argument 'bias': expected"),
         (lambda: product(x, w, out=np.empty((3, 20), np.float16)), "argument 'out': expected"),
         (lambda: product(x, w, out=x[:, :20]), "argument 'out': expected memory of its own"),
-        (lambda: gradient(x, w), "argument 'w': expected N = 30 rows"),
+        (lambda: gradient(x, w), "argument 'gradient': expected"),
         (lambda: gradient(x[:, :20].astype(np.float32), w), "argument 'gradient': expected"),
         (lambda: gradient(x[:, :20], 3), "argument 'w': expected a ScaledTensor"),
     ):

@@ -77,7 +77,7 @@ def test_says_what_is_wrong(rng):
     x = rng.normal(size=(2, 30)).astype(np.float32)
     for call, message in (
         (lambda: octofold.gemv(x, x), "argument 'w': expected a ScaledTensor"),
-        (lambda: octofold.gemv(w, x[:, :7]), "argument 'w': expected K = 7 columns as in 'x'"),
+        (lambda: octofold.gemv(w, x[:, :7]), "argument 'x': expected"),
         (lambda: octofold.gemv(w, np.zeros((17, 30), np.float32)), "argument 'x': expected"),
         (lambda: octofold.gemv(w, x.astype(np.int32)), "argument 'x': expected"),
         (lambda: octofold.gemv(w, 1.5), "argument 'x'"),

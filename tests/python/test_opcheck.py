@@ -216,6 +216,8 @@ def test_opcheck_weight_only(opcheck, granularity):
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
     arguments = (dy, *w, torch.empty_like(x), granularity)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
+
+
 @pytest.mark.parametrize("logarithms", [False, True])
 def test_opcheck_attention(opcheck, logarithms):
     k, v = fp8(2, 20, 2, 64), fp8(2, 20, 2, 64)

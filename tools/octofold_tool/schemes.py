@@ -10,9 +10,6 @@ import octofold
 from .arrays import Arrays
 from .minilm import Float32Array
 
-LEAST_HEAD_SIZE = 64
-"""Of octofold.attention."""
-
 
 class Scheme(Protocol):
     """How linear layers are computed. Arrays are those that the scheme was made for."""
@@ -94,30 +91,16 @@ class Fp8Attention:
         self._arrays = arrays
 
     def __call__(self, query: Float32Array, key: Float32Array, value: Float32Array) -> Float32Array:
-        size = query.shape[-1]
-        q = self._arrays.to_float16(self._arrays.from_numpy(_padded(query)))
+        q = self._arrays.to_float16(self._arrays.from_numpy(query))
         k, k_scale = self._cast(key)
         v, v_scale = self._cast(value)
-        out = octofold.attention(
-            q.swapaxes(0, 1)[None],
-            k,
-            v,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            scale=size**-0.5,
-        )
-        return self._arrays.to_numpy(out)[0, :, :, :size].swapaxes(0, 1)
+        rows = q.swapaxes(0, 1)[None]  # [1, tokens, heads, head size]
+        out = octofold.attention(rows, k, v, k_scale=k_scale, v_scale=v_scale)
+        return self._arrays.to_numpy(out)[0].swapaxes(0, 1)
 
     def _cast(self, x: Float32Array) -> tuple[Any, Any]:
         """Codes [1, tokens, heads, head size] and scales [heads]."""
-        padded = _padded(x)
-        heads, tokens, size = padded.shape
-        rows = self._arrays.from_numpy(padded.reshape(heads, tokens * size))
+        heads, tokens, size = x.shape
+        rows = self._arrays.from_numpy(np.ascontiguousarray(x).reshape(heads, tokens * size))
         cast = octofold.quantize(rows, granularity="channel")
         return cast.data.reshape(heads, tokens, size).swapaxes(0, 1)[None], cast.scale
-
-
-def _padded(x: Float32Array) -> Float32Array:
-    """Heads [heads, tokens, head size] with zeros behind them, which change no result."""
-    missing = max(0, LEAST_HEAD_SIZE - x.shape[-1])
-    return np.ascontiguousarray(np.pad(x, ((0, 0), (0, 0), (0, missing))))

@@ -10,6 +10,7 @@ from ..gated_gemm import gated_gemm
 from ..scaled_tensor import ScaledTensor
 from .activated import cast_activation, is_gated
 from .casts import Casts, cast
+from .choice import has_kernels
 from .normed import Norm, cast_norm
 from .products import output_product
 from .recipes import Recipe
@@ -119,7 +120,9 @@ def gated_in_one(
     if output is None or weight is None:
         return False
     fits_kernel = not weight.data.is_cuda or (
-        weight.shape[-2] % 256 == 0 and weight.shape[-1] % 16 == 0
+        weight.shape[-2] % 256 == 0
+        and weight.shape[-1] % 16 == 0
+        and has_kernels("gated products", weight.data.device)
     )
     return (
         (output.a, output.b) == ("1x128", "128x128")

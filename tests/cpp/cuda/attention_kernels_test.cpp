@@ -66,6 +66,7 @@ using enum DType;
 TEST_P(AttentionKernelsTest, OfFewQueries) {
   expect_sound(few({.layout = KeyLayout::kPaged, .k_scales = true, .v_scales = true}));
   expect_sound(few({.head_size = 64}));
+  expect_sound(few({.head_size = 8, .copy_bytes = 8}));
   expect_sound(few({.v = kE5M2, .head_size = 256}));
   expect_sound(few({.k = kE5M2, .head_size = 72, .layout = KeyLayout::kPacked, .copy_bytes = 1}));
   if (GetParam() >= 80) expect_sound(few({.q = kBFloat16, .head_size = 192, .v_scales = true}));

@@ -252,6 +252,7 @@ TEST(FewQueriesTest, OfDenseKeys) {
 }
 
 TEST(FewQueriesTest, OfRowsInSeveralTiles) {
+  expect_right<few<{.head_size = 24, .copy_bytes = 8}>()>({});
   expect_right<few<{.v = kE5M2, .head_size = 72, .copy_bytes = 8}>()>(
       {.queries = {7, 7}, .keys = {40, 5}, .heads = 6, .key_heads = 2, .window_right = 0});
 }
@@ -326,6 +327,8 @@ template <bool kHasBFloat16>
 void expect_bfloat16() {
   if constexpr (kHasBFloat16) {
     expect_right<few<{.q = kBFloat16, .v = kE5M2, .head_size = 64}>()>({});
+    expect_right<many<{.q = kBFloat16, .head_size = 8, .copy_bytes = 8}>(1, 32)>(
+        {.queries = {20, 20}});
     expect_right<many<{.q = kBFloat16, .head_size = 64}>(1, 32)>({.queries = {20, 20}});
   } else {
     GTEST_SKIP() << "bfloat16 from Ampere on";

@@ -54,7 +54,8 @@ def test_what_was_measured(monkeypatch):
     assert nn.fp8_wins(1, 1, 1, blockwise, torch.device("cuda", 1))
 
 
-def test_products_that_cast():
+def test_products_that_cast(monkeypatch):
+    monkeypatch.setattr(choice, "_has_kernels_once", lambda operation, index: index == 0)
     weight = octofold.quantize(torch.zeros(48, 256), granularity="128x128")
     most = choice.DYNAMIC_GEMM_MOST_ROWS
 
@@ -67,6 +68,7 @@ def test_products_that_cast():
     assert not casts((most + 1, 256))
     assert not casts((2, most, 256))
     assert not casts(device=torch.device("cpu"))
+    assert not casts(device=torch.device("cuda", 1))  # without such kernels
     assert not casts(recipe="rowwise")
     assert not casts(weight=None)
     memory = torch.zeros(48 * 264 + 8).to(torch.float8_e4m3fn)

@@ -109,14 +109,6 @@ inline void store_shared_half(unsigned address, unsigned value) {
   std::memcpy(&shared[address], &value, 2);
 }
 
-inline float load_shared(unsigned address) {
-  return std::bit_cast<float>(load_shared_word(address));
-}
-
-inline float2 load_shared_pair(unsigned address) {
-  return {load_shared(address), load_shared(address + 4)};
-}
-
 // Of what is not run.
 unsigned shared_address(const void* pointer);
 template <int kBytes, bool kThroughL1>
