@@ -96,7 +96,8 @@ class Fp8Attention:
         v, v_scale = self._cast(value)
         rows = q.swapaxes(0, 1)[None]  # [1, tokens, heads, head size]
         out = octofold.attention(rows, k, v, k_scale=k_scale, v_scale=v_scale)
-        return self._arrays.to_numpy(out)[0].swapaxes(0, 1)
+        result: Float32Array = self._arrays.to_numpy(out)[0].swapaxes(0, 1)
+        return result
 
     def _cast(self, x: Float32Array) -> tuple[Any, Any]:
         """Codes [1, tokens, heads, head size] and scales [heads]."""
