@@ -107,7 +107,7 @@ def _scale_or_default(scale: float | None) -> float:
     are 0 in float32."""
     if scale is None:
         return 0.0
-    if abs(scale) <= 2.0**-150:
+    if scale == 0 or (isinstance(scale, float) and abs(scale) <= 2.0**-150):
         expected = "None, or a number other than 0 in float32"
         raise invalid_argument("attention", "scale", expected, repr(scale))
     return scale

@@ -285,6 +285,7 @@ def test_says_what_is_wrong(rng):
         (call(sound, window=3), "argument 'window': expected None, or two whole numbers"),
         (call(sound, window=(-2, 0)), "argument 'window': expected None, or two whole numbers"),
         (call(sound, scale=0), "argument 'scale': expected None, or a number other than 0"),
+        (call(sound, scale=1e-50), "argument 'scale': expected None, or a number other than 0"),
         (call(sound, scale="1"), "argument 'scale': expected a number"),
         (call(sound, {"q": 1.5}), "argument 'q': expected"),
         (call(sound, {"k": None}), "argument 'k': expected"),
