@@ -1,6 +1,6 @@
 """Models to FP8 layers, and back."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sized
 from typing import Final, TypeAlias
 
 import torch
@@ -60,7 +60,8 @@ def convert(
             raise invalid_argument(_NAME, "model", expected, f"octofold.nn.Linear at {name!r}")
         layer = Linear.from_linear(module, recipe, main_grad=main_grad, force_fp8=force_fp8)
         new[id(module)] = layer
-    return replaced(model, require_some(_NAME, model, module_filter_fn, new))
+    require_some(_NAME, model, module_filter_fn, new)
+    return replaced(model, new)
 
 
 def restore(model: Module) -> Module:
@@ -112,16 +113,12 @@ def picked(
 
 
 def require_some(
-    operation: str,
-    model: Module,
-    module_filter_fn: ModuleFilter | None,
-    new: dict[int, Module],
-) -> dict[int, Module]:
-    """The new layers, of which there has to be one."""
-    if not new:
+    operation: str, model: Module, module_filter_fn: ModuleFilter | None, found: Sized
+) -> None:
+    """That there is a layer to convert."""
+    if len(found) == 0:
         argument = "model" if module_filter_fn is None else "module_filter_fn"
         expected = "a torch.nn.Linear" if module_filter_fn is None else "to pick a torch.nn.Linear"
         count = sum(type(module) is torch.nn.Linear for module in model.modules())
         got = f"{type(model).__qualname__} with {count} of them"
         raise invalid_argument(operation, argument, expected, got)
-    return new

@@ -32,8 +32,10 @@ def convert_weight_only(
     """
     require_model(_NAME, model, module_filter_fn)
     require_cast(_NAME, granularity, weight_dtype)
-    new: dict[int, Module] = {
-        id(module): WeightOnlyLinear.from_linear(module, granularity, weight_dtype)
-        for _, module in picked(model, module_filter_fn)
-    }
-    return replaced(model, require_some(_NAME, model, module_filter_fn, new))
+    linears = [module for _, module in picked(model, module_filter_fn)]
+    require_some(_NAME, model, module_filter_fn, linears)
+    while linears:  # one after another, so that memory never holds two of each
+        linear = linears.pop()
+        layer = WeightOnlyLinear.from_linear(linear, granularity, weight_dtype)
+        model = replaced(model, {id(linear): layer})
+    return model

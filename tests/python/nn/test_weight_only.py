@@ -1,6 +1,7 @@
 """octofold.nn.WeightOnlyLinear and convert_weight_only: FP8 weights, all else in 16 bits."""
 
 import copy
+import weakref
 
 import octofold
 import pytest
@@ -141,6 +142,20 @@ def test_models_are_converted():
     nn.convert_weight_only(model, "channel", "e5m2")
     assert "granularity=channel" in repr(model[2])
     assert 1e-3 < relative_error(model(x), expected) < 0.1
+
+
+def test_old_weights_are_let_go_one_by_one(monkeypatch):
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+    weights = [weakref.ref(layer.weight) for layer in model]
+    from_linear, alive = nn.WeightOnlyLinear.from_linear, []
+
+    def counting(*arguments):
+        alive.append(sum(weight() is not None for weight in weights))
+        return from_linear(*arguments)
+
+    monkeypatch.setattr(nn.WeightOnlyLinear, "from_linear", counting)
+    nn.convert_weight_only(model)
+    assert alive == [5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(
