@@ -82,7 +82,8 @@ OCTOFOLD_API std::int64_t attention_workspace_size(std::int64_t queries, std::in
 /// FlashAttention (Dao et al. 2022, arXiv:2205.14135) and for few queries Flash-Decoding (split
 /// keys). Codes become numbers exactly; scales of keys multiply scores, those of values the weights
 /// of the softmax. On a GPU these are rounded to q's type for the product with values, on the CPU
-/// not. A query that sees no key has zeros. The same input gives the same bits.
+/// not. A query that sees no key has zeros. On a GPU NaN or infinity among values, or their scales,
+/// may reach queries near those that see it. The same input gives the same bits.
 ///
 /// On a GPU offsets, counts and pages are not looked at by the host: whatever they hold, nothing
 /// outside the tensors is read or written (offsets are held to 0 … total and to their order, counts
