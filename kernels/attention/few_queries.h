@@ -103,10 +103,15 @@ class FewQueries {
     return memory_ + static_cast<unsigned>((warp_ * kStages + stage) * kConfig.stage_bytes());
   }
   // 16 bytes of a row. Neighbouring rows have them in other banks: lanes read 64 bytes of rows
-  // 2i and 2i + 1 at one time, or 32 bytes of rows 2i, 2i + 2, 2i + 4 and 2i + 6.
+  // 2i and 2i + 1 at one time, or 32 bytes of rows 2i, 2i + 2, 2i + 4 and 2i + 6. Two rows that end
+  // between lines of 128 bytes are one.
   static __device__ unsigned place(int row, int chunk) {
-    const int turned = kRowBytes % 128 == 0 ? (row & 6) ^ (row & 1) << 2 : row & 2;
-    return static_cast<unsigned>(row * kRowBytes + (chunk ^ turned) * 16);
+    if constexpr (kRowBytes % 128 == 0) {
+      const int turned = chunk ^ (row & 6) ^ (row & 1) << 2;
+      return static_cast<unsigned>(row * kRowBytes + turned * 16);
+    }
+    const int of_two = (row & 1) * (kRowBytes / 16) + chunk;
+    return static_cast<unsigned>((row & ~1) * kRowBytes + (of_two ^ (row & 6)) * 16);
   }
 
   // Starts the copies of a step; of zeros beyond the end.
@@ -302,13 +307,15 @@ class FewQueries {
     float sum = 0, first = 0, second = 0;
     for (int warp = 0; warp < kWarps; ++warp) {
       const float share = ptx::exp2(__fmaf_rn(state_of(warp, 0), factor_, -shift));
-      // A warp that has seen nothing may have met NaN in values.
-      if (share == 0) continue;
+      // A warp that has seen nothing may have met NaN in values. One whose scores are all NaN has
+      // no maximum either, but has NaN for its sum.
+      const float weight = state_of(warp, 1);
+      if (share == 0 && weight == weight) continue;
       const float in_units = __fmul_rn(share, __fmul_rn(state_of(warp, 2), v_factor));
       const unsigned sums = memory_ + static_cast<unsigned>(warp * kConfig.rows() * 4 * kRowBytes);
       const float2 pair = ptx::load_shared_pair(sums + sums_place(row, dim / 4) +
                                                 static_cast<unsigned>(dim % 4 * 4));
-      sum = __fmaf_rn(state_of(warp, 1), share, sum);
+      sum = __fmaf_rn(weight, share, sum);
       first = __fmaf_rn(pair.x, in_units, first);
       second = __fmaf_rn(pair.y, in_units, second);
     }

@@ -103,7 +103,8 @@ __device__ inline void multiply_by_scales(float (&scores)[kTiles][4],
 }
 
 // Weights times scales of values, over a power of two near the largest of these: so they fit into
-// 16 bits whatever scales are.
+// 16 bits. The power is 2^-40 to 2^40, that sums may go from one to another and stay in FP32; what
+// lies beyond is beyond 16 bits of results too.
 template <int kTiles>
 __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
                                                 float (&scales)[kTiles][2], RowState& state,
@@ -113,10 +114,10 @@ __device__ inline void multiply_by_value_scales(float (&weights)[kTiles][4],
   for (int tile = 0; tile < kTiles; ++tile) {
     largest = fmaxf(largest, fmaxf(fabsf(scales[tile][0]), fabsf(scales[tile][1])));
   }
-  // 2^e and 2^-e as bits of FP32; of what has no such inverse, 0 and infinity among it, 1.
-  constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u;
-  unsigned unit = __float_as_uint(max_of_quad(largest)) & kExponent;
-  if (unit == 0 || unit >= 2 * kOne) unit = kOne;
+  // 2^e and 2^-e as bits of FP32.
+  constexpr unsigned kOne = 0x3F800000u, kExponent = 0x7F800000u, kMost = 40u << 23;
+  const unsigned power = __float_as_uint(max_of_quad(largest)) & kExponent;
+  const unsigned unit = min(max(power, kOne - kMost), kOne + kMost);
   const float inverse = __uint_as_float(2 * kOne - unit);
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {

@@ -21,9 +21,9 @@ __device__ inline void load_global(const void* address, unsigned (&words)[kBytes
 }
 
 // 16 bytes of memory that no kernel writes meanwhile, and that this block or its neighbours read
-// again. Two loads of one address may become one.
+// again. `volatile` keeps it behind the wait for earlier kernels.
 __device__ inline void load_cached(const void* address, unsigned (&words)[4]) {
-  asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
       : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
       : "l"(address));
 }

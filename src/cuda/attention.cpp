@@ -14,13 +14,13 @@
 namespace octofold::cuda {
 namespace {
 
-constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max();
+// Tiles end beyond the last row or key.
+constexpr std::int64_t kMostCounted = std::numeric_limits<int>::max() - 4096;
 
 int counted(std::string_view what, std::int64_t count) {
-  constexpr std::int64_t kMost = kMostCounted - 4096;  // tiles of rows end beyond the last one
-  if (count > kMost) {
-    core::fail(ErrorCode::kUnsupported, "attention: {}: expected at most {}, got {}", what, kMost,
-               count);
+  if (count > kMostCounted) {
+    core::fail(ErrorCode::kUnsupported, "attention: {}: expected at most {}, got {}", what,
+               kMostCounted, count);
   }
   return static_cast<int>(count);
 }
@@ -70,10 +70,13 @@ bool has_key_scales(const AttentionOperand& operand) {
 config::AttentionSide side_of(const AttentionOperand& operand, config::KeyLayout layout) {
   const bool packed = layout == config::KeyLayout::kPacked;
   const auto& strides = operand.data.strides;
+  const std::size_t keys = packed ? 0 : 1;  // in shapes
+  // The stride of a single key may be anything, and addresses of absent keys are aligned too.
+  const std::int64_t key_stride = operand.data.shape[keys] > 1 ? strides[keys] : 0;
   config::AttentionSide side{.data = static_cast<const unsigned char*>(operand.data.data),
                              .outer_stride = packed ? 0 : strides[0],
-                             .key_stride = strides[packed ? 0 : 1],
-                             .head_stride = strides[packed ? 1 : 2],
+                             .key_stride = key_stride,
+                             .head_stride = strides[keys + 1],
                              .scale = nullptr,
                              .scale_outer_stride = 0,
                              .scale_block_stride = 0,

@@ -3,6 +3,7 @@
 #include "cuda/attention.h"
 
 #include <gmock/gmock.h>
+#include <limits>
 
 #include "cuda/fake_runtime.h"
 #include "kernels/config/attention_params.h"
@@ -152,10 +153,23 @@ TEST_F(AttentionTest, OfPages) {
   EXPECT_EQ(params.k.scale_outer_stride, 4);
   EXPECT_EQ(params.k.scale_block_stride, 0);
   EXPECT_EQ(params.v.scale, nullptr);
+  // Tables of more keys than counts can say, with room for a tile beyond.
+  arguments.page_table = tensor_at(0x7000, kInt32, {2, std::int64_t{1} << 27});
+  EXPECT_EQ(run(arguments).keys, std::numeric_limits<int>::max() - 4096);
   // No pages have no keys.
   arguments.k = {.data = tensor_at(0x2000, kE4M3, {0, 32, 4, 64})};
   arguments.v = {.data = tensor_at(0x3000, kE4M3, {0, 32, 4, 64})};
   EXPECT_EQ(run(arguments).keys, 0);
+}
+
+TEST_F(AttentionTest, TheStrideOfOneKeyIsOfNoAccount) {
+  AttentionArguments arguments = dense();
+  arguments.k.data = tensor_at(0x2000, kE4M3, {2, 1, 4, 64});
+  arguments.v.data = tensor_at(0x3000, kE4M3, {2, 1, 4, 64});
+  arguments.k.data.strides[1] = arguments.v.data.strides[1] = 1;
+  const config::AttentionParams params = run(arguments);
+  EXPECT_EQ(params.k.key_stride, 0);
+  EXPECT_EQ(params.v.key_stride, 0);
 }
 
 TEST_F(AttentionTest, AddressesSayHowMuchIsCopiedAtATime) {

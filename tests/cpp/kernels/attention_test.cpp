@@ -129,9 +129,11 @@ class Attention {
     }
   }
 
-  std::vector<unsigned short> out_;
+  std::vector<unsigned short> q_, out_;
   std::vector<float> log_sum_exp_;
   std::vector<int> query_offsets_, key_offsets_, table_;
+  std::optional<test::Side<kForm.k>> k_;
+  std::optional<test::Side<kForm.v>> v_;
 
  private:
   void place_keys() {
@@ -222,10 +224,7 @@ class Attention {
   std::vector<std::vector<std::size_t>> places_, scale_rows_;
   std::size_t rows_ = 0, outer_rows_ = 0, outer_scale_rows_ = 0;
   int capacity_ = 0, table_pages_ = 0;
-  std::vector<unsigned short> q_;
   std::vector<float> partials_;
-  std::optional<test::Side<kForm.k>> k_;
-  std::optional<test::Side<kForm.v>> v_;
 };
 
 template <AttentionForm kForm>
@@ -335,6 +334,50 @@ void expect_bfloat16() {
   }
 }
 TEST(AttentionTest, OfBFloat16) { expect_bfloat16<ptx::kHasAmpere>(); }
+
+// A block of zeros has the least of scales, and what was summed before it stays.
+template <auto kConfig>
+void expect_right_with_scales(const AttentionCase& given, const std::vector<float>& scales) {
+  Attention<kConfig.form> attention(given);
+  std::ranges::copy(scales, attention.v_->scales_.begin());
+  attention.template run<kConfig>(attention.params(kConfig.rows()));
+  attention.expect_right();
+}
+TEST(AttentionTest, ScalesOfValuesMayBeFarApart) {
+  constexpr AttentionForm kForm{.head_size = 8, .v_scales = true, .copy_bytes = 8};
+  const AttentionCase given{
+      .queries = {20}, .keys = {300}, .heads = 1, .key_heads = 1, .v_scale = ScaleKind::kKeys};
+  for (const std::vector<float>& scales :
+       {std::vector{.01f, 1.2e-38f, .01f}, std::vector{1e-38f, 3.0f, 0.0f},
+        std::vector{-100.0f, 1.2e-38f, 0.0f}}) {
+    expect_right_with_scales<few<kForm>()>(given, scales);
+    expect_right_with_scales<many<kForm>(2, 32)>(given, scales);
+  }
+}
+
+// Of a query of NaN nothing is known, in whichever warp and split its keys are.
+template <auto kConfig>
+void expect_nan(int splits) {
+  const AttentionCase given{
+      .queries = {3}, .keys = {200}, .heads = 1, .key_heads = 1, .splits = splits};
+  Attention<kConfig.form> attention(given);
+  std::fill_n(attention.q_.begin() + 8, 8, static_cast<unsigned short>(0x7E00));
+  attention.template run<kConfig>(attention.params(kConfig.rows()));
+  for (std::size_t i = 0; i < attention.out_.size(); ++i) {
+    EXPECT_EQ(std::isnan(test::decode<kFloat16>(attention.out_[i])), i / 8 == 1) << i;
+  }
+  for (std::size_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(std::isnan(attention.log_sum_exp_[row]), row == 1) << row;
+  }
+}
+TEST(AttentionTest, OfAQueryOfNan) {
+  constexpr AttentionForm kWhole{.head_size = 8, .copy_bytes = 8};
+  constexpr AttentionForm kSplit{.head_size = 8, .copy_bytes = 8, .split = true};
+  expect_nan<few<kWhole>()>(1);
+  expect_nan<few<kSplit>()>(3);
+  expect_nan<many<kWhole>(1, 32)>(1);
+  expect_nan<many<kSplit>(1, 32)>(2);
+}
 
 // The address sanitizer sees what is touched.
 TEST(AttentionTest, OffsetsAndCountsThatLieAreHeldToWhatThereIs) {

@@ -95,6 +95,9 @@ class Side {
     return value;
   }
 
+  // Scales of blocks in memory, from the first on.
+  std::vector<float> scales_;
+
   // `outer_rows`: rows of memory from sequence to sequence, or from page to page, and rows of
   // scales.
   config::AttentionSide view(std::size_t outer_rows, std::size_t outer_scale_rows) const {
@@ -114,7 +117,6 @@ class Side {
   int key_heads_, head_size_, offset_;
   ScaleKind kind_;
   std::vector<unsigned char> codes_;
-  std::vector<float> scales_;
   std::vector<std::vector<std::size_t>> places_, scale_rows_;
 };
 
