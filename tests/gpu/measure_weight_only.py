@@ -6,7 +6,8 @@ are read or numbers multiplied.
 
 Up to 16 rows gemv() too, of x in BF16, FP16, FP32 and e4m3; of more, the gradient. Each is checked
 first against FP32 (NaN there before). Then all are taken in turns, as CUDA graphs that go round
-operands of 256 MB together. A line of JSON for each shape.
+operands of 256 MB together. From 1024 rows on mma.sync alone takes turns with them, and each has a
+share of its rate. A line of JSON for each shape.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import octofold
 import torch
 from measure_candidates import MAX_SETS, MIN_BYTES, in_turns, sampler, signal_alarm
+from mma_ceiling import best_sampler
 
 SIZES = ((16384, 16384), (8192, 8192), (7168, 16384), (4096, 7168), (24576, 1536))
 ROWS = (1, 2, 4, 8, 16, 64, 256, 1024, 8192)
@@ -24,6 +26,7 @@ X_TYPES = {
     "float32": torch.float32,
     "e4m3": torch.float8_e4m3fn,
 }
+CEILING, CEILING_ROWS = "mma.sync", 1024
 ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
 
 
@@ -89,14 +92,21 @@ class Shape:
 
 
 def measured(shape, rounds):
-    samplers = {}
+    """Microseconds by name, and the TFLOPS of mma.sync alone meanwhile."""
+    samplers, flops = {}, 0
+    if shape.m >= CEILING_ROWS:
+        try:
+            samplers[CEILING], flops = best_sampler("bfloat16")
+        except (AssertionError, OSError, RuntimeError) as reason:
+            print(f"{CEILING}: {reason}", flush=True)
     for name, calls, expected in shape.ways():
         error = float((calls[0]().float() - expected).norm() / expected.norm())
         if not error < ERROR_LIMIT:  # NaN is wrong too
             print(f"{name}: error {error:.1e}", flush=True)
             continue
         samplers[name] = sampler(calls)
-    return in_turns(samplers, rounds, 0.01)
+    times = in_turns(samplers, rounds, 0.01)
+    return times, flops / times.pop(CEILING) * 1e-6 if flops else None
 
 
 def main():
@@ -113,18 +123,23 @@ def main():
     with open(options.results, "a") as results:
         for m, n, k in shapes or [(m, n, k) for n, k in SIZES for m in ROWS]:
             signal_alarm(180)  # a kernel that hangs ends the process
-            times = measured(Shape(m, n, k, options.granularity), options.rounds)
+            times, ceiling = measured(Shape(m, n, k, options.granularity), options.rounds)
             signal_alarm(0)
             line = {"shape": [m, n, k], "granularity": options.granularity, "times": times}
+            if ceiling:
+                line["mma_sync_tflops"] = ceiling
+                print(f"{m},{n},{k} mma.sync alone: {ceiling:.1f} TFLOPS", flush=True)
             print(json.dumps(line), file=results, flush=True)
             peer = times.get("torch.mm bfloat16")
             for name, microseconds in times.items():
                 read = n * k * (2 if name.startswith("torch") else 1)
+                tflops = 2e-6 * m * n * k / microseconds
+                share = f" {tflops / ceiling:5.2f} of mma.sync's" if ceiling else ""
                 print(
                     f"{m},{n},{k} {name:<24} {microseconds:9.2f} µs "
                     f"{read / microseconds * 1e-6:6.2f} TB/s of weights "
-                    f"{2e-6 * m * n * k / microseconds:7.1f} TFLOPS "
-                    f"{peer / microseconds if peer else 0:5.2f} of torch.mm's speed",
+                    f"{tflops:7.1f} TFLOPS "
+                    f"{peer / microseconds if peer else 0:5.2f} of torch.mm's speed{share}",
                     flush=True,
                 )
 
