@@ -31,6 +31,7 @@ struct WeightOnlyConfig {
   int stages = 3;
   bool vectors = true;        // x and W can be copied in units of 16 bytes
   bool store_vectors = true;  // four columns of out can be stored at a time
+  bool split = false;  // sums of parts of the depth go to memory, and another kernel adds them
 
   static constexpr const char* kHeader = "kernels/weight_only/weight_only.h";
   static constexpr const char* kKernel = "weight_only_kernel";
@@ -52,6 +53,7 @@ struct WeightOnlyConfig {
     field("stages", stages);
     field("vectors", vectors);
     field("store_vectors", store_vectors);
+    field("split", split);
   }
   friend constexpr bool operator==(const WeightOnlyConfig&, const WeightOnlyConfig&) = default;
 
@@ -101,9 +103,10 @@ struct WeightOnlyConfig {
     if (warps_columns < 1 || warps_rows < 1 || warps_depth < 1) return "some warps";
     if (threads() > 512) return "at most 512 threads";
     if (stages < 2) return "something on its way while the rest is multiplied";
-    if (tile_columns != 16 * warps_columns * column_tiles() || kScaleBlock % tile_columns != 0) {
-      return "whole tiles of 16 columns for each warp, within one block of 128";
+    if (tile_columns != 16 * warps_columns * column_tiles()) {
+      return "whole tiles of 16 columns for each warp";
     }
+    if (transposed && kScaleBlock % tile_columns != 0) return "columns of one block of 128";
     if (tile_rows < 8 ? tile_rows != 1 && tile_rows != 2 && tile_rows != 4
                       : tile_rows != 8 * warps_rows * row_tiles()) {
       return "whole tiles of 8 rows for each warp, or 1, 2 or 4 rows";
@@ -143,7 +146,12 @@ struct WeightOnlyParams {
   long long rows;
   long long columns;
   long long depth;
+  float* partials = nullptr;  // [splits, rows, columns], of `split`
+  int splits = 1;
 };
+
+// Threads of a block that combines what blocks have that split the depth.
+inline constexpr int kWeightOnlyCombineThreads = 128;
 
 // Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
 // read at about the same time.

@@ -39,7 +39,7 @@ __device__ inline unsigned float16_pair_in_units(unsigned word, int pair) {
   if constexpr (kFp8 == DType::kE5M2) {
     return __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);
   } else if constexpr (ptx::kHasFp8Conversions) {
-    return ptx::float16_pair_of_e4m3(pair == 0 ? word : word >> 16);
+    return ptx::float16_pair_of_e4m3(word, pair == 1);
   } else {
     // All but the selection of bytes is for both pairs. Of each byte: in the place of its sign,
     // whether it is NaN, seven ones, from which a carry goes there;

@@ -19,10 +19,16 @@ __device__ inline unsigned e5m2_pair(float first, float second) {
   return pair;
 }
 
-// Exact. NaN: 0x7FFF.
-__device__ inline unsigned float16_pair_of_e4m3(unsigned pair) {
+// Of the lower pair of codes, or the upper one. Exact. NaN: 0x7FFF.
+__device__ inline unsigned float16_pair_of_e4m3(unsigned codes, bool upper = false) {
   unsigned out;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(static_cast<unsigned short>(pair)));
+  if (upper) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }"
+        : "=r"(out)
+        : "r"(codes));
+  } else {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(static_cast<unsigned short>(codes)));
+  }
   return out;
 }
 

@@ -7,132 +7,188 @@
 
 namespace octofold::weight_only {
 
-// The part of a matrix that a block reads: existing rows from the first one on, and of each the
-// units from the first one on. Along one of both it goes on from step to step.
+// A matrix from a tile's first row and byte on; of `rows` rows as many bytes exist.
 struct Source {
   const unsigned char* data;
   long long stride;  // bytes
   long long rows;
-  long long bytes;  // of a row
+  long long bytes;
 };
 
-template <WeightOnlyConfig kConfig>
-class Copies {
-  using S = Stage<kConfig>;
+// What a thread copies of a matrix: in each step the same units of kRows rows of kUnits. From step
+// to step it goes on along the rows, or down the columns.
+template <WeightOnlyConfig kConfig, int kRows, int kUnits, bool kDown, bool kIsReadAgain>
+class Units {
   static constexpr int kThreads = kConfig.threads();
-  static constexpr int kXBytes = size_of(kConfig.x);
+  static_assert(kThreads % kUnits == 0, "a thread has the same unit of all of its rows");
+  static constexpr int kApart = kThreads / kUnits;  // rows of a thread
+  static constexpr int kCount = (kRows + kApart - 1) / kApart;
 
  public:
-  __device__ Copies(const WeightOnlyParams& params, config::WeightOnlyTile tile)
-      : params_(params),
-        tile_(tile),
-        blocks_(static_cast<int>(config::ceil_divide(params.depth, kScaleBlock))) {
-    const auto* const x = static_cast<const unsigned char*>(params.x);
-    x_ = {x + tile.row * params.x_stride, params.x_stride, params.rows - tile.row,
-          params.depth * kXBytes};
-    if constexpr (kConfig.transposed) {
-      w_ = {params.w + tile.column, params.w_stride, params.depth, params.columns - tile.column};
-    } else {
-      w_ = {params.w + tile.column * params.w_stride, params.w_stride, params.columns - tile.column,
-            params.depth};
+  __device__ Units(const Source& source, int first_step) {
+    const bool is_whole = kDown ? source.bytes >= 16 * kUnits : source.rows >= kRows;
+    const long long steps = kDown ? source.rows / kRows : source.bytes / (16 * kUnits);
+    whole_steps_ = kConfig.vectors && is_whole ? static_cast<int>(steps) : 0;
+    from_ = source.data + row() * source.stride + 16 * unit() + first_step * advance(source);
+  }
+
+  // Starts those of a step, the one behind that of the last call; address_of(row, unit): where they
+  // go. What is only needed where some do not exist is not kept in registers.
+  template <typename AddressOf>
+  __device__ void begin(const Source& source, int step, AddressOf&& address_of) {
+    if (step >= whole_steps_) {
+      begin_some(source, step, address_of);
+      return;
+    }
+    const unsigned char* from = from_;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int of_row = row() + i * kApart;
+      if (kRows % kApart != 0 && of_row >= kRows) break;
+      ptx::copy_async<16, kIsReadAgain>(address_of(of_row, unit()), from);
+      from += kApart * source.stride;
+    }
+    from_ += advance(source);
+  }
+
+ private:
+  static __device__ int unit() { return static_cast<int>(threadIdx.x) % kUnits; }
+  static __device__ int row() { return static_cast<int>(threadIdx.x) / kUnits; }
+  static __device__ long long advance(const Source& source) {
+    return kDown ? kRows * source.stride : 16 * kUnits;
+  }
+
+  // Those that exist, and zeros.
+  template <typename AddressOf>
+  static __device__ void begin_some(const Source& source, int step, AddressOf&& address_of) {
+    const long long first_row = kDown ? static_cast<long long>(step) * kRows : 0;
+    const long long at = 16 * unit() + (kDown ? 0 : static_cast<long long>(step) * 16 * kUnits);
+    const long long bytes = min(source.bytes - at, 16ll);
+    const long long left = bytes > 0 ? source.rows - first_row : 0;
+    const unsigned char* const from = source.data + first_row * source.stride + at;
+#pragma unroll 1
+    for (int of_row = row(); of_row < kRows; of_row += kApart) {
+      const bool exists = of_row < left;
+      const unsigned char* const own = exists ? from + of_row * source.stride : source.data;
+      if constexpr (kConfig.vectors) {
+        ptx::copy_async<16, kIsReadAgain>(address_of(of_row, unit()), own, exists);
+      } else {
+        unsigned words[4];
+        numeric::load<unsigned char, false, 16>(own, exists ? static_cast<int>(bytes) : 0, words);
+        ptx::store_shared_words(address_of(of_row, unit()), words);
+      }
     }
   }
 
-  // Starts what the step needs.
-  __device__ void begin(const S& stage, int step) const {
-    const long long first = static_cast<long long>(step) * kConfig.step_depth();
-    if constexpr (kConfig.transposed) {
-      copy<kConfig.step_depth(), S::kWUnits, false>(w_, first, 0, [&](int row, int unit) {
-        return stage.w(row / kScaleBlock) + S::w_offset(row % kScaleBlock, unit);
-      });
-    } else {
-      copy<S::kWRows, kConfig.warps_depth * S::kWUnits, false>(
-          w_, 0, first, [&](int row, int unit) {
-            return stage.w(unit / S::kWUnits) + S::w_offset(row, unit % S::kWUnits);
-          });
+  const unsigned char* from_;  // in the next whole step
+  int whole_steps_;
+};
+
+// What a thread copies of the scales of blocks: of kCount columns, or rows, in each step for each
+// block of it.
+template <WeightOnlyConfig kConfig, int kCount>
+class BlockScales {
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr int kAll = kCount * kConfig.warps_depth;
+  static constexpr int kOwn = (kAll + kThreads - 1) / kThreads;
+
+ public:
+  // From `first` on, of `count`: those behind the last have its scales, which nobody uses. `blocks`
+  // there are along the depth.
+  __device__ BlockScales(const config::WeightOnlyScale& scale, long long first, long long count,
+                         int blocks, int first_step)
+      : advance_(kConfig.warps_depth * scale.depth_stride), blocks_(blocks) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const long long index = min(first + at(i) % kCount, count - 1);
+      from_[i] = scale.data + (index >> scale.shift) * scale.stride +
+                 at(i) / kCount * scale.depth_stride + first_step * advance_;
     }
-    copy<kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, true>(
-        x_, 0, first * kXBytes, [&](int row, int unit) {
-          return stage.x(unit / S::kXUnits) + S::x_offset(row, unit % S::kXUnits);
-        });
-    if constexpr (kConfig.depth_factors) copy_factors(stage, first);
-    if constexpr (kConfig.w_blocks) {
-      copy_scales<kConfig.tile_columns>(stage.column_scales(), params_.w_scale, tile_.column,
-                                        params_.columns, step);
-    }
-    if constexpr (kConfig.x_blocks) {
-      copy_scales<kConfig.tile_rows>(stage.row_scales(), params_.x_scale, tile_.row, params_.rows,
-                                     step);
+  }
+
+  // Of the step behind that of the last call.
+  __device__ void begin(int step, unsigned address) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (kAll % kThreads != 0 && at(i) >= kAll) break;
+      const bool exists = step * kConfig.warps_depth + at(i) / kCount < blocks_;
+      ptx::copy_async<4, true>(address + 4 * at(i), from_[i], exists);
+      from_[i] += advance_;
     }
   }
 
  private:
-  // kRows rows from first_row on, of each kUnits units from first_byte on; address_of(row, unit):
-  // where they go.
-  template <int kRows, int kUnits, bool kIsReadAgain, typename AddressOf>
-  static __device__ void copy(const Source& source, long long first_row, long long first_byte,
-                              AddressOf&& address_of) {
-    static_assert(kThreads % kUnits == 0, "a thread has the same unit of all of its rows");
-    constexpr int kStep = kThreads / kUnits;
-    const int thread = static_cast<int>(threadIdx.x), unit = thread % kUnits;
-    const long long at = first_byte + 16 * unit, left = source.bytes - at;
-    const int rows =
-        left > 0 ? static_cast<int>(min(source.rows - first_row, static_cast<long long>(kRows)))
-                 : 0;
-    int row = thread / kUnits;
-    const unsigned char* from = source.data + (first_row + row) * source.stride + at;
-#pragma unroll
-    for (int i = 0; i < (kRows + kStep - 1) / kStep; ++i) {
-      if (kRows % kStep != 0 && row >= kRows) break;
-      const bool exists = row < rows;
-      if constexpr (kConfig.vectors) {
-        ptx::copy_async<16, kIsReadAgain>(address_of(row, unit), exists ? from : source.data,
-                                          exists);
-      } else {
-        unsigned words[4];
-        numeric::load<unsigned char, false, 16>(
-            from, exists ? static_cast<int>(min(left, 16ll)) : 0, words);
-        ptx::store_shared_words(address_of(row, unit), words);
+  static __device__ int at(int i) { return i * kThreads + static_cast<int>(threadIdx.x); }
+
+  const float* from_[kOwn];
+  long long advance_;
+  int blocks_;
+};
+
+// All that a step needs.
+template <WeightOnlyConfig kConfig>
+class Copies {
+  using S = Stage<kConfig>;
+  static constexpr bool kTransposed = kConfig.transposed;
+  static constexpr int kWRows = kTransposed ? kConfig.step_depth() : S::kWRows;
+  static constexpr int kWUnits = kTransposed ? S::kWUnits : kConfig.warps_depth * S::kWUnits;
+
+ public:
+  // begin() is called for first_step and those behind it, one after the other.
+  __device__ Copies(const WeightOnlyParams& params, config::WeightOnlyTile tile, int first_step)
+      : params_(params),
+        tile_(tile),
+        w_(w(), first_step),
+        x_(x(), first_step),
+        w_scales_(params.w_scale, tile.column, params.columns, blocks(params), first_step),
+        x_scales_(params.x_scale, tile.row, params.rows, blocks(params), first_step) {}
+
+  __device__ void begin(const S& stage, int step) {
+    w_.begin(w(), step, [&](int row, int unit) {
+      if constexpr (kTransposed) {
+        return stage.w(row / kScaleBlock) + S::w_offset(row % kScaleBlock, unit);
       }
-      row += kStep;
-      from += kStep * source.stride;
-    }
+      return stage.w(unit / S::kWUnits) + S::w_offset(row, unit % S::kWUnits);
+    });
+    x_.begin(x(), step, [&](int row, int unit) {
+      return stage.x(unit / S::kXUnits) + S::x_offset(row, unit % S::kXUnits);
+    });
+    if constexpr (kConfig.depth_factors) copy_factors(stage, step);
+    if constexpr (kConfig.w_blocks) w_scales_.begin(step, stage.column_scales());
+    if constexpr (kConfig.x_blocks) x_scales_.begin(step, stage.row_scales());
   }
 
-  __device__ void copy_factors(const S& stage, long long first) const {
+ private:
+  static __device__ int blocks(const WeightOnlyParams& params) {
+    return static_cast<int>(config::ceil_divide(params.depth, kScaleBlock));
+  }
+  __device__ Source x() const {
+    return {static_cast<const unsigned char*>(params_.x) + tile_.row * params_.x_stride,
+            params_.x_stride, params_.rows - tile_.row, params_.depth * size_of(kConfig.x)};
+  }
+  __device__ Source w() const {
+    const long long stride = params_.w_stride, columns = params_.columns - tile_.column;
+    if constexpr (kTransposed) return {params_.w + tile_.column, stride, params_.depth, columns};
+    return {params_.w + tile_.column * stride, stride, columns, params_.depth};
+  }
+
+  __device__ void copy_factors(const S& stage, int step) const {
     const config::WeightOnlyScale& scale = params_.w_scale;
     const float* const factors = scale.data + (tile_.column >> scale.shift) * scale.stride;
-    for (int i = static_cast<int>(threadIdx.x); i < kConfig.factors(); i += kThreads) {
+    const long long first = static_cast<long long>(step) * kConfig.step_depth();
+    for (int i = static_cast<int>(threadIdx.x); i < kConfig.factors(); i += kConfig.threads()) {
       const bool exists = first + i < params_.depth;
       const float* const from = exists ? factors + (first + i) * scale.depth_stride : factors;
       ptx::copy_async<4, true>(stage.factors() + 4 * i, from, exists);
     }
   }
 
-  // Those of kCount columns, or rows, from `first` on, for each block of the step; `count`: how
-  // many there are at all. Those behind the last have its scales, which nobody uses.
-  template <int kCount>
-  __device__ void copy_scales(unsigned address, const config::WeightOnlyScale& scale,
-                              long long first, long long count, int step) const {
-    constexpr int kAll = kCount * kConfig.warps_depth;
-    const float* const of_step =
-        scale.data + static_cast<long long>(step) * kConfig.warps_depth * scale.depth_stride;
-#pragma unroll
-    for (int i = 0; i < (kAll + kThreads - 1) / kThreads; ++i) {
-      const int at = i * kThreads + static_cast<int>(threadIdx.x);
-      if (kAll % kThreads != 0 && at >= kAll) break;
-      const int block = at / kCount;
-      const long long index = min(first + at % kCount, count - 1);
-      const long long offset = (index >> scale.shift) * scale.stride + block * scale.depth_stride;
-      const bool exists = step * kConfig.warps_depth + block < blocks_;
-      ptx::copy_async<4, true>(address + 4 * at, exists ? of_step + offset : scale.data, exists);
-    }
-  }
-
   const WeightOnlyParams& params_;
   config::WeightOnlyTile tile_;
-  int blocks_;  // of the depth
-  Source x_, w_;
+  Units<kConfig, kWRows, kWUnits, kTransposed, false> w_;
+  Units<kConfig, kConfig.tile_rows, kConfig.warps_depth * S::kXUnits, false, true> x_;
+  BlockScales<kConfig, kConfig.tile_columns> w_scales_;
+  BlockScales<kConfig, kConfig.tile_rows> x_scales_;
 };
 
 }  // namespace octofold::weight_only

@@ -1,4 +1,5 @@
-// From the sums of all groups of warps, in shared memory, to out: one rounding.
+// From sums of products to out: one rounding. Sums are those of all groups of warps, in shared
+// memory, or where blocks split the depth those of all blocks, in memory.
 #pragma once
 
 #include "kernels/numeric/elements.h"
@@ -10,44 +11,83 @@ namespace octofold::weight_only {
 template <WeightOnlyConfig kConfig>
 class Finish {
   using T = numeric::Storage<kConfig.out>;
-  static constexpr int kCount = 4;  // columns at a time
-  static constexpr int kPerRow = kConfig.tile_columns / kCount;
+  static constexpr int kPerRow = kConfig.tile_columns / 4;
 
  public:
-  // `unit`: what the sums are in.
-  __device__ Finish(const WeightOnlyParams& params, config::WeightOnlyTile tile, float unit)
-      : params_(params), tile_(tile), unit_(unit) {}
+  // `unit`: what sums are in.
+  __device__ Finish(const WeightOnlyParams& params, float unit) : params_(params), unit_(unit) {}
 
-  __device__ void run(unsigned memory) const {
+  __device__ void store(unsigned memory, config::WeightOnlyTile tile) const {
+    for_sums(memory, tile,
+             [&](long long row, long long column, float (&sums)[4]) { store(row, column, sums); });
+  }
+
+  // As they are, of a part of the depth.
+  __device__ void store_sums(unsigned memory, config::WeightOnlyTile tile, int split) const {
+    for_sums(memory, tile, [&](long long row, long long column, const float (&sums)[4]) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(sums[i]);
+      numeric::store<unsigned, kConfig.store_vectors, 4>(
+          reinterpret_cast<unsigned*>(partial(split, row, column)), exist(column), words);
+    });
+  }
+
+  // Of all parts of the depth, four columns.
+  __device__ void combine(long long row, long long column) const {
+    float sums[4] = {};
+    for (int split = 0; split < params_.splits; ++split) {
+      unsigned words[4];
+      numeric::load<unsigned, kConfig.store_vectors, 4>(
+          reinterpret_cast<const unsigned*>(partial(split, row, column)), exist(column), words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = __fadd_rn(sums[i], __uint_as_float(words[i]));
+    }
+    store(row, column, sums);
+  }
+
+ private:
+  // use(row, column, sums) for each four columns of a tile that this thread has.
+  template <typename Use>
+  __device__ void for_sums(unsigned memory, config::WeightOnlyTile tile, Use&& use) const {
     constexpr int kThreads = kConfig.threads();
     for (int i = static_cast<int>(threadIdx.x); i < kConfig.tile_rows * kPerRow; i += kThreads) {
-      const int in_row = i / kPerRow, in_column = i % kPerRow * kCount;
-      const long long row = tile_.row + in_row, column = tile_.column + in_column;
+      const int in_row = i / kPerRow, in_column = i % kPerRow * 4;
+      const long long row = tile.row + in_row, column = tile.column + in_column;
       if (row >= params_.rows || column >= params_.columns) continue;
-      const int exist = static_cast<int>(min(params_.columns - column, 4ll));
-      float values[kCount] = {};
+      float sums[4] = {};
 #pragma unroll
       for (int group = 0; group < kConfig.warps_depth; ++group) {
         const float4 four =
             ptx::load_shared_four(sum_address<kConfig>(memory, group, in_row, in_column));
-        values[0] = __fadd_rn(values[0], four.x);
-        values[1] = __fadd_rn(values[1], four.y);
-        values[2] = __fadd_rn(values[2], four.z);
-        values[3] = __fadd_rn(values[3], four.w);
+        sums[0] = __fadd_rn(sums[0], four.x);
+        sums[1] = __fadd_rn(sums[1], four.y);
+        sums[2] = __fadd_rn(sums[2], four.z);
+        sums[3] = __fadd_rn(sums[3], four.w);
       }
-      const float row_factor = kConfig.x_blocks ? 1 : factor_of(params_.x_scale, row);
-#pragma unroll
-      for (int at = 0; at < kCount; ++at) {
-        if (at < exist) values[at] = finished(values[at], row_factor, column + at);
-      }
-      unsigned words[kCount * sizeof(T) / 4];
-      numeric::narrow<kConfig.out, false>(values, words);
-      T* const out = static_cast<T*>(params_.out) + row * params_.out_stride + column;
-      numeric::store<T, kConfig.store_vectors, kCount>(out, exist, words);
+      use(row, column, sums);
     }
   }
 
- private:
+  __device__ int exist(long long column) const {
+    return static_cast<int>(min(params_.columns - column, 4ll));
+  }
+  __device__ float* partial(int split, long long row, long long column) const {
+    return params_.partials + (split * params_.rows + row) * params_.columns + column;
+  }
+
+  __device__ void store(long long row, long long column, float (&values)[4]) const {
+    const float row_factor = kConfig.x_blocks ? 1 : factor_of(params_.x_scale, row);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < exist(column)) values[i] = finished(values[i], row_factor, column + i);
+    }
+    unsigned words[sizeof(T)];
+    numeric::narrow<kConfig.out, false>(values, words);
+    T* const out = static_cast<T*>(params_.out) + row * params_.out_stride + column;
+    numeric::store<T, kConfig.store_vectors, 4>(out, exist(column), words);
+  }
+
   static __device__ float factor_of(const config::WeightOnlyScale& scale, long long index) {
     return scale.data == nullptr ? 1 : scale.data[(index >> scale.shift) * scale.stride];
   }
@@ -73,7 +113,6 @@ class Finish {
   }
 
   const WeightOnlyParams& params_;
-  config::WeightOnlyTile tile_;
   float unit_;
 };
 

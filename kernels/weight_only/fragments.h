@@ -34,9 +34,16 @@ class Weights {
                               : first + 16 * tile + g + 8 * upper;
   }
 
-  __device__ void load(const S& stage, int group, int warp, int half) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, unit = lane % 4 + 4 * half;
+  // Where this lane's first codes are, in the part of a stage that its group of warps has.
+  static __device__ unsigned place(int warp) {
+    if constexpr (kConfig.transposed) return 0;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return ptx::opaque(S::w_offset(column(warp, 0, lane / 4, 0), lane % 4));
+  }
+
+  __device__ void load(const S& stage, int group, int warp, unsigned place, int half) {
     if constexpr (kConfig.transposed) {
+      const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, unit = lane % 4 + 4 * half;
       factors_ = stage.factors() + 4 * (kScaleBlock * group + 16 * unit);
       const int first_column = 32 * warp + 4 * g;
 #pragma unroll
@@ -59,13 +66,10 @@ class Weights {
         words_[1][1][product] = __byte_perm(high, next_high, 0x7632);
       }
     } else {
+      const unsigned first = stage.w(group) + (place ^ 64 * half);  // four units further
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          ptx::load_shared_words(stage.w(group) + S::w_offset(column(warp, tile, g, upper), unit),
-                                 words_[tile][upper]);
-        }
+      for (int i = 0; i < 2 * kTiles; ++i) {
+        ptx::load_shared_words(first + 8 * i * S::kWRowBytes, words_[i / 2][i % 2]);
       }
     }
   }
@@ -117,20 +121,27 @@ struct Rows {
 
   unsigned b[2][2];
 
-  // Those from first_row on. Of fewer than 8 some come several times; their sums are not used.
-  __device__ void load(const S& stage, int group, int first_row, int half, int pair) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, unit = lane % 4 + 4 * half;
+  // Where this lane's first numbers are of rows from first_row on, as above. Of fewer than 8 rows
+  // some come several times; their sums are not used.
+  static __device__ unsigned place(int first_row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = first_row + (kConfig.tile_rows < 8 ? lane / 4 % kConfig.tile_rows : lane / 4);
+    return ptx::opaque(S::x_offset(row, (is_fp8(kConfig.x) ? 1 : 2) * (lane % 4)));
+  }
+
+  // Those of tile `tile` of eight.
+  __device__ void load(const S& stage, int group, unsigned place, int tile, int half, int pair) {
+    const unsigned first = stage.x(group) + 8 * tile * kConfig.x_row_bytes();
     if constexpr (is_fp8(kConfig.x)) {
       unsigned words[2];
-      ptx::load_shared_words(stage.x(group) + S::x_offset(row, unit) + 8 * pair, words);
+      ptx::load_shared_words(first + (place ^ 64 * half) + 8 * pair, words);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         b[i / 2][i % 2] = numeric::float16_pair_in_units<kConfig.x>(words[i / 2], i % 2);
       }
     } else {
       unsigned words[4];
-      ptx::load_shared_words(stage.x(group) + S::x_offset(row, 2 * unit + pair), words);
+      ptx::load_shared_words(first + (place ^ 16 * pair) + 128 * half, words);
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = words[i];
     }

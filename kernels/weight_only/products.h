@@ -102,7 +102,7 @@ class TensorProduct {
 #pragma unroll kConfig.halves_at_once()
     for (int half = 0; half < 2; ++half) {
       W weights;
-      weights.load(stage, part_.group, part_.columns, half);
+      weights.load(stage, part_.group, part_.columns, w_place_, half);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         unsigned a[2][kColumnTiles][4];
@@ -111,7 +111,7 @@ class TensorProduct {
 #pragma unroll
         for (int row = 0; row < kRowTiles; ++row) {
           X x;
-          x.load(stage, part_.group, first_row(row), half, pair);
+          x.load(stage, part_.group, x_place_, row, half, pair);
 #pragma unroll
           for (int i = 0; i < 2 * kColumnTiles; ++i) {
             ptx::multiply_add<kConfig.factor_type()>(sums[i % kColumnTiles][row],
@@ -124,6 +124,7 @@ class TensorProduct {
   }
 
   const Part<kConfig> part_ = Part<kConfig>::of_warp();
+  const unsigned w_place_ = W::place(part_.columns), x_place_ = X::place(first_row(0));
   Sums sums_ = {};
 };
 
@@ -179,7 +180,7 @@ class FloatProduct {
 #pragma unroll kConfig.halves_at_once()
     for (int half = 0; half < 2; ++half) {
       W weights;
-      weights.load(stage, part_.group, part_.columns, half);
+      weights.load(stage, part_.group, part_.columns, w_place_, half);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         float w[2][4];
@@ -208,6 +209,7 @@ class FloatProduct {
   }
 
   const Part<kConfig> part_ = Part<kConfig>::of_warp();
+  const unsigned w_place_ = W::place(part_.columns);
   Sums sums_ = {};
 };
 

@@ -31,25 +31,29 @@ __global__ void __launch_bounds__(kConfig.threads())
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const unsigned memory = ptx::dynamic_shared_memory();
-  const auto tile = config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x);
-  const Copies<kConfig> copies(params, tile);
+  const unsigned splits = kConfig.split ? params.splits : 1, split = blockIdx.x % splits;
+  const auto tile =
+      config::weight_only_tile(kConfig, params.rows, params.columns, blockIdx.x / splits);
+  const int all_steps = static_cast<int>(config::ceil_divide(params.depth, kConfig.step_depth()));
+  const int first_step = static_cast<int>(static_cast<long long>(all_steps) * split / splits);
+  const int steps = static_cast<int>(static_cast<long long>(all_steps) * (split + 1) / splits);
+  Copies<kConfig> copies(params, tile, first_step);
   Product product;
 
   constexpr int kAhead = kConfig.stages - 1;
-  const int steps = static_cast<int>(config::ceil_divide(params.depth, kConfig.step_depth()));
   const auto stage_of = [&](int slot) {
     return Stage<kConfig>{memory + slot * kConfig.stage_bytes()};
   };
   // Each step has a group of copies, if without any.
 #pragma unroll 1
-  for (int step = 0; step < kAhead; ++step) {
-    if (step < steps) copies.begin(stage_of(step), step);
+  for (int ahead = 0; ahead < kAhead; ++ahead) {
+    if (first_step + ahead < steps) copies.begin(stage_of(ahead), first_step + ahead);
     ptx::copies_commit();
   }
   int slot = 0, next_slot = kAhead;
   const int group = Part<kConfig>::of_warp().group;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first_step; step < steps; ++step) {
     ptx::copies_wait<kAhead - 1>();
     __syncthreads();  // all see the step, and all are done with the one before
     if (step + kAhead < steps) copies.begin(stage_of(next_slot), step + kAhead);
@@ -63,7 +67,12 @@ __global__ void __launch_bounds__(kConfig.threads())
   __syncthreads();  // nobody reads a stage any longer
   product.store(memory);
   __syncthreads();
-  Finish<kConfig>(params, tile, Product::kUnit).run(memory);
+  const Finish<kConfig> finish(params, Product::kUnit);
+  if constexpr (kConfig.split) {
+    finish.store_sums(memory, tile, split);
+  } else {
+    finish.store(memory, tile);
+  }
 }
 
 }  // namespace octofold

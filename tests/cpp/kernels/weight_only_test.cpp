@@ -12,7 +12,7 @@
 #include "octofold/types.h"
 
 #include "cpu/convert.h"
-#include "kernels/weight_only/weight_only.h"
+#include "kernels/weight_only/combine.h"
 #include "support/random.h"
 
 namespace octofold {
@@ -119,6 +119,7 @@ struct Case {
   bool bias_is_float32 = false;
   std::int64_t pad = 0, offset = 0;
   bool has_nan = false;
+  int splits = 1;
 };
 
 template <WeightOnlyConfig kConfig>
@@ -155,7 +156,17 @@ void expect_product(const Case& problem) {
   std::memset(ptx::shared.data(), 0x7F, ptx::shared.size());  // NaN of both formats
   const std::int64_t blocks = config::ceil_divide(rows, kConfig.tile_rows) *
                               config::ceil_divide(columns, kConfig.tile_columns);
-  test::launch(blocks, kConfig.threads(), [&] { weight_only_kernel<kConfig>(params); });
+  std::vector<float> partials(static_cast<std::size_t>(problem.splits * rows * columns), NAN);
+  params.partials = partials.data();
+  params.splits = problem.splits;
+  test::launch(blocks * problem.splits, kConfig.threads(),
+               [&] { weight_only_kernel<kConfig>(params); });
+  if constexpr (kConfig.split) {
+    constexpr int kThreads = config::kWeightOnlyCombineThreads;
+    const std::int64_t fours = rows * config::ceil_divide(columns, 4);
+    test::launch(config::ceil_divide(fours, kThreads), kThreads,
+                 [&] { weight_only_combine_kernel<kConfig>(params); });
+  }
 
   const double unit = kConfig.out == kFloat32 ? 0 : kConfig.out == kFloat16 ? 0x1p-11 : 0x1p-8;
   // A weight that has a factor is rounded once more.
@@ -228,6 +239,40 @@ TEST(WeightOnlyTest, OfFewRowsByBlocks) {
                            .w_scales = Granularity::kBlock1x128,
                            .has_bias = true,
                            .has_nan = true});
+}
+
+TEST(WeightOnlyTest, OfADepthThatBlocksSplit) {
+  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
+                                     .x = kNarrow,
+                                     .out = kNarrow,
+                                     .w_blocks = true,
+                                     .tile_columns = 64,
+                                     .tile_rows = 32,
+                                     .warps_columns = 2,
+                                     .warps_depth = 2,
+                                     .stages = 2,
+                                     .split = true};
+  const Case blocks{.rows = 27,
+                    .columns = 100,
+                    .depth = 1424,
+                    .w_scales = Granularity::kBlock128x128,
+                    .has_bias = true,
+                    .splits = 3};
+  expect_product<kConfig>(blocks);
+  constexpr WeightOnlyConfig kTransposed{.w = kE5M2,
+                                         .x = kFloat16,
+                                         .out = kFloat32,
+                                         .transposed = true,
+                                         .tile_columns = 64,
+                                         .tile_rows = 16,
+                                         .warps_columns = 2,
+                                         .warps_depth = 1,
+                                         .vectors = false,
+                                         .store_vectors = false,
+                                         .split = true};
+  // More parts than steps: some have nothing.
+  expect_product<kTransposed>(
+      {.rows = 9, .columns = 70, .depth = 300, .pad = 3, .offset = 1, .splits = 5});
 }
 
 TEST(WeightOnlyTest, OfCodes) {

@@ -26,7 +26,8 @@ inline unsigned bfloat16_pair(float first, float second) {
 inline float float_of_float16(unsigned bits) {
   return cpu::Float16::decode(static_cast<std::uint16_t>(bits));
 }
-inline unsigned float16_pair_of_e4m3(unsigned pair) {
+inline unsigned float16_pair_of_e4m3(unsigned codes, bool upper = false) {
+  const unsigned pair = upper ? codes >> 16 : codes;
   return float16_pair(cpu::E4M3::decode(pair & 0xFF), cpu::E4M3::decode(pair >> 8 & 0xFF));
 }
 inline unsigned float16_pair_of_e5m2(unsigned pair) {

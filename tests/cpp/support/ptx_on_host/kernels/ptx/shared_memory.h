@@ -70,6 +70,11 @@ void copy_async(unsigned destination, const void* source, bool exists) {
   copies_wait<0>();
 }
 
+template <int kBytes, bool kThroughL1>
+void copy_async(unsigned destination, const void* source) {
+  copy_async<kBytes, kThroughL1>(destination, source, true);
+}
+
 inline unsigned opaque(unsigned value) { return value; }
 
 inline unsigned dynamic_shared_memory() { return 0; }
@@ -111,8 +116,6 @@ inline void store_shared_half(unsigned address, unsigned value) {
 
 // Of what is not run.
 unsigned shared_address(const void* pointer);
-template <int kBytes, bool kThroughL1>
-void copy_async(unsigned destination, const void* source);
 float opaque(float value);
 void store_shared(unsigned address, float2 pair);
 void store_matrices(unsigned, unsigned, unsigned, unsigned, unsigned);
