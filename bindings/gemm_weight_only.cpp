@@ -1,5 +1,7 @@
 #include "octofold/gemm_weight_only.h"
 
+#include <cstdint>
+#include <optional>
 #include <tvm/ffi/function.h>
 
 #include "cast_arguments.h"
@@ -9,31 +11,48 @@
 #include "text.h"
 
 namespace octofold::bindings {
+namespace {
+
+std::optional<MutableTensorView> workspace_of(const CastOperation& operation,
+                                              const OptionalTensor& workspace) {
+  if (!workspace) return {};
+  return view_of(operation.name, "workspace", *workspace, "float32");
+}
+
+}  // namespace
 
 void gemm_weight_only(tvm::ffi::TensorView x, tvm::ffi::TensorView w, tvm::ffi::TensorView w_scale,
-                      OptionalTensor bias, tvm::ffi::TensorView out, tvm::ffi::String w_granularity,
-                      OptionalStream stream) {
+                      OptionalTensor bias, tvm::ffi::TensorView out, OptionalTensor workspace,
+                      tvm::ffi::String w_granularity, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
   octofold::gemm_weight_only(
       {.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
-       .bias = kOperation.optional_input("bias", bias, "that of 'out' or float32")},
+       .bias = kOperation.optional_input("bias", bias, "that of 'out' or float32"),
+       .workspace = workspace_of(kOperation, workspace)},
       stream_of(stream, out));
 }
 
 void gemm_weight_only_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView w,
                                tvm::ffi::TensorView w_scale, tvm::ffi::TensorView out,
-                               tvm::ffi::String w_granularity, OptionalStream stream) {
+                               OptionalTensor workspace, tvm::ffi::String w_granularity,
+                               OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only_gradient"};
   octofold::gemm_weight_only_gradient(
       {.gradient = view_of(kOperation.name, "gradient", gradient, "float16 or bfloat16"),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
-       .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32")},
+       .out = view_of(kOperation.name, "out", out, "that of 'gradient' or float32"),
+       .workspace = workspace_of(kOperation, workspace)},
       stream_of(stream, out));
+}
+
+int64_t weight_only_workspace_size(int64_t rows, int64_t columns, int64_t depth) {
+  return octofold::weight_only_workspace_size(rows, columns, depth);
 }
 
 OCTOFOLD_EXPORT(gemm_weight_only)
 OCTOFOLD_EXPORT(gemm_weight_only_gradient)
+OCTOFOLD_EXPORT(weight_only_workspace_size)
 
 }  // namespace octofold::bindings

@@ -22,7 +22,16 @@ struct GemmWeightOnlyArguments {
   MutableTensorView out;
   /// Of out's type or float32, contiguous.
   std::optional<TensorView> bias{};
+  /// float32 [weight_only_workspace_size(M, N, K)], contiguous: with it blocks of a GPU share the
+  /// depth where that is faster, as it is for some tens of rows. What it holds is of no account.
+  std::optional<MutableTensorView> workspace{};
 };
+
+/// Elements of the workspace of a product of `rows` · `columns` sums of `depth` products; 0 where
+/// none is of use. The same whatever GPU computes. Throws Error(kInvalidArgument) for sizes below
+/// 0.
+OCTOFOLD_API std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
+                                                     std::int64_t depth);
 
 /// M, N, K ≥ 0; with K = 0 the sum is 0.
 ///
@@ -41,6 +50,8 @@ struct GemmWeightOnlyGradientArguments {
   ScaledTensorView w;
   /// [..., K], of gradient's type or float32; columns contiguous, rows apart. Apart from all else.
   MutableTensorView out;
+  /// As in gemm_weight_only(), of weight_only_workspace_size(M, K, N).
+  std::optional<MutableTensorView> workspace{};
 };
 
 /// As gemm_weight_only(). Scales multiply the codes as numbers of `gradient`'s type where they

@@ -63,6 +63,21 @@ struct WeightOnlyConfig {
   constexpr bool on_tensor_cores() const { return x != DType::kFloat32; }
   constexpr bool has_blocks() const { return w_blocks || x_blocks; }
 
+  // Of a kernel that adds what blocks have left: only what tells results apart.
+  constexpr WeightOnlyConfig of_combination() const {
+    WeightOnlyConfig config{.w = w,
+                            .x = x,
+                            .out = out,
+                            .transposed = transposed,
+                            .w_blocks = w_blocks,
+                            .x_blocks = x_blocks,
+                            .depth_factors = depth_factors,
+                            .store_vectors = store_vectors,
+                            .split = true};
+    if (transposed) config.tile_columns = 32;
+    return config;
+  }
+
   // A warp multiplies so many times 16 columns by so many times 8 rows.
   constexpr int column_tiles() const { return tile_columns / (16 * warps_columns); }
   constexpr int row_tiles() const { return (tile_rows < 8 ? 8 : tile_rows) / (8 * warps_rows); }
@@ -71,8 +86,8 @@ struct WeightOnlyConfig {
   // them than registers hold.
   constexpr int halves_at_once() const {
     if (!on_tensor_cores()) return tile_rows >= 16 ? 1 : 2;
-    const int tiles = column_tiles() * row_tiles() * (has_blocks() || depth_factors ? 2 : 1);
-    return tiles >= 32 ? 1 : 2;
+    if (depth_factors) return 1;
+    return column_tiles() * row_tiles() * (has_blocks() ? 2 : 1) >= 32 ? 1 : 2;
   }
 
   // Shared memory: of each stage, for each group of warps, W and then x; behind them float32
@@ -114,6 +129,9 @@ struct WeightOnlyConfig {
     if (!on_tensor_cores() && (warps_rows != 1 || column_tiles() != 1 || tile_rows > 16)) {
       return "float32: 16 columns and at most 16 rows to a warp";
     }
+    if (4 * column_tiles() * row_tiles() > (has_blocks() || depth_factors ? 64 : 96)) {
+      return "sums that registers hold beside their parts";
+    }
     if (transposed && (column_tiles() != 2 || !on_tensor_cores() || is_fp8(x))) {
       return "transposed: 32 columns to a warp, and numbers of 16 bits";
     }
@@ -149,9 +167,6 @@ struct WeightOnlyParams {
   float* partials = nullptr;  // [splits, rows, columns], of `split`
   int splits = 1;
 };
-
-// Threads of a block that combines what blocks have that split the depth.
-inline constexpr int kWeightOnlyCombineThreads = 128;
 
 // Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
 // read at about the same time.

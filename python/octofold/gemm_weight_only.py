@@ -1,7 +1,9 @@
 """Products whose weights alone are FP8, and their gradients."""
 
+from collections.abc import Sequence
 from typing import Final
 
+from ._core.arrays import scratch
 from ._core.dtypes import HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from ._core.frameworks import Array, Framework
 from ._core.ops import Arrays, Op, Options, require_matrix
@@ -38,7 +40,10 @@ def gemm_weight_only(
     """
     inputs = (x, *_weight("gemm_weight_only", w), bias)
     name = _result_dtype("gemm_weight_only", "x", x, out, out_dtype)
-    return _GEMM(inputs, (w.granularity,), name, None if out is None else (out,), stream)[0]
+    results = None
+    if out is not None:
+        results = (out, _workspace("gemm_weight_only", out, w.shape[1], stream))
+    return _GEMM(inputs, (w.granularity,), name, results, stream)[0]
 
 
 def gemm_weight_only_gradient(
@@ -61,7 +66,10 @@ def gemm_weight_only_gradient(
     operation = "gemm_weight_only_gradient"
     inputs = (gradient, *_weight(operation, w))
     name = _result_dtype(operation, "gradient", gradient, out, out_dtype)
-    return _GRADIENT(inputs, (w.granularity,), name, None if out is None else (out,), stream)[0]
+    results = None
+    if out is not None:
+        results = (out, _workspace(operation, out, w.shape[0], stream))
+    return _GRADIENT(inputs, (w.granularity,), name, results, stream)[0]
 
 
 def _weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
@@ -83,24 +91,50 @@ def _result_dtype(
     return dtype_name(operation, argument, getattr(x, "dtype", x), HALF)
 
 
+def _workspace_size(shape: Sequence[int], depth: int) -> int:
+    """weight_only_workspace_size() of the library, of a result of this shape; for torch's symbolic
+    sizes too."""
+    *leading, columns = shape
+    rows = 1
+    for count in leading:
+        rows *= count
+    if rows <= 16 or columns <= 0:
+        return 0
+    for splits in (4, 2):
+        if splits * 512 <= depth and splits * rows * columns <= 2**22:
+            return splits * rows * columns
+    return 0
+
+
+def _workspace(operation: str, out: Array, depth: int, stream: StreamLike | None) -> Array | None:
+    size = _workspace_size(tuple(getattr(out, "shape", (0,))), depth)
+    return scratch(operation, "out", out, (size,), stream) if size else None
+
+
+def _results(framework: Framework, shape: tuple[int, ...], depth: int, dtype: str) -> Arrays:
+    size = _workspace_size(shape, depth)
+    workspace = framework.empty((size,), "float32") if size else None
+    return framework.empty(shape, dtype), workspace
+
+
 def _rows(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     x, w = inputs[0].shape, inputs[1].shape
     require_matrix("gemm_weight_only", "x", x)
     require_matrix("gemm_weight_only", "w", w)
-    return (framework.empty((*x[:-1], w[0]), dtype),)
+    return _results(framework, (*x[:-1], w[0]), w[1], dtype)
 
 
 def _gradient_rows(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     gradient, w = inputs[0].shape, inputs[1].shape
     require_matrix("gemm_weight_only_gradient", "gradient", gradient)
     require_matrix("gemm_weight_only_gradient", "w", w)
-    return (framework.empty((*gradient[:-1], w[1]), dtype),)
+    return _results(framework, (*gradient[:-1], w[1]), w[0], dtype)
 
 
 _GEMM: Final = Op(
     "gemm_weight_only",
     gemm_weight_only.__annotations__,
-    results=("out",),
+    results=("out", "workspace?"),
     allocate=_rows,
     function=lambda: library.gemm_weight_only,
 )
@@ -108,7 +142,7 @@ _GEMM: Final = Op(
 _GRADIENT: Final = Op(
     "gemm_weight_only_gradient",
     gemm_weight_only_gradient.__annotations__,
-    results=("out",),
+    results=("out", "workspace?"),
     allocate=_gradient_rows,
     function=lambda: library.gemm_weight_only_gradient,
 )

@@ -42,6 +42,7 @@ struct Product {
   const DotOperand& x;
   const MutableTensorView& out;
   const std::optional<TensorView>& bias;
+  const std::optional<MutableTensorView>& workspace;
   bool transposed = false;
 };
 
@@ -60,7 +61,8 @@ void run(Device& device, const Product& product, Stream stream) {
       .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
       .is_aligned = has_units(x) && has_units(w),
       .out_is_aligned =
-          is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0};
+          is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
+      .has_workspace = product.workspace && product.workspace->element_count() > 0};
   config::WeightOnlyParams params{
       .w = static_cast<const unsigned char*>(w.data),
       .w_stride = w.strides[0],
@@ -78,17 +80,23 @@ void run(Device& device, const Product& product, Stream stream) {
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
-  device
-      .prepared(problem,
-                [&] { return plan::plan_weight_only(problem, product.called, device.gpu()); })
-      .launch(stream, &params);
+  const auto& prepared = device.prepared(
+      problem, [&] { return plan::plan_weight_only(problem, product.called, device.gpu()); });
+  if (product.workspace) params.partials = static_cast<float*>(product.workspace->data);
+  params.splits = static_cast<int>(prepared.config.splits);
+  prepared.launch(stream, &params);
 }
 
 }  // namespace
 
 void gemv(Device& device, const GemvArguments& arguments, Stream stream) {
   run(device,
-      {.called = "gemv", .w = arguments.w, .x = arguments.x, .out = arguments.out, .bias = {}},
+      {.called = "gemv",
+       .w = arguments.w,
+       .x = arguments.x,
+       .out = arguments.out,
+       .bias = {},
+       .workspace = {}},
       stream);
 }
 
@@ -98,7 +106,8 @@ void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, 
        .w = arguments.w,
        .x = {.data = arguments.x},
        .out = arguments.out,
-       .bias = arguments.bias},
+       .bias = arguments.bias,
+       .workspace = arguments.workspace},
       stream);
 }
 
@@ -110,6 +119,7 @@ void gemm_weight_only_gradient(Device& device, const GemmWeightOnlyGradientArgum
        .x = {.data = arguments.gradient},
        .out = arguments.out,
        .bias = {},
+       .workspace = arguments.workspace,
        .transposed = true},
       stream);
 }

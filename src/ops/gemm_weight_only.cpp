@@ -1,12 +1,14 @@
 #include "octofold/gemm_weight_only.h"
 
 #include <string_view>
+#include <utility>
 
 #include "core/check.h"
 #include "core/flatten.h"
 #include "core/format.h"
 #include "cpu/gemm_weight_only.h"
 #include "cuda/gemm_weight_only.h"
+#include "kernels/config/weight_only_workspace.h"
 #include "ops/backend.h"
 #include "ops/gemm.h"
 #include "ops/inputs.h"
@@ -36,6 +38,19 @@ MutableTensorView flat_result(const core::Arguments& check, const MutableTensorV
   return out;
 }
 
+void check_workspace(const core::Arguments& check,
+                     const std::optional<MutableTensorView>& workspace, const TensorView& rows,
+                     const MutableTensorView& out, ops::Inputs& inputs) {
+  if (!workspace) return;
+  check.require_vector("workspace", *workspace);
+  check.require_dtype("workspace", *workspace, {DType::kFloat32});
+  check.require_shape("workspace", *workspace,
+                      {weight_only_workspace_size(out.shape[0], out.shape[1], rows.shape[1])});
+  check.require_same_device("workspace", *workspace, out.device);
+  inputs.add_output("out", out);
+  inputs.add_output("workspace", *workspace);
+}
+
 GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
   const core::Arguments check("gemm_weight_only");
   ops::Inputs inputs(check);
@@ -45,6 +60,8 @@ GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
   ops::require_depth(check, "x", arguments.x, "w", given.w.data);
   arguments.out = flat_result(check, given.out, given.x, given.w.data.shape[0], inputs);
   ops::check_bias(check, arguments.bias, arguments.out);
+  if (arguments.bias) inputs.add("bias", *arguments.bias);
+  check_workspace(check, given.workspace, arguments.x, arguments.out, inputs);
   return arguments;
 }
 
@@ -59,10 +76,22 @@ GemmWeightOnlyGradientArguments checked(const GemmWeightOnlyGradientArguments& g
                core::format("{}", arguments.gradient.shape[1]));
   }
   arguments.out = flat_result(check, given.out, given.gradient, given.w.data.shape[1], inputs);
+  check_workspace(check, given.workspace, arguments.gradient, arguments.out, inputs);
   return arguments;
 }
 
 }  // namespace
+
+std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
+                                        std::int64_t depth) {
+  const core::Arguments check("weight_only_workspace_size");
+  for (const auto& [argument, size] : {std::pair<std::string_view, std::int64_t>{"rows", rows},
+                                       {"columns", columns},
+                                       {"depth", depth}}) {
+    if (size < 0) check.fail(argument, "0 or more", core::format("{}", size));
+  }
+  return config::weight_only_workspace_elements(rows, columns, depth);
+}
 
 void gemm_weight_only(const GemmWeightOnlyArguments& given, Stream stream) {
   const GemmWeightOnlyArguments arguments = checked(given);

@@ -1,11 +1,12 @@
 #include "plan/weight_only.h"
 
 #include <algorithm>
-#include <iterator>
+#include <cmath>
 
 #include "core/check.h"
 #include "core/format.h"
 #include "core/scale_layout.h"
+#include "kernels/config/weight_only_workspace.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {
@@ -22,12 +23,13 @@ struct Tiling {
 // more rows there are, the more of the bytes that a block reads are x's, which wants more columns.
 // Many rows: warps share the tile.
 constexpr Tiling kFewRows[] = {{16, 0, 1, 1, 8}, {16, 0, 1, 1, 4}, {16, 0, 1, 1, 2},
-                               {32, 0, 1, 1, 8}, {32, 0, 1, 1, 4}, {64, 0, 2, 1, 4},
-                               {64, 0, 2, 1, 2}, {64, 0, 1, 1, 4}};
-constexpr Tiling kManyRows[] = {{64, 32, 2, 1, 4},   {64, 32, 2, 1, 2},  {128, 32, 4, 1, 2},
-                                {64, 64, 2, 2, 2},   {64, 64, 2, 1, 2},  {128, 64, 4, 2, 1},
-                                {128, 64, 4, 1, 1},  {64, 64, 2, 2, 1},  {64, 128, 2, 2, 1},
-                                {128, 128, 4, 2, 1}, {128, 128, 2, 4, 1}};
+                               {32, 0, 1, 1, 8}, {32, 0, 1, 1, 4}, {32, 0, 1, 1, 2},
+                               {64, 0, 2, 1, 4}, {64, 0, 2, 1, 2}, {64, 0, 1, 1, 4}};
+constexpr Tiling kManyRows[] = {
+    {64, 32, 2, 1, 4},  {64, 32, 2, 1, 2},  {128, 32, 4, 1, 2},  {64, 64, 2, 2, 2},
+    {64, 64, 2, 1, 4},  {64, 64, 2, 1, 2},  {128, 64, 4, 2, 1},  {128, 64, 4, 1, 2},
+    {128, 64, 4, 1, 1}, {256, 64, 8, 1, 1}, {64, 64, 2, 2, 1},   {64, 128, 2, 2, 1},
+    {128, 96, 2, 2, 1}, {256, 96, 4, 2, 1}, {128, 128, 4, 2, 1}, {128, 128, 2, 4, 1}};
 
 constexpr int kLeastStages = 2, kMostStages = 4;
 
@@ -38,26 +40,27 @@ int held_rows(std::int64_t rows) {
   return held;
 }
 
-// How many blocks a multiprocessor has at a time, by shared memory and by threads.
+// How many blocks a multiprocessor has at a time, by shared memory and by registers.
 int resident_blocks(const WeightOnlyConfig& config, const Gpu& gpu) {
   constexpr int kReserved = 1024;  // of shared memory, for each block
+  constexpr double kRegisters = 65536;
   const int by_memory =
       (gpu.shared_memory_per_block + kReserved) / (config.shared_bytes() + kReserved);
-  // Registers for so many threads: 255 each of a warp with many sums, else 128.
-  const bool has_many_sums = config.column_tiles() * config.row_tiles() >= 8;
-  const int by_threads = (has_many_sums ? 256 : 512) / config.threads();
-  return std::clamp(std::min(by_memory, by_threads), 1, 8);
+  // As compilers have it: operands and addresses, and half as much again for each sum.
+  const int sums = 4 * config.column_tiles() * config.row_tiles() * (config.has_blocks() ? 2 : 1);
+  const double registers = std::min(70 + 1.5 * sums, 255.0);
+  const int by_registers = static_cast<int>(kRegisters / (registers * config.threads()));
+  return std::max(std::min(by_memory, by_registers), 1);
 }
 
-// Instructions that a code takes to become x's type, and to be loaded (kernels/numeric/
-// decode_pairs.h).
+// Instructions that a code takes to become x's type (kernels/numeric/decode_pairs.h).
 double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   double count = config.w == DType::kE5M2 ? 0.5 : gpu.compute_capability() >= 89 ? 0.75 : 2;
   if (config.x == DType::kBFloat16) count += 1.5;
   if (config.x == DType::kFloat32) count += 1;
   if (config.transposed) count += 0.5;
   if (config.depth_factors) count += 2.5;
-  return count + 1;
+  return count;
 }
 
 void require_bfloat16(const WeightOnlyProblem& problem, std::string_view called, const Gpu& gpu) {
@@ -71,8 +74,8 @@ void require_bfloat16(const WeightOnlyProblem& problem, std::string_view called,
 
 }  // namespace
 
-std::vector<WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& problem,
-                                                     const Gpu& gpu) {
+std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,
+                                                   const Gpu& gpu) {
   WeightOnlyConfig config{.w = problem.w,
                           .x = problem.x,
                           .out = problem.out,
@@ -86,7 +89,11 @@ std::vector<WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& pr
     config.depth_factors =
         problem.w_scales == Granularity::kChannel || problem.w_scales == Granularity::kBlock1x128;
   }
-  std::vector<WeightOnlyConfig> candidates;
+  const std::int64_t most_splits =
+      problem.has_workspace
+          ? config::weight_only_splits(problem.rows, problem.columns, problem.depth)
+          : 1;
+  std::vector<WeightOnlyWork> candidates;
   const auto add = [&](const Tiling& tiling, int rows) {
     config.tile_columns = tiling.columns;
     config.tile_rows = rows;
@@ -94,9 +101,13 @@ std::vector<WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& pr
     config.warps_rows = tiling.warps_rows;
     config.warps_depth = tiling.warps_depth;
     for (config.stages = kMostStages; config.stages >= kLeastStages; --config.stages) {
-      if (config.invalid_reason() == nullptr &&
-          config.shared_bytes() <= gpu.shared_memory_per_block) {
-        candidates.push_back(config);
+      if (config.invalid_reason() != nullptr ||
+          config.shared_bytes() > gpu.shared_memory_per_block) {
+        continue;
+      }
+      for (std::int64_t splits = 1; splits <= most_splits; splits *= 2) {
+        config.split = splits > 1;
+        candidates.push_back({config, splits});
       }
     }
   };
@@ -108,16 +119,20 @@ std::vector<WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& pr
   return candidates;
 }
 
-double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyConfig& config,
+// Fitted to what 25 tiles took for 22 products on an H200 (docs/notes/weight-only.md): what is
+// chosen takes 3 % longer than the best of them, on average.
+double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
   // Of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
   // lanes, bytes of shared memory, bytes that it can fetch, and of these what memory has for it.
-  // Clocks from asking for bytes to having them, and what a block takes besides, hidden by others
-  // beside it.
-  constexpr double kProducts = 1800, kLanes = 128, kSharedBytes = 128, kFetched = 40;
-  constexpr double kFromMemory = 20.8, kLatency = 1600, kStart = 3000;
+  // Clocks from asking for bytes to having them, what a block takes besides, hidden by others
+  // beside it, and what it takes to add what blocks have.
+  constexpr double kProducts = 1250, kLanes = 128, kSharedBytes = 128, kFetched = 38;
+  constexpr double kFromMemory = 20.8, kLatency = 1500, kStart = 3000, kCombine = 1400;
+  constexpr double kCombinedBytes = 21, kOfAProduct = 2.6;  // instructions: its own, and loads
+  const WeightOnlyConfig& config = work.config;
   const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
-                              core::ceil_divide(problem.columns, config.tile_columns);
+                              core::ceil_divide(problem.columns, config.tile_columns) * work.splits;
   const auto rounds = static_cast<double>(core::ceil_divide(blocks, gpu.multiprocessors));
   const double resident = std::min(rounds, static_cast<double>(resident_blocks(config, gpu)));
   // Each of these for one number of the depth.
@@ -132,27 +147,36 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyConfig&
   double issued = columns * config.warps_rows * instructions_of_code(config, gpu) / kLanes;
   double multiplied = 0;
   if (config.on_tensor_cores()) {
-    multiplied = columns * std::max(rows, 8.0) / kProducts;
+    const double products = columns * std::max(rows, 8.0);
+    multiplied = products / kProducts;
+    issued += products / (16 * 8 * 16) * 32 * kOfAProduct / kLanes;
   } else {
-    issued += columns * rows / kLanes;
+    issued += columns * (rows + 1) / kLanes;
   }
   // Few warps leave some clocks without an instruction.
   const double warps = resident * config.threads() / 32;
-  issued *= 1 + 6 / warps;
+  issued *= 1 + 3.9 / warps;
   // Groups of warps may have no part of the last step's depth.
-  const auto depth = static_cast<double>(core::ceil_divide(problem.depth, config.step_depth()) *
-                                         config.step_depth());
-  const double worked = std::max({fetched, shared, issued, multiplied});
-  return rounds * (depth * worked + kStart / resident);
+  const std::int64_t steps = core::ceil_divide(
+      core::ceil_divide(problem.depth, std::int64_t{config.step_depth()}), work.splits);
+  const auto depth = static_cast<double>(steps * config.step_depth());
+  // They hide behind one another in part.
+  const double worked = std::hypot(std::hypot(fetched, shared), std::hypot(issued, multiplied));
+  double clocks = rounds * (depth * worked + kStart / resident);
+  if (config.split) {
+    const auto sums = static_cast<double>(work.splits * problem.rows * problem.columns);
+    clocks += kCombine + 8 * sums / gpu.multiprocessors / kCombinedBytes;
+  }
+  return clocks;
 }
 
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu) {
   require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, gpu);
   require_bfloat16(problem, called, gpu);
-  const std::vector<WeightOnlyConfig> candidates = weight_only_candidates(problem, gpu);
-  const auto clocks = [&](const WeightOnlyConfig& config) {
-    return expected_clocks(problem, config, gpu);
+  const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
+  const auto clocks = [&](const WeightOnlyWork& work) {
+    return expected_clocks(problem, work, gpu);
   };
   const auto best = std::ranges::min_element(candidates, {}, clocks);
   if (best == candidates.end()) {
@@ -160,10 +184,19 @@ WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_vi
                gpu.shared_memory_per_block);
   }
   WeightOnlyPlan plan{.config = *best};
-  const std::int64_t blocks = core::ceil_divide(problem.rows, best->tile_rows) *
-                              core::ceil_divide(problem.columns, best->tile_columns);
-  plan.kernels.push_back(kernel_plan(called, best->kHeader, best->kKernel, *best, blocks));
-  plan.kernels.back().shared_bytes = best->shared_bytes();
+  const WeightOnlyConfig& config = best->config;
+  const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
+                              core::ceil_divide(problem.columns, config.tile_columns) *
+                              best->splits;
+  plan.kernels.push_back(kernel_plan(called, config.kHeader, config.kKernel, config, blocks));
+  plan.kernels.back().shared_bytes = config.shared_bytes();
+  if (config.split) {
+    const WeightOnlyConfig combine = config.of_combination();
+    const std::int64_t fours = problem.rows * core::ceil_divide(problem.columns, 4);
+    plan.kernels.push_back(kernel_plan(called, "kernels/weight_only/combine.h",
+                                       "combine_weight_only_kernel", combine,
+                                       core::ceil_divide(fours, combine.threads())));
+  }
   return plan;
 }
 

@@ -26,6 +26,7 @@ struct WeightOnlyProblem {
   bool x_blocks = false;       ///< whether 128 numbers of an FP8 x share a scale
   bool is_aligned = true;      ///< rows of x and W are whole units of 16 bytes, at multiples of 16
   bool out_is_aligned = true;  ///< rows of out are whole groups of four, at multiples of four
+  bool has_workspace = false;  ///< blocks may share the depth
 
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
@@ -40,23 +41,33 @@ struct WeightOnlyProblem {
     field("x_blocks", x_blocks);
     field("is_aligned", is_aligned);
     field("out_is_aligned", out_is_aligned);
+    field("has_workspace", has_workspace);
   }
   friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
 };
 
-using WeightOnlyPlan = Plan<config::WeightOnlyConfig>;
+/// One way to carry it out.
+struct WeightOnlyWork {
+  config::WeightOnlyConfig config{};
+  std::int64_t splits = 1;  ///< of the depth: more than one is config.split
 
-/// The one kernel, with the tile that is reckoned to be the fastest. `called`: the public function.
-/// Throws Error(kUnsupported) for a GPU without kernels for it, or for bfloat16.
+  friend bool operator==(const WeightOnlyWork&, const WeightOnlyWork&) = default;
+};
+
+using WeightOnlyPlan = Plan<WeightOnlyWork>;
+
+/// The kernel, with the tile that is reckoned to be the fastest, and where blocks share the depth
+/// another that adds what they have. `called`: the public function. Throws Error(kUnsupported) for
+/// a GPU without kernels for it, or for bfloat16.
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu);
 
 /// What it is chosen from: all that are valid and fit into the GPU's shared memory.
-std::vector<config::WeightOnlyConfig> weight_only_candidates(const WeightOnlyProblem& problem,
-                                                             const Gpu& gpu);
+std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,
+                                                   const Gpu& gpu);
 
-/// What a configuration is reckoned to take: clocks of a Hopper's multiprocessor.
-double expected_clocks(const WeightOnlyProblem& problem, const config::WeightOnlyConfig& config,
+/// What one is reckoned to take: clocks of a Hopper's multiprocessor.
+double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu);
 
 }  // namespace octofold::plan

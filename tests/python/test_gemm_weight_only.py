@@ -4,6 +4,8 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from octofold._library import library
+from octofold.gemm_weight_only import _workspace_size
 
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SHAPES = ((1, 300, 257), (17, 5, 1), (130, 129, 128), (64, 1, 700))
@@ -112,3 +114,20 @@ def test_says_what_is_wrong(rng):
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=message):
             call()
+
+
+def test_workspace_is_that_of_the_library(rng):
+    for rows in (0, 1, 16, 17, 64, 255, 256, 1024, 5000):
+        for columns, depth in ((0, 512), (8192, 512), (4096, 7168), (24576, 1536), (300, 1 << 40)):
+            size = _workspace_size((rows, columns), depth)
+            assert size == library.weight_only_workspace_size(rows, columns, depth)
+            assert _workspace_size((2, rows, columns), depth) == _workspace_size(
+                (2 * rows, columns), depth
+            )
+    x, w = random(rng, 20, 1040), weight(rng, 70, 1040, "e4m3", "channel")
+    out = np.full((20, 70), np.nan, np.float32)
+    assert _workspace_size(out.shape, 1040) > 0
+    octofold.gemm_weight_only(x, w, out=out)
+    assert np.array_equal(out, octofold.gemm_weight_only(x, w, out_dtype="float32"))
+    with pytest.raises(octofold.InvalidArgumentError, match="argument 'out'"):
+        octofold.gemm_weight_only(x, w, out=np.empty((20, 60), np.float32))

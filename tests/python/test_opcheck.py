@@ -212,10 +212,13 @@ def test_opcheck_weight_only(opcheck, granularity):
     w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
-        arguments = (x, *w, bias, torch.empty_like(dy), granularity)
+        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
-    arguments = (dy, *w, torch.empty_like(x), granularity)
+    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
+    w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
+    out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
+    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity))
 
 
 @pytest.mark.parametrize("logarithms", [False, True])

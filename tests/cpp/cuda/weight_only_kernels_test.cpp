@@ -51,7 +51,7 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
 
   // What the planner takes.
   void expect_sound(const plan::WeightOnlyProblem& problem) {
-    expect_sound(plan_weight_only(problem, "test", gpu_).config);
+    expect_sound(plan_weight_only(problem, "test", gpu_).config.config);
   }
 
   plan::Gpu gpu_;
@@ -107,11 +107,30 @@ TEST_P(WeightOnlyKernelsTest, OfTheLargestTiles) {
         .x = narrow(),
         .out = narrow(),
         .w_scales = has_blocks ? Granularity::kBlock128x128 : Granularity::kTensor};
-    for (const WeightOnlyConfig& config : weight_only_candidates(problem, gpu_)) {
+    for (const auto& [config, splits] : weight_only_candidates(problem, gpu_)) {
       if (config.column_tiles() * config.row_tiles() < 16 || config.stages != 2) continue;
       expect_sound(config);
     }
   }
+}
+
+TEST_P(WeightOnlyKernelsTest, OfADepthThatBlocksShare) {
+  const plan::WeightOnlyProblem problem{.rows = 64,
+                                        .columns = 4096,
+                                        .depth = 8192,
+                                        .x = narrow(),
+                                        .out = narrow(),
+                                        .w_scales = Granularity::kChannel,
+                                        .has_workspace = true};
+  const plan::WeightOnlyPlan plan = plan_weight_only(problem, "test", gpu_);
+  ASSERT_EQ(plan.kernels.size(), 2u);
+  expect_sound(plan.config.config);
+  const plan::KernelPlan& combine = plan.kernels[1];
+  const jit::Binary binary =
+      jit::compile({combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
+                   kernel_headers());
+  EXPECT_EQ(binary.resources.spill_store_bytes, 0);
+  EXPECT_LE(binary.resources.registers, 64);
 }
 
 TEST_P(WeightOnlyKernelsTest, OfGradients) {

@@ -111,6 +111,25 @@ TEST_F(WeightOnlyTest, ProductsHaveABias) {
   }
 }
 
+TEST_F(WeightOnlyTest, WithAWorkspaceBlocksShareTheDepth) {
+  gemm_weight_only(runtime().device(0),
+                   {.x = matrix_at(0x2000, DType::kBFloat16, 64, 7168),
+                    .w = {.data = matrix_at(0x1000, DType::kE4M3, 4096, 7168),
+                          .scale = vector(address(0x5000), DType::kFloat32, 4096, kGpu),
+                          .granularity = Granularity::kChannel},
+                    .out = matrix_at(0x3000, DType::kBFloat16, 64, 4096),
+                    .workspace = vector(address(0x7000), DType::kFloat32, 4 * 64 * 4096, kGpu)},
+                   {&stream_});
+  ASSERT_EQ(state().launches.size(), 2u);
+  for (const auto& launch : state().launches) {
+    EXPECT_EQ(launch.stream, &stream_);
+    const auto params = launch.params_as<WeightOnlyParams>();
+    EXPECT_EQ(params.partials, address(0x7000));
+    EXPECT_GT(params.splits, 1);
+    EXPECT_LE(params.splits, 4);
+  }
+}
+
 TEST_F(WeightOnlyTest, GradientsSumOverTheRowsOfTheWeights) {
   const auto run = [&](const ScaledTensorView& w) {
     state().launches.clear();

@@ -162,10 +162,10 @@ void expect_product(const Case& problem) {
   test::launch(blocks * problem.splits, kConfig.threads(),
                [&] { weight_only_kernel<kConfig>(params); });
   if constexpr (kConfig.split) {
-    constexpr int kThreads = config::kWeightOnlyCombineThreads;
+    constexpr WeightOnlyConfig kCombine = kConfig.of_combination();
     const std::int64_t fours = rows * config::ceil_divide(columns, 4);
-    test::launch(config::ceil_divide(fours, kThreads), kThreads,
-                 [&] { weight_only_combine_kernel<kConfig>(params); });
+    test::launch(config::ceil_divide(fours, kCombine.threads()), kCombine.threads(),
+                 [&] { combine_weight_only_kernel<kCombine>(params); });
   }
 
   const double unit = kConfig.out == kFloat32 ? 0 : kConfig.out == kFloat16 ? 0x1p-11 : 0x1p-8;

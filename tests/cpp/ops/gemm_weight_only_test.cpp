@@ -236,6 +236,42 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'out': expected memory of its own, apart from 'bias'"));
 }
 
+TEST(GemmWeightOnlyArgumentsTest, AWorkspaceIsAsLargeAsIsSaid) {
+  EXPECT_EQ(weight_only_workspace_size(64, 4096, 7168), 4 * 64 * 4096);
+  EXPECT_EQ(weight_only_workspace_size(5, 300, 256), 0);
+  EXPECT_EQ(weight_only_workspace_size(0, 0, 0), 0);
+  EXPECT_EQ(test::error_of([] { weight_only_workspace_size(1, -2, 3); }),
+            "weight_only_workspace_size: argument 'columns': expected 0 or more, got -2");
+  std::vector<float> memory(300);
+  const auto error_with = [&](void* data, DType dtype, std::int64_t count) {
+    return error_of([&](auto& d) { d.workspace = vector(data, dtype, count); });
+  };
+  EXPECT_EQ(error_with(memory.data(), DType::kFloat32, 0), "no error");
+  EXPECT_EQ(error_with(memory.data(), DType::kFloat32, 300),
+            "gemm_weight_only: argument 'workspace': expected shape [0], got [300]");
+  EXPECT_THAT(error_with(memory.data(), DType::kFloat16, 0),
+              HasSubstr("argument 'workspace': expected dtype float32"));
+  EXPECT_THAT(error_of([&](auto& d) {
+                d.workspace = vector(memory.data(), DType::kFloat32, 0);
+                d.workspace->device = {DeviceType::kCuda, 0};
+              }),
+              HasSubstr("argument 'workspace': expected a tensor on cpu"));
+  // Of 20 rows of 300 and 1024 there are 2 · 20 · 300 sums.
+  std::vector<std::uint16_t> x(20 * 1024);
+  std::vector<std::uint8_t> codes(300 * 1024);
+  std::vector<float> scale(1), out(20 * 300), workspace(2 * 20 * 300);
+  GemmWeightOnlyArguments arguments{.x = matrix(x.data(), DType::kBFloat16, 20, 1024),
+                                    .w = {.data = matrix(codes.data(), DType::kE4M3, 300, 1024),
+                                          .scale = vector(scale.data(), DType::kFloat32, 1),
+                                          .granularity = Granularity::kTensor},
+                                    .out = matrix(out.data(), DType::kFloat32, 20, 300),
+                                    .workspace = vector(workspace.data(), DType::kFloat32, 12000)};
+  EXPECT_EQ(test::error_of([&] { gemm_weight_only(arguments); }), "no error");
+  arguments.out.data = workspace.data();
+  EXPECT_THAT(test::error_of([&] { gemm_weight_only(arguments); }),
+              HasSubstr("argument 'workspace': expected memory of its own, apart from 'out'"));
+}
+
 TEST(GemmWeightOnlyGradientArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_EQ(gradient_error_of([](auto&) {}), "no error");
   EXPECT_EQ(gradient_error_of([](auto& d) { d.gradient.dtype = DType::kFloat32; }),

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "octofold/error.h"
 
+#include "kernels/config/weight_only_workspace.h"
 #include "support/error_of.h"
 #include "support/random.h"
 
@@ -35,7 +37,8 @@ WeightOnlyProblem draw(test::Random& random) {
                             .out = kTypes[random() % 3],
                             .w_scales = kScales[random() % 4],
                             .is_aligned = random() % 2 == 0,
-                            .out_is_aligned = random() % 2 == 0};
+                            .out_is_aligned = random() % 2 == 0,
+                            .has_workspace = random() % 2 == 0};
   problem.x_blocks = is_fp8(problem.x) && random() % 2 == 0;
   if (problem.x == DType::kFloat16 || problem.x == DType::kBFloat16) {
     problem.transposed = random() % 2 == 0;
@@ -53,9 +56,17 @@ TEST(PlanWeightOnlyTest, EachProblemHasAKernel) {
       if (problem.x == DType::kBFloat16 && capability < 80) continue;
       const Gpu gpu = gpu_of(capability);
       const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", gpu);
-      const WeightOnlyConfig& config = plan.config;
+      const WeightOnlyConfig& config = plan.config.config;
       EXPECT_EQ(config.invalid_reason(), nullptr) << describe(problem);
-      ASSERT_EQ(plan.kernels.size(), 1u);
+      EXPECT_EQ(config.split, plan.config.splits > 1);
+      ASSERT_EQ(plan.kernels.size(), config.split ? 2u : 1u);
+      if (config.split) {
+        EXPECT_TRUE(problem.has_workspace);
+        EXPECT_LE(plan.config.splits,
+                  config::weight_only_splits(problem.rows, problem.columns, problem.depth));
+        EXPECT_EQ(config.of_combination().invalid_reason(), nullptr);
+        EXPECT_EQ(config.of_combination().of_combination(), config.of_combination());
+      }
       EXPECT_EQ(plan.kernels[0].shared_bytes, config.shared_bytes());
       EXPECT_LE(config.shared_bytes(), gpu.shared_memory_per_block);
       EXPECT_EQ(plan.kernels[0].threads, config.threads());
@@ -75,18 +86,20 @@ TEST(PlanWeightOnlyTest, TilesCoverOut) {
     problem.rows = std::min<std::int64_t>(problem.rows, 700);
     problem.columns = std::min<std::int64_t>(problem.columns, 700);
     const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
+    const WeightOnlyConfig& config = plan.config.config;
+    const std::int64_t blocks = plan.kernels[0].blocks / plan.config.splits;
+    EXPECT_EQ(plan.kernels[0].blocks, blocks * plan.config.splits);
     std::set<std::pair<long long, long long>> tiles;
-    for (std::int64_t block = 0; block < plan.kernels[0].blocks; ++block) {
-      const auto tile = config::weight_only_tile(plan.config, problem.rows, problem.columns, block);
-      EXPECT_EQ(tile.row % plan.config.tile_rows, 0);
-      EXPECT_EQ(tile.column % plan.config.tile_columns, 0);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const auto tile = config::weight_only_tile(config, problem.rows, problem.columns, block);
+      EXPECT_EQ(tile.row % config.tile_rows, 0);
+      EXPECT_EQ(tile.column % config.tile_columns, 0);
       EXPECT_LT(tile.row, problem.rows);
       EXPECT_LT(tile.column, problem.columns);
       tiles.insert({tile.row, tile.column});
     }
-    EXPECT_EQ(std::ssize(tiles), plan.kernels[0].blocks);
-    EXPECT_GE(plan.kernels[0].blocks * plan.config.tile_rows * plan.config.tile_columns,
-              problem.rows * problem.columns);
+    EXPECT_EQ(std::ssize(tiles), blocks);
+    EXPECT_GE(blocks * config.tile_rows * config.tile_columns, problem.rows * problem.columns);
   }
 }
 
@@ -96,7 +109,7 @@ TEST(PlanWeightOnlyTest, FewRowsKeepTheMemoryBusy) {
     for (const std::int64_t rows : {1, 2, 5, 8, 16}) {
       const WeightOnlyProblem problem{.rows = rows, .columns = size, .depth = size};
       const WeightOnlyPlan plan = plan_weight_only(problem, "gemv", kHopper);
-      const WeightOnlyConfig& config = plan.config;
+      const WeightOnlyConfig& config = plan.config.config;
       EXPECT_GE(plan.kernels[0].blocks, 120);
       EXPECT_GE(config.tile_rows, rows);
       EXPECT_LT(config.tile_rows, 2 * rows);
@@ -113,10 +126,30 @@ TEST(PlanWeightOnlyTest, ManyRowsHaveLargeTiles) {
     const auto plan =
         plan_weight_only({.rows = 8192, .columns = 8192, .depth = 8192, .w_scales = scales},
                          "gemm_weight_only", kHopper);
-    EXPECT_EQ(plan.config.tile_rows, 128);
-    EXPECT_EQ(plan.config.tile_columns, 128);
-    EXPECT_EQ(plan.kernels[0].blocks, 64 * 64);
+    EXPECT_GE(plan.config.config.tile_rows * plan.config.config.tile_columns, 96 * 128);
   }
+}
+
+// Some tens of rows have few tiles of many columns: blocks share the depth, where they may.
+TEST(PlanWeightOnlyTest, BlocksShareTheDepthOfSomeRows) {
+  WeightOnlyProblem problem{.rows = 64, .columns = 4096, .depth = 7168, .has_workspace = true};
+  const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
+  EXPECT_GT(plan.config.splits, 1);
+  EXPECT_GE(plan.kernels[0].blocks, 120);
+  EXPECT_EQ(plan.kernels[1].blocks, 64 * 1024 / plan.config.config.of_combination().threads());
+  problem.has_workspace = false;
+  EXPECT_EQ(plan_weight_only(problem, "gemm_weight_only", kHopper).config.splits, 1);
+}
+
+TEST(PlanWeightOnlyTest, SplitsLeaveRoomForAWorkspace) {
+  EXPECT_EQ(config::weight_only_splits(16, 8192, 8192), 1);
+  EXPECT_EQ(config::weight_only_splits(17, 8192, 8192), 4);
+  EXPECT_EQ(config::weight_only_splits(64, 24576, 1536), 2);
+  EXPECT_EQ(config::weight_only_splits(64, 8192, 1023), 1);
+  EXPECT_EQ(config::weight_only_splits(4096, 4096, 8192), 1);
+  constexpr long long kMost = std::numeric_limits<long long>::max();
+  EXPECT_EQ(config::weight_only_workspace_elements(kMost, kMost, kMost), 0);
+  EXPECT_EQ(config::weight_only_workspace_elements(64, 4096, 7168), 4 * 64 * 4096);
 }
 
 TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
@@ -124,7 +157,7 @@ TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
     return plan_weight_only(
                {.rows = 64, .columns = 512, .depth = 512, .transposed = true, .w_scales = scales},
                "gemm_weight_only_gradient", kHopper)
-        .config;
+        .config.config;
   };
   EXPECT_FALSE(config_of(Granularity::kTensor).depth_factors);
   EXPECT_TRUE(config_of(Granularity::kChannel).depth_factors);
