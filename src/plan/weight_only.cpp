@@ -161,7 +161,9 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
       core::ceil_divide(problem.depth, std::int64_t{config.step_depth()}), work.splits);
   const auto depth = static_cast<double>(steps * config.step_depth());
   // They hide behind one another in part.
-  const double worked = std::hypot(std::hypot(fetched, shared), std::hypot(issued, multiplied));
+  double worked = std::hypot(std::hypot(fetched, shared), std::hypot(issued, multiplied));
+  // While the warps of a block wait for one another nobody works, if there is no other block.
+  if (resident == 1 && rounds > 1) worked *= 1.1;
   double clocks = rounds * (depth * worked + kStart / resident);
   if (config.split) {
     const auto sums = static_cast<double>(work.splits * problem.rows * problem.columns);
