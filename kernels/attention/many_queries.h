@@ -1,24 +1,23 @@
 // Attention of many queries, after FlashAttention-2 (Dao 2023, arXiv:2307.08691): each warp of a
 // block has rows of its own and walks over all keys that the block's rows see. Codes of keys and
-// values are decoded once for the block, into 16-bit numbers in shared memory, and while products
-// of these go on, the codes of the next keys arrive.
+// values are decoded once for the block, into 16-bit numbers in shared memory: those of the next
+// tile by one half of the warps while the other half multiplies, then the other way round.
 #pragma once
 
-#include "kernels/attention/keys.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
+#include "kernels/attention/tiles.h"
 #include "kernels/config/attention.h"
-#include "kernels/numeric/decode_pairs.h"
+#include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mma.h"
 
 namespace octofold {
 namespace attention {
 
-using config::ManyQueriesConfig;
-
 template <ManyQueriesConfig kConfig>
 class ManyQueries {
+  using OfConfig = Tiles<kConfig>;
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kScoreKeys = kConfig.score_keys();
@@ -39,43 +38,46 @@ class ManyQueries {
     if (rows_.first >= rows_.end) return;
     int first_key;
     const int keys = count_keys<kForm.layout>(params_, rows_.sequence, first_key);
-    const SideRows<kForm.layout> key_rows(params_, params_.k, rows_.sequence, first_key,
-                                          rows_.key_head);
-    const SideRows<kForm.layout> value_rows(params_, params_.v, rows_.sequence, first_key,
-                                            rows_.key_head);
     const Sight sight = sight_of<kConfig.rows()>(params_, rows_, keys);
-    any_ = sight.any;
     const float k_factor =
         factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
     // Scores are compared before they are multiplied, so the sign is the queries'.
     factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
-    walk(key_rows, value_rows, sight.all, k_factor < 0, keys);
+    walk(OfConfig(params_, rows_, first_key, sight.any), sight, k_factor < 0, keys);
     store();
   }
 
  private:
-  __device__ void walk(const SideRows<kForm.layout>& key_rows,
-                       const SideRows<kForm.layout>& value_rows, const Range& all, bool flip,
-                       int keys) {
-    const int before = any_.begin / kKeys;
-    const Range part =
-        part_of(max(config::ceil_divide(any_.end, kKeys) - before, 0), rows_.split, params_.splits);
-    int first = (before + part.begin) * kKeys;
+  __device__ void walk(const OfConfig& tiles, const Sight& sight, bool flip, int keys) {
+    const int before = sight.any.begin / kKeys;
+    const Range part = part_of(max(config::ceil_divide(sight.any.end, kKeys) - before, 0),
+                               rows_.split, params_.splits);
+    int first = (before + part.begin) * kKeys, buffer = 0;
     const int end = (before + part.end) * kKeys;
-    if (first < end) copy(key_rows, value_rows, first);
-    ptx::copies_commit();
+    // Decodes the tile from `next` on, whose codes are on their way, and has those behind it come.
+    const auto decode = [&](int next, int to) {
+      if (next >= end) return;
+      ptx::copies_wait<0>();
+      tiles.decode(to);
+      if (next + kKeys < end) tiles.copy(next + kKeys);
+    };
+    if (first < end) tiles.copy(first);
     copy_queries(flip);
+    decode(first, 0);
+    __syncthreads();
+    constexpr bool kBeside = kConfig.buffers == 2;
+    const bool decodes_first = kBeside && threadIdx.x / 32 < kConfig.warps / 2;
 #pragma unroll 1
     for (; first < end; first += kKeys) {
-      ptx::copies_wait<0>();
-      __syncthreads();  // codes are there, and products of the numbers before are done
-      decode();
-      __syncthreads();
-      if (first + kKeys < end) copy(key_rows, value_rows, first + kKeys);
-      ptx::copies_commit();
-      const bool is_masked = first < all.begin || first + kKeys > all.end;
+      const int next = kBeside ? buffer ^ 1 : 0;
+      if (decodes_first) decode(first + kKeys, next);
+      const bool is_masked = first < sight.all.begin || first + kKeys > sight.all.end;
 #pragma unroll 1
-      for (int part = 0; part < kKeys; part += kScoreKeys) add(first, part, is_masked, keys);
+      for (int at = 0; at < kKeys; at += kScoreKeys) add(first, at, buffer, is_masked, keys);
+      if constexpr (!kBeside) __syncthreads();  // products of the numbers are done
+      if (!decodes_first) decode(first + kKeys, next);
+      __syncthreads();
+      buffer = next;
     }
   }
 
@@ -88,39 +90,6 @@ class ManyQueries {
     return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
   }
 
-  // Starts the copies of codes of a tile of keys and values; zeros where no row sees a key.
-  __device__ void copy(const SideRows<kForm.layout>& key_rows,
-                       const SideRows<kForm.layout>& value_rows, int first) const {
-    constexpr int kUnit = kForm.unit(), kUnits = kConfig.code_bytes() / kUnit;
-    constexpr unsigned kSideBytes = kKeys * kConfig.code_bytes();
-    const unsigned codes = memory_ + kConfig.codes_offset();
-#pragma unroll 1
-    for (int index = thread(); index < kKeys * kUnits; index += kThreads) {
-      const int row = index / kUnits, at = index % kUnits * kUnit, key = first + row;
-      const bool seen = key >= any_.begin && key < any_.end;
-      const int page = seen ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
-      const bool exist = seen && at < kForm.head_size;
-      const unsigned to = codes + static_cast<unsigned>(row * kConfig.code_bytes() + at);
-      copy_codes<kForm.copy_bytes>(to, key_rows.row(key, page) + at, exist);
-      copy_codes<kForm.copy_bytes>(to + kSideBytes, value_rows.row(key, page) + at, exist);
-    }
-    if constexpr (kConfig.has_scales()) {
-      for (int row = thread(); row < kKeys; row += kThreads) {
-        const int key = first + row;
-        const bool seen = key >= any_.begin && key < any_.end;
-        const int page = seen ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
-        const unsigned to = next_scales() + static_cast<unsigned>(4 * row);
-        if constexpr (kForm.k_scales) ptx::copy_async<4, true>(to, key_rows.scale(key, page), seen);
-        if constexpr (kForm.v_scales) {
-          ptx::copy_async<4, true>(to + 4 * kKeys, value_rows.scale(key, page), seen);
-        }
-      }
-    }
-  }
-
-  __device__ unsigned scales() const { return memory_ + kConfig.scales_offset(); }
-  __device__ unsigned next_scales() const { return scales() + 8 * kKeys; }
-
   __device__ void copy_queries(bool flip) const {
     constexpr int kPieces = kConfig.numbers() / 8;
     for (int index = thread(); index < kConfig.rows() * kPieces; index += kThreads) {
@@ -130,38 +99,6 @@ class ManyQueries {
       ptx::store_shared_words(
           memory_ + static_cast<unsigned>(row) * kRowBytes + static_cast<unsigned>(16 * piece),
           words);
-    }
-  }
-
-  // All codes that have arrived.
-  __device__ void decode() const {
-    decode_side<kForm.k>(memory_ + kConfig.codes_offset(), memory_ + kConfig.keys_offset());
-    decode_side<kForm.v>(memory_ + kConfig.codes_offset() + kKeys * kConfig.code_bytes(),
-                         memory_ + kConfig.values_offset());
-    if constexpr (kConfig.has_scales()) {
-      for (int i = thread(); i < 2 * kKeys; i += kThreads) {
-        const auto at = static_cast<unsigned>(4 * i);
-        ptx::store_shared_word(scales() + at, ptx::load_shared_word(next_scales() + at));
-      }
-    }
-  }
-
-  template <DType kFp8>
-  __device__ void decode_side(unsigned codes, unsigned numbers) const {
-    constexpr int kPieces = kConfig.numbers() / 8;
-#pragma unroll 2
-    for (int index = thread(); index < kKeys * kPieces; index += kThreads) {
-      const int row = index / kPieces, piece = index % kPieces;
-      unsigned words[2], pairs[4];
-      ptx::load_shared_words(codes + static_cast<unsigned>(row * kConfig.code_bytes() + 8 * piece),
-                             words);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pairs[i] = numeric::pair_in_units<kFp8, kForm.q>(words[i / 2], i % 2);
-      }
-      ptx::store_shared_words(
-          numbers + static_cast<unsigned>(row) * kRowBytes + static_cast<unsigned>(16 * piece),
-          pairs);
     }
   }
 
@@ -177,32 +114,34 @@ class ManyQueries {
   }
 
   // Of the tile of keys those from `part` on.
-  __device__ void add(int first_key, int part, bool is_masked, int keys) {
-    float scores[kRowTiles][kTiles][4] = {};
-    multiply_keys(scores, part);
-    scale_keys(scores, part);
-    if (is_masked) mask_rows(scores, first_key + part, keys);
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      float rescale[2];
-      weigh(scores[i], factor_, states_[i], rescale);
-      if constexpr (kForm.v_scales) {
-        float value_scales[kTiles][2];
-        load_scales(scales() + 4 * kKeys + 4u * part, value_scales);
-        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale);
-      }
-      rescale_sums(sums_[i], rescale);
-    }
-    multiply_values(scores, part);
-  }
-
-  __device__ void scale_keys(float (&scores)[kRowTiles][kTiles][4], int part) const {
+  __device__ void add(int first_key, int part, int buffer, bool is_masked, int keys) {
+    float scores[kRowTiles][kTiles][4];
+    multiply_keys(scores, OfConfig::keys(buffer) + static_cast<unsigned>(part) * kRowBytes);
     if constexpr (kForm.k_scales) {
       float key_scales[kTiles][2];
-      load_scales(scales() + 4u * part, key_scales);
+      load_scales(OfConfig::key_scales(buffer) + 4u * part, key_scales);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) multiply_by_scales(scores[i], key_scales);
     }
+    if (is_masked) mask_rows(scores, first_key + part, keys);
+    float rescale[kRowTiles][2];
+    bool changes = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      weigh(scores[i], factor_, states_[i], rescale[i]);
+      if constexpr (kForm.v_scales) {
+        float value_scales[kTiles][2];
+        load_scales(OfConfig::value_scales(buffer) + 4u * part, value_scales);
+        multiply_by_value_scales(scores[i], value_scales, states_[i], rescale[i]);
+      }
+      changes = changes || rescale[i][0] != 1 || rescale[i][1] != 1;
+    }
+    // Maxima soon stay as they are.
+    if (numeric::max_of_lanes(changes ? 1u : 0u) != 0) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) rescale_sums(sums_[i], rescale[i]);
+    }
+    multiply_values(scores, OfConfig::values(buffer) + static_cast<unsigned>(part) * kRowBytes);
   }
 
   __device__ void mask_rows(float (&scores)[kRowTiles][kTiles][4], int first_key, int keys) const {
@@ -212,34 +151,42 @@ class ManyQueries {
     }
   }
 
-  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], int part) const {
-    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
-    const unsigned keys =
-        number_first(memory_ + kConfig.keys_offset() + static_cast<unsigned>(part) * kRowBytes);
+  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys) const {
+    multiply_keys<true>(scores, keys, 0);
 // All of them at once would keep operands in registers that sums need.
 #pragma unroll 2
-    for (int step = 0; step < kSteps; ++step) {
-      unsigned a[kRowTiles][4];
+    for (int step = 1; step < kSteps; ++step) multiply_keys<false>(scores, keys, step);
+  }
+
+  // Of 16 numbers of each row; the first ones are what scores are.
+  template <bool kFirst>
+  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys,
+                                int step) const {
+    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
+    unsigned a[kRowTiles][4];
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step, a[i]);
-      }
+    for (int i = 0; i < kRowTiles; ++i) {
+      ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step, a[i]);
+    }
 #pragma unroll
-      for (int two = 0; two < kTiles / 2; ++two) {
-        unsigned b[4];
-        ptx::load_matrices(keys + static_cast<unsigned>(16 * two) * kRowBytes + 32u * step, b);
-        const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
+    for (int two = 0; two < kTiles / 2; ++two) {
+      unsigned b[4];
+      ptx::load_matrices(
+          number_first(keys) + static_cast<unsigned>(16 * two) * kRowBytes + 32u * step, b);
+      const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
 #pragma unroll
-        for (int i = 0; i < 2 * kRowTiles; ++i) {
-          ptx::multiply_add<kForm.q>(scores[i / 2][2 * two + i % 2], a[i / 2], tiles[i % 2]);
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        float (&sums)[4] = scores[i / 2][2 * two + i % 2];
+        if constexpr (kFirst) {
+          ptx::multiply<kForm.q>(sums, a[i / 2], tiles[i % 2]);
+        } else {
+          ptx::multiply_add<kForm.q>(sums, a[i / 2], tiles[i % 2]);
         }
       }
     }
   }
 
-  __device__ void multiply_values(const float (&weights)[kRowTiles][kTiles][4], int part) {
-    const unsigned values =
-        row_first(memory_ + kConfig.values_offset() + static_cast<unsigned>(part) * kRowBytes);
+  __device__ void multiply_values(const float (&weights)[kRowTiles][kTiles][4], unsigned values) {
 #pragma unroll
     for (int step = 0; step < kScoreKeys / 16; ++step) {
       unsigned a[kRowTiles][4];
@@ -249,7 +196,7 @@ class ManyQueries {
       for (int two = 0; two < kSteps; ++two) {
         unsigned b[4];
         ptx::load_matrices_transposed(
-            values + static_cast<unsigned>(16 * step) * kRowBytes + 32u * two, b);
+            row_first(values) + static_cast<unsigned>(16 * step) * kRowBytes + 32u * two, b);
         const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
 #pragma unroll
         for (int i = 0; i < 2 * kRowTiles; ++i) {
@@ -291,7 +238,6 @@ class ManyQueries {
   const int lane_;
   const int warp_row_;  // the warp's first row, of the block's
   const unsigned memory_ = ptx::dynamic_shared_memory();
-  Range any_{};
   float factor_ = 1;
   float sums_[kRowTiles][2 * kSteps][4] = {};
   RowState states_[kRowTiles];

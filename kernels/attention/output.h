@@ -8,6 +8,8 @@
 
 namespace octofold::attention {
 
+using config::AttentionForm;
+
 // A row's query and head among all.
 struct Place {
   int query;

@@ -6,6 +6,7 @@
 #include "kernels/attention/rows.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/approximate.h"
+#include "kernels/ptx/shared_memory.h"
 
 namespace octofold::attention {
 

@@ -114,6 +114,7 @@ struct ManyQueriesConfig {
   int warps = 4;
   int row_tiles = 2;  // of a warp, 16 rows each
   int keys = 64;      // at a time
+  int buffers = 2;    // of numbers: with two the next keys are decoded while these are multiplied
 
   static constexpr const char* kHeader = "kernels/attention/many_queries.h";
   static constexpr const char* kKernel = "many_queries_kernel";
@@ -124,13 +125,17 @@ struct ManyQueriesConfig {
     field("warps", warps);
     field("row_tiles", row_tiles);
     field("keys", keys);
+    field("buffers", buffers);
   }
   friend constexpr bool operator==(const ManyQueriesConfig&, const ManyQueriesConfig&) = default;
 
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
-  // Whose scores a warp has in registers at a time.
-  constexpr int score_keys() const { return keys < 32 ? keys : 32; }
+  // Whose scores a warp has in registers at a time, beside its sums.
+  constexpr int score_keys() const {
+    const int most = row_tiles * numbers() > 128 ? 32 : 64;
+    return keys < most ? keys : most;
+  }
   // Numbers of a row; zeros fill it up.
   constexpr int numbers() const { return round_up(form.head_size, 16); }
   // Of a row of 16-bit numbers: an odd number of 16 bytes, so that 8 rows have all banks.
@@ -138,18 +143,20 @@ struct ManyQueriesConfig {
   constexpr int code_bytes() const { return numbers(); }  // of a row of codes
   constexpr bool has_scales() const { return form.k_scales || form.v_scales; }
 
-  // Shared memory: queries; keys and values, as 16-bit numbers; codes of the next ones; scales of
-  // keys and values, of these and of the next.
-  constexpr int keys_offset() const { return rows() * row_bytes(); }
-  constexpr int values_offset() const { return keys_offset() + keys * row_bytes(); }
-  constexpr int codes_offset() const { return values_offset() + keys * row_bytes(); }
+  // Shared memory: queries; keys and values as 16-bit numbers, of each buffer; codes of those that
+  // arrive; scales of keys and values, of those that arrive, then of each buffer.
+  constexpr int numbers_offset() const { return rows() * row_bytes(); }
+  constexpr int codes_offset() const { return numbers_offset() + buffers * 2 * keys * row_bytes(); }
   constexpr int scales_offset() const { return codes_offset() + 2 * keys * code_bytes(); }
-  constexpr int shared_bytes() const { return scales_offset() + (has_scales() ? 16 * keys : 0); }
+  constexpr int shared_bytes() const {
+    return scales_offset() + (has_scales() ? (1 + buffers) * 8 * keys : 0);
+  }
 
   constexpr const char* invalid_reason() const {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
     if (warps < 1 || warps > 8) return "1 to 8 warps";
     if (row_tiles < 1 || row_tiles > 2) return "one or two tiles of rows";
+    if (buffers != 1 && buffers != 2) return "one or two buffers";
     if (keys < 16 || keys % 16 != 0 || keys % score_keys() != 0) return "whole products";
     return nullptr;
   }

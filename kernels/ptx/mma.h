@@ -46,6 +46,27 @@ __device__ inline void multiply_add(float (&sums)[4], const unsigned (&a)[4],
   }
 }
 
+// The same, of sums that are 0 so far.
+template <DType kType>
+__device__ inline void multiply(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static_assert(kType == DType::kFloat16 || (kType == DType::kBFloat16 && kHasAmpere));
+  if constexpr (kType == DType::kBFloat16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+  } else if constexpr (kHasAmpere) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = 0;
+    multiply_add<kType>(sums, a, b);
+  }
+}
+
 // 32 numbers of K of e4m3 or e5m2, mixed too.
 template <DType kA, DType kB>
 __device__ inline void multiply_add_fp8(float (&sums)[4], const unsigned (&a)[4],

@@ -60,14 +60,21 @@ config::FewQueriesConfig few_queries(const config::AttentionForm& form, const Gp
   return beside_another ? *beside_another : or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
-config::ManyQueriesConfig many_queries(const config::AttentionForm& form, const Gpu& gpu) {
+// Of so many rows in all, and of each sequence and key head.
+config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::int64_t rows,
+                                       std::int64_t rows_of_sequence, const Gpu& gpu) {
   using Config = config::ManyQueriesConfig;
-  // What a warp sums has to stay in registers.
-  const int row_tiles = form.head_size > 128 || gpu.compute_capability() < 80 ? 1 : 2;
-  const Config for_two[] = {{form, 4, row_tiles, 64}, {form, 4, row_tiles, 32}, {form, 4, 1, 32}};
-  const Config for_one[] = {{form, 4, row_tiles, 64}, {form, 4, row_tiles, 32}, {form, 4, 1, 16}};
-  const std::optional<Config> beside_another = fitting(for_two, 2, gpu);
-  return beside_another ? *beside_another : or_unsupported(fitting(for_one, 1, gpu), gpu);
+  // Keys that more rows share are decoded less often, if these fill tiles of all multiprocessors,
+  // and if registers hold what a warp sums.
+  const Config large[] = {{form, 8, 2, 64, 2}, {form, 8, 2, 32, 2}};
+  const std::int64_t tile = large[0].rows();
+  if (form.head_size <= 128 && gpu.compute_capability() >= 80 && rows_of_sequence >= tile &&
+      rows >= 2 * tile * gpu.multiprocessors) {
+    if (const std::optional<Config> config = fitting(large, 1, gpu)) return *config;
+  }
+  const Config candidates[] = {{form, 8, 1, 64, 2}, {form, 8, 1, 32, 2}, {form, 8, 1, 32, 1},
+                               {form, 4, 1, 32, 2}, {form, 4, 1, 32, 1}, {form, 4, 1, 16, 1}};
+  return or_unsupported(fitting(candidates, 1, gpu), gpu);
 }
 
 }  // namespace
@@ -83,7 +90,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
                                          : problem.queries);
   const bool few = rows_of_sequence <= kFewRows;
   config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
-  config::ManyQueriesConfig many_config = many_queries(problem.form, gpu);
+  config::ManyQueriesConfig many_config = many_queries(problem.form, rows, rows_of_sequence, gpu);
   const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
   plan.config.row_tiles = problem.has_query_offsets
                               ? problem.queries * group / rows_of_tile + problem.batch

@@ -18,8 +18,8 @@ import torch
 from measure_candidates import MAX_SETS, MIN_BYTES, in_turns, sampler, signal_alarm
 from mma_ceiling import best_sampler
 
-SIZES = ((16384, 16384), (8192, 8192), (7168, 16384), (4096, 7168), (24576, 1536))
-ROWS = (1, 2, 4, 8, 16, 64, 256, 1024, 8192)
+SIZES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+ROWS = (1, 4, 16, 64, 1024, 4096)
 X_TYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -54,15 +54,16 @@ class Shape:
         """Names, calls, and what the first has to give."""
         for name, sets in self.w.items():
             values = sets[0].dequantize()
-            expected = self.x[0].float() @ values.T
-            yield (
-                f"weight only {name}",
-                [
-                    lambda x=x, w=w: octofold.gemm_weight_only(x, w)
-                    for x, w in zip(self.x, sets, strict=True)
-                ],
-                expected,
-            )
+            for x_name in ("bfloat16", "float16"):
+                xs = [x.to(X_TYPES[x_name]) for x in self.x]
+                yield (
+                    f"weight only {name} x {x_name}",
+                    [
+                        lambda x=x, w=w: octofold.gemm_weight_only(x, w)
+                        for x, w in zip(xs, sets, strict=True)
+                    ],
+                    xs[0].float() @ values.T,
+                )
             if self.m > 16:
                 yield (
                     f"gradient {name}",
@@ -136,7 +137,7 @@ def main():
                 tflops = 2e-6 * m * n * k / microseconds
                 share = f" {tflops / ceiling:5.2f} of mma.sync's" if ceiling else ""
                 print(
-                    f"{m},{n},{k} {name:<24} {microseconds:9.2f} µs "
+                    f"{m},{n},{k} {name:<28} {microseconds:9.2f} µs "
                     f"{read / microseconds * 1e-6:6.2f} TB/s of weights "
                     f"{tflops:7.1f} TFLOPS "
                     f"{peer / microseconds if peer else 0:5.2f} of torch.mm's speed{share}",

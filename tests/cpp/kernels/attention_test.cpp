@@ -232,8 +232,8 @@ constexpr FewQueriesConfig few(int stages = 2) {
   return {.form = kForm, .warps = 2, .stages = stages};
 }
 template <AttentionForm kForm>
-constexpr ManyQueriesConfig many(int row_tiles, int keys) {
-  return {.form = kForm, .warps = 2, .row_tiles = row_tiles, .keys = keys};
+constexpr ManyQueriesConfig many(int row_tiles, int keys, int buffers = 2) {
+  return {.form = kForm, .warps = 2, .row_tiles = row_tiles, .keys = keys, .buffers = buffers};
 }
 
 template <auto kConfig>
@@ -314,12 +314,12 @@ TEST(ManyQueriesTest, OfPagesWithScalesAndSplits) {
 
 TEST(ManyQueriesTest, OfPackedSequences) {
   expect_right<many<{.k = kE5M2, .head_size = 128, .layout = KeyLayout::kPacked, .copy_bytes = 1}>(
-      1, 16)>({.queries = {33, 2, 0},
-               .keys = {20, 45, 9},
-               .packed_queries = true,
-               .heads = 1,
-               .key_heads = 1},
-              5);
+      1, 16, 1)>({.queries = {33, 2, 0},
+                  .keys = {20, 45, 9},
+                  .packed_queries = true,
+                  .heads = 1,
+                  .key_heads = 1},
+                 5);
 }
 
 template <bool kHasBFloat16>

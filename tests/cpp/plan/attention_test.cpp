@@ -46,8 +46,20 @@ TEST(PlanAttentionTest, ManyQueriesThatFillTheGpuDoNot) {
   EXPECT_EQ(plan.kernels[0].header, config::ManyQueriesConfig::kHeader);
   EXPECT_THAT(plan.kernels[0].kernel, HasSubstr(".split = false"));
   EXPECT_EQ(plan.config.splits, 1);
-  EXPECT_EQ(plan.config.row_tiles, 8192 * 4 / 128);
+  EXPECT_EQ(plan.config.row_tiles, 8192 * 4 / 256);
   EXPECT_EQ(plan.kernels[0].blocks, 8 * plan.config.row_tiles);
+}
+
+TEST(PlanAttentionTest, TilesAreSmallerWhereThereAreFew) {
+  const auto tiles_of = [](std::int64_t batch, std::int64_t queries, const Gpu& gpu) {
+    return plan_attention({.batch = batch, .queries = queries, .keys = 4096}, gpu).config.row_tiles;
+  };
+  EXPECT_EQ(tiles_of(512, 256, kHopper), 1);
+  EXPECT_EQ(tiles_of(1024, 128, kHopper), 1);  // of 128 rows
+  EXPECT_EQ(tiles_of(1, 16384, kHopper), 128);
+  EXPECT_EQ(tiles_of(1, 65536, kHopper), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, kHopper), 512);
+  EXPECT_EQ(tiles_of(1, 128 * 1024, as_target(kHopper, 75)), 1024);
 }
 
 TEST(PlanAttentionTest, KeysThatAreFewAreNotSplit) {

@@ -56,6 +56,12 @@ void multiply_add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[
   multiply_add_of<Format, Format>(sums, a, b);
 }
 
+template <DType kType>
+void multiply(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  for (float& sum : sums) sum = 0;
+  multiply_add<kType>(sums, a, b);
+}
+
 template <DType kA, DType kB>
 void multiply_add_fp8(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   static_assert(is_fp8(kA) && is_fp8(kB) && kHasFp8Products);

@@ -1,0 +1,137 @@
+// Tiles of keys and values of many queries, on their way to tensor cores: codes are copied to
+// shared memory, and become 16-bit numbers there. A thread decodes what it has copied itself, so
+// both go on while other threads multiply the tile before.
+#pragma once
+
+#include "kernels/attention/keys.h"
+#include "kernels/config/attention.h"
+#include "kernels/numeric/decode_pairs.h"
+#include "kernels/ptx/shared_memory.h"
+
+namespace octofold::attention {
+
+using config::ManyQueriesConfig;
+
+template <ManyQueriesConfig kConfig>
+class Tiles {
+  static constexpr AttentionForm kForm = kConfig.form;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kPieceCodes = 16;
+  static constexpr int kPieces = kConfig.code_bytes() / kPieceCodes;  // of a row
+  static constexpr unsigned kSideBytes = kKeys * kConfig.code_bytes();
+  static constexpr unsigned kSideScales = 4 * kKeys;
+
+ public:
+  // `seen`: keys of the sequence that any row of the block sees.
+  __device__ Tiles(const AttentionParams& params, const Rows& rows, int first_key, Range seen)
+      : params_(params),
+        rows_(rows),
+        seen_(seen),
+        keys_(params, params.k, rows.sequence, first_key, rows.key_head),
+        values_(params, params.v, rows.sequence, first_key, rows.key_head) {}
+
+  // Starts the copies of keys from `first` on, and of their values; zeros where no row sees a key.
+  __device__ void copy(int first) const {
+    constexpr int kUnit = kForm.unit();
+    const unsigned codes = memory() + kConfig.codes_offset();
+#pragma unroll 1
+    for (int index = thread(); index < kKeys * kPieces; index += kConfig.threads()) {
+      const int row = index / kPieces, key = first + row;
+      const int page = page_of_seen(key);
+#pragma unroll
+      for (int i = 0; i < kPieceCodes; i += kUnit) {
+        const int at = index % kPieces * kPieceCodes + i;
+        const bool exist = is_seen(key) && at < kForm.head_size;
+        const unsigned to = codes + static_cast<unsigned>(index * kPieceCodes + i);
+        copy_codes<kForm.copy_bytes>(to, keys_.row(key, page) + at, exist);
+        copy_codes<kForm.copy_bytes>(to + kSideBytes, values_.row(key, page) + at, exist);
+      }
+    }
+    if constexpr (kConfig.has_scales()) {
+      for (int row = thread(); row < kKeys; row += kConfig.threads()) {
+        const int key = first + row, page = page_of_seen(key);
+        const unsigned to = arriving_scales() + static_cast<unsigned>(4 * row);
+        if constexpr (kForm.k_scales) {
+          ptx::copy_async<4, true>(to, keys_.scale(key, page), is_seen(key));
+        }
+        if constexpr (kForm.v_scales) {
+          ptx::copy_async<4, true>(to + kSideScales, values_.scale(key, page), is_seen(key));
+        }
+      }
+    }
+    ptx::copies_commit();
+  }
+
+  // What has arrived of this thread's copies, to numbers of a buffer.
+  __device__ void decode(int buffer) const {
+    const unsigned codes = memory() + kConfig.codes_offset();
+#pragma unroll 1
+    for (int index = thread(); index < kKeys * kPieces; index += kConfig.threads()) {
+      const unsigned at = codes + static_cast<unsigned>(index * kPieceCodes);
+      const unsigned row = static_cast<unsigned>(index / kPieces) * kConfig.row_bytes();
+      decode_piece<kForm.k>(at, keys(buffer) + row, index % kPieces);
+      decode_piece<kForm.v>(at + kSideBytes, values(buffer) + row, index % kPieces);
+    }
+    if constexpr (kConfig.has_scales()) {
+      for (int row = thread(); row < kKeys; row += kConfig.threads()) {
+        const auto at = static_cast<unsigned>(4 * row);
+#pragma unroll
+        for (unsigned side = 0; side < 2; ++side) {
+          ptx::store_shared_word(
+              key_scales(buffer) + side * kSideScales + at,
+              ptx::load_shared_word(arriving_scales() + side * kSideScales + at));
+        }
+      }
+    }
+  }
+
+  // Where a buffer has them: rows of numbers, float32 scales.
+  static __device__ unsigned keys(int buffer) {
+    return memory() + kConfig.numbers_offset() +
+           static_cast<unsigned>(buffer * 2 * kKeys * kConfig.row_bytes());
+  }
+  static __device__ unsigned values(int buffer) {
+    return keys(buffer) + static_cast<unsigned>(kKeys * kConfig.row_bytes());
+  }
+  static __device__ unsigned key_scales(int buffer) {
+    return arriving_scales() + static_cast<unsigned>(1 + buffer) * 2 * kSideScales;
+  }
+  static __device__ unsigned value_scales(int buffer) { return key_scales(buffer) + kSideScales; }
+
+ private:
+  static __device__ unsigned memory() { return ptx::dynamic_shared_memory(); }
+  static __device__ unsigned arriving_scales() { return memory() + kConfig.scales_offset(); }
+  // What follows from it is worked out where it is used, rather than kept in registers.
+  static __device__ int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
+
+  __device__ bool is_seen(int key) const { return key >= seen_.begin && key < seen_.end; }
+  __device__ int page_of_seen(int key) const {
+    return is_seen(key) ? page_of<kForm.layout>(params_, rows_.sequence, key) : 0;
+  }
+
+  // 16 codes to two units of 16 bytes. Of eight neighbouring lanes four store the second one first:
+  // so they reach all banks.
+  template <DType kFp8>
+  static __device__ void decode_piece(unsigned codes, unsigned row, int piece) {
+    unsigned words[4], units[2][4];
+    ptx::load_shared_words(codes, words);
+    const bool second_first = piece & 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned first = numeric::pair_in_units<kFp8, kForm.q>(words[i / 2], i % 2);
+      const unsigned second = numeric::pair_in_units<kFp8, kForm.q>(words[2 + i / 2], i % 2);
+      units[0][i] = second_first ? second : first;
+      units[1][i] = second_first ? first : second;
+    }
+    const unsigned to = row + static_cast<unsigned>(32 * piece), early = second_first ? 16u : 0u;
+    ptx::store_shared_words(to + early, units[0]);
+    ptx::store_shared_words(to + (early ^ 16), units[1]);
+  }
+
+  const AttentionParams& params_;
+  const Rows& rows_;
+  const Range seen_;
+  const SideRows<kForm.layout> keys_, values_;
+};
+
+}  // namespace octofold::attention
