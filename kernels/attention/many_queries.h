@@ -151,36 +151,42 @@ class ManyQueries {
     }
   }
 
-  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys) const {
-    multiply_keys<true>(scores, keys, 0);
-// All of them at once would keep operands in registers that sums need.
-#pragma unroll 2
-    for (int step = 1; step < kSteps; ++step) multiply_keys<false>(scores, keys, step);
-  }
-
-  // Of 16 numbers of each row; the first ones are what scores are.
-  template <bool kFirst>
-  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys,
-                                int step) const {
-    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
+  // Of 16 numbers of each row.
+  struct KeyOperands {
     unsigned a[kRowTiles][4];
+    unsigned b[kTiles / 2][4];
+  };
+
+  __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], unsigned keys) const {
+    const unsigned queries = row_first(memory_ + static_cast<unsigned>(warp_row_) * kRowBytes);
+    const auto load = [&](int step, KeyOperands& operands) {
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step, a[i]);
-    }
+      for (int i = 0; i < kRowTiles; ++i) {
+        ptx::load_matrices(queries + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step,
+                           operands.a[i]);
+      }
 #pragma unroll
-    for (int two = 0; two < kTiles / 2; ++two) {
-      unsigned b[4];
-      ptx::load_matrices(
-          number_first(keys) + static_cast<unsigned>(16 * two) * kRowBytes + 32u * step, b);
-      const unsigned tiles[2][2] = {{b[0], b[1]}, {b[2], b[3]}};
+      for (int i = 0; i < kTiles / 2; ++i) {
+        ptx::load_matrices(
+            number_first(keys) + static_cast<unsigned>(16 * i) * kRowBytes + 32u * step,
+            operands.b[i]);
+      }
+    };
+    // The next ones are on their way while these are multiplied.
+    KeyOperands operands[2];
+    load(0, operands[0]);
 #pragma unroll
-      for (int i = 0; i < 2 * kRowTiles; ++i) {
-        float (&sums)[4] = scores[i / 2][2 * two + i % 2];
-        if constexpr (kFirst) {
-          ptx::multiply<kForm.q>(sums, a[i / 2], tiles[i % 2]);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) load(step + 1, operands[(step + 1) % 2]);
+      const KeyOperands& own = operands[step % 2];
+#pragma unroll
+      for (int i = 0; i < kTiles * kRowTiles; ++i) {
+        const int tile = i / kRowTiles, row = i % kRowTiles;
+        const unsigned pair[2] = {own.b[tile / 2][tile % 2 * 2], own.b[tile / 2][tile % 2 * 2 + 1]};
+        if (step == 0) {
+          ptx::multiply<kForm.q>(scores[row][tile], own.a[row], pair);
         } else {
-          ptx::multiply_add<kForm.q>(sums, a[i / 2], tiles[i % 2]);
+          ptx::multiply_add<kForm.q>(scores[row][tile], own.a[row], pair);
         }
       }
     }

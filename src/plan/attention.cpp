@@ -17,8 +17,9 @@ constexpr const char* kOperation = "attention";
 constexpr std::int64_t kFewRows = 32;
 // Fewer keys are not worth a block of their own.
 constexpr std::int64_t kLeastKeysOfSplit = 256;
-// Blocks to a multiprocessor that are enough to even out what sequences differ in.
-constexpr std::int64_t kBlocksWanted = 8;
+// Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
+// more than it gains where there are that many without.
+constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
 
 void require_kernels_of(const AttentionProblem& problem, const Gpu& gpu) {
   require_kernels(Operation::kAttention, kOperation, gpu);
@@ -100,7 +101,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
       plan.config.row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
   const std::int64_t most = std::min<std::int64_t>(
       config::attention_splits(rows), config::ceil_divide(problem.keys, kLeastKeysOfSplit));
-  const std::int64_t wanted = (few ? kBlocksWanted : 1) * gpu.multiprocessors;
+  const bool enough = few && unsplit >= kBlocksEnough * gpu.multiprocessors;
+  const std::int64_t wanted = enough ? 1 : (few ? kBlocksWanted : 1) * gpu.multiprocessors;
   plan.config.splits = std::clamp<std::int64_t>(config::ceil_divide(wanted, unsplit), 1,
                                                 std::max<std::int64_t>(most, 1));
   const bool split = plan.config.splits > 1;

@@ -119,8 +119,8 @@ std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& prob
   return candidates;
 }
 
-// Fitted to what 25 tiles took for 22 products on an H200 (docs/notes/weight-only.md): what is
-// chosen takes 3 % longer than the best of them, on average.
+// Fitted to what 25 tiles took for 54 products on an H200 (docs/notes/weight-only.md): what is
+// chosen takes 4 % longer than the best of them, on average.
 double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& work,
                        const Gpu& gpu) {
   // Of a Hopper's multiprocessor in a clock: multiplications of tensor cores, instructions of
@@ -128,8 +128,8 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   // Clocks from asking for bytes to having them, what a block takes besides, hidden by others
   // beside it, and what it takes to add what blocks have.
   constexpr double kProducts = 1250, kLanes = 128, kSharedBytes = 128, kFetched = 38;
-  constexpr double kFromMemory = 20.8, kLatency = 1500, kStart = 3000, kCombine = 1400;
-  constexpr double kCombinedBytes = 21, kOfAProduct = 2.6;  // instructions: its own, and loads
+  constexpr double kFromMemory = 20.8, kLatency = 1500, kStart = 3000, kCombine = 1000;
+  constexpr double kCombinedBytes = 40, kOfAProduct = 3;  // instructions: its own, and loads
   const WeightOnlyConfig& config = work.config;
   const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
                               core::ceil_divide(problem.columns, config.tile_columns) * work.splits;

@@ -46,6 +46,17 @@ def skip_without(operation: str) -> None:
         pytest.skip(f"no {operation}: {support.detail}", allow_module_level=True)
 
 
+def _multiplies_bfloat16() -> bool:
+    """Whether the GPU does, or that which it is to be."""
+    target = os.environ.get("OCTOFOLD_TARGET")
+    if not ON_GPU or target:
+        return not target or int(target.removeprefix("sm_")) >= 80
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+# Types of 16 bits that the GPU multiplies; that bfloat16 is refused elsewhere is tested in C++.
+HALVES = ("float16", "bfloat16") if _multiplies_bfloat16() else ("float16",)
+
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="CUDA streams and graphs need a GPU")
 
 DTYPES = {

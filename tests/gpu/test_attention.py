@@ -6,19 +6,11 @@ import numpy as np
 import octofold
 import pytest
 from attention_cases import dense, packed, paged, with_scales
-from gpu_support import DEVICE, ON_GPU, Surrounded, assert_same_bits, needs_gpu, torch
+from gpu_support import DEVICE, HALVES, ON_GPU, Surrounded, assert_same_bits, needs_gpu, torch
 
-HALVES = ["float16", "bfloat16"]
 KINDS = ["e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2"]
 FEW, MANY = (2, 3, 700), (2, 150, 290)  # batch, queries, keys: kernels for both
 LONG = 20_000 if ON_GPU else 2000
-
-
-@pytest.fixture(autouse=True)
-def _can_compute(request):
-    name = request.node.callspec.params.get("q") if hasattr(request.node, "callspec") else None
-    if ON_GPU and name == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("bfloat16 needs compute capability 8.0")
 
 
 def on_device(problem):

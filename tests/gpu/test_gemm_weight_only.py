@@ -8,6 +8,7 @@ import pytest
 from gpu_support import (
     DTYPES,
     GRANULARITIES,
+    HALVES,
     NAN_CODE,
     ON_GPU,
     assert_same_bits,
@@ -21,12 +22,12 @@ from gpu_support import (
 from weight_only_support import ROUNDING, assert_product, rows_of, values_of
 
 # Few rows, by which warps share K; tiles of 32, 64 and 128 rows; ragged in all dimensions; K that
-# has no whole units of 16 bytes.
+# has no whole units of 16 bytes, and K that blocks share.
 SHAPES = (
     (1, 64, 128), (5, 200, 1040), (16, 136, 272), (17, 130, 400), (64, 520, 656), (100, 300, 301),
     (129, 264, 144), (300, 392, 1024), (7, 33, 5),
+    (40, 1030, 2064), (70, 2100, 4111),
 )  # fmt: skip
-NARROW = ("float16", "bfloat16")
 
 
 def assert_forward(x, w, bias=None, **options):
@@ -46,7 +47,7 @@ def assert_gradient(gradient, w, **options):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_products(dtype, w_dtype, granularity, generator):
     for m, n, k in SHAPES:
         x, w = rows_of(generator, m, k, dtype), operand(generator, n, k, w_dtype, granularity)
@@ -56,16 +57,16 @@ def test_products(dtype, w_dtype, granularity, generator):
         assert_same_bits(out, octofold.gemm_weight_only(x, w))
 
 
-@pytest.mark.parametrize("bias_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bias_dtype", ["float32", HALVES[-1]])
 def test_adds_a_bias(bias_dtype, generator):
     for m, n, k in SHAPES:
-        x, w = rows_of(generator, m, k, "bfloat16"), operand(generator, n, k, "e4m3", "128x128")
+        x, w = rows_of(generator, m, k, HALVES[-1]), operand(generator, n, k, "e4m3", "128x128")
         assert_forward(x, w, bias=100 * normal(generator, n, dtype=bias_dtype))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_gradients(dtype, w_dtype, granularity, generator):
     for m, k, n in SHAPES:
         gradient = rows_of(generator, m, n, dtype)
@@ -114,7 +115,7 @@ def test_of_large_matrices(generator):
         ((16, 8192, 8192), (64, 8192, 8192), (1024, 4096, 7168), (4096, 4096, 4096)), GRANULARITIES
     ):
         w = operand(generator, n, k, "e4m3", granularity)
-        for dtype in NARROW:
+        for dtype in HALVES:
             x = rows_of(generator, m, k, dtype)
             out = assert_forward(x, w, out_dtype=torch.float32)
             assert_same_bits(out, octofold.gemm_weight_only(x, w, out_dtype=torch.float32))
