@@ -30,9 +30,18 @@ struct Stage {
   __device__ unsigned column_scales() const { return factors() + 4 * kConfig.factors(); }
   __device__ unsigned row_scales() const { return column_scales() + 4 * kConfig.column_scales(); }
 
+  // Transposed, the lanes that load a word together have four rows 16 apart and of each two
+  // neighbouring units, 32 bytes. Rows of 128 bytes have four such pairs, so that each of the four
+  // finds its own elsewhere. Of shorter rows several share the 128 bytes of all banks: these are
+  // then four neighbours in another order too.
   static __device__ unsigned w_offset(int row, int unit) {
-    const int other = kConfig.transposed ? ((row >> 4 & 3) * 2) % kWUnits : (row & 1) * 4;
-    return row * kWRowBytes + (unit ^ other) * 16;
+    if constexpr (kConfig.transposed) {
+      const int lane_row = row >> 4 & 3;  // which of the four
+      const int place = kWUnits == 8 ? row : row ^ lane_row;
+      const int other = kWUnits == 8 ? 2 * lane_row : kWUnits == 4 ? lane_row & 2 : 0;
+      return place * kWRowBytes + (unit ^ other) * 16;
+    }
+    return row * kWRowBytes + (unit ^ (row & 1) * 4) * 16;
   }
   static __device__ unsigned x_offset(int row, int unit) {
     const int other = size_of(kConfig.x) == 4   ? unit >> 3
