@@ -17,6 +17,7 @@ struct Stage {
   static constexpr int kWRowBytes = kConfig.transposed ? kConfig.tile_columns : kScaleBlock;
   static constexpr int kWRows = kConfig.transposed ? kScaleBlock : kConfig.tile_columns;
   static constexpr int kWUnits = kWRowBytes / 16;
+  static constexpr int kWSharing = 8 / kWUnits;  // rows that lie in the same 128 bytes
   static constexpr int kXUnits = kConfig.x_row_bytes() / 16;
 
   unsigned address;
@@ -30,9 +31,17 @@ struct Stage {
   __device__ unsigned column_scales() const { return factors() + 4 * kConfig.factors(); }
   __device__ unsigned row_scales() const { return column_scales() + 4 * kConfig.column_scales(); }
 
+  // Transposed, the lanes that load a word together have four rows 16 apart, and of each two
+  // neighbouring units: 32 of the 128 bytes that all banks have. Rows of 128 bytes have their units
+  // in four orders; of shorter ones, two or four of which share 128 bytes, neighbours change places
+  // too. Copies write whole neighbours, which find all banks either way.
   static __device__ unsigned w_offset(int row, int unit) {
-    const int other = kConfig.transposed ? ((row >> 4 & 3) * 2) % kWUnits : (row & 1) * 4;
-    return row * kWRowBytes + (unit ^ other) * 16;
+    if constexpr (kConfig.transposed) {
+      const int of_four = row >> 4 & 3;
+      const int place = row ^ (of_four & (kWSharing - 1));
+      return place * kWRowBytes + (unit ^ of_four / kWSharing * 2) * 16;
+    }
+    return row * kWRowBytes + (unit ^ (row & 1) * 4) * 16;
   }
   static __device__ unsigned x_offset(int row, int unit) {
     const int other = size_of(kConfig.x) == 4   ? unit >> 3
