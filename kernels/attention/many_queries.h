@@ -90,15 +90,27 @@ class ManyQueries {
     return rows_.first + own / 32 * 16 * kRowTiles + 8 * i + own % 32 / 4;
   }
 
+  // Several at a time on their way.
   __device__ void copy_queries(bool flip) const {
-    constexpr int kPieces = kConfig.numbers() / 8;
-    for (int index = thread(); index < kConfig.rows() * kPieces; index += kThreads) {
-      const int row = index / kPieces, piece = index % kPieces;
-      unsigned words[4];
-      load_query<kForm.head_size>(params_, rows_, rows_.first + row, 8 * piece, flip, words);
-      ptx::store_shared_words(
-          memory_ + static_cast<unsigned>(row) * kRowBytes + static_cast<unsigned>(16 * piece),
-          words);
+    constexpr int kPieces = kConfig.numbers() / 8, kAll = kConfig.rows() * kPieces, kBatch = 4;
+#pragma unroll 1
+    for (int first = thread(); first < kAll; first += kBatch * kThreads) {
+      unsigned words[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * kThreads, piece = index % kPieces;
+        if (index >= kAll) break;
+        load_query<kForm.head_size>(params_, rows_, rows_.first + index / kPieces, 8 * piece, flip,
+                                    words[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * kThreads;
+        if (index >= kAll) break;
+        ptx::store_shared_words(memory_ + static_cast<unsigned>(index / kPieces) * kRowBytes +
+                                    static_cast<unsigned>(16 * (index % kPieces)),
+                                words[i]);
+      }
     }
   }
 

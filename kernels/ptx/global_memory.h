@@ -24,8 +24,8 @@ __device__ inline void load_global(const void* address, unsigned (&words)[kBytes
 // again. `volatile` keeps it behind the wait for earlier kernels.
 __device__ inline void load_cached(const void* address, unsigned (&words)[4]) {
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-      : "l"(address));
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(address));
 }
 
 // 16 bytes, or 8, of memory that this very thread writes too, before or after.

@@ -15,8 +15,8 @@ constexpr const char* kOperation = "attention";
 
 // Rows to a sequence and key head beyond which warps do not split the keys.
 constexpr std::int64_t kFewRows = 32;
-// Fewer keys are not worth a block of their own.
-constexpr std::int64_t kLeastKeysOfSplit = 256;
+// Fewer keys are not worth a block of their own: of few queries, of many.
+constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 // Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
 // more than it gains where there are that many without.
 constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
@@ -100,7 +100,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   const std::int64_t unsplit =
       plan.config.row_tiles * problem.key_heads * (problem.has_query_offsets ? 1 : problem.batch);
   const std::int64_t most = std::min<std::int64_t>(
-      config::attention_splits(rows), config::ceil_divide(problem.keys, kLeastKeysOfSplit));
+      config::attention_splits(rows),
+      config::ceil_divide(problem.keys, few ? kLeastKeysOfFew : kLeastKeysOfMany));
   const bool enough = few && unsplit >= kBlocksEnough * gpu.multiprocessors;
   const std::int64_t wanted = enough ? 1 : (few ? kBlocksWanted : 1) * gpu.multiprocessors;
   plan.config.splits = std::clamp<std::int64_t>(config::ceil_divide(wanted, unsplit), 1,

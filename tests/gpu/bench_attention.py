@@ -70,7 +70,10 @@ class Set:
         p = self.problem = problem
         self.q = normal(p.batch, p.queries, p.heads, p.size)
         shape = p.batch, p.keys, p.kv_heads, p.size
-        self.k, self.v = (normal(*shape).to(torch.float8_e4m3fn) for _ in range(2))
+        # Values that both formats have, but for some near 0.
+        self.k, self.v = (
+            normal(*shape).to(torch.float8_e5m2).half().to(torch.float8_e4m3fn) for _ in range(2)
+        )
         self.scales = [0.5 + torch.rand(p.kv_heads, device="cuda") for _ in range(2)]
 
     def ours(self, kind="float16", scaled=True):
@@ -79,6 +82,14 @@ class Set:
         k_scale, v_scale = self.scales if scaled else (None, None)
         options = {"k_scale": k_scale, "v_scale": v_scale, "causal": self.problem.causal}
         return lambda: octofold.attention(q, self.k, self.v, **options, out=out)
+
+    def of_e5m2(self):
+        """The same keys and values as codes of the other format."""
+        out = torch.full_like(self.q, torch.nan)
+        k, v = (x.half().to(torch.float8_e5m2) for x in (self.k, self.v))
+        k_scale, v_scale = self.scales
+        options = {"k_scale": k_scale, "v_scale": v_scale, "causal": self.problem.causal}
+        return lambda: octofold.attention(self.q, k, v, **options, out=out)
 
     def paged(self, page_size):
         """The same keys in pages anywhere."""
@@ -141,6 +152,7 @@ def ways(problem):
     """Names, what makes the call of a set, and the bytes of a number of its keys and values."""
     yield "octofold", Set.ours, 1
     yield "octofold, no scales", lambda s: s.ours(scaled=False), 1
+    yield "octofold, e5m2", Set.of_e5m2, 1
     if torch.cuda.get_device_capability() >= (8, 0):
         yield "octofold, bfloat16", lambda s: s.ours("bfloat16"), 1
     for page_size in PAGE_SIZES if problem.pages else ():

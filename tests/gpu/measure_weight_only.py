@@ -2,7 +2,7 @@
 are read or numbers multiplied.
 
     python tests/gpu/measure_weight_only.py RESULTS.jsonl [M,N,K ...] [--granularity 128x128]
-        [--rounds 13]
+        [--formats e4m3 e5m2] [--rounds 13]
 
 Up to 16 rows gemv() too, of x in BF16, FP16, FP32 and e4m3; of more, the gradient. Each is checked
 first against FP32 (NaN there before). Then all are taken in turns, as CUDA graphs that go round
@@ -20,6 +20,7 @@ from mma_ceiling import best_sampler
 
 SIZES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 ROWS = (1, 4, 16, 64, 1024, 4096)
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 X_TYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -39,12 +40,12 @@ def weights(n, k, dtype, granularity):
 class Shape:
     """Operands that go round, and all ways to multiply them."""
 
-    def __init__(self, m, n, k, granularity):
+    def __init__(self, m, n, k, granularity, formats):
         self.m, self.n, self.k = m, n, k
         count = min(MAX_SETS, max(2, -(-MIN_BYTES // (n * k + 2 * m * (n + k)))))
         self.w = {
-            name: [weights(n, k, dtype, granularity) for _ in range(count)]
-            for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2))
+            name: [weights(n, k, FORMATS[name], granularity) for _ in range(count)]
+            for name in formats
         }
         self.x = [torch.randn(m, k, device="cuda").bfloat16() for _ in range(count)]
         self.gradient = [torch.randn(m, n, device="cuda").bfloat16() for _ in range(count)]
@@ -117,6 +118,7 @@ def main():
     parser.add_argument("results")
     parser.add_argument("shapes", nargs="*", metavar="M,N,K")
     parser.add_argument("--granularity", default="128x128")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--rounds", type=int, default=13)
     options = parser.parse_args()
     shapes = [tuple(map(int, shape.split(","))) for shape in options.shapes]
@@ -124,7 +126,8 @@ def main():
     with open(options.results, "a") as results:
         for m, n, k in shapes or [(m, n, k) for n, k in SIZES for m in ROWS]:
             signal_alarm(180)  # a kernel that hangs ends the process
-            times, ceiling = measured(Shape(m, n, k, options.granularity), options.rounds)
+            shape = Shape(m, n, k, options.granularity, options.formats)
+            times, ceiling = measured(shape, options.rounds)
             signal_alarm(0)
             line = {"shape": [m, n, k], "granularity": options.granularity, "times": times}
             if ceiling:

@@ -70,7 +70,7 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     x = random(*shape)
     like = octofold.quantize(x, granularity=granularity, transpose=transpose)
     results = fp8(*like.shape), torch.zeros_like(like.scale)
-    options = (granularity, None, "saturate", "te", transpose)
+    options = (granularity, None, "saturate", "te", transpose, None)
     opcheck(torch.ops.octofold.quantize, (x, None, None, *results, *options))
 
 
