@@ -36,24 +36,26 @@ class Weights {
 
   // Where this lane's first codes are, in the part of a stage that its group of warps has.
   static __device__ unsigned place(int warp) {
-    if constexpr (kConfig.transposed) return 0;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    return ptx::opaque(S::w_offset(column(warp, 0, lane / 4, 0), lane % 4));
+    const int lane = static_cast<int>(threadIdx.x) % 32, first = column(warp, 0, lane / 4, 0);
+    if constexpr (kConfig.transposed) {
+      return ptx::opaque(S::w_offset(16 * (lane % 4), first / 16) + first % 16);
+    }
+    return ptx::opaque(S::w_offset(first, lane % 4));
   }
 
-  __device__ void load(const S& stage, int group, int warp, unsigned place, int half) {
+  __device__ void load(const S& stage, int group, unsigned place, int half) {
     if constexpr (kConfig.transposed) {
-      const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, unit = lane % 4 + 4 * half;
+      const int unit = static_cast<int>(threadIdx.x) % 4 + 4 * half;
       factors_ = stage.factors() + 4 * (kScaleBlock * group + 16 * unit);
-      const int first_column = 32 * warp + 4 * g;
 #pragma unroll
       for (int product = 0; product < 4; ++product) {
         unsigned rows[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          rows[i] = ptx::load_shared_word(
-              stage.w(group) + S::w_offset(16 * unit + 4 * product + i, first_column / 16) +
-              first_column % 16);
+          // Rows that share 128 bytes have changed places; those behind them follow.
+          const int other = i % S::kWSharing, further = 64 * half + 4 * product + i - other;
+          rows[i] = ptx::load_shared_word(stage.w(group) + (place ^ other * S::kWRowBytes) +
+                                          further * S::kWRowBytes);
         }
         // Four codes of each of four rows to four of each of four columns.
         const unsigned low = __byte_perm(rows[0], rows[1], 0x5140);

@@ -102,7 +102,7 @@ class TensorProduct {
 #pragma unroll kConfig.halves_at_once()
     for (int half = 0; half < 2; ++half) {
       W weights;
-      weights.load(stage, part_.group, part_.columns, w_place_, half);
+      weights.load(stage, part_.group, w_place_, half);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         unsigned a[2][kColumnTiles][4];
@@ -180,7 +180,7 @@ class FloatProduct {
 #pragma unroll kConfig.halves_at_once()
     for (int half = 0; half < 2; ++half) {
       W weights;
-      weights.load(stage, part_.group, part_.columns, w_place_, half);
+      weights.load(stage, part_.group, w_place_, half);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         float w[2][4];

@@ -17,6 +17,7 @@ struct Stage {
   static constexpr int kWRowBytes = kConfig.transposed ? kConfig.tile_columns : kScaleBlock;
   static constexpr int kWRows = kConfig.transposed ? kScaleBlock : kConfig.tile_columns;
   static constexpr int kWUnits = kWRowBytes / 16;
+  static constexpr int kWSharing = 8 / kWUnits;  // rows that lie in the same 128 bytes
   static constexpr int kXUnits = kConfig.x_row_bytes() / 16;
 
   unsigned address;
@@ -30,16 +31,15 @@ struct Stage {
   __device__ unsigned column_scales() const { return factors() + 4 * kConfig.factors(); }
   __device__ unsigned row_scales() const { return column_scales() + 4 * kConfig.column_scales(); }
 
-  // Transposed, the lanes that load a word together have four rows 16 apart and of each two
-  // neighbouring units, 32 bytes. Rows of 128 bytes have four such pairs, so that each of the four
-  // finds its own elsewhere. Of shorter rows several share the 128 bytes of all banks: these are
-  // then four neighbours in another order too.
+  // Transposed, the lanes that load a word together have four rows 16 apart, and of each two
+  // neighbouring units: 32 of the 128 bytes that all banks have. Rows of 128 bytes have their units
+  // in four orders; of shorter ones, two or four of which share 128 bytes, neighbours change places
+  // too. Copies write whole neighbours, which find all banks either way.
   static __device__ unsigned w_offset(int row, int unit) {
     if constexpr (kConfig.transposed) {
-      const int lane_row = row >> 4 & 3;  // which of the four
-      const int place = kWUnits == 8 ? row : row ^ lane_row;
-      const int other = kWUnits == 8 ? 2 * lane_row : kWUnits == 4 ? lane_row & 2 : 0;
-      return place * kWRowBytes + (unit ^ other) * 16;
+      const int of_four = row >> 4 & 3;
+      const int place = row ^ (of_four & (kWSharing - 1));
+      return place * kWRowBytes + (unit ^ of_four / kWSharing * 2) * 16;
     }
     return row * kWRowBytes + (unit ^ (row & 1) * 4) * 16;
   }

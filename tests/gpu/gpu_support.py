@@ -6,6 +6,7 @@ OCTOFOLD_TEST_DEVICE=cpu runs what can run on the CPU backend, to debug the test
 
 import ctypes
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -54,8 +55,12 @@ def _multiplies_bfloat16() -> bool:
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
-# Types of 16 bits that the GPU multiplies; that bfloat16 is refused elsewhere is tested in C++.
+# Types of 16 bits that the GPU multiplies; the other is refused.
 HALVES = ("float16", "bfloat16") if _multiplies_bfloat16() else ("float16",)
+where_bfloat16_is_refused = pytest.mark.skipif(
+    "bfloat16" in HALVES, reason="products of bfloat16 are refused before compute capability 8.0"
+)
+refuses_bfloat16 = functools.partial(pytest.raises, octofold.UnsupportedError, match=r"8\.0")
 
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="CUDA streams and graphs need a GPU")
 

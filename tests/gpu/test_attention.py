@@ -6,7 +6,17 @@ import numpy as np
 import octofold
 import pytest
 from attention_cases import dense, packed, paged, with_scales
-from gpu_support import DEVICE, HALVES, ON_GPU, Surrounded, assert_same_bits, needs_gpu, torch
+from gpu_support import (
+    DEVICE,
+    HALVES,
+    ON_GPU,
+    Surrounded,
+    assert_same_bits,
+    needs_gpu,
+    refuses_bfloat16,
+    torch,
+    where_bfloat16_is_refused,
+)
 
 KINDS = ["e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2", "e5m2 e5m2"]
 FEW, MANY = (2, 3, 700), (2, 150, 290)  # batch, queries, keys: kernels for both
@@ -74,6 +84,14 @@ def test_decodes_every_code(q, kv):
         expected = torch.from_numpy(v.astype(np.float32)).to(DEVICE, actual.dtype)
         expected = expected.expand(actual.shape)
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@where_bfloat16_is_refused
+def test_refuses_bfloat16(rng):
+    for sizes in (FEW, MANY):
+        tensors = on_device(dense(rng, *sizes, q="bfloat16"))
+        with refuses_bfloat16():
+            octofold.attention(**tensors)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 5), (12, 4), (16, 1), (40, 1)])

@@ -15,8 +15,10 @@ from gpu_support import (
     needs_gpu,
     normal,
     operand,
+    refuses_bfloat16,
     surrounded_copy,
     torch,
+    where_bfloat16_is_refused,
     with_data,
 )
 from weight_only_support import ROUNDING, assert_product, rows_of, values_of
@@ -75,6 +77,17 @@ def test_gradients(dtype, w_dtype, granularity, generator):
         # Its own type, of values that it holds.
         out = assert_gradient((gradient / 64).to(gradient.dtype), w)
         assert out.dtype is DTYPES[dtype]
+
+
+@where_bfloat16_is_refused
+def test_refuses_bfloat16(generator):
+    w = operand(generator, 64, 128)
+    for rows in (1, 70):
+        x, gradient = (rows_of(generator, rows, width, "bfloat16") for width in (128, 64))
+        with refuses_bfloat16():
+            octofold.gemm_weight_only(x, w)
+        with refuses_bfloat16():
+            octofold.gemm_weight_only_gradient(gradient, w)
 
 
 @pytest.mark.parametrize("rows", [3, 70])

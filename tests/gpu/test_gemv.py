@@ -16,8 +16,10 @@ from gpu_support import (
     assert_same_bits,
     needs_gpu,
     operand,
+    refuses_bfloat16,
     surrounded_copy,
     torch,
+    where_bfloat16_is_refused,
     with_data,
 )
 from weight_only_support import assert_product, rows_of, values_of
@@ -82,6 +84,15 @@ def test_decodes_every_code(w_dtype, x_dtype):
         out = octofold.gemv(w, x.to(DTYPES[x_dtype]), out_dtype=torch.float32)
         expected = codes.view(DTYPES[w_dtype]).float()[None]
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@where_bfloat16_is_refused
+def test_refuses_bfloat16(generator):
+    w = operand(generator, 64, 128)
+    for rows in (1, 16):
+        x = rows_of(generator, rows, 128, "bfloat16")
+        with refuses_bfloat16():
+            octofold.gemv(w, x)
 
 
 def test_nan_stays_in_its_row(generator):

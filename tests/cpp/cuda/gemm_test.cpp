@@ -12,16 +12,15 @@
 
 #include "cuda/fake_runtime.h"
 #include "plan/gemm.h"
+#include "support/gpu_product.h"
 
 namespace octofold::cuda {
 namespace {
 
+using test::address;
+using test::kGpu;
+using test::product;
 using testing::HasSubstr;
-
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
 class GemmTest : public FakeGpuTest {
  protected:
@@ -38,26 +37,6 @@ class GemmTest : public FakeGpuTest {
 
   std::vector<std::string> log_;
 };
-
-// Block scales, rows of A next to each other.
-GemmArguments product(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const auto scale = [](Granularity granularity, std::int64_t rows, std::int64_t cols,
-                        std::uintptr_t data) {
-    return scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(data));
-  };
-  GemmArguments arguments{
-      .a = {matrix(address(0x1000), DType::kE4M3, m, k),
-            scale(Granularity::kBlock1x128, m, k, 0x3000), Granularity::kBlock1x128},
-      .b = {matrix(address(0x2000), DType::kE5M2, n, k),
-            scale(Granularity::kBlock128x128, n, k, 0x4000), Granularity::kBlock128x128},
-      .out = matrix(address(0x5000), DType::kBFloat16, m, n)};
-  for (TensorView* view :
-       {&arguments.a.data, &arguments.a.scale, &arguments.b.data, &arguments.b.scale}) {
-    view->device = kGpu;
-  }
-  arguments.out.device = kGpu;
-  return arguments;
-}
 
 TEST_F(GemmTest, TheKernelGetsTheArguments) {
   GemmArguments arguments = product(1000, 512, 640);
