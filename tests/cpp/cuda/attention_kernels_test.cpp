@@ -9,6 +9,7 @@
 #include "plan/attention.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
@@ -41,7 +42,7 @@ class AttentionKernelsTest : public testing::TestWithParam<int> {
       const jit::Binary binary = jit::compile(program_of(plan, gpu), kernel_headers());
       const auto& resources = binary.resources;
       SCOPED_TRACE(plan.kernel);
-      RecordProperty(plan.kernel, resources.registers);
+      test::record_resources(plan, resources);
       EXPECT_EQ(resources.spill_store_bytes, 0);
       EXPECT_EQ(resources.stack_bytes, 0);
       EXPECT_LE(resources.registers, 255);

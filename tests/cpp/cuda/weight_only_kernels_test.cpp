@@ -7,6 +7,7 @@
 #include "plan/weight_only.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
@@ -29,11 +30,12 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   DType narrow() const { return GetParam() < 80 ? DType::kFloat16 : DType::kBFloat16; }
 
   void expect_sound(const WeightOnlyConfig& config) {
-    const plan::KernelPlan kernel =
-        plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
+    plan::KernelPlan kernel = plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
     const jit::Binary binary =
         jit::compile({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
                      kernel_headers());
+    kernel.shared_bytes = config.shared_bytes();
+    test::record_resources(kernel, binary.resources);
     EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel.description;
     EXPECT_EQ(binary.resources.stack_bytes, 0) << kernel.description;
     EXPECT_EQ(binary.resources.shared_bytes, 0) << kernel.description;

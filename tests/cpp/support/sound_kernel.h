@@ -15,6 +15,14 @@
 
 namespace octofold::test {
 
+// For scripts/kernel_resources.py: threads of a block, registers of a thread, bytes of shared
+// memory.
+inline void record_resources(const plan::KernelPlan& plan, const jit::ResourceUse& resources) {
+  testing::Test::RecordProperty(plan.kernel,
+                                core::format("{} {} {}", plan.threads, resources.registers,
+                                             plan.shared_bytes + resources.shared_bytes));
+}
+
 // Compiles kernels of casts and norms, each one once. No exchange between lanes has to collect them
 // first.
 class Compiler {
@@ -25,6 +33,7 @@ class Compiler {
     for (const plan::KernelPlan& plan : plans) {
       if (!compiled_.insert(plan.kernel).second) continue;
       const jit::Binary binary = jit::compile(cuda::program_of(plan, gpu_), cuda::kernel_headers());
+      record_resources(plan, binary.resources);
       EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
       EXPECT_LE(plan.shared_bytes + binary.resources.shared_bytes, gpu_.shared_memory_per_block)
