@@ -1,0 +1,225 @@
+// An attention in memory that the kernels themselves run over, a thread for each of a block's.
+#pragma once
+
+#include "support/block_on_host.h"  // first: it has CUDA's types
+//
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/attention/combine_splits.h"
+#include "kernels/attention/few_queries.h"
+#include "kernels/attention/many_queries.h"
+#include "support/attention_on_host.h"
+
+namespace octofold::test {
+
+using config::AttentionForm;
+using config::FewQueriesConfig;
+using config::KeyLayout;
+
+// An attention in memory, and its results.
+template <AttentionForm kForm>
+class Attention {
+ public:
+  explicit Attention(const AttentionCase& given, int offset = 0)
+      : given_(given), places_(given.keys.size()), scale_rows_(given.keys.size()) {
+    place_keys();
+    k_.emplace(given, kForm.head_size, offset, rows_, places_, scale_rows_, given.k_scale, 1);
+    v_.emplace(given, kForm.head_size, offset, rows_, places_, scale_rows_, given.v_scale, 9);
+    int all = 0;
+    for (const int queries : given.queries) {
+      query_offsets_.push_back(all);
+      all += queries;
+    }
+    query_offsets_.push_back(all);
+    const auto numbers = static_cast<std::size_t>(all * given.heads * kForm.head_size);
+    Random random;
+    for (std::size_t i = 0; i < numbers; ++i) {
+      const float value = static_cast<float>(static_cast<int>(random() % 2048)) / 999 - 1;
+      q_.push_back(static_cast<unsigned short>(encode<kForm.q>(value)));
+    }
+    out_.assign(numbers, 0x7FFF);
+    log_sum_exp_.assign(static_cast<std::size_t>(all * given.heads), 77.0f);
+    partials_.assign(
+        static_cast<std::size_t>(all * given.heads * given.splits) * (kForm.head_size + 2), NAN);
+  }
+
+  config::AttentionParams params(int tile_rows) {
+    const auto batch = static_cast<int>(given_.queries.size());
+    const int all = query_offsets_.back();
+    const long long head_size = kForm.head_size;
+    config::AttentionParams params{};
+    params.q = q_.data();
+    params.out = out_.data();
+    params.log_sum_exp = log_sum_exp_.data();
+    params.q_stride = params.out_stride = given_.heads * head_size;
+    params.q_head_stride = params.out_head_stride = head_size;
+    params.log_sum_exp_stride = given_.heads;
+    params.log_sum_exp_head_stride = 1;
+    params.group = given_.heads / given_.key_heads;
+    if (given_.packed_queries) {
+      params.query_offsets = query_offsets_.data();
+      params.queries = all;
+      params.row_tiles = all * params.group / tile_rows + batch;
+    } else {
+      params.queries = given_.queries[0];
+      params.q_batch_stride = params.out_batch_stride = params.queries * params.q_stride;
+      params.log_sum_exp_batch_stride = params.queries * given_.heads;
+      params.row_tiles = config::ceil_divide(params.queries * params.group, tile_rows);
+    }
+    params.k = k_->view(outer_rows_, outer_scale_rows_);
+    params.v = v_->view(outer_rows_, outer_scale_rows_);
+    if (kForm.layout == KeyLayout::kPacked) params.key_offsets = key_offsets_.data();
+    if (kForm.layout != KeyLayout::kPacked) params.key_counts = given_.keys.data();
+    if (kForm.layout == KeyLayout::kPaged) {
+      params.page_table = table_.data();
+      params.page_table_stride = table_pages_;
+      params.pages = static_cast<int>(rows_ >> given_.page_shift);
+      params.page_shift = given_.page_shift;
+    }
+    params.batch = batch;
+    params.keys = capacity_;
+    params.heads = given_.heads;
+    params.key_heads = given_.key_heads;
+    params.splits = given_.splits;
+    params.window_left = given_.window_left;
+    params.window_right = given_.window_right;
+    params.scale = given_.scale * attention::kLog2E;
+    params.q_vectors = true;
+    params.out_pairs = true;
+    params.partials = partials_.data();
+    return params;
+  }
+
+  template <auto kConfig>
+  void run(const config::AttentionParams& params) {
+    static_assert(kConfig.invalid_reason() == nullptr);
+    ASSERT_LE(kConfig.shared_bytes(), static_cast<int>(ptx::shared.size()));
+    ptx::shared.fill(0x7F);
+    const std::int64_t blocks = std::int64_t{params.key_heads} * params.splits * params.row_tiles *
+                                (params.query_offsets ? 1 : params.batch);
+    launch(blocks, kConfig.threads(), [&] {
+      if constexpr (std::is_same_v<decltype(kConfig), const FewQueriesConfig>) {
+        few_queries_kernel<kConfig>(params);
+      } else {
+        many_queries_kernel<kConfig>(params);
+      }
+    });
+    if constexpr (kForm.split) {
+      constexpr config::CombineSplitsConfig kCombine{kForm.q, kForm.head_size, 2};
+      const auto rows = static_cast<int>(log_sum_exp_.size());
+      launch(config::ceil_divide(rows, 2), kCombine.threads(),
+             [&] { combine_splits_kernel<kCombine>(params); });
+    }
+  }
+
+  void expect_right() const {
+    for (std::size_t sequence = 0; sequence < given_.queries.size(); ++sequence) {
+      for (int query = 0; query < given_.queries[sequence]; ++query) {
+        for (int head = 0; head < given_.heads; ++head) expect_row(sequence, query, head);
+      }
+    }
+  }
+
+  std::vector<unsigned short> q_, out_;
+  std::vector<float> log_sum_exp_;
+  std::vector<int> query_offsets_, key_offsets_, table_;
+  std::optional<Side<kForm.k>> k_;
+  std::optional<Side<kForm.v>> v_;
+
+ private:
+  void place_keys() {
+    const auto most = static_cast<std::size_t>(*std::ranges::max_element(given_.keys));
+    const std::size_t page = std::size_t{1} << given_.page_shift, batch = given_.keys.size();
+    if (kForm.layout == KeyLayout::kDense) {
+      outer_rows_ = most + 5;
+      rows_ = batch * outer_rows_;
+      outer_scale_rows_ = outer_rows_ / 128 + 1;
+      capacity_ = static_cast<int>(outer_rows_);
+    } else if (kForm.layout == KeyLayout::kPacked) {
+      rows_ = static_cast<std::size_t>(std::accumulate(given_.keys.begin(), given_.keys.end(), 0));
+      capacity_ = static_cast<int>(rows_);
+    } else {
+      table_pages_ = static_cast<int>(most / page + 2);
+      capacity_ = table_pages_ << given_.page_shift;
+      outer_rows_ = page;
+      outer_scale_rows_ = 1;
+      rows_ = (batch * static_cast<std::size_t>(table_pages_) + 3) * page;
+      // What does not count lies.
+      table_.assign(batch * static_cast<std::size_t>(table_pages_), -1'000'000);
+    }
+    std::size_t before = 0;
+    for (std::size_t sequence = 0; sequence < batch; ++sequence) {
+      key_offsets_.push_back(static_cast<int>(before));
+      for (std::size_t key = 0; key < static_cast<std::size_t>(given_.keys[sequence]); ++key) {
+        std::size_t place = before + key, scale_row = before / 128 + sequence + key / 128;
+        if (kForm.layout == KeyLayout::kDense) {
+          place = sequence * outer_rows_ + key;
+          scale_row = sequence * outer_scale_rows_ + key / 128;
+        } else if (kForm.layout == KeyLayout::kPaged) {
+          const std::size_t entry = sequence * static_cast<std::size_t>(table_pages_) + key / page;
+          scale_row = (entry * 5 + 1) % (rows_ / page);
+          table_[entry] = static_cast<int>(scale_row);
+          place = scale_row * page + key % page;
+        }
+        places_[sequence].push_back(place);
+        scale_rows_[sequence].push_back(scale_row);
+      }
+      before += static_cast<std::size_t>(given_.keys[sequence]);
+    }
+    key_offsets_.push_back(static_cast<int>(before));
+  }
+
+  void expect_row(std::size_t sequence, int query, int head) const {
+    const int keys = given_.keys[sequence], key_head = head / (given_.heads / given_.key_heads);
+    const int row = (query_offsets_[sequence] + query) * given_.heads + head;
+    const auto* const q = &q_[static_cast<std::size_t>(row * kForm.head_size)];
+    const int place = query + keys - given_.queries[sequence];
+    std::vector<double> scores;
+    std::vector<int> seen;
+    for (int key = 0; key < keys; ++key) {
+      if (given_.window_left >= 0 && key < place - given_.window_left) continue;
+      if (given_.window_right >= 0 && key > place + given_.window_right) continue;
+      double score = 0;
+      for (int i = 0; i < kForm.head_size; ++i) {
+        score += double{decode<kForm.q>(q[i])} * k_->at(sequence, key, key_head, i);
+      }
+      scores.push_back(score * given_.scale);
+      seen.push_back(key);
+    }
+    double sum = 0;
+    const double most = seen.empty() ? 0 : *std::ranges::max_element(scores);
+    for (const double score : scores) sum += std::exp(score - most);
+    const double unit = kForm.q == DType::kFloat16 ? 1.0 / 1024 : 1.0 / 128;
+    for (int i = 0; i < kForm.head_size; ++i) {
+      double value = 0, terms = 0;
+      for (std::size_t j = 0; j < seen.size(); ++j) {
+        const double term =
+            std::exp(scores[j] - most) / sum * v_->at(sequence, seen[j], key_head, i);
+        value += term;
+        terms += std::abs(term);
+      }
+      const float actual =
+          decode<kForm.q>(out_[static_cast<std::size_t>(row * kForm.head_size + i)]);
+      ASSERT_NEAR(actual, value, terms * unit + 1e-5)
+          << sequence << " query " << query << " head " << head << " of " << i;
+    }
+    const float log_sum = log_sum_exp_[static_cast<std::size_t>(row)];
+    if (seen.empty()) {
+      ASSERT_EQ(log_sum, -std::numeric_limits<float>::infinity());
+    } else {
+      ASSERT_NEAR(log_sum, most + std::log(sum), 1e-3 + std::abs(most) * 1e-5);
+    }
+  }
+
+  AttentionCase given_;
+  std::vector<std::vector<std::size_t>> places_, scale_rows_;
+  std::size_t rows_ = 0, outer_rows_ = 0, outer_scale_rows_ = 0;
+  int capacity_ = 0, table_pages_ = 0;
+  std::vector<float> partials_;
+};
+
+}  // namespace octofold::test
