@@ -55,7 +55,9 @@ def recorded(program: str) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
             target = re.search(r"/Sm(\d+)$", name)
             if family is None or target is None:
                 continue
-            for value in test.values():
+            for kernel, value in test.items():
+                if "combine" in kernel:  # a launch of its own, of threads that only add
+                    continue
                 if isinstance(value, str) and re.fullmatch(r"\d+ \d+ \d+", value):
                     threads, registers, shared = map(int, value.split())
                     kernels = families.setdefault(family, {}).setdefault(int(target[1]), [])
