@@ -25,9 +25,10 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
         jit::compile({config.kHeader, plan::kernel_name(config.kKernel, config),
                       plan::architecture(gpu_), description},
                      kernel_headers());
-    test::record_resources(
-        {.kernel = description, .threads = config.threads(), .shared_bytes = config.shared_bytes()},
-        binary.resources);
+    test::record_resources({.kernel = plan::kernel_name(config.kKernel, config),
+                            .threads = config.threads(),
+                            .shared_bytes = config.shared_bytes()},
+                           binary.resources);
     EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
     EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
     EXPECT_EQ(binary.resources.shared_bytes, 0) << description;
