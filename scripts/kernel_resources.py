@@ -22,21 +22,24 @@ FAMILIES = {
     "WeightOnlyKernelsTest.OfGradients": "their gradient",
     "AttentionKernelsTest.OfFewQueries": "attention, few queries",
     "AttentionKernelsTest.OfManyQueries": "attention, many queries",
+    "DotKernelsTest": "`dot`",
     "MmaGemmKernelsTest": "FP8 with FP8 (`gemm`)",
 }
-# Threads, and KB of shared memory, of a multiprocessor: CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability". Each has 65536 registers, which a warp takes by 256.
-TARGETS = {75: (1024, 64), 80: (2048, 164), 86: (1536, 100), 89: (1536, 100), 90: (2048, 228),
-           120: (1536, 100)}  # fmt: skip
+# Threads, blocks, and KB of shared memory, of a multiprocessor: CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability". Each has four times 16384 registers, which a
+# warp takes by 256.
+TARGETS = {75: (1024, 16, 64), 80: (2048, 32, 164), 86: (1536, 16, 100), 89: (1536, 24, 100),
+           90: (2048, 32, 228), 120: (1536, 24, 100)}  # fmt: skip
 
 
 def resident(target: int, threads: int, registers: int, shared: int) -> int:
     """Blocks of a multiprocessor at a time."""
-    most_threads, kilobytes = TARGETS[target]
+    most_threads, most_blocks, kilobytes = TARGETS[target]
     of_warp = -(-32 * registers // 256) * 256
     reserved = 1024 if target >= 80 else 0
     by_memory = kilobytes * 1024 // max(shared + reserved, 1)
-    return min(most_threads // threads, 65536 // (of_warp * threads // 32), by_memory)
+    by_registers = 4 * (16384 // of_warp) // (threads // 32)
+    return min(most_threads // threads, most_blocks, by_registers, by_memory)
 
 
 def recorded(program: str) -> dict[str, dict[int, list[tuple[int, int, int]]]]:

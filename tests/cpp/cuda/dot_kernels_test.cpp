@@ -15,17 +15,10 @@ class DotKernelsTest : public testing::TestWithParam<int> {
   void SetUp() override {
     if (test::nvrtc_is_missing()) GTEST_SKIP();
   }
-
-  // As such a GPU describes itself, rather than as a target of a later one.
-  static plan::Gpu gpu_of(int compute_capability) {
-    plan::Gpu gpu = plan::as_target(plan::kHopper, compute_capability);
-    gpu.is_translated = false;
-    return gpu;
-  }
 };
 
 TEST_P(DotKernelsTest, CompileWithoutSpills) {
-  const plan::Gpu gpu = gpu_of(GetParam());
+  const plan::Gpu gpu = plan::gpu_of(GetParam(), 100);
   test::Compiler compiler(gpu);
   for (const DType a : {DType::kE4M3, DType::kE5M2}) {
     for (const DType b : {DType::kE4M3, DType::kBFloat16, DType::kFloat32}) {
@@ -38,7 +31,7 @@ TEST_P(DotKernelsTest, CompileWithoutSpills) {
       plan_dot({.size = 100, .a = DType::kFloat16, .is_aligned = false}, gpu).kernels);
 }
 
-INSTANTIATE_TEST_SUITE_P(Nvrtc, DotKernelsTest, testing::Values(75, 80, 86, 89, 90),
+INSTANTIATE_TEST_SUITE_P(Nvrtc, DotKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
                          [](const auto& target) { return "Sm" + std::to_string(target.param); });
 
 }  // namespace
