@@ -17,7 +17,7 @@ namespace attention {
 
 template <ManyQueriesConfig kConfig>
 class ManyQueries {
-  using OfConfig = Tiles<kConfig>;
+  using KeyTiles = Tiles<kConfig>;
   static constexpr AttentionForm kForm = kConfig.form;
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kScoreKeys = kConfig.score_keys();
@@ -43,12 +43,12 @@ class ManyQueries {
         factor_of<kForm.k, kForm.k_scales>(params_.k, rows_.key_head) * params_.scale;
     // Scores are compared before they are multiplied, so the sign is the queries'.
     factor_ = k_factor == 0 ? 1e-37f : fabsf(k_factor);
-    walk(OfConfig(params_, rows_, first_key, sight.any), sight, k_factor < 0, keys);
+    walk(KeyTiles(params_, rows_, first_key, sight.any), sight, k_factor < 0, keys);
     store();
   }
 
  private:
-  __device__ void walk(const OfConfig& tiles, const Sight& sight, bool flip, int keys) {
+  __device__ void walk(const KeyTiles& tiles, const Sight& sight, bool flip, int keys) {
     const int before = sight.any.begin / kKeys;
     const Range part = part_of(max(config::ceil_divide(sight.any.end, kKeys) - before, 0),
                                rows_.split, params_.splits);
@@ -128,10 +128,10 @@ class ManyQueries {
   // Of the tile of keys those from `part` on.
   __device__ void add(int first_key, int part, int buffer, bool is_masked, int keys) {
     float scores[kRowTiles][kTiles][4];
-    multiply_keys(scores, OfConfig::keys(buffer) + static_cast<unsigned>(part) * kRowBytes);
+    multiply_keys(scores, KeyTiles::keys(buffer) + static_cast<unsigned>(part) * kRowBytes);
     if constexpr (kForm.k_scales) {
       float key_scales[kTiles][2];
-      load_scales(OfConfig::key_scales(buffer) + 4u * part, key_scales);
+      load_scales(KeyTiles::key_scales(buffer) + 4u * part, key_scales);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) multiply_by_scales(scores[i], key_scales);
     }
@@ -143,7 +143,7 @@ class ManyQueries {
       weigh(scores[i], factor_, states_[i], rescale[i]);
       if constexpr (kForm.v_scales) {
         float value_scales[kTiles][2];
-        load_scales(OfConfig::value_scales(buffer) + 4u * part, value_scales);
+        load_scales(KeyTiles::value_scales(buffer) + 4u * part, value_scales);
         multiply_by_value_scales(scores[i], value_scales, states_[i], rescale[i]);
       }
       changes = changes || rescale[i][0] != 1 || rescale[i][1] != 1;
@@ -153,7 +153,7 @@ class ManyQueries {
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) rescale_sums(sums_[i], rescale[i]);
     }
-    multiply_values(scores, OfConfig::values(buffer) + static_cast<unsigned>(part) * kRowBytes);
+    multiply_values(scores, KeyTiles::values(buffer) + static_cast<unsigned>(part) * kRowBytes);
   }
 
   __device__ void mask_rows(float (&scores)[kRowTiles][kTiles][4], int first_key, int keys) const {
