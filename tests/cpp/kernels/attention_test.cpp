@@ -103,6 +103,23 @@ TEST(ManyQueriesTest, OfPagesWithScalesAndSplits) {
                                               .splits = 2});
 }
 
+TEST(ManyQueriesTest, OfScoresOfHalfATile) {
+  constexpr ManyQueriesConfig kConfig = many<{.head_size = 72, .copy_bytes = 4}>(2, 64);
+  static_assert(kConfig.score_keys() == kConfig.keys / 2);
+  expect_right<kConfig>(
+      {.queries = {70, 70}, .keys = {150, 70}, .heads = 1, .key_heads = 1, .window_right = 0});
+}
+
+TEST(ManyQueriesTest, OfScalesInOneBuffer) {
+  expect_right<many<{.head_size = 8, .k_scales = true, .v_scales = true, .copy_bytes = 8}>(
+      1, 32, 1)>({.queries = {40},
+                  .keys = {300},
+                  .heads = 1,
+                  .key_heads = 1,
+                  .k_scale = ScaleKind::kKeys,
+                  .v_scale = ScaleKind::kKeys});
+}
+
 TEST(ManyQueriesTest, OfPackedSequences) {
   expect_right<many<{.k = kE5M2, .head_size = 128, .layout = KeyLayout::kPacked, .copy_bytes = 1}>(
       1, 16, 1)>({.queries = {33, 2, 0},
