@@ -14,7 +14,7 @@
 //
 // | pair_in_units of bfloat16          | 4    | 7    | 4           |
 //
-// From 8.9 on e4m3 has a conversion, and a shift for the upper pair of a word. bfloat16 has neither
+// From 8.9 on e4m3 has a conversion, of either half of a word. bfloat16 has neither
 // the exponent of e5m2 nor, before Hopper, a product: its pairs are the upper halves of FP32.
 #pragma once
 
