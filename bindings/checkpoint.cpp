@@ -1,6 +1,8 @@
 #include "octofold/checkpoint.h"
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
@@ -24,30 +26,108 @@ Strings strings_of(const Range& texts) {
   return strings;
 }
 
-}  // namespace
-
-Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Strings skip,
-                           bool use_default_skips, tvm::ffi::String profile,
-                           tvm::ffi::Optional<bool> power_of_two, Progress progress) {
-  QuantizeCheckpointOptions options{
-      .use_default_skips = use_default_skips,
-      .profile = parse_profile(view_of(profile)),
-      .progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); }};
-  if (power_of_two) options.power_of_two = *power_of_two;
-  for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));
-
-  const QuantizeCheckpointReport report =
-      octofold::quantize_checkpoint(view_of(input), view_of(output), options);
+Fields fields_of(const CheckpointReport& report) {
   return {{"quantized", strings_of(report.quantized)},
           {"copied", strings_of(report.copied)},
+          {"requantized", strings_of(report.requantized)},
+          {"not_finite", strings_of(report.not_finite)},
+          {"dropped", strings_of(report.dropped)},
           {"input_bytes", report.input_bytes},
           {"output_bytes", report.output_bytes},
           {"files", strings_of(report.files)}};
 }
 
+std::optional<Granularity> granularity_of(const tvm::ffi::Optional<tvm::ffi::String>& name) {
+  if (!name) return std::nullopt;
+  return parse_granularity(view_of(*name));
+}
+
+CheckpointProgress progress_to(const Progress& progress) {
+  return [&progress](std::int64_t done, std::int64_t total) { progress(done, total); };
+}
+
+Fields fields_of(const CheckpointTensor& tensor) {
+  tvm::ffi::Array<int64_t> shape;
+  for (const std::int64_t size : tensor.shape) shape.push_back(size);
+  return {{"name", tvm::ffi::String(tensor.name)},
+          {"dtype", tvm::ffi::String(tensor.dtype)},
+          {"shape", shape},
+          {"file", tvm::ffi::String(tensor.file.string())},
+          {"offset", tensor.offset},
+          {"bytes", tensor.bytes}};
+}
+
+tvm::ffi::Any fields_or_none(const std::optional<CheckpointTensor>& tensor) {
+  if (!tensor) return nullptr;
+  return fields_of(*tensor);
+}
+
+Fields fields_of(const CheckpointWeight& weight) {
+  return {{"name", tvm::ffi::String(weight.name)},
+          {"codes", fields_of(weight.codes)},
+          {"scale", fields_or_none(weight.scale)},
+          {"input_scale", fields_or_none(weight.input_scale)},
+          {"granularity", tvm::ffi::String(std::string(name(weight.granularity)))},
+          {"full_precision", weight.full_precision}};
+}
+
+template <typename Range>
+tvm::ffi::Array<Fields> list_of(const Range& values) {
+  tvm::ffi::Array<Fields> list;
+  for (const auto& value : values) list.push_back(fields_of(value));
+  return list;
+}
+
+}  // namespace
+
+Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Strings skip,
+                           bool use_default_skips, tvm::ffi::String family,
+                           tvm::ffi::Optional<tvm::ffi::String> granularity,
+                           tvm::ffi::String profile, tvm::ffi::Optional<bool> power_of_two,
+                           Progress progress) {
+  QuantizeCheckpointOptions options{.use_default_skips = use_default_skips,
+                                    .family = parse_checkpoint_family(view_of(family)),
+                                    .granularity = granularity_of(granularity),
+                                    .profile = parse_profile(view_of(profile)),
+                                    .progress = progress_to(progress)};
+  if (power_of_two) options.power_of_two = *power_of_two;
+  for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));
+  return fields_of(octofold::quantize_checkpoint(view_of(input), view_of(output), options));
+}
+
+Fields convert_checkpoint(tvm::ffi::String input, tvm::ffi::String output, tvm::ffi::String family,
+                          tvm::ffi::Optional<tvm::ffi::String> granularity, Progress progress) {
+  return fields_of(octofold::convert_checkpoint(view_of(input), view_of(output),
+                                                {.family = parse_checkpoint_family(view_of(family)),
+                                                 .granularity = granularity_of(granularity),
+                                                 .progress = progress_to(progress)}));
+}
+
+Fields inspect_checkpoint(tvm::ffi::String input) {
+  const CheckpointContents contents = octofold::inspect_checkpoint(view_of(input));
+  tvm::ffi::Any family = nullptr;
+  if (contents.family) family = tvm::ffi::String(std::string(name(*contents.family)));
+  return {{"family", family},
+          {"weights", list_of(contents.weights)},
+          {"others", list_of(contents.others)},
+          {"files", strings_of(contents.files)},
+          {"bytes", contents.bytes}};
+}
+
+Strings checkpoint_families() {
+  Strings names;
+  for (const CheckpointFamily family : octofold::checkpoint_families()) {
+    names.push_back(std::string(name(family)));
+  }
+  return names;
+}
+
 Strings default_skip_patterns() { return strings_of(octofold::default_skip_patterns()); }
 
 OCTOFOLD_EXPORT(quantize_checkpoint)
+OCTOFOLD_EXPORT(convert_checkpoint)
+OCTOFOLD_EXPORT(inspect_checkpoint)
+OCTOFOLD_EXPORT(checkpoint_families)
 OCTOFOLD_EXPORT(default_skip_patterns)
 
 }  // namespace octofold::bindings

@@ -1,4 +1,4 @@
-// FP8 checkpoints on disk.
+// FP8 checkpoints on disk: what is in them, from wide weights to FP8, from one family to another.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octofold/export.h"
@@ -13,46 +14,139 @@
 
 namespace octofold {
 
-struct QuantizeCheckpointOptions {
-  /// Glob patterns (`*`, `?`, `[…]`, as in fnmatch) on tensor names to copy unchanged, beside
-  /// default_skip_patterns().
-  std::vector<std::string> skip{};
-  bool use_default_skips = true;
-  CastProfile profile = CastProfile::kDeepGemm;
-  /// Round scales to powers of two. Unset: the profile's own default.
-  std::optional<bool> power_of_two{};
-  /// Called at the start (0) and after each piece with bytes of tensor data converted so far and in
-  /// all. What it throws ends the run: nothing is left behind.
-  std::function<void(std::int64_t done, std::int64_t total)> progress{};
+/// Whose conventions say how FP8 weights and their scales are named, shaped and described.
+///
+/// | family             | scales of a layer's `weight`                        | granularities |
+/// |--------------------|-----------------------------------------------------|--------------------------|
+/// | kDeepSeekV3        | `weight_scale_inv`                                  | 128x128 | |
+/// kFineGrainedFp8    | `weight_scale_inv`, `activation_scale`              | 128x128, tensor | |
+/// kCompressedTensors | `weight_scale`, `input_scale`                       | channel, tensor,
+/// 128x128, 1x128 | | kModelOpt          | `weight_scale`, `input_scale`                       |
+/// channel, tensor, 128x128 | | kTorchao           | `_weight_qdata`, `_weight_scale`, header
+/// metadata   | channel, tensor, 128x128 | | kComfyUi           | `weight_scale`, `input_scale`, or
+/// none at all       | tensor                   |
+///
+/// Every scale is a multiplier. docs/checkpoints.md says what each is read and written by.
+enum class CheckpointFamily : std::uint8_t {
+  kDeepSeekV3,
+  kFineGrainedFp8,
+  kCompressedTensors,
+  kModelOpt,
+  kTorchao,
+  kComfyUi,
 };
 
-struct QuantizeCheckpointReport {
-  std::vector<std::string> quantized;        ///< names of the weights that are FP8 now
+/// "deepseek-v3", "finegrained-fp8", "compressed-tensors", "modelopt", "torchao", "comfyui".
+/// Throws Error(kInvalidArgument) for a number that is none of the enumerators.
+OCTOFOLD_API std::string_view name(CheckpointFamily family);
+/// The inverse. Throws Error(kInvalidArgument) that lists the names there are.
+OCTOFOLD_API CheckpointFamily parse_checkpoint_family(std::string_view text);
+OCTOFOLD_API const std::vector<CheckpointFamily>& checkpoint_families();
+
+/// Bytes in a file.
+struct CheckpointTensor {
+  std::string name;
+  std::string dtype;  ///< as safetensors spells it: "BF16", "F8_E4M3"
+  std::vector<std::int64_t> shape;
+  std::filesystem::path file;
+  std::int64_t offset = 0;  ///< of the first byte, from the file's beginning
+  std::int64_t bytes = 0;
+};
+
+/// A weight in FP8: a matrix [N, K], or a stack of them [experts, N, K].
+struct CheckpointWeight {
+  std::string name;  ///< of the layer's parameter: "model.layers.0.mlp.up_proj.weight"
+  CheckpointTensor codes;
+  std::optional<CheckpointTensor> scale{};  ///< none: codes are the values
+  std::optional<CheckpointTensor> input_scale{};
+  Granularity granularity = Granularity::kTensor;
+  /// Whoever made the checkpoint asks that this layer multiply in high precision.
+  bool full_precision = false;
+};
+
+struct CheckpointContents {
+  std::optional<CheckpointFamily> family{};  ///< none: nothing is FP8
+  std::vector<CheckpointWeight> weights{};   ///< by file, then in the order of their data
+  std::vector<CheckpointTensor>
+      others{};  ///< all that is neither a weight in FP8 nor a part of one
+  std::vector<std::filesystem::path> files{};
+  std::int64_t bytes = 0;  ///< of all tensors
+};
+
+/// Reads the headers of a checkpoint: a `.safetensors` file, a `*.safetensors.index.json`, or a
+/// folder with either. Its family is that which config.json (or hf_quant_config.json) beside it
+/// names, else that of the tensors' names.
+/// Throws Error: kBadFormat for files that are not valid, tensors that contradict their config or
+/// each other, scales that are missing or of no known shape; kUnsupported for quantizations other
+/// than FP8; kIo.
+OCTOFOLD_API CheckpointContents inspect_checkpoint(const std::filesystem::path& input);
+
+struct CheckpointReport {
+  std::vector<std::string> quantized;        ///< names of the weights in FP8
   std::vector<std::string> copied;           ///< names of all other tensors
+  std::vector<std::string> requantized;      ///< weights that were cast anew, with another error
+  std::vector<std::string> not_finite;       ///< weights with codes or scales of NaN or infinity
+  std::vector<std::string> dropped;          ///< tensors that the family has no place for
   std::int64_t input_bytes = 0;              ///< tensor data read
   std::int64_t output_bytes = 0;             ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
 };
 
+/// Called at the start (0) and after each piece with bytes of tensor data done so far and in all.
+/// What it throws ends the run: nothing is left behind.
+using CheckpointProgress = std::function<void(std::int64_t done, std::int64_t total)>;
+
+struct QuantizeCheckpointOptions {
+  /// Glob patterns (`*`, `?`, `[…]`, as in fnmatch) on tensor names to copy unchanged, beside
+  /// default_skip_patterns().
+  std::vector<std::string> skip{};
+  bool use_default_skips = true;
+  CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
+  /// Unset: the first of the family's.
+  std::optional<Granularity> granularity{};
+  CastProfile profile = CastProfile::kDeepGemm;
+  /// Round scales to powers of two. Unset: the profile's own default.
+  std::optional<bool> power_of_two{};
+  CheckpointProgress progress{};
+};
+
 /// Embeddings, routers and output heads: what DeepSeek-V3's own FP8 checkpoint leaves unquantized.
 OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 
-/// Rewrites a safetensors checkpoint with its linear weights in DeepSeek-V3's FP8 layout: each
-/// 2-D F32, F16 or BF16 `*.weight` that no skip pattern matches becomes F8_E4M3 with an F32
-/// `*.weight_scale_inv` [ceil(N/128), ceil(K/128)] (the multiplier); all else is copied.
+/// Rewrites a safetensors checkpoint with its linear weights in FP8, as the family has them: each
+/// 2-D F32, F16 or BF16 `*.weight` that no skip pattern matches, and fused 3-D experts where the
+/// family has such; all else is copied.
 ///
-/// input: a `.safetensors` file, or a `*.safetensors.index.json` of a sharded checkpoint.
-/// output: a path of the same kind, which must not exist yet. A sharded output goes into a folder
-/// that does not exist or is empty; a config.json beside a sharded input is written there too,
-/// with its `quantization_config`.
-/// Memory use does not grow with the file. The output appears whole or not at all.
+/// input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
+/// with either. output: a path of the same kind, which must not exist yet. An index goes into a
+/// folder that does not exist or is empty, and so does a folder, with all files that lie beside the
+/// weights (tokenizer, generation config) but weights in other formats. config.json gets its
+/// `quantization_config`, which names what was left as it is.
+/// Memory use does not grow with the checkpoint. The output appears whole or not at all.
+/// Weights with NaN or infinity are logged and reported, not refused.
 /// Throws Error: kBadFormat for a file that is not valid safetensors, kIo for what the system
-/// refuses (a full disk …), kInvalidArgument for paths and patterns and for a checkpoint that is
-/// quantized already: one with `*.weight_scale_inv` of a weight to quantize, or a config.json with
-/// a `quantization_config`.
+/// refuses (a full disk …), kInvalidArgument for paths and patterns, for a checkpoint that is
+/// quantized already, and where no weight is to be quantized.
 /// Format: https://github.com/huggingface/safetensors (README, "Format").
-OCTOFOLD_API QuantizeCheckpointReport
-quantize_checkpoint(const std::filesystem::path& input, const std::filesystem::path& output,
-                    const QuantizeCheckpointOptions& options = {});
+OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& input,
+                                                  const std::filesystem::path& output,
+                                                  const QuantizeCheckpointOptions& options = {});
+
+struct ConvertCheckpointOptions {
+  CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
+  /// Of the weights. Unset: their own where the family has it, else the finest of the family's that
+  /// repeats their scales, else the first of the family's.
+  std::optional<Granularity> granularity{};
+  CheckpointProgress progress{};
+};
+
+/// From one family to another: input, output and errors as quantize_checkpoint() has them.
+/// Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
+/// the same; weights of which they cannot (128x128 scales in a family of channels) are cast anew
+/// from their values by the rule of CastProfile::kDeepGemm, logged and reported. Scales of inputs
+/// are kept where the family has them, else dropped, logged and reported.
+OCTOFOLD_API CheckpointReport convert_checkpoint(const std::filesystem::path& input,
+                                                 const std::filesystem::path& output,
+                                                 const ConvertCheckpointOptions& options);
 
 }  // namespace octofold

@@ -18,7 +18,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import kernel_cache
-from ._checkpoint import CheckpointReport, default_skip_patterns, quantize_checkpoint
+from ._checkpoint import (
+    CheckpointContents,
+    CheckpointReport,
+    CheckpointTensor,
+    CheckpointWeight,
+    checkpoint_families,
+    convert_checkpoint,
+    default_skip_patterns,
+    inspect_checkpoint,
+    quantize_checkpoint,
+)
 from ._core import torch_import
 from ._core.ops import scale_shape
 from ._core.targets import ColumnReductions
@@ -88,7 +98,10 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "BadFormatError",
+    "CheckpointContents",
     "CheckpointReport",
+    "CheckpointTensor",
+    "CheckpointWeight",
     "ColumnReductions",
     "Component",
     "Error",
@@ -106,9 +119,11 @@ __all__ = [
     "UnsupportedError",
     "as_words",
     "attention",
+    "checkpoint_families",
     "combine",
     "combine_gradient",
     "convert",
+    "convert_checkpoint",
     "default_skip_patterns",
     "dot",
     "dynamic_gemm",
@@ -122,6 +137,7 @@ __all__ = [
     "grouped_gemm",
     "grouped_gemm_k",
     "info",
+    "inspect_checkpoint",
     "kernel_cache",
     "masked_gemm",
     "norm_backward",

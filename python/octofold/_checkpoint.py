@@ -1,9 +1,10 @@
 """FP8 checkpoints on disk."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ._library import library
 from ._progress import Progress, reporting
@@ -12,12 +13,18 @@ from .errors import invalid_argument
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What quantize_checkpoint did."""
+    """What quantize_checkpoint or convert_checkpoint did."""
 
     quantized: tuple[str, ...]
-    """Names of the weights that are FP8 now."""
+    """Names of the weights in FP8."""
     copied: tuple[str, ...]
     """Names of all other tensors."""
+    requantized: tuple[str, ...]
+    """Of the weights in FP8, those that were cast anew, with an error of their own."""
+    not_finite: tuple[str, ...]
+    """Of the weights in FP8, those with codes or scales of NaN or infinity."""
+    dropped: tuple[str, ...]
+    """Tensors that the family has no place for."""
     input_bytes: int
     """Tensor data read."""
     output_bytes: int
@@ -26,9 +33,82 @@ class CheckpointReport:
     """What was written."""
 
 
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """Bytes in a file of a checkpoint."""
+
+    name: str
+    dtype: str
+    """As safetensors spells it: "BF16", "F8_E4M3"."""
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    """Of the first byte, from the file's beginning."""
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointWeight:
+    """A weight in FP8: a matrix [N, K], or a stack of them [experts, N, K]."""
+
+    name: str
+    """Of the layer's parameter: "model.layers.0.mlp.up_proj.weight"."""
+    codes: CheckpointTensor
+    scale: CheckpointTensor | None
+    """None: the codes are the values."""
+    input_scale: CheckpointTensor | None
+    granularity: str
+    full_precision: bool
+    """Whoever made the checkpoint asks that this layer multiply in high precision."""
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """What inspect_checkpoint found."""
+
+    family: str | None
+    """None: nothing is FP8."""
+    weights: tuple[CheckpointWeight, ...]
+    """Those in FP8, by file, in the order of their data."""
+    others: tuple[CheckpointTensor, ...]
+    """All that is neither a weight in FP8 nor a part of one."""
+    files: tuple[Path, ...]
+    bytes: int
+    """Of all tensors."""
+
+
 def default_skip_patterns() -> tuple[str, ...]:
     """Embeddings, routers and output heads: what quantize_checkpoint leaves as it is."""
     return tuple(map(str, library.default_skip_patterns()))
+
+
+def checkpoint_families() -> tuple[str, ...]:
+    """Names of the families that there are: "deepseek-v3", "finegrained-fp8" (transformers'),
+    "compressed-tensors", "modelopt", "torchao", "comfyui" (single files of diffusion models)."""
+    return tuple(map(str, library.checkpoint_families()))
+
+
+def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
+    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, where
+    their codes and scales are.
+
+    input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. The family
+        is that which config.json (or hf_quant_config.json) beside it names, else that of the
+        tensors' names.
+
+    Raises BadFormatError for files that are not valid, tensors that contradict their config or each
+    other, scales that are missing or of no known shape; UnsupportedError for quantizations other
+    than FP8; IoError.
+    """
+    contents = library.inspect_checkpoint(os.fspath(input))
+    family = contents["family"]
+    return CheckpointContents(
+        family=None if family is None else str(family),
+        weights=tuple(map(_weight, contents["weights"])),
+        others=tuple(map(_tensor, contents["others"])),
+        files=tuple(map(Path, contents["files"])),
+        bytes=contents["bytes"],
+    )
 
 
 def quantize_checkpoint(
@@ -39,24 +119,34 @@ def quantize_checkpoint(
     profile: str = "deepgemm",
     power_of_two: bool | None = None,
     progress: Progress | None = None,
+    *,
+    family: str = "deepseek-v3",
+    granularity: str | None = None,
 ) -> CheckpointReport:
-    """Rewrite a safetensors checkpoint with its linear weights in DeepSeek-V3's FP8 layout.
+    """Rewrite a safetensors checkpoint with its linear weights in FP8.
 
-    Each 2-D floating-point `*.weight` that no skip pattern matches becomes F8_E4M3 with an F32
-    `*.weight_scale_inv` [ceil(N/128), ceil(K/128)] (the multiplier); all else is copied.
+    Each 2-D floating-point `*.weight` that no skip pattern matches becomes F8_E4M3 with FP32
+    scales, named and shaped as the family has them, and so do fused 3-D experts in the family
+    finegrained-fp8; all else is copied.
 
-    input: a `.safetensors` file, or the `*.safetensors.index.json` of a sharded checkpoint.
-    output: a path of the same kind, which must not exist yet. It appears whole or not at all.
+    input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
+        with either.
+    output: a path of the same kind, which must not exist yet (a folder may be there, empty). An
+        index and a folder take along what lies beside the weights (tokenizer, generation config);
+        config.json gets its `quantization_config`. The output appears whole or not at all.
     skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
         default_skip_patterns() unless use_default_skips is false.
     profile, power_of_two: as in quantize().
     progress: called now and then with bytes of input read so far and in all. What it raises ends
         the run and is raised here.
+    family: one of checkpoint_families().
+    granularity: of the scales, one that the family has; None: the first of its.
 
-    Memory use does not grow with the file.
+    Memory use does not grow with the checkpoint. Weights with NaN or infinity are logged and
+    reported.
     Raises BadFormatError for a file that is not valid safetensors, IoError for what the system
-    refuses (a missing file is a FileNotFoundError too), InvalidArgumentError for paths and
-    patterns.
+    refuses (a missing file is a FileNotFoundError too), InvalidArgumentError for paths, patterns,
+    a checkpoint that is FP8 already, and where no weight is to be quantized.
     """
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
@@ -64,16 +154,73 @@ def quantize_checkpoint(
             os.fspath(output),
             _patterns(skip),
             use_default_skips,
+            family,
+            granularity,
             profile,
             power_of_two,
             report_progress,
         )
+    return _report(report)
+
+
+def convert_checkpoint(
+    input: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    family: str,
+    *,
+    granularity: str | None = None,
+    progress: Progress | None = None,
+) -> CheckpointReport:
+    """Rewrite a checkpoint in FP8 as another family has it.
+
+    input, output, progress, errors: as in quantize_checkpoint().
+    family: one of checkpoint_families().
+    granularity: of the weights; None: their own where the family has it, else one that repeats
+        their scales, else the first of the family's.
+
+    Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
+    the same; weights of which they cannot are cast anew from their values, logged and reported. So
+    are scales of inputs and other tensors that the family has no place for.
+    """
+    with reporting(progress) as report_progress:
+        report = library.convert_checkpoint(
+            os.fspath(input), os.fspath(output), family, granularity, report_progress
+        )
+    return _report(report)
+
+
+def _report(fields: Mapping[str, Any]) -> CheckpointReport:
+    names = ("quantized", "copied", "requantized", "not_finite", "dropped")
     return CheckpointReport(
-        quantized=tuple(map(str, report["quantized"])),
-        copied=tuple(map(str, report["copied"])),
-        input_bytes=report["input_bytes"],
-        output_bytes=report["output_bytes"],
-        files=tuple(map(Path, report["files"])),
+        **{name: tuple(map(str, fields[name])) for name in names},
+        input_bytes=fields["input_bytes"],
+        output_bytes=fields["output_bytes"],
+        files=tuple(map(Path, fields["files"])),
+    )
+
+
+def _tensor(fields: Mapping[str, Any]) -> CheckpointTensor:
+    return CheckpointTensor(
+        name=str(fields["name"]),
+        dtype=str(fields["dtype"]),
+        shape=tuple(fields["shape"]),
+        file=Path(fields["file"]),
+        offset=fields["offset"],
+        bytes=fields["bytes"],
+    )
+
+
+def _weight(fields: Mapping[str, Any]) -> CheckpointWeight:
+    def tensor_or_none(name: str) -> CheckpointTensor | None:
+        return None if fields[name] is None else _tensor(fields[name])
+
+    return CheckpointWeight(
+        name=str(fields["name"]),
+        codes=_tensor(fields["codes"]),
+        scale=tensor_or_none("scale"),
+        input_scale=tensor_or_none("input_scale"),
+        granularity=str(fields["granularity"]),
+        full_precision=bool(fields["full_precision"]),
     )
 
 

@@ -37,6 +37,15 @@ File File::create_new(const std::filesystem::path& path, const std::filesystem::
   return file;
 }
 
+std::optional<File> File::create_unnamed(const std::filesystem::path& shown_as) {
+  if (::access("/proc/self/fd", X_OK) != 0) return std::nullopt;  // where it gets its name from
+  const std::filesystem::path parent = shown_as.parent_path();
+  const char* folder = parent.empty() ? "." : parent.c_str();
+  const int descriptor = ::open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+  if (descriptor < 0) return std::nullopt;
+  return File(shown_as, descriptor);
+}
+
 File::File(File&& other) noexcept
     : shown_as_(std::move(other.shown_as_)),
       descriptor_(std::exchange(other.descriptor_, -1)),

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -23,10 +24,15 @@ class File {
   /// Throws where the path exists already. Messages name `shown_as`, the path that the user knows.
   static File create_new(const std::filesystem::path& path, const std::filesystem::path& shown_as);
 
+  /// A file in the folder of `shown_as` that has no name, and goes with the process unless it gets
+  /// one; nothing where the file system or the system has no such files.
+  static std::optional<File> create_unnamed(const std::filesystem::path& shown_as);
+
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
   ~File();
 
+  int descriptor() const { return descriptor_; }
   /// Bytes when it was opened for reading; 0 for a new file.
   std::int64_t size() const { return size_; }
 

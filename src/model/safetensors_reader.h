@@ -25,6 +25,8 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Bytes of all tensors together.
   std::int64_t data_bytes() const { return file_.size() - data_offset_; }
+  /// Of the first tensor, from the beginning of the file.
+  std::int64_t data_offset() const { return data_offset_; }
 
   /// Reads the bytes of `tensor` from `offset` on, as many as `bytes` has.
   /// Throws Error(kIo), also where the file is shorter than when it was opened.

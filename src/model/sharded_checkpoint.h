@@ -8,9 +8,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_set>
-
-#include "octofold/checkpoint.h"
 
 #include "model/safetensors_reader.h"
 
@@ -26,7 +23,6 @@ class ShardIndex {
   /// Names of the shards, and of the tensors that the index puts in each.
   const std::map<std::string, std::set<std::string>>& shards() const { return shards_; }
   const nlohmann::json& metadata() const { return metadata_; }
-  std::unordered_set<std::string> tensor_names() const;
 
   /// Opens a shard. Throws Error(kBadFormat) unless it holds exactly the tensors that the index
   /// says.
@@ -39,11 +35,5 @@ class ShardIndex {
   std::map<std::string, std::set<std::string>> shards_;
   nlohmann::json metadata_;
 };
-
-/// quantize_checkpoint() for an index. folder: absolute; absent or empty.
-QuantizeCheckpointReport quantize_sharded(const std::filesystem::path& input,
-                                          const std::filesystem::path& folder,
-                                          const std::filesystem::path& index_name,
-                                          const QuantizeCheckpointOptions& options);
 
 }  // namespace octofold::model

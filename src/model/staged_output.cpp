@@ -2,19 +2,28 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
+#include "core/log.h"
 
 namespace octofold::model {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = ".octofold-";
+constexpr std::string_view kSuffix = ".partial";
 
 /// A name beside `target` that nothing in this process uses. It does not contain the target's name,
 /// so that a long one does not make it too long.
@@ -22,10 +31,53 @@ fs::path temporary_sibling(const fs::path& target) {
   static std::atomic<std::uint32_t> counter = 0;
   for (;;) {
     const auto path = target.parent_path() /
-                      core::format(".octofold-{}-{}.partial", ::getpid(), counter.fetch_add(1));
+                      core::format("{}{}-{}{}", kPrefix, ::getpid(), counter.fetch_add(1), kSuffix);
     // A process of the same id that was killed may have left one behind.
     std::error_code ignored;
     if (!fs::exists(fs::symlink_status(path, ignored))) return path;
+  }
+}
+
+/// Whether `name` is one of temporary_sibling()'s, of a process that is no more. One that lives
+/// holds a lock, but for the moment before it has it.
+bool is_abandoned(const fs::path& path) {
+  const std::string name = path.filename();
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool unlocked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  ::close(descriptor);
+  const auto id = static_cast<pid_t>(std::strtol(name.c_str() + kPrefix.size(), nullptr, 10));
+  return unlocked && id != ::getpid() && ::kill(id, 0) != 0 && errno == ESRCH;
+}
+
+/// Removes what processes that were killed left in this folder.
+void remove_abandoned(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (is_abandoned(entry->path())) found.push_back(entry->path());
+  }
+  for (const fs::path& path : found) {
+    fs::remove_all(path, error);
+    core::log(LogLevel::kWarning, "removed '{}', which a run that was killed had left",
+              path.string());
+  }
+}
+
+/// A lock on a file or folder, as long as the descriptor is open.
+int lock(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor >= 0) ::flock(descriptor, LOCK_EX | LOCK_NB);
+  return descriptor;
+}
+
+/// Gives a file without a name one, that must be free.
+void link_unnamed(const File& file, const fs::path& target) {
+  const std::string path = core::format("/proc/self/fd/{}", file.descriptor());
+  if (::linkat(AT_FDCWD, path.c_str(), AT_FDCWD, target.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    fail_io("create", target, errno);
   }
 }
 
@@ -49,26 +101,37 @@ void sync_folder(const fs::path& folder) {
 
 }  // namespace
 
-StagedFile::StagedFile(const fs::path& target)
-    : target_(target), path_(temporary_sibling(target)), file_(File::create_new(path_, target)) {}
+StagedFile::StagedFile(const fs::path& target) : StagedFile(target, File::create_unnamed(target)) {}
+
+StagedFile::StagedFile(const fs::path& target, std::optional<File> unnamed)
+    : target_(target),
+      path_(unnamed ? fs::path() : temporary_sibling(target)),
+      file_(unnamed ? std::move(*unnamed) : File::create_new(path_, target)) {}
 
 StagedFile::~StagedFile() {
-  if (!published_) ::unlink(path_.c_str());
+  if (!published_ && !path_.empty()) ::unlink(path_.c_str());
 }
 
 void StagedFile::publish() {
   file_.sync();
-  rename_without_replacing(path_, target_);
+  if (path_.empty()) {
+    link_unnamed(file_, target_);
+  } else {
+    rename_without_replacing(path_, target_);
+  }
   published_ = true;
   sync_folder(target_.parent_path());
 }
 
 StagedFolder::StagedFolder(const fs::path& target)
     : target_(target), path_(temporary_sibling(target)) {
+  remove_abandoned(target.parent_path());
   if (::mkdir(path_.c_str(), 0777) != 0) fail_io("create", target, errno);
+  lock_ = lock(path_);
 }
 
 StagedFolder::~StagedFolder() {
+  if (lock_ >= 0) ::close(lock_);
   if (published_) return;
   std::error_code ignored;
   fs::remove_all(path_, ignored);

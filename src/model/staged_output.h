@@ -1,8 +1,9 @@
-// Output that appears whole or not at all: it is written under a temporary name beside its target,
-// and takes the target's name in one system call when it is complete.
+// Output that appears whole or not at all: it is written without a name, or under a temporary one
+// beside its target, and takes the target's name in one system call when it is complete.
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
 #include "model/file.h"
 
@@ -12,7 +13,8 @@ class StagedFile {
  public:
   /// Throws Error(kIo) where the target's folder cannot be written.
   explicit StagedFile(const std::filesystem::path& target);
-  /// Removes the temporary file unless publish() succeeded.
+  /// Unless publish() succeeded nothing remains, on most file systems not even of a process that
+  /// was killed: there the file has no name until then.
   ~StagedFile();
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
@@ -24,15 +26,18 @@ class StagedFile {
   void publish();
 
  private:
+  StagedFile(const std::filesystem::path& target, std::optional<File> unnamed);
+
   std::filesystem::path target_;
-  std::filesystem::path path_;
+  std::filesystem::path path_;  // empty: the file has no name
   File file_;
   bool published_ = false;
 };
 
 class StagedFolder {
  public:
-  /// target: absolute. Throws Error(kIo) where the folder that holds it cannot be written.
+  /// target: absolute. Removes what killed processes left beside it, with a line in the log.
+  /// Throws Error(kIo) where the folder that holds it cannot be written.
   explicit StagedFolder(const std::filesystem::path& target);
   /// Removes the temporary folder and what is in it unless publish() succeeded.
   ~StagedFolder();
@@ -48,6 +53,7 @@ class StagedFolder {
  private:
   std::filesystem::path target_;
   std::filesystem::path path_;
+  int lock_ = -1;  // held while this process writes
   bool published_ = false;
 };
 

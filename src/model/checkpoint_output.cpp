@@ -1,0 +1,205 @@
+#include "model/checkpoint_output.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "model/rewriter.h"
+#include "model/staged_output.h"
+
+namespace octofold::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(std::string_view operation, std::string_view expected, const fs::path& got,
+                       std::string_view what = "") {
+  core::fail_argument(operation, "output", expected, core::format("'{}'{}", got.string(), what));
+}
+
+/// The folder that publishing replaces as a whole.
+fs::path new_folder(const fs::path& folder) {
+  std::error_code error;
+  const fs::path absolute = fs::weakly_canonical(fs::absolute(folder, error), error);
+  if (error) fail_io("open", folder, error.value());
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+void check_folder(std::string_view operation, const fs::path& output, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return;
+  if (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)) {
+    if (error) fail_io("open", folder, error.value());
+    fail(operation, "a path in a folder that does not exist or is empty", output);
+  }
+  if (fs::equivalent(folder, fs::current_path(error), error)) {
+    fail(operation, "a path in a folder other than the current one, which would be replaced",
+         output);
+  }
+}
+
+/// Weights in other formats, and what the family describes anew.
+bool comes_along(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename();
+  constexpr std::array<std::string_view, 12> kLeft = {".safetensors", ".safetensors.index.json",
+                                                      ".bin",         ".bin.index.json",
+                                                      ".pt",          ".pth",
+                                                      ".gguf",        ".h5",
+                                                      ".msgpack",     ".onnx",
+                                                      ".ckpt",        ".partial"};
+  return entry.is_regular_file() && name != kConfigName && name != "hf_quant_config.json" &&
+         !name.starts_with(".") &&
+         std::none_of(kLeft.begin(), kLeft.end(),
+                      [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+void write_json(const fs::path& path, const nlohmann::json& value) {
+  write_text_file(path, value.dump(2) + "\n");
+}
+
+/// The steps of each file of the input, by its name.
+std::vector<std::pair<const Shard*, std::vector<const Step*>>> by_file(
+    const CheckpointSource& source, const RewritePlan& plan) {
+  std::vector<std::pair<const Shard*, std::vector<const Step*>>> files;
+  for (const Shard& shard : source.shards()) {
+    std::vector<const Step*> steps;
+    for (const Step& step : plan.steps) {
+      if (step.values.file.filename() == shard.name) steps.push_back(&step);
+    }
+    if (!steps.empty()) files.emplace_back(&shard, std::move(steps));
+  }
+  return files;
+}
+
+Description description_of(const RewritePlan& plan) {
+  std::vector<const Step*> steps;
+  for (const Step& step : plan.steps) steps.push_back(&step);
+  return describe(*plan.family, steps);
+}
+
+/// The input's config.json with what the family says of the weights; nothing where it has none.
+std::optional<nlohmann::json> config_of(const CheckpointSource& source, const RewritePlan& plan) {
+  if (!source.config()) return std::nullopt;
+  nlohmann::json config = *source.config();
+  config.erase("quantization_config");
+  config.erase("compression_config");
+  if (const auto said = plan.family->config(description_of(plan))) {
+    config["quantization_config"] = *said;
+  }
+  return config;
+}
+
+CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan& plan,
+                              Rewriter& rewriter, const fs::path& folder,
+                              const std::string& index_name) {
+  StagedFolder staged(folder);
+  std::vector<fs::path> files;
+  nlohmann::json weight_map = nlohmann::json::object();
+  for (const auto& [shard, steps] : by_file(source, plan)) {
+    for (const std::string& tensor :
+         rewriter.write(steps, shard->metadata, staged.path() / shard->name)) {
+      weight_map[tensor] = shard->name;
+    }
+    files.push_back(folder / shard->name);
+  }
+  CheckpointReport report = rewriter.finish();
+  const auto add = [&](const std::string& name, const nlohmann::json& content) {
+    write_json(staged.path() / name, content);
+    files.push_back(folder / name);
+  };
+  if (const auto config = config_of(source, plan)) add(kConfigName, *config);
+  for (const SideFile& file : plan.family->side_files(description_of(plan))) {
+    add(file.name, file.content);
+  }
+  if (!index_name.empty()) {
+    nlohmann::json metadata = source.index_metadata();
+    metadata["total_size"] = report.output_bytes;
+    add(index_name, {{"metadata", std::move(metadata)}, {"weight_map", std::move(weight_map)}});
+  }
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(source.folder().empty() ? fs::path(".") : source.folder())) {
+    if (!comes_along(entry)) continue;
+    const fs::path name = entry.path().filename();
+    std::error_code error;
+    fs::copy_file(entry.path(), staged.path() / name, error);
+    if (error) fail_io("copy", entry.path(), error.value());
+    files.push_back(folder / name);
+  }
+  staged.publish();
+  report.files = std::move(files);
+  return report;
+}
+
+CheckpointReport write_file(const CheckpointSource& source, const RewritePlan& plan,
+                            Rewriter& rewriter, const fs::path& output) {
+  const auto files = by_file(source, plan);
+  const std::optional<nlohmann::json> config = config_of(source, plan);
+  const fs::path config_path = output.parent_path() / kConfigName;
+  rewriter.write(files.front().second, files.front().first->metadata, output);
+  CheckpointReport report = rewriter.finish();
+  report.files = {output};
+  if (!config) return report;
+  std::error_code ignored;
+  if (fs::exists(config_path, ignored)) {
+    core::log(LogLevel::kWarning,
+              "'{}' is left as it is, and does not say that '{}' is FP8: to write both, name a "
+              "folder",
+              config_path.string(), output.string());
+  } else {
+    write_json(config_path, *config);
+    report.files.push_back(config_path);
+  }
+  return report;
+}
+
+}  // namespace
+
+void check_output(std::string_view operation, const fs::path& input, const fs::path& output) {
+  const InputKind kind = kind_of(operation, "input", input);
+  std::error_code ignored;
+  if (fs::equivalent(input, output, ignored)) {
+    fail(operation, "a path other than the input", output);
+  }
+  const bool is_file = output.filename().string().ends_with(".safetensors");
+  const bool is_index = output.filename().string().ends_with(".safetensors.index.json");
+  const bool fits = kind == InputKind::kFile    ? is_file
+                    : kind == InputKind::kIndex ? is_index
+                                                : !is_file && !is_index;
+  if (!fits) {
+    fail(operation,
+         kind == InputKind::kFile    ? "a *.safetensors path, as the input is"
+         : kind == InputKind::kIndex ? "a *.safetensors.index.json path, as the input is"
+                                     : "a folder, as the input is",
+         output);
+  }
+  if (kind == InputKind::kFolder) {
+    check_folder(operation, output, new_folder(output));
+    return;
+  }
+  if (fs::exists(fs::symlink_status(output, ignored))) {
+    fail(operation, "a path that does not exist yet", output, ", which exists");
+  }
+  if (kind == InputKind::kIndex) {
+    check_folder(operation, output, new_folder(fs::absolute(output, ignored).parent_path()));
+  }
+}
+
+CheckpointReport write_checkpoint(const CheckpointSource& source, const RewritePlan& plan,
+                                  const QuantizeOptions& cast, const CheckpointProgress& progress,
+                                  const fs::path& output) {
+  Rewriter rewriter(plan, cast, progress, source.bytes());
+  switch (source.kind()) {
+    case InputKind::kFile: return write_file(source, plan, rewriter, output);
+    case InputKind::kIndex:
+      return write_folder(source, plan, rewriter, new_folder(fs::absolute(output).parent_path()),
+                          output.filename());
+    case InputKind::kFolder: break;
+  }
+  return write_folder(source, plan, rewriter, new_folder(output), source.index_name().value_or(""));
+}
+
+}  // namespace octofold::model

@@ -1,0 +1,28 @@
+// Where a checkpoint is written to, and what lies beside its weights there.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "octofold/casts.h"
+#include "octofold/checkpoint.h"
+
+#include "model/checkpoint_source.h"
+#include "model/rewrite_plan.h"
+
+namespace octofold::model {
+
+/// Throws Error(kInvalidArgument) for an output that is of another kind than the input, the input
+/// itself, there already, or in a folder that has something in it.
+void check_output(std::string_view operation, const std::filesystem::path& input,
+                  const std::filesystem::path& output);
+
+/// Carries out a plan: all of a checkpoint, whole or not at all.
+CheckpointReport write_checkpoint(const CheckpointSource& source, const RewritePlan& plan,
+                                  const QuantizeOptions& cast, const CheckpointProgress& progress,
+                                  const std::filesystem::path& output);
+
+}  // namespace octofold::model

@@ -1,0 +1,138 @@
+#include "model/checkpoint_source.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include "core/check.h"
+#include "model/json_text.h"
+#include "model/sharded_checkpoint.h"
+
+namespace octofold::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kQuantizationName = "hf_quant_config.json";
+constexpr std::string_view kIndexEnding = ".safetensors.index.json";
+constexpr std::string_view kFileEnding = ".safetensors";
+constexpr std::size_t kOpenFiles = 4;
+
+std::optional<nlohmann::json> read_if_there(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  return read_json_object(path);
+}
+
+/// The index of a folder, or its only file of weights.
+fs::path weights_in(std::string_view operation, const fs::path& folder) {
+  std::vector<fs::path> indices;
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.ends_with(kIndexEnding)) indices.push_back(entry->path());
+    if (name.ends_with(kFileEnding)) files.push_back(entry->path());
+  }
+  if (error) fail_io("open", folder, error.value());
+  const std::vector<fs::path>& found = indices.empty() ? files : indices;
+  if (found.size() == 1) return found.front();
+  core::fail_argument(operation, "input",
+                      "a folder with one *.safetensors.index.json or one *.safetensors",
+                      core::format("'{}' with {} of the one and {} of the other", folder.string(),
+                                   indices.size(), files.size()));
+}
+
+}  // namespace
+
+InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return InputKind::kFolder;
+  const std::string name = path.filename();
+  if (name.ends_with(kIndexEnding)) return InputKind::kIndex;
+  if (name.ends_with(kFileEnding)) return InputKind::kFile;
+  core::fail_argument(operation, argument,
+                      "a *.safetensors or *.safetensors.index.json path, or a folder with one",
+                      core::format("'{}'", path.string()));
+}
+
+CheckpointSource::CheckpointSource(std::string_view operation, const fs::path& input)
+    : kind_(kind_of(operation, "input", input)) {
+  const fs::path path = kind_ == InputKind::kFolder ? weights_in(operation, input) : input;
+  folder_ = path.parent_path();
+  if (path.filename().string().ends_with(kIndexEnding)) {
+    read_index(path);
+  } else {
+    add_shard(SafetensorsReader(path), path.filename());
+  }
+  config_ = read_if_there(folder_ / kConfigName);
+  quantization_file_ = read_if_there(folder_ / kQuantizationName);
+}
+
+void CheckpointSource::read_index(const fs::path& path) {
+  const ShardIndex index(path);
+  index_name_ = path.filename();
+  index_metadata_ = index.metadata();
+  // One after another: a checkpoint may have more files than a process may have open.
+  for (const auto& [name, tensors] : index.shards()) add_shard(index.open(name), name);
+}
+
+void CheckpointSource::add_shard(const SafetensorsReader& reader, const std::string& name) {
+  Shard shard{.name = name, .tensors = {}, .metadata = reader.metadata()};
+  for (const TensorInfo& tensor : reader.tensors()) {
+    shard.tensors.push_back({.name = tensor.name,
+                             .dtype = std::string(model::name(tensor.dtype)),
+                             .shape = tensor.shape,
+                             .file = folder_ / name,
+                             .offset = reader.data_offset() + tensor.begin,
+                             .bytes = tensor.byte_count()});
+  }
+  shards_.push_back(std::move(shard));
+}
+
+std::int64_t CheckpointSource::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Shard& shard : shards_) {
+    for (const CheckpointTensor& tensor : shard.tensors) bytes += tensor.bytes;
+  }
+  return bytes;
+}
+
+std::optional<nlohmann::json> CheckpointSource::quantization() const {
+  if (config_) {
+    const auto said = config_->find("quantization_config");
+    if (said != config_->end() && said->is_object()) return *said;
+  }
+  if (!quantization_file_) return std::nullopt;
+  nlohmann::json said = quantization_file_->value("quantization", nlohmann::json::object());
+  if (!said.is_object() || said.value("quant_algo", nlohmann::json()).is_null()) {
+    return std::nullopt;
+  }
+  said["quant_method"] = "modelopt";
+  return said;
+}
+
+const File& TensorBytes::open(const fs::path& path) {
+  const auto found = std::find_if(files_.begin(), files_.end(),
+                                  [&](const auto& entry) { return entry.first == path; });
+  if (found != files_.end()) {
+    files_.splice(files_.begin(), files_, found);
+  } else {
+    files_.emplace_front(path, File::open_for_reading(path));
+    if (files_.size() > kOpenFiles) files_.pop_back();
+  }
+  return files_.front().second;
+}
+
+void TensorBytes::read(const CheckpointTensor& tensor, std::int64_t offset,
+                       std::span<std::byte> bytes) {
+  open(tensor.file).read_at(tensor.offset + offset, bytes);
+}
+
+std::vector<std::byte> TensorBytes::read(const CheckpointTensor& tensor) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.bytes));
+  read(tensor, 0, bytes);
+  return bytes;
+}
+
+}  // namespace octofold::model

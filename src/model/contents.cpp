@@ -1,0 +1,242 @@
+#include "model/contents.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "octofold/scale_layout.h"
+
+#include "core/check.h"
+#include "model/hints.h"
+#include "model/json_text.h"
+
+namespace octofold::model {
+namespace {
+
+using ByName = std::unordered_map<std::string_view, const CheckpointTensor*>;
+
+bool is_scale(const CheckpointTensor& tensor) {
+  return tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16" ||
+         tensor.dtype == "F8_E8M0";
+}
+
+bool any(const ByName& tensors, const std::function<bool(const CheckpointTensor&)>& holds) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const auto& entry) { return holds(*entry.second); });
+}
+
+/// Of a checkpoint whose config says nothing.
+const Family* family_by_names(const ByName& tensors) {
+  const auto named = [&](std::string_view ending) {
+    return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
+  };
+  if (named("_qdata")) return &kTorchao;
+  if (!any(tensors, is_fp8)) return nullptr;
+  if (named("_scale_inv")) return &kDeepSeekV3;
+  const bool fine = any(tensors, [](const auto& tensor) {
+    return tensor.name.ends_with("weight_scale") && tensor.shape.size() > 1;
+  });
+  return fine ? &kCompressedTensors : &kComfyUi;
+}
+
+const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
+  if (const auto config = source.quantization()) {
+    for (const Family* family : families()) {
+      if (!family->recognizes(*config)) continue;
+      if (!any(tensors, is_fp8)) {
+        core::fail(ErrorCode::kBadFormat,
+                   "{}: expected a checkpoint of the family {}, which its config names, got one "
+                   "without FP8 tensors",
+                   source.folder().string(), family->name);
+      }
+      return family;
+    }
+    const auto method = config->find("quant_method");
+    core::fail(ErrorCode::kUnsupported,
+               "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, modelopt, "
+               "torchao), got {}",
+               source.folder().string(), method == config->end() ? "none" : quote(method->dump()));
+  }
+  return family_by_names(tensors);
+}
+
+/// Collects the tensors of weights, and says which are left.
+class Reader {
+ public:
+  Reader(const CheckpointSource& source, const Family& family, const ByName& tensors)
+      : family_(family), tensors_(tensors), hints_(source) {}
+
+  /// The weight that these codes are of; nothing if they are but a tensor in FP8.
+  std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
+    const auto name = weight_spelled(family_.spelling().codes, codes.name);
+    const bool matrix = codes.shape.size() == 2 || (codes.shape.size() == 3 && family_.stacks);
+    if (!name || !is_fp8(codes)) return std::nullopt;
+    CheckpointWeight weight{.name = *name, .codes = codes, .full_precision = hints_.of(*name)};
+    for (const Spelling& spelling : family_.spellings) {
+      if (!weight.scale) weight.scale = take(spelled(spelling.scale, *name));
+      if (!weight.input_scale && !spelling.input_scale.empty()) {
+        weight.input_scale = take(spelled(spelling.input_scale, *name));
+      }
+    }
+    if (!weight.scale) {
+      if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
+      fail_without_scale(weight);
+    }
+    if (!matrix) fail(codes, "a matrix", shape_text(codes.shape));
+    if (!is_scale(*weight.scale)) {
+      fail(*weight.scale, "scales of F32, BF16, F16 or F8_E8M0", weight.scale->dtype);
+    }
+    const auto granularity = granularity_of(family_, codes.shape, weight.scale->shape);
+    if (!granularity) {
+      fail(*weight.scale, core::format("scales of codes {}", shape_text(codes.shape)),
+           shape_text(weight.scale->shape));
+    }
+    weight.granularity = *granularity;
+    taken_.insert(codes.name);
+    return weight;
+  }
+
+  /// Whether a tensor is neither codes nor scales nor a note on them.
+  bool is_other(const CheckpointTensor& tensor) const {
+    return !taken_.contains(tensor.name) && !is_note(tensor.name);
+  }
+
+  /// Throws where a weight that is not FP8 has scales, or scales have no weight. Of these
+  /// ComfyUI's files have some, to no effect.
+  void require_no_scale_of(const CheckpointTensor& tensor) const {
+    if (family_.unscaled || taken_.contains(tensor.name)) return;
+    const Spelling& spelling = family_.spelling();
+    const auto name = weight_spelled(spelling.codes, tensor.name);
+    if (name && module_of(*name) != *name && tensors_.contains(spelled(spelling.scale, *name))) {
+      fail(tensor,
+           core::format("FP8 codes, as there are scales in {}",
+                        quote(spelled(spelling.scale, *name))),
+           tensor.dtype);
+    }
+    constexpr std::string_view kScaleOfWeight = "weight_scale";
+    const bool is_orphan = tensor.name.find(kScaleOfWeight) != std::string::npos &&
+                           spelled(spelling.scale, module_of_scale(tensor.name)) == tensor.name;
+    if (is_orphan) {
+      fail(tensor,
+           core::format("a weight in {}, which it is the scale of",
+                        quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
+           "none");
+    }
+  }
+
+ private:
+  std::optional<CheckpointTensor> take(const std::string& name) {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) return std::nullopt;
+    taken_.insert(found->second->name);
+    return *found->second;
+  }
+
+  /// The weight of which a scale of this name would be, if it is one of a `weight`.
+  static std::string module_of_scale(std::string_view scale) {
+    return std::string(scale.substr(0, scale.rfind('.') + 1)) + "weight";
+  }
+
+  [[noreturn]] void fail_without_scale(const CheckpointWeight& weight) const {
+    const std::string expected =
+        core::format("scales in {}, as the family {} has them",
+                     quote(spelled(family_.spelling().scale, weight.name)), family_.name);
+    for (const Family* other : families()) {
+      for (const Spelling& spelling : other->spellings) {
+        const std::string there = spelled(spelling.scale, weight.name);
+        if (tensors_.contains(there)) {
+          fail(weight.codes, expected,
+               core::format("{}, as the family {} has them", quote(there), other->name));
+        }
+      }
+    }
+    fail(weight.codes, expected, "none");
+  }
+
+  [[noreturn]] static void fail(const CheckpointTensor& tensor, std::string_view expected,
+                                std::string_view got) {
+    core::fail(ErrorCode::kBadFormat, "{}: tensor {}: expected {}, got {}", tensor.file.string(),
+               quote(tensor.name), expected, got);
+  }
+
+  static std::string shape_text(std::span<const std::int64_t> shape) {
+    return nlohmann::json(shape).dump();
+  }
+
+  const Family& family_;
+  const ByName& tensors_;
+  Hints hints_;
+  std::unordered_set<std::string_view> taken_;
+};
+
+}  // namespace
+
+bool is_fp8(const CheckpointTensor& tensor) {
+  return tensor.dtype == "F8_E4M3" || tensor.dtype == "F8_E5M2";
+}
+
+std::optional<Granularity> granularity_of(const Family& family, std::span<const std::int64_t> codes,
+                                          std::span<const std::int64_t> scale) {
+  // Dimensions of one say nothing: [N], [N, 1] and [1, N, 1] are the same scales.
+  const auto sizes_of = [](std::span<const std::int64_t> shape) {
+    std::vector<std::int64_t> sizes;
+    for (const std::int64_t size : shape) {
+      if (size != 1) sizes.push_back(size);
+    }
+    return sizes;
+  };
+  const MatrixSizes sizes(codes);
+  for (const Granularity granularity : family.granularities) {
+    std::vector<std::int64_t> expected = scale_shape(granularity, sizes.rows, sizes.cols);
+    if (codes.size() == 3) expected.insert(expected.begin(), sizes.matrices);
+    if (sizes_of(expected) == sizes_of(scale)) return granularity;
+  }
+  return std::nullopt;
+}
+
+CheckpointContents read_contents(const CheckpointSource& source) {
+  CheckpointContents contents{.bytes = source.bytes()};
+  ByName tensors;
+  for (const Shard& shard : source.shards()) {
+    contents.files.push_back(source.folder() / shard.name);
+    for (const CheckpointTensor& tensor : shard.tensors) tensors[tensor.name] = &tensor;
+  }
+  const Family* family = family_in(source, tensors);
+  const auto each_tensor = [&](auto action) {
+    for (const Shard& shard : source.shards()) {
+      for (const CheckpointTensor& tensor : shard.tensors) action(tensor);
+    }
+  };
+  if (family == nullptr) {
+    each_tensor([&](const auto& tensor) { contents.others.push_back(tensor); });
+    return contents;
+  }
+  contents.family = family->id;
+  Reader reader(source, *family, tensors);
+  std::unordered_set<std::string_view> weights;
+  each_tensor([&](const auto& tensor) {
+    if (auto weight = reader.weight(tensor)) {
+      weights.insert(tensor.name);
+      contents.weights.push_back(std::move(*weight));
+    }
+  });
+  each_tensor([&](const auto& tensor) {
+    reader.require_no_scale_of(tensor);
+    if (!weights.contains(tensor.name) && reader.is_other(tensor)) {
+      contents.others.push_back(tensor);
+    }
+  });
+  return contents;
+}
+
+}  // namespace octofold::model
+
+namespace octofold {
+
+CheckpointContents inspect_checkpoint(const std::filesystem::path& input) {
+  return model::read_contents(model::CheckpointSource("inspect_checkpoint", input));
+}
+
+}  // namespace octofold

@@ -1,0 +1,89 @@
+// The two families whose scales are called `weight_scale_inv`, "inv" being their word for the
+// multiplier. Sources: config.json and the `inference` folder of
+// https://huggingface.co/deepseek-ai/DeepSeek-V3; FineGrainedFP8Config and
+// integrations/finegrained_fp8.py of transformers 5.23.
+#include <array>
+
+#include "model/families/family.h"
+
+namespace octofold::model {
+namespace {
+
+constexpr Spelling kSpellings[] = {{"*", "*_scale_inv", "?activation_scale"}};
+constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
+constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
+
+/// Both have it; DeepSeek's own says the format too.
+bool is_fp8(const nlohmann::json& config) { return config.value("quant_method", "") == "fp8"; }
+
+bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
+
+/// null: a scale for each tensor.
+void require_blocks_of_128(const Family& family, const nlohmann::json& config) {
+  const auto size = config.find("weight_block_size");
+  if (size == config.end() || size->is_null()) return;
+  if (*size != nlohmann::json::array({kScaleBlock, kScaleBlock})) {
+    fail_unsupported(family, "weight_block_size [128, 128] or null", size->dump());
+  }
+}
+
+bool recognizes_deepseek(const nlohmann::json& config) {
+  if (!is_fp8(config) || !names_format(config)) return false;
+  if (config["fmt"] != "e4m3") fail_unsupported(kDeepSeekV3, "fmt e4m3", config["fmt"].dump());
+  require_blocks_of_128(kDeepSeekV3, config);
+  return true;
+}
+
+bool recognizes_finegrained(const nlohmann::json& config) {
+  if (!is_fp8(config) || names_format(config)) return false;
+  require_blocks_of_128(kFineGrainedFp8, config);
+  return true;
+}
+
+/// transformers makes FP8 layers of all linear ones that are not named here.
+std::optional<nlohmann::json> config_of(const Description& checkpoint) {
+  const bool blocks = checkpoint.weights.empty() ||
+                      checkpoint.weights.front().granularity == Granularity::kBlock128x128;
+  nlohmann::json config = {{"activation_scheme", all_static(checkpoint) ? "static" : "dynamic"},
+                           {"modules_to_not_convert", checkpoint.skipped},
+                           {"quant_method", "fp8"},
+                           {"weight_block_size", nullptr}};
+  if (blocks) config["weight_block_size"] = {kScaleBlock, kScaleBlock};
+  return config;
+}
+
+std::optional<nlohmann::json> deepseek_config(const Description& checkpoint) {
+  std::optional<nlohmann::json> config = config_of(checkpoint);
+  (*config)["fmt"] = "e4m3";
+  return config;
+}
+
+}  // namespace
+
+constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
+                                      .name = "deepseek-v3",
+                                      .spellings = kSpellings,
+                                      .granularities = kBlocks,
+                                      .stacks = false,
+                                      .unscaled = false,
+                                      .tensor_needs_input = false,
+                                      .scale_shape = plain_scale_shape,
+                                      .recognizes = recognizes_deepseek,
+                                      .config = deepseek_config,
+                                      .side_files = no_side_files,
+                                      .metadata = no_metadata};
+
+constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp8,
+                                          .name = "finegrained-fp8",
+                                          .spellings = kSpellings,
+                                          .granularities = kBlocksOrTensor,
+                                          .stacks = true,
+                                          .unscaled = false,
+                                          .tensor_needs_input = false,
+                                          .scale_shape = plain_scale_shape,
+                                          .recognizes = recognizes_finegrained,
+                                          .config = config_of,
+                                          .side_files = no_side_files,
+                                          .metadata = no_metadata};
+
+}  // namespace octofold::model

@@ -1,0 +1,118 @@
+// compressed-tensors, which llm-compressor and vLLM write and read. Source: its `quantization` and
+// `compressors` packages, version 0.20.
+#include "octofold/scale_layout.h"
+
+#include "model/families/family.h"
+
+namespace octofold::model {
+namespace {
+
+constexpr Spelling kSpellings[] = {{"*", "*_scale", "?input_scale"}};
+constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
+                                          Granularity::kBlock128x128, Granularity::kBlock1x128};
+
+std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  if (granularity == Granularity::kChannel) return {rows, 1};
+  return scale_shape(granularity, rows, cols);
+}
+
+/// Groups of weights that are anything but 8-bit floats in blocks of 128.
+void require_fp8(const nlohmann::json& group) {
+  const nlohmann::json weights = group.value("weights", nlohmann::json());
+  if (!weights.is_object()) return;  // weights as they were
+  if (weights.value("num_bits", 8) != 8 || weights.value("type", "int") != "float") {
+    fail_unsupported(kCompressedTensors, "weights of 8-bit floats", weights.dump());
+  }
+  const nlohmann::json block = weights.value("block_structure", nlohmann::json());
+  const bool whole = block.is_null() || block == nlohmann::json::array({kScaleBlock, kScaleBlock});
+  const nlohmann::json group_size = weights.value("group_size", nlohmann::json());
+  if (!whole || (weights.value("strategy", "") == "group" && group_size != kScaleBlock)) {
+    fail_unsupported(kCompressedTensors, "blocks of 128 x 128 or groups of 128", weights.dump());
+  }
+}
+
+bool recognizes(const nlohmann::json& config) {
+  if (config.value("quant_method", "") != "compressed-tensors") return false;
+  const nlohmann::json groups = config.value("config_groups", nlohmann::json::object());
+  for (const auto& [name, group] : groups.items()) {
+    if (group.is_object()) require_fp8(group);
+  }
+  return true;
+}
+
+nlohmann::json arguments(std::string_view strategy, bool dynamic) {
+  return {{"dynamic", dynamic}, {"num_bits", 8},   {"strategy", strategy},
+          {"symmetric", true},  {"type", "float"}, {"group_size", nullptr}};
+}
+
+nlohmann::json weight_arguments(Granularity granularity) {
+  nlohmann::json weights;
+  switch (granularity) {
+    case Granularity::kTensor: return arguments("tensor", false);
+    case Granularity::kChannel: return arguments("channel", false);
+    case Granularity::kBlock1x128:
+      weights = arguments("group", false);
+      weights["group_size"] = kScaleBlock;
+      return weights;
+    case Granularity::kBlock128x128:
+      weights = arguments("block", false);
+      weights["block_structure"] = {kScaleBlock, kScaleBlock};
+      return weights;
+  }
+  return weights;
+}
+
+/// As vLLM runs them: static scales where there are some, else one for each token, or for 128 of
+/// it where weights have blocks along K.
+nlohmann::json input_arguments(const Description::Weight& weight) {
+  if (weight.static_input) return arguments("tensor", false);
+  if (!varies_along_k(weight.granularity)) return arguments("token", true);
+  nlohmann::json inputs = arguments("group", true);
+  inputs["group_size"] = kScaleBlock;
+  return inputs;
+}
+
+/// One group for each kind of weight; of several each names its layers.
+std::optional<nlohmann::json> config_of(const Description& checkpoint) {
+  std::map<std::pair<Granularity, bool>, std::vector<std::string>> kinds;
+  std::map<std::pair<Granularity, bool>, const Description::Weight*> examples;
+  for (const Description::Weight& weight : checkpoint.weights) {
+    const std::pair kind(weight.granularity, weight.static_input);
+    kinds[kind].push_back(module_of(weight.name));
+    examples[kind] = &weight;
+  }
+  nlohmann::json groups = nlohmann::json::object();
+  for (const auto& [kind, modules] : kinds) {
+    nlohmann::json targets = modules;
+    if (kinds.size() == 1) targets = {"Linear"};
+    groups["group_" + std::to_string(groups.size())] = {
+        {"input_activations", input_arguments(*examples[kind])},
+        {"output_activations", nullptr},
+        {"targets", targets},
+        {"weights", weight_arguments(kind.first)}};
+  }
+  return nlohmann::json{{"config_groups", groups},
+                        {"format", "float-quantized"},
+                        {"global_compression_ratio", nullptr},
+                        {"ignore", checkpoint.skipped},
+                        {"kv_cache_scheme", nullptr},
+                        {"quant_method", "compressed-tensors"},
+                        {"quantization_status", "compressed"}};
+}
+
+}  // namespace
+
+constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressedTensors,
+                                             .name = "compressed-tensors",
+                                             .spellings = kSpellings,
+                                             .granularities = kGranularities,
+                                             .stacks = false,
+                                             .unscaled = false,
+                                             .tensor_needs_input = false,
+                                             .scale_shape = shape_of,
+                                             .recognizes = recognizes,
+                                             .config = config_of,
+                                             .side_files = no_side_files,
+                                             .metadata = no_metadata};
+
+}  // namespace octofold::model

@@ -1,0 +1,104 @@
+// A checkpoint family as a value: how FP8 weights are named, shaped and described.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "octofold/checkpoint.h"
+
+namespace octofold::model {
+
+/// How the tensors of a weight are named, `module.parameter` being its own name. What follows the
+/// last dot of a tensor's name has `*` for the parameter ("weight", "gate_up_proj"), and `?` for it
+/// and a "_", or nothing where it is "weight": ?input_scale is input_scale, down_proj_input_scale.
+/// Empty: there is no such tensor.
+struct Spelling {
+  std::string_view codes;
+  std::string_view scale;
+  std::string_view input_scale;
+};
+
+/// The name of a tensor of the weight `name` by one of the patterns.
+std::string spelled(std::string_view pattern, std::string_view name);
+/// The inverse, of a pattern with `*`; nothing where the tensor is not named so.
+std::optional<std::string> weight_spelled(std::string_view pattern, std::string_view tensor);
+
+/// What is to be said of a checkpoint in FP8, or of one file of it.
+struct Description {
+  struct Weight {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    Granularity granularity;
+    bool static_input;
+    bool full_precision;
+  };
+  std::vector<Weight> weights;
+  std::vector<std::string> others;   ///< names of all other tensors
+  std::vector<std::string> skipped;  ///< modules whose matrices are not FP8, without ".weight"
+};
+
+/// A JSON file to be written beside the weights.
+struct SideFile {
+  std::string name;
+  nlohmann::json content;
+};
+
+struct Family {
+  CheckpointFamily id;
+  std::string_view name;
+  std::span<const Spelling> spellings;         ///< all that are read; the first is written
+  std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
+  bool stacks;                                 ///< has weights [experts, N, K]
+  bool unscaled;                               ///< reads codes without scales as values
+  /// Static scales of inputs are what scales of tensors go with: without them it writes others.
+  bool tensor_needs_input;
+  /// Shape of the scales of one matrix.
+  std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
+                                           std::int64_t cols);
+  /// Whether a `quantization_config` is one of this family's. Throws Error(kUnsupported) for one
+  /// that is, but not FP8 as Octofold has it.
+  bool (*recognizes)(const nlohmann::json& config);
+  /// The `quantization_config` of config.json; none: nothing is said there.
+  std::optional<nlohmann::json> (*config)(const Description& checkpoint);
+  /// Further files beside the weights.
+  std::vector<SideFile> (*side_files)(const Description& checkpoint);
+  /// What the header of a file says under `__metadata__`, beside what it said before.
+  std::map<std::string, std::string> (*metadata)(const Description& file);
+
+  const Spelling& spelling() const { return spellings.front(); }
+  bool has(Granularity granularity) const;
+};
+
+extern const Family kDeepSeekV3;
+extern const Family kFineGrainedFp8;
+extern const Family kCompressedTensors;
+extern const Family kModelOpt;
+extern const Family kTorchao;
+extern const Family kComfyUi;
+
+/// In the order of the enumerators.
+std::span<const Family* const> families();
+const Family& family_of(CheckpointFamily id);
+
+/// Throws Error(kUnsupported): "<family>: expected <expected>, got <got>".
+[[noreturn]] void fail_unsupported(const Family& family, std::string_view expected,
+                                   std::string_view got);
+
+/// What most families have of the last three.
+std::vector<SideFile> no_side_files(const Description& checkpoint);
+std::map<std::string, std::string> no_metadata(const Description& file);
+/// scale_shape() of the public API, with [] for a tensor's.
+std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
+                                            std::int64_t cols);
+
+/// Whether every weight has a static scale of its input.
+bool all_static(const Description& checkpoint);
+/// The name of a weight's module, or of the parameter itself where that is not called "weight".
+std::string module_of(std::string_view weight);
+
+}  // namespace octofold::model

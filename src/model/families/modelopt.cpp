@@ -1,0 +1,85 @@
+// NVIDIA's Model Optimizer, as TensorRT-LLM, vLLM and SGLang read it. Source: the `export` package
+// of nvidia-modelopt 0.47 (convert_hf_config.py, quant_utils.py).
+#include "octofold/scale_layout.h"
+
+#include "core/check.h"
+#include "model/families/family.h"
+
+namespace octofold::model {
+namespace {
+
+constexpr Spelling kSpellings[] = {{"*", "?weight_scale", "?input_scale"}};
+constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
+                                          Granularity::kBlock128x128};
+
+std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  if (granularity != Granularity::kBlock128x128) {
+    return plain_scale_shape(granularity, rows, cols);
+  }
+  const std::vector<std::int64_t> blocks = scale_shape(granularity, rows, cols);
+  return {blocks[0], 1, blocks[1], 1};
+}
+
+constexpr std::string_view algorithm(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor: return "FP8";
+    case Granularity::kChannel: return "FP8_PER_CHANNEL_PER_TOKEN";
+    default: return "FP8_PB_WO";
+  }
+}
+
+/// Its algorithm is where hf_quant_config.json has it, under "quantization", or in config.json.
+bool recognizes(const nlohmann::json& config) {
+  if (config.value("quant_method", "") != "modelopt") return false;
+  const auto said = config.find("quant_algo");
+  if (said == config.end() || !said->is_string()) return true;
+  for (const Granularity granularity : kGranularities) {
+    if (*said == algorithm(granularity)) return true;
+  }
+  fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO",
+                   said->dump());
+}
+
+std::string_view algorithm_of(const Description& checkpoint) {
+  return algorithm(checkpoint.weights.empty() ? Granularity::kChannel
+                                              : checkpoint.weights.front().granularity);
+}
+
+nlohmann::json producer() { return {{"name", "octofold"}, {"version", OCTOFOLD_VERSION}}; }
+
+std::optional<nlohmann::json> config_of(const Description& checkpoint) {
+  const nlohmann::json floats = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+  nlohmann::json group = {{"targets", {"Linear"}}, {"weights", floats}};
+  if (all_static(checkpoint)) group["input_activations"] = floats;
+  return nlohmann::json{{"config_groups", {{"group_0", group}}},
+                        {"ignore", checkpoint.skipped},
+                        {"producer", producer()},
+                        {"quant_algo", algorithm_of(checkpoint)},
+                        {"quant_method", "modelopt"}};
+}
+
+std::vector<SideFile> side_files(const Description& checkpoint) {
+  return {{"hf_quant_config.json",
+           {{"producer", producer()},
+            {"quantization",
+             {{"exclude_modules", checkpoint.skipped},
+              {"kv_cache_quant_algo", nullptr},
+              {"quant_algo", algorithm_of(checkpoint)}}}}}};
+}
+
+}  // namespace
+
+constinit const Family kModelOpt = {.id = CheckpointFamily::kModelOpt,
+                                    .name = "modelopt",
+                                    .spellings = kSpellings,
+                                    .granularities = kGranularities,
+                                    .stacks = false,
+                                    .unscaled = false,
+                                    .tensor_needs_input = true,
+                                    .scale_shape = shape_of,
+                                    .recognizes = recognizes,
+                                    .config = config_of,
+                                    .side_files = side_files,
+                                    .metadata = no_metadata};
+
+}  // namespace octofold::model

@@ -1,0 +1,102 @@
+// torchao's Float8Tensor in safetensors, as transformers' save_pretrained() writes it. Source:
+// torchao 0.18, prototype/safetensors/safetensors_support.py, and the tensors that it made of a
+// linear layer.
+#include "octofold/scale_layout.h"
+
+#include "model/families/family.h"
+
+namespace octofold::model {
+namespace {
+
+constexpr Spelling kSpellings[] = {{"_*_qdata", "_*_scale", ""}};
+constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
+                                          Granularity::kBlock128x128};
+
+std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  if (granularity == Granularity::kTensor) return {1, 1};
+  if (granularity == Granularity::kChannel) return {rows, 1};
+  return scale_shape(granularity, rows, cols);
+}
+
+bool recognizes(const nlohmann::json& config) {
+  return config.value("quant_method", "") == "torchao";
+}
+
+nlohmann::json value(std::string_view type, nlohmann::json data) {
+  return {{"_type", type}, {"_data", std::move(data)}};
+}
+
+nlohmann::json versioned(std::string_view type, int version, nlohmann::json data) {
+  nlohmann::json object = value(type, std::move(data));
+  object["_version"] = version;
+  return object;
+}
+
+nlohmann::json e4m3() { return value("torch.dtype", "float8_e4m3fn"); }
+
+/// Weights in FP8, multiplied in high precision: what the codes say and no more.
+std::optional<nlohmann::json> config_of(const Description& checkpoint) {
+  const bool rows =
+      checkpoint.weights.empty() || checkpoint.weights.front().granularity != Granularity::kTensor;
+  const nlohmann::json granularity = rows ? versioned("PerRow", 1, {{"dim", -1}})
+                                          : versioned("PerTensor", 1, nlohmann::json::object());
+  return nlohmann::json{{"include_input_output_embeddings", false},
+                        {"modules_to_not_convert", checkpoint.skipped},
+                        {"quant_method", "torchao"},
+                        {"quant_type",
+                         {{"default", versioned("Float8WeightOnlyConfig", 2,
+                                                {{"granularity", granularity},
+                                                 {"set_inductor_config", true},
+                                                 {"weight_dtype", e4m3()}})}}},
+                        {"untie_embedding_weights", false}};
+}
+
+/// Elements that share a scale.
+std::vector<std::int64_t> block_of(const Description::Weight& weight) {
+  switch (weight.granularity) {
+    case Granularity::kTensor: return weight.shape;
+    case Granularity::kChannel: return {1, weight.shape[1]};
+    case Granularity::kBlock1x128: return {1, kScaleBlock};
+    case Granularity::kBlock128x128: return {kScaleBlock, kScaleBlock};
+  }
+  return {};
+}
+
+/// Every entry is text, and what it says JSON.
+std::map<std::string, std::string> metadata_of(const Description& file) {
+  std::map<std::string, std::string> entries;
+  std::vector<std::string> names = file.others;
+  for (const std::string& name : file.others) {
+    entries[name] = nlohmann::json{{"_type", "Tensor"}}.dump();
+  }
+  for (const Description::Weight& weight : file.weights) {
+    nlohmann::json tensor =
+        value("Float8Tensor", {{"act_quant_kwargs", nullptr},
+                               {"block_size", block_of(weight)},
+                               {"dtype", value("torch.dtype", "bfloat16")},
+                               {"kernel_preference", value("KernelPreference", "AUTO")},
+                               {"mm_config", nullptr}});
+    tensor["_tensor_data_names"] = {"qdata", "scale"};
+    entries[weight.name] = tensor.dump();
+    names.push_back(weight.name);
+  }
+  entries["tensor_names"] = nlohmann::json(names).dump();
+  return entries;
+}
+
+}  // namespace
+
+constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
+                                   .name = "torchao",
+                                   .spellings = kSpellings,
+                                   .granularities = kGranularities,
+                                   .stacks = false,
+                                   .unscaled = false,
+                                   .tensor_needs_input = false,
+                                   .scale_shape = shape_of,
+                                   .recognizes = recognizes,
+                                   .config = config_of,
+                                   .side_files = no_side_files,
+                                   .metadata = metadata_of};
+
+}  // namespace octofold::model

@@ -1,0 +1,74 @@
+#include "model/hints.h"
+
+#include "core/check.h"
+#include "model/families/family.h"
+#include "model/json_text.h"
+
+namespace octofold::model {
+namespace {
+
+constexpr std::string_view kLayerEnding = ".comfy_quant";
+constexpr std::string_view kMarker = "scaled_fp8";
+constexpr const char* kHeaderEntry = "_quantization_metadata";
+constexpr std::int64_t kMaxLayerBytes = 1 << 16;
+
+nlohmann::json parse(const std::string& where, std::string_view text) {
+  require_json_object_text(where, text);
+  nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
+  if (value.is_discarded() || !value.is_object()) {
+    core::fail(ErrorCode::kBadFormat, "{}: expected a JSON object, got other text", where);
+  }
+  return value;
+}
+
+}  // namespace
+
+Hints::Hints(const CheckpointSource& source) {
+  TensorBytes data;
+  for (const Shard& shard : source.shards()) {
+    const std::string file = (source.folder() / shard.name).string();
+    const auto said = shard.metadata.find(kHeaderEntry);
+    if (said != shard.metadata.end()) {
+      const std::string where = core::format("{}: metadata {}", file, kHeaderEntry);
+      const nlohmann::json layers =
+          parse(where, said->second).value("layers", nlohmann::json::object());
+      for (const auto& [module, layer] : layers.items()) read_layer(where, module, layer);
+    }
+    for (const CheckpointTensor& tensor : shard.tensors) {
+      if (!tensor.name.ends_with(kLayerEnding)) continue;
+      const std::string where = core::format("{}: tensor {}", file, quote(tensor.name));
+      if (tensor.bytes > kMaxLayerBytes) {
+        core::fail(ErrorCode::kBadFormat, "{}: expected at most {} bytes of JSON, got {}", where,
+                   kMaxLayerBytes, tensor.bytes);
+      }
+      const std::vector<std::byte> bytes = data.read(tensor);
+      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      read_layer(where, tensor.name.substr(0, tensor.name.size() - kLayerEnding.size()),
+                 parse(where, text));
+    }
+  }
+}
+
+void Hints::read_layer(const std::string& where, const std::string& module,
+                       const nlohmann::json& layer) {
+  if (!layer.is_object()) return;
+  const nlohmann::json format = layer.value("format", nlohmann::json());
+  if (format.is_string() && !format.get_ref<const std::string&>().starts_with("float8_e")) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: layer {}: expected the format float8_e4m3fn or "
+               "float8_e5m2, got {}",
+               where, quote(module), quote(format.dump()));
+  }
+  const nlohmann::json hint = layer.value("full_precision_matrix_mult", nlohmann::json());
+  if (hint.is_boolean() && hint.get<bool>()) full_precision_.insert(module);
+}
+
+bool Hints::of(std::string_view weight) const {
+  return full_precision_.contains(module_of(weight));
+}
+
+bool is_note(std::string_view name) {
+  return name == kMarker || name.ends_with(".scaled_fp8") || name.ends_with(kLayerEnding);
+}
+
+}  // namespace octofold::model

@@ -1,0 +1,212 @@
+#include "model/rewrite_plan.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "model/contents.h"
+#include "model/json_text.h"
+#include "model/weight_scales.h"
+#include "model/weight_selection.h"
+
+namespace octofold::model {
+namespace {
+
+Granularity require_granularity(std::string_view operation, const Family& family,
+                                std::optional<Granularity> wanted) {
+  if (!wanted) return family.granularities.front();
+  if (family.has(*wanted)) return *wanted;
+  std::string has;
+  for (const Granularity granularity : family.granularities) {
+    has.append(has.empty() ? "" : ", ").append(name(granularity));
+  }
+  core::fail_argument(operation, "granularity",
+                      core::format("one of the family {}: {}", family.name, has), name(*wanted));
+}
+
+/// In a family that has scales of tensors with static inputs alone, channels say the same.
+Granularity with_dynamic_inputs(const Family& family, Granularity granularity) {
+  if (granularity != Granularity::kTensor || !family.tensor_needs_input) return granularity;
+  return Granularity::kChannel;
+}
+
+Granularity target_of(const CheckpointWeight& weight, const Family& family,
+                      std::optional<Granularity> wanted) {
+  if (wanted) return *wanted;
+  const bool keeps_input = weight.input_scale && !family.spelling().input_scale.empty();
+  const Granularity own =
+      keeps_input ? weight.granularity : with_dynamic_inputs(family, weight.granularity);
+  if (family.has(own)) return own;
+  for (const Granularity granularity : family.granularities) {
+    if (repeats(weight.granularity, granularity)) return granularity;
+  }
+  return family.granularities.front();
+}
+
+/// All weights of one granularity, where a family's config knows one for all: that of those which
+/// can be no other.
+bool is_mixed(const std::vector<Step>& steps) {
+  std::optional<Granularity> first;
+  for (const Step& step : steps) {
+    if (!step.is_weight()) continue;
+    if (first && *first != step.to) return true;
+    first = step.to;
+  }
+  return false;
+}
+
+void require_free_names(std::string_view operation, const RewritePlan& plan) {
+  std::unordered_set<std::string> names;
+  for (const Step& step : plan.steps) {
+    if (!step.is_weight()) names.insert(step.name);
+  }
+  const Spelling& spelling = plan.family->spelling();
+  for (const Step& step : plan.steps) {
+    if (!step.is_weight()) continue;
+    const std::string scale = spelled(spelling.scale, step.name);
+    if (names.contains(scale)) {
+      core::fail(ErrorCode::kInvalidArgument,
+                 "{}: argument 'input': expected no tensor named {}, which the scales of {} are to "
+                 "be, got one",
+                 operation, quote(scale), quote(step.name));
+    }
+  }
+}
+
+}  // namespace
+
+RewritePlan plan_quantization(const CheckpointContents& contents,
+                              const QuantizeCheckpointOptions& options) {
+  constexpr std::string_view kOperation = "quantize_checkpoint";
+  if (contents.family) {
+    core::fail_argument(kOperation, "input",
+                        "a checkpoint that is not quantized (convert_checkpoint takes others)",
+                        core::format("one of the family {} with {} weights in FP8",
+                                     name(*contents.family), contents.weights.size()));
+  }
+  const Family& family = family_of(options.family);
+  const Granularity granularity = options.granularity
+                                      ? require_granularity(kOperation, family, options.granularity)
+                                      : family.granularities.front();
+  if (family.tensor_needs_input && granularity == Granularity::kTensor) {
+    core::fail_argument(
+        kOperation, "granularity",
+        core::format("one that needs no static scales of inputs in the family {}", family.name),
+        name(granularity));
+  }
+  const WeightSelection selection(options, family);
+  selection.warn_of_idle_patterns(contents.others);
+  RewritePlan plan{&family, {}, {}};
+  bool any = false;
+  for (const CheckpointTensor& tensor : contents.others) {
+    const bool chosen = selection.contains(tensor);
+    any = any || chosen;
+    plan.steps.push_back({.kind = chosen ? Step::Kind::kQuantize : Step::Kind::kCopy,
+                          .name = tensor.name,
+                          .values = tensor,
+                          .to = granularity});
+  }
+  if (!any) {
+    core::fail_argument(kOperation, "input", "matrices named *.weight that no pattern skips",
+                        core::format("none among {} tensors", contents.others.size()));
+  }
+  require_free_names(kOperation, plan);
+  return plan;
+}
+
+RewritePlan plan_conversion(const CheckpointContents& contents,
+                            const ConvertCheckpointOptions& options) {
+  constexpr std::string_view kOperation = "convert_checkpoint";
+  if (!contents.family) {
+    core::fail_argument(kOperation, "input",
+                        "a checkpoint in FP8 (quantize_checkpoint takes others)",
+                        core::format("{} tensors, none in FP8", contents.others.size()));
+  }
+  const Family& family = family_of(options.family);
+  if (*contents.family == options.family && !options.granularity) {
+    core::fail_argument(kOperation, "family", "another family than the input's", family.name);
+  }
+  if (options.granularity) require_granularity(kOperation, family, options.granularity);
+  RewritePlan plan{&family, {}, {}};
+  const bool has_inputs = !family.spelling().input_scale.empty();
+  const auto add = [&](const CheckpointWeight& weight, std::optional<Granularity> wanted) {
+    if (weight.codes.shape.size() == 3 && !family.stacks) {
+      core::fail_argument(
+          kOperation, "family", "one that has fused experts, finegrained-fp8",
+          core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
+    }
+    const Granularity to = target_of(weight, family, wanted);
+    const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
+    plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
+                          .name = weight.name,
+                          .values = weight.codes,
+                          .scale = weight.scale,
+                          .input_scale = has_inputs ? weight.input_scale : std::nullopt,
+                          .from = weight.granularity,
+                          .to = to,
+                          .full_precision = weight.full_precision});
+    if (weight.input_scale && !has_inputs) plan.dropped.push_back(weight.input_scale->name);
+  };
+  for (const CheckpointWeight& weight : contents.weights) add(weight, options.granularity);
+  if (is_mixed(plan.steps)) {
+    plan.steps.clear();
+    plan.dropped.clear();
+    for (const CheckpointWeight& weight : contents.weights) {
+      add(weight, with_dynamic_inputs(family, family.granularities.front()));
+    }
+  }
+  for (const CheckpointTensor& tensor : contents.others) {
+    const bool widen = is_fp8(tensor) && !family.unscaled;
+    plan.steps.push_back({.kind = widen ? Step::Kind::kWiden : Step::Kind::kCopy,
+                          .name = tensor.name,
+                          .values = tensor});
+  }
+  const auto hints = std::count_if(plan.steps.begin(), plan.steps.end(),
+                                   [](const Step& step) { return step.full_precision; });
+  if (hints > 0 && options.family != CheckpointFamily::kComfyUi) {
+    core::log(LogLevel::kWarning,
+              "{} layers are to multiply in high precision, which the family {} cannot say", hints,
+              family.name);
+  }
+  // Weights first, then the rest: sorted again as the files have them.
+  std::stable_sort(plan.steps.begin(), plan.steps.end(), [](const Step& a, const Step& b) {
+    return std::pair(a.values.file, a.values.offset) < std::pair(b.values.file, b.values.offset);
+  });
+  require_free_names(kOperation, plan);
+  return plan;
+}
+
+Description describe(const Family& family, const std::vector<const Step*>& steps) {
+  Description description;
+  for (const Step* step : steps) {
+    if (step->is_weight()) {
+      description.weights.push_back({.name = step->name,
+                                     .shape = step->values.shape,
+                                     .granularity = step->to,
+                                     .static_input = step->input_scale.has_value(),
+                                     .full_precision = step->full_precision});
+      if (step->input_scale) {
+        description.others.push_back(spelled(family.spelling().input_scale, step->name));
+      }
+      continue;
+    }
+    description.others.push_back(step->name);
+    const bool matrix = step->values.shape.size() == 2 || step->values.shape.size() == 3;
+    if (matrix && module_of(step->name) != step->name) {
+      description.skipped.push_back(module_of(step->name));
+    }
+  }
+  // A head tied to the embeddings has no tensor: transformers would take it for an FP8 layer.
+  constexpr std::string_view kHead = "lm_head";
+  const bool head_is_fp8 =
+      std::any_of(description.weights.begin(), description.weights.end(),
+                  [&](const auto& weight) { return module_of(weight.name).ends_with(kHead); });
+  const bool head_is_named =
+      std::any_of(description.skipped.begin(), description.skipped.end(),
+                  [&](const std::string& module) { return module.ends_with(kHead); });
+  if (!head_is_fp8 && !head_is_named) description.skipped.emplace_back(kHead);
+  return description;
+}
+
+}  // namespace octofold::model

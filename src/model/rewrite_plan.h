@@ -1,0 +1,55 @@
+// What becomes of each tensor of a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "octofold/checkpoint.h"
+
+#include "model/families/family.h"
+
+namespace octofold::model {
+
+/// One tensor of the input that is copied, or one weight.
+struct Step {
+  enum class Kind : std::uint8_t {
+    kCopy,        ///< as it is
+    kWiden,       ///< FP8 values without scales, to BF16
+    kQuantize,    ///< a weight in high precision, to FP8
+    kKeep,        ///< a weight in FP8: its codes, and its scales in other words
+    kRequantize,  ///< a weight in FP8, cast anew
+  };
+  Kind kind;
+  std::string name;         ///< of the weight, or of the tensor
+  CheckpointTensor values;  ///< what is copied, or cast; codes
+  std::optional<CheckpointTensor> scale{};
+  std::optional<CheckpointTensor> input_scale{};
+  Granularity from = Granularity::kTensor;
+  Granularity to = Granularity::kTensor;
+  bool full_precision = false;
+
+  bool is_weight() const { return kind != Kind::kCopy && kind != Kind::kWiden; }
+};
+
+struct RewritePlan {
+  const Family* family;
+  std::vector<Step> steps;           ///< by file of the input, in the order of their data
+  std::vector<std::string> dropped;  ///< tensors that the family has no place for
+};
+
+/// Throws what quantize_checkpoint() throws of what a checkpoint holds. Warns in the log of
+/// patterns that match nothing.
+RewritePlan plan_quantization(const CheckpointContents& contents,
+                              const QuantizeCheckpointOptions& options);
+
+/// Throws what convert_checkpoint() throws of what a checkpoint holds.
+RewritePlan plan_conversion(const CheckpointContents& contents,
+                            const ConvertCheckpointOptions& options);
+
+/// What is to be said of these steps, all or those of one file.
+Description describe(const Family& family, const std::vector<const Step*>& steps);
+
+}  // namespace octofold::model

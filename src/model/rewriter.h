@@ -1,0 +1,62 @@
+// Carries out a plan: writes the files of a checkpoint.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "octofold/casts.h"
+#include "octofold/checkpoint.h"
+
+#include "model/checkpoint_source.h"
+#include "model/rewrite_plan.h"
+#include "model/safetensors_writer.h"
+#include "model/weight_caster.h"
+
+namespace octofold::model {
+
+class Rewriter {
+ public:
+  /// total_bytes: of the input. `plan` and `progress` must outlive this.
+  Rewriter(const RewritePlan& plan, const QuantizeOptions& cast, const CheckpointProgress& progress,
+           std::int64_t total_bytes);
+
+  /// Writes one file of these steps, and returns the names of the tensors in it.
+  std::vector<std::string> write(const std::vector<const Step*>& steps,
+                                 const std::map<std::string, std::string>& metadata,
+                                 const std::filesystem::path& output);
+
+  /// What was done so far, without the files' paths. Logs what was lost.
+  CheckpointReport finish();
+
+ private:
+  std::vector<TensorInfo> tensors_of(const Step& step) const;
+  void run(const Step& step, SafetensorsWriter& output);
+  void copy(const Step& step, SafetensorsWriter& output);
+  void widen(const Step& step, SafetensorsWriter& output);
+  void keep(const Step& step, SafetensorsWriter& output);
+  void cast(const Step& step, SafetensorsWriter& output);
+  void write_scales(const Step& step, const std::vector<float>& scales, SafetensorsWriter& output);
+  void write_input_scale(const Step& step, SafetensorsWriter& output);
+  /// Of each matrix of a weight that is FP8.
+  std::vector<WeightScales> scales_of(const Step& step);
+  /// Calls action(offset, bytes) for all bytes of a tensor, some at a time.
+  template <typename Action>
+  void each_piece(const CheckpointTensor& tensor, Action action);
+  void advance(std::int64_t bytes);
+
+  const RewritePlan& plan_;
+  const CheckpointProgress& progress_;
+  std::int64_t total_bytes_;
+  CheckpointReport report_;
+  TensorBytes data_;
+  WeightCaster caster_;
+  // Kept from tensor to tensor.
+  std::vector<std::byte> input_;
+  std::vector<std::byte> wide_;
+};
+
+}  // namespace octofold::model

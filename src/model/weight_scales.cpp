@@ -1,0 +1,103 @@
+#include "model/weight_scales.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "octofold/casts.h"
+#include "octofold/scale_layout.h"
+
+#include "core/scale_layout.h"
+
+namespace octofold::model {
+namespace {
+
+float of_e8m0(std::byte code) {
+  const int exponent = std::to_integer<int>(code);
+  return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
+                         : std::ldexp(1.0F, exponent - 127);
+}
+
+/// The place of the scale of element (row, col).
+std::int64_t place(Granularity granularity, std::int64_t cols, std::int64_t row, std::int64_t col) {
+  const std::int64_t blocks = core::ceil_divide(cols, std::int64_t{kScaleBlock});
+  switch (granularity) {
+    case Granularity::kTensor: return 0;
+    case Granularity::kChannel: return row;
+    case Granularity::kBlock1x128: return row * blocks + col / kScaleBlock;
+    case Granularity::kBlock128x128: return row / kScaleBlock * blocks + col / kScaleBlock;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::vector<float> floats_of(std::string_view dtype, std::span<const std::byte> bytes) {
+  if (dtype == "F8_E8M0") {
+    std::vector<float> values(bytes.size());
+    std::transform(bytes.begin(), bytes.end(), values.begin(), of_e8m0);
+    return values;
+  }
+  if (dtype == "F32") {
+    std::vector<float> values(bytes.size() / sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  std::vector<float> values(bytes.size() / 2);
+  const auto count = std::ssize(values);
+  convert(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
+          vector(values.data(), DType::kFloat32, count));
+  return values;
+}
+
+TensorView WeightScales::of(const Tile& tile) const {
+  const float* first = values.data() + place(granularity, cols, tile.row, tile.col);
+  switch (granularity) {
+    case Granularity::kTensor: return vector(first, DType::kFloat32, 1);
+    case Granularity::kChannel: return vector(first, DType::kFloat32, tile.rows);
+    case Granularity::kBlock1x128:
+    case Granularity::kBlock128x128: break;
+  }
+  const std::vector<std::int64_t> shape = scale_shape(granularity, tile.rows, tile.cols);
+  const std::int64_t blocks = core::ceil_divide(cols, std::int64_t{kScaleBlock});
+  return matrix(first, DType::kFloat32, shape[0], shape[1], blocks);
+}
+
+WeightScales WeightScales::repeated(Granularity finer) const {
+  if (finer == granularity) return *this;
+  const std::vector<std::int64_t> shape = scale_shape(finer, rows, cols);
+  const std::int64_t lines = shape[0];
+  const std::int64_t blocks = shape.size() > 1 ? shape[1] : 1;
+  const std::int64_t rows_of_line = finer == Granularity::kBlock128x128 ? kScaleBlock : 1;
+  WeightScales result{finer, rows, cols, {}};
+  result.values.reserve(lines * blocks);
+  for (std::int64_t line = 0; line < lines; ++line) {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      result.values.push_back(
+          values[place(granularity, cols, line * rows_of_line, block * kScaleBlock)]);
+    }
+  }
+  return result;
+}
+
+bool repeats(Granularity coarse, Granularity fine) {
+  return coarse == fine || coarse == Granularity::kTensor || fine == Granularity::kBlock1x128;
+}
+
+bool all_finite(DType dtype, std::span<const std::byte> codes) {
+  // e4m3's NaN are 0x7f and 0xff; e5m2's infinities and NaN those from 0x7c on.
+  const auto limit = std::byte{dtype == DType::kE4M3 ? std::uint8_t{0x7e} : std::uint8_t{0x7b}};
+  unsigned beyond = 0;
+  for (const std::byte code : codes)
+    beyond |= static_cast<unsigned>((code & std::byte{0x7f}) > limit);
+  return beyond == 0;
+}
+
+bool all_finite(std::span<const float> scales) {
+  return std::all_of(scales.begin(), scales.end(),
+                     [](float scale) { return std::isfinite(scale); });
+}
+
+}  // namespace octofold::model
