@@ -75,19 +75,13 @@ std::vector<std::pair<const Shard*, std::vector<const Step*>>> by_file(
   return files;
 }
 
-Description description_of(const RewritePlan& plan) {
-  std::vector<const Step*> steps;
-  for (const Step& step : plan.steps) steps.push_back(&step);
-  return describe(*plan.family, steps);
-}
-
 /// The input's config.json with what the family says of the weights; nothing where it has none.
 std::optional<nlohmann::json> config_of(const CheckpointSource& source, const RewritePlan& plan) {
   if (!source.config()) return std::nullopt;
   nlohmann::json config = *source.config();
   config.erase("quantization_config");
   config.erase("compression_config");
-  if (const auto said = plan.family->config(description_of(plan))) {
+  if (const auto said = plan.family->config(describe(plan))) {
     config["quantization_config"] = *said;
   }
   return config;
@@ -112,7 +106,7 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
     files.push_back(folder / name);
   };
   if (const auto config = config_of(source, plan)) add(kConfigName, *config);
-  for (const SideFile& file : plan.family->side_files(description_of(plan))) {
+  for (const SideFile& file : plan.family->side_files(describe(plan))) {
     add(file.name, file.content);
   }
   if (!index_name.empty()) {

@@ -177,24 +177,24 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   return plan;
 }
 
-Description describe(const Family& family, const std::vector<const Step*>& steps) {
+Description describe(const RewritePlan& plan) {
   Description description;
-  for (const Step* step : steps) {
-    if (step->is_weight()) {
-      description.weights.push_back({.name = step->name,
-                                     .shape = step->values.shape,
-                                     .granularity = step->to,
-                                     .static_input = step->input_scale.has_value(),
-                                     .full_precision = step->full_precision});
-      if (step->input_scale) {
-        description.others.push_back(spelled(family.spelling().input_scale, step->name));
+  for (const Step& step : plan.steps) {
+    if (step.is_weight()) {
+      description.weights.push_back({.name = step.name,
+                                     .shape = step.values.shape,
+                                     .granularity = step.to,
+                                     .static_input = step.input_scale.has_value(),
+                                     .full_precision = step.full_precision});
+      if (step.input_scale) {
+        description.others.push_back(spelled(plan.family->spelling().input_scale, step.name));
       }
       continue;
     }
-    description.others.push_back(step->name);
-    const bool matrix = step->values.shape.size() == 2 || step->values.shape.size() == 3;
-    if (matrix && module_of(step->name) != step->name) {
-      description.skipped.push_back(module_of(step->name));
+    description.others.push_back(step.name);
+    const bool matrix = step.values.shape.size() == 2 || step.values.shape.size() == 3;
+    if (matrix && module_of(step.name) != step.name) {
+      description.skipped.push_back(module_of(step.name));
     }
   }
   // A head tied to the embeddings has no tensor: transformers would take it for an FP8 layer.

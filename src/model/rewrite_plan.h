@@ -49,7 +49,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
 RewritePlan plan_conversion(const CheckpointContents& contents,
                             const ConvertCheckpointOptions& options);
 
-/// What is to be said of these steps, all or those of one file.
-Description describe(const Family& family, const std::vector<const Step*>& steps);
+/// What is to be said of the checkpoint that the plan makes.
+Description describe(const RewritePlan& plan);
 
 }  // namespace octofold::model

@@ -39,7 +39,11 @@ void log_names(std::string_view what, const std::vector<std::string>& names) {
 
 Rewriter::Rewriter(const RewritePlan& plan, const QuantizeOptions& cast,
                    const CheckpointProgress& progress, std::int64_t total_bytes)
-    : plan_(plan), progress_(progress), total_bytes_(total_bytes), caster_(cast) {
+    : plan_(plan),
+      metadata_(plan.family->metadata(describe(plan))),
+      progress_(progress),
+      total_bytes_(total_bytes),
+      caster_(cast) {
   advance(0);
 }
 
@@ -54,8 +58,7 @@ std::vector<std::string> Rewriter::write(const std::vector<const Step*>& steps,
       tensors.push_back(std::move(tensor));
     }
   }
-  std::map<std::string, std::string> entries =
-      plan_.family->metadata(describe(*plan_.family, steps));
+  std::map<std::string, std::string> entries = metadata_;
   for (const auto& [key, text] : metadata) {
     if (!tells_of_scales(key, text)) entries.emplace(key, text);
   }

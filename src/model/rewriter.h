@@ -49,6 +49,7 @@ class Rewriter {
   void advance(std::int64_t bytes);
 
   const RewritePlan& plan_;
+  std::map<std::string, std::string> metadata_;  // of each file
   const CheckpointProgress& progress_;
   std::int64_t total_bytes_;
   CheckpointReport report_;

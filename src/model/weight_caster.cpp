@@ -38,8 +38,8 @@ void place(const Tile& tile, std::span<const float> of_tile, WeightScales& scale
   const TensorView target = scales.of(tile);
   auto* first = static_cast<float*>(const_cast<void*>(target.data));
   const std::int64_t lines = target.shape[0];
-  const std::int64_t blocks = target.shape.size() > 1 ? target.shape[1] : 1;
-  const std::int64_t stride = target.shape.size() > 1 ? target.strides[0] : 1;
+  const std::int64_t blocks = target.rank > 1 ? target.shape[1] : 1;
+  const std::int64_t stride = target.rank > 1 ? target.strides[0] : 1;
   for (std::int64_t line = 0; line < lines; ++line) {
     std::copy_n(of_tile.begin() + line * blocks, blocks, first + line * stride);
   }

@@ -15,9 +15,9 @@ bool recognizes(const nlohmann::json&) { return false; }  // it has no config.js
 
 std::optional<nlohmann::json> config_of(const Description&) { return std::nullopt; }
 
-std::map<std::string, std::string> metadata_of(const Description& file) {
+std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
   nlohmann::json layers = nlohmann::json::object();
-  for (const Description::Weight& weight : file.weights) {
+  for (const Description::Weight& weight : checkpoint.weights) {
     nlohmann::json layer = {{"format", "float8_e4m3fn"}};
     if (weight.full_precision) layer["full_precision_matrix_mult"] = true;
     layers[module_of(weight.name)] = layer;

@@ -28,7 +28,7 @@ std::string spelled(std::string_view pattern, std::string_view name);
 /// The inverse, of a pattern with `*`; nothing where the tensor is not named so.
 std::optional<std::string> weight_spelled(std::string_view pattern, std::string_view tensor);
 
-/// What is to be said of a checkpoint in FP8, or of one file of it.
+/// What is to be said of a checkpoint in FP8.
 struct Description {
   struct Weight {
     std::string name;
@@ -67,8 +67,8 @@ struct Family {
   std::optional<nlohmann::json> (*config)(const Description& checkpoint);
   /// Further files beside the weights.
   std::vector<SideFile> (*side_files)(const Description& checkpoint);
-  /// What the header of a file says under `__metadata__`, beside what it said before.
-  std::map<std::string, std::string> (*metadata)(const Description& file);
+  /// What the header of each file says under `__metadata__`, beside what it said before.
+  std::map<std::string, std::string> (*metadata)(const Description& checkpoint);
 
   const Spelling& spelling() const { return spellings.front(); }
   bool has(Granularity granularity) const;
@@ -91,7 +91,7 @@ const Family& family_of(CheckpointFamily id);
 
 /// What most families have of the last three.
 std::vector<SideFile> no_side_files(const Description& checkpoint);
-std::map<std::string, std::string> no_metadata(const Description& file);
+std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 /// scale_shape() of the public API, with [] for a tensor's.
 std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
                                             std::int64_t cols);

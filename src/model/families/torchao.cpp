@@ -63,13 +63,13 @@ std::vector<std::int64_t> block_of(const Description::Weight& weight) {
 }
 
 /// Every entry is text, and what it says JSON.
-std::map<std::string, std::string> metadata_of(const Description& file) {
+std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
   std::map<std::string, std::string> entries;
-  std::vector<std::string> names = file.others;
-  for (const std::string& name : file.others) {
+  std::vector<std::string> names = checkpoint.others;
+  for (const std::string& name : checkpoint.others) {
     entries[name] = nlohmann::json{{"_type", "Tensor"}}.dump();
   }
-  for (const Description::Weight& weight : file.weights) {
+  for (const Description::Weight& weight : checkpoint.weights) {
     nlohmann::json tensor =
         value("Float8Tensor", {{"act_quant_kwargs", nullptr},
                                {"block_size", block_of(weight)},
