@@ -46,11 +46,11 @@ fs::path weights_in(std::string_view operation, const fs::path& folder) {
 }  // namespace
 
 InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored)) return InputKind::kFolder;
   const std::string name = path.filename();
   if (name.ends_with(kIndexEnding)) return InputKind::kIndex;
   if (name.ends_with(kFileEnding)) return InputKind::kFile;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return InputKind::kFolder;
   core::fail_argument(operation, argument,
                       "a *.safetensors or *.safetensors.index.json path, or a folder with one",
                       core::format("'{}'", path.string()));

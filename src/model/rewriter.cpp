@@ -70,7 +70,8 @@ std::vector<std::string> Rewriter::write(const std::vector<const Step*>& steps,
 }
 
 CheckpointReport Rewriter::finish() {
-  advance(total_bytes_ - report_.input_bytes);  // of what is left out
+  const std::int64_t left_out = total_bytes_ - report_.input_bytes;
+  if (left_out > 0) advance(left_out);
   report_.dropped = plan_.dropped;
   log_names("weights hold NaN or infinity", report_.not_finite);
   log_names("weights were cast anew, as no scales of the family say the same", report_.requantized);

@@ -3,13 +3,15 @@
 import argparse
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import octofold
 
-from . import bench, cache, demo, info, quantize
+from . import bench, cache, convert, demo, info, inspect_checkpoint, quantize
 from .report import ToolError
 
 DESCRIPTION = """\
@@ -19,7 +21,9 @@ measure matrix products, convert checkpoints, compile kernels in advance.
   octofold demo                                  FP8 in every linear layer of a real model
   octofold info                                  what works here, and why not more
   octofold bench gemm --suite square             FP8 beside FP32, checked and timed
-  octofold quantize model.safetensors out.safetensors
+  octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
+  octofold convert FP8_DIR OUT_DIR --to deepseek-v3
+  octofold inspect MODEL_DIR
   octofold cache warm --suite llama-70b --arch sm_90a
 """
 
@@ -49,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (info, demo, bench, quantize, cache):
+    for command in (info, demo, bench, quantize, convert, inspect_checkpoint, cache):
         command.add_parser(commands)
     return parser
 
@@ -66,8 +70,26 @@ def print_log(level: str, message: str) -> None:
     print(f"octofold: {level}: {message}", file=sys.stderr)
 
 
+def interrupt_when_terminated() -> list[int]:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does, which undoes what was begun, unless somebody
+    handles or ignores them (nohup). Returns the list of those that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
+    return came
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit code: 0, 2 for an error, 130 for an interrupt."""
+    """Run the command. Returns the exit code: 0, 2 for an error, 128 and the number of the signal
+    that ended it."""
+    came = interrupt_when_terminated()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows ? and goes on
@@ -83,8 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"octofold: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("octofold: interrupted", file=sys.stderr)
-        return 130
+        number = came[0] if came else signal.SIGINT
+        what = f"ended by {signal.Signals(number).name}" if came else "interrupted"
+        print(f"octofold: {what}", file=sys.stderr)
+        return 128 + number
     return 0
 
 

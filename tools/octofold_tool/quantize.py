@@ -1,24 +1,27 @@
 """octofold quantize: a safetensors checkpoint with FP8 weights."""
 
 import argparse
-from pathlib import Path
 
 import octofold
 
+from .checkpoint_options import FAMILIES, add_granularity, add_paths, show
 from .report import progress
 
 HELP = "rewrite a safetensors checkpoint with FP8 linear weights"
 
-DESCRIPTION = """\
-Rewrite a safetensors checkpoint with its linear weights in DeepSeek-V3's FP8 layout: each 2-D
-floating-point `*.weight` becomes F8_E4M3 with an F32 `*.weight_scale_inv` (one multiplier per
-128×128 block). Everything else is copied. Files larger than memory are fine. The output appears
-whole or not at all.
+DESCRIPTION = f"""\
+Rewrite a safetensors checkpoint with its linear weights in FP8: each 2-D floating-point `*.weight`
+becomes F8_E4M3 with F32 scales beside it, named as the family has them (deepseek-v3: one multiplier
+per 128×128 block in `*.weight_scale_inv`). Everything else is copied. Of a folder config.json, the
+tokenizer and the rest come along, so that a server can be pointed at OUT. Checkpoints larger than
+memory are fine. The output appears whole or not at all.
 
+  octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
   octofold quantize model.safetensors model-fp8.safetensors
   octofold quantize in/model.safetensors.index.json out/model.safetensors.index.json
-  octofold quantize model.safetensors out.safetensors --skip 'classifier.*'
-"""
+  octofold quantize MODEL_DIR OUT_DIR --skip '*.classifier.*'
+
+{FAMILIES}"""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,12 +32,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         late_epilog=default_skips,
     )
+    add_paths(parser)
     parser.add_argument(
-        "input", metavar="IN", type=Path, help="a .safetensors file or a *.safetensors.index.json"
+        "--family", default="deepseek-v3", help="whose layout to write (default: %(default)s)"
     )
-    parser.add_argument(
-        "output", metavar="OUT", type=Path, help="a path of the same kind that does not exist yet"
-    )
+    add_granularity(parser, "the first that the family has")
     parser.add_argument(
         "--skip",
         metavar="PATTERN",
@@ -75,10 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
             profile=arguments.profile,
             power_of_two=arguments.power_of_two,
             progress=advance,
+            family=arguments.family,
+            granularity=arguments.granularity,
         )
-    before, after = report.input_bytes / 1e6, report.output_bytes / 1e6
-    share = f" ({after / before:.0%} of it)" if before else ""
-    print(f"{len(report.quantized)} weights to FP8, {len(report.copied)} tensors copied")
-    print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
-    for path in report.files:
-        print(f"  {path}")
+    show(report)

@@ -48,14 +48,12 @@ TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
       float_tensor("layers.0.weight_matrix", {16, 8}, 8),
       {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
       {"double.weight", SafetensorsDType::kF64, {1, 2}, std::string(16, 'd')},
-      {"done.weight", SafetensorsDType::kF8E4M3, {2, 2}, "abcd"},
-      {"done.weight_scale_inv", SafetensorsDType::kF32, {1, 1}, "1234"},
       {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
   std::vector<NamedTensor> all = weights;
   all.insert(all.end(), others.begin(), others.end());
   write_checkpoint(folder / "in.safetensors", all, {{"format", "pt"}});
 
-  const QuantizeCheckpointReport report =
+  const CheckpointReport report =
       quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
 
   const auto output = read_checkpoint(folder / "out.safetensors");
@@ -122,11 +120,12 @@ TEST(QuantizeCheckpoint, SkipPatternsAreGlobs) {
 TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
   const TestFolder folder;
   const auto becomes_fp8 = [&](const std::string& name) {
-    write_checkpoint(folder / "in.safetensors", {float_tensor(name, {2, 2}, 1)});
+    write_checkpoint(folder / "in.safetensors",
+                     {float_tensor(name, {2, 2}, 1), float_tensor("another.weight", {2, 2}, 2)});
     const auto report = quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
     std::filesystem::remove(folder / "in.safetensors");
     std::filesystem::remove(folder / "out.safetensors");
-    return !report.quantized.empty();
+    return report.quantized.size() == 2;
   };
   for (const char* name :
        {"model.embed_tokens.weight", "model.layers.3.mlp.gate.weight", "lm_head.weight",
@@ -145,7 +144,8 @@ TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
 
 TEST(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
   const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
+  write_checkpoint(folder / "in.safetensors",
+                   {float_tensor("a.weight", {2, 2}, 1), float_tensor("b.weight", {2, 2}, 2)});
   std::string log;
   set_log_handler([&](LogLevel, std::string_view message) { log += message; });
   quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
@@ -164,6 +164,43 @@ TEST(QuantizeCheckpoint, ScalesThatExistAlreadyAreAnError) {
   EXPECT_EQ(folder.names(), Names{"in.safetensors"});
 }
 
+TEST(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
+  const TestFolder folder;
+  const auto expect = [&](const NamedTensor& tensor, const QuantizeCheckpointOptions& options,
+                          const std::vector<std::string>& parts) {
+    write_checkpoint(folder / "in.safetensors", {tensor});
+    expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors", options);
+    });
+    EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+    std::filesystem::remove(folder / "in.safetensors");
+  };
+  expect(float_tensor("a.bias", {4}, 1), {}, {"'input'", "*.weight", "none among 1 tensors"});
+  expect(float_tensor("a.weight", {4, 4}, 1), {.skip = {"*"}}, {"'input'", "no pattern skips"});
+  expect({"a.weight", SafetensorsDType::kF8E4M3, {2, 2}, "abcd"}, {},
+         {"'input'", "not quantized", "comfyui", "1 weights in FP8"});
+}
+
+TEST(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
+  const TestFolder folder;
+  NamedTensor bad = float_tensor("bad.weight", {130, 140}, 1);
+  bad.bytes.replace(4 * 1000, 4, std::string("\0\0\xc0\x7f", 4));
+  NamedTensor zero = float_tensor("zero.weight", {130, 140}, 1);
+  std::fill(zero.bytes.begin(), zero.bytes.end(), '\0');
+  write_checkpoint(folder / "in.safetensors", {bad, zero, float_tensor("fine.weight", {9, 9}, 2)});
+  std::string log;
+  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  const auto named = [&](CastProfile profile, const char* output) {
+    return quantize_checkpoint(folder / "in.safetensors", folder / output, {.profile = profile})
+        .not_finite;
+  };
+  EXPECT_EQ(named(CastProfile::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
+  test::expect_contains(log, "1 weights hold NaN or infinity: 'bad.weight'");
+  // 0 / 0: the rule of DeepSeek's own casts.
+  EXPECT_EQ(named(CastProfile::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
+  set_log_handler({});
+}
+
 TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   const TestFolder folder;
   write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
@@ -177,6 +214,7 @@ TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   };
   constexpr auto kInvalid = ErrorCode::kInvalidArgument;
   expect("in.bin", "out.safetensors", kInvalid, {"'input'", ".safetensors", "in.bin"});
+  expect(".", "out.safetensors", kInvalid, {"'output'", "a folder, as the input is"});
   expect("in.safetensors", "out.bin", kInvalid, {"'output'", ".safetensors", "out.bin"});
   expect("in.safetensors", "out.safetensors.index.json", kInvalid, {"'output'", "as the input"});
   expect("in.safetensors.index.json", "out.safetensors", kInvalid, {"'output'", "as the input"});

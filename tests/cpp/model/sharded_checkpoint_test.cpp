@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
+#include "octofold/checkpoint.h"
+
 #include "checkpoints.h"
 
 namespace octofold::model {
@@ -36,7 +38,7 @@ class ShardedCheckpoint : public testing::Test {
   void write_index(const json& index) { test::write_file(in() / kIndex, index.dump()); }
   void write_map(const json& map) { write_index({{"weight_map", map}}); }
 
-  QuantizeCheckpointReport convert(const QuantizeCheckpointOptions& options = {}) {
+  CheckpointReport convert(const QuantizeCheckpointOptions& options = {}) {
     return quantize_checkpoint(in() / kIndex, out() / kIndex, options);
   }
 
@@ -91,6 +93,7 @@ TEST_F(ShardedCheckpoint, IsRewrittenShardByShard) {
                   {"quantization_config",
                    {{"activation_scheme", "dynamic"},
                     {"fmt", "e4m3"},
+                    {"modules_to_not_convert", {"lm_head"}},
                     {"quant_method", "fp8"},
                     {"weight_block_size", {128, 128}}}}}));
   EXPECT_EQ(report.files, (std::vector<fs::path>{out() / "a.safetensors", out() / "b.safetensors",
@@ -210,7 +213,9 @@ TEST_F(ShardedCheckpoint, ScalesInAnotherShardAreAnError) {
 
 TEST_F(ShardedCheckpoint, ConfigMustBeOfAModelThatIsNotQuantized) {
   test::write_file(in() / "config.json", R"({"quantization_config":{"quant_method":"gptq"}})");
-  expect_failure(ErrorCode::kInvalidArgument, {"'input'", "config.json", "quantization_config"});
+  expect_failure(ErrorCode::kUnsupported, {in().string(), "quant_method", "gptq"});
+  test::write_file(in() / "config.json", R"({"quantization_config":{"quant_method":"fp8"}})");
+  expect_bad({in().string(), "finegrained-fp8", "without FP8 tensors"});
   test::write_file(in() / "config.json", "{\"a\":}");
   expect_bad({"config.json", "not valid JSON at byte 6"});
 }

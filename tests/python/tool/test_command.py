@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["info"], ["driver", "NVRTC", "--json"]),
         (["bench", "gemm"], ["--suite", "deepseek-v3", "llama-70b", "square", "--shape"]),
         (["quantize"], ["weight_scale_inv", "--skip", "*embed*", "lm_head", ".index.json"]),
+        (["quantize"], ["--family", "modelopt", "--granularity", "MODEL_DIR"]),
+        (["convert"], ["--to", "compressed-tensors", "named"]),
+        (["inspect"], ["--tensors", "--json"]),
     ],
 )
 def test_help_says_what_for(
@@ -80,6 +84,9 @@ def test_help_says_what_for(
         (["quantize", "in.safetensors"], "required: OUT"),
         (["quantize", "/no/such.safetensors", "out.safetensors"], "/no/such.safetensors"),
         (["quantize", "model.bin", "out.safetensors"], "model.bin"),
+        (["quantize", "a.safetensors", "b.safetensors", "--family", "mine"], "got 'mine'"),
+        (["convert", "a.safetensors", "b.safetensors"], "required: --to"),
+        (["inspect", "/no/such.safetensors"], "/no/such.safetensors"),
     ],
 )
 def test_errors_are_one_line(
@@ -212,7 +219,8 @@ def test_quantize_writes_what_safetensors_reads(
 def test_quantize_warns_of_a_pattern_that_skips_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    save_file({"a.weight": np.ones((4, 4), np.float32)}, tmp_path / "in.safetensors")
+    tensors = {"a.weight": np.ones((4, 4), np.float32), "c.bias": np.ones(4, np.float32)}
+    save_file(tensors, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
     code, _, err = run(capsys, "quantize", *paths, "--skip", "b.*")
     assert code == 0
@@ -224,3 +232,72 @@ def test_quantize_no_default_skips(capsys: pytest.CaptureFixture[str], tmp_path:
     target = tmp_path / "out.safetensors"
     run(capsys, "quantize", str(tmp_path / "in.safetensors"), str(target), "--no-default-skips")
     assert "embed.weight_scale_inv" in dict(deserialize(target.read_bytes()))
+
+
+def test_inspect_and_convert(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weight = rng.standard_normal((200, 300)).astype(np.float32)
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in ("in", "fp8", "rows", "back")}
+    save_file({"a.weight": weight, "a.bias": np.ones(200, np.float32)}, paths["in"])
+    assert "not quantized to FP8" in run(capsys, "inspect", paths["in"])[1]
+
+    run(capsys, "quantize", paths["in"], paths["fp8"])
+    _, out, _ = run(capsys, "inspect", paths["fp8"], "--tensors")
+    for words in (
+        "deepseek-v3, 0.1 MB in one file",
+        "1 weights in FP8, F8_E4M3, scales 128x128",
+        "1 other tensors, F32",
+        "a.weight",
+        "200×300",
+    ):
+        assert words in out
+    document = json.loads(run(capsys, "inspect", paths["fp8"], "--json")[1])
+    assert document["weights"][0]["scale"]["shape"] == [2, 3]
+
+    code, out, err = run(
+        capsys, "convert", paths["fp8"], paths["rows"],
+        "--to", "compressed-tensors", "--granularity", "channel",
+    )  # fmt: skip
+    assert code == 0
+    assert "1 weights to FP8, 1 of them anew" in out
+    assert "cast anew" in err
+    code, out, err = run(capsys, "convert", paths["fp8"], paths["back"], "--to", "torchao")
+    assert (code, err) == (0, "")
+    assert run(capsys, "convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.Signals) -> None:
+    """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
+    source = tmp_path / "in"
+    source.mkdir()
+    tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(8)}
+    save_file(tensors, source / "model.safetensors")
+    command = [*PROGRAM, "quantize", str(source), str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not list(tmp_path.glob(".octofold-*")) and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(number)
+        _, err = process.communicate()
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    if number != signal.SIGKILL:
+        assert err.startswith("octofold: ")
+        assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    again = program("quantize", str(source), str(tmp_path / "out"))
+    assert again.returncode == 0
+    assert ("a run that was killed had left" in again.stderr) == (number == signal.SIGKILL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_single_file_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+    tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}
+    save_file(tensors, tmp_path / "in.safetensors")
+    paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
+    seen: set[str] = set()
+    with subprocess.Popen([*PROGRAM, "quantize", *paths]) as process:
+        while process.poll() is None:
+            seen.update(path.name for path in tmp_path.iterdir())
+            time.sleep(0.005)
+    assert process.returncode == 0
+    assert seen <= {"in.safetensors", "out.safetensors"}

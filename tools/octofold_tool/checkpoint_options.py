@@ -1,0 +1,43 @@
+"""What the commands on checkpoints share: options, and what they say of a run."""
+
+import argparse
+from pathlib import Path
+
+import octofold
+
+FAMILIES = """\
+Families: deepseek-v3 (128x128), finegrained-fp8 (transformers'; 128x128, tensor),
+compressed-tensors (vLLM, llm-compressor; channel, tensor, 128x128, 1x128), modelopt (NVIDIA's;
+channel, tensor, 128x128), torchao (channel, tensor, 128x128), comfyui (single files of diffusion
+models; tensor).
+"""
+
+
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "input",
+        metavar="IN",
+        type=Path,
+        help="a folder, a .safetensors file or a *.safetensors.index.json",
+    )
+    parser.add_argument(
+        "output", metavar="OUT", type=Path, help="a path of the same kind that does not exist yet"
+    )
+
+
+def add_granularity(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--granularity",
+        metavar="NAME",
+        help=f"of the scales: tensor, channel, 1x128 or 128x128 (default: {default})",
+    )
+
+
+def show(report: octofold.CheckpointReport) -> None:
+    before, after = report.input_bytes / 1e6, report.output_bytes / 1e6
+    share = f" ({after / before:.0%} of it)" if before else ""
+    anew = f", {len(report.requantized)} of them anew" if report.requantized else ""
+    print(f"{len(report.quantized)} weights to FP8{anew}, {len(report.copied)} tensors copied")
+    print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
+    for path in report.files:
+        print(f"  {path}")

@@ -1,0 +1,45 @@
+"""octofold convert: an FP8 checkpoint from one family to another."""
+
+import argparse
+
+import octofold
+
+from .checkpoint_options import FAMILIES, add_granularity, add_paths, show
+from .report import progress
+
+HELP = "rewrite an FP8 checkpoint as another family has it"
+
+DESCRIPTION = f"""\
+Rewrite an FP8 checkpoint with the names, shapes and config of another family. Codes stay what they
+are wherever the family's scales can say the same; other weights are cast anew, and named. What the
+family has no place for is left out, and named.
+
+  octofold convert DEEPSEEK_DIR OUT_DIR --to compressed-tensors
+  octofold convert flux-fp8.safetensors out.safetensors --to deepseek-v3
+
+{FAMILIES}"""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "convert",
+        help=HELP,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_paths(parser)
+    parser.add_argument("--to", metavar="FAMILY", required=True, help="whose layout to write")
+    add_granularity(parser, "the weights' own, where the family has it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    with progress(f"converting {arguments.input.name}", bytes_=True) as advance:
+        report = octofold.convert_checkpoint(
+            arguments.input,
+            arguments.output,
+            arguments.to,
+            granularity=arguments.granularity,
+            progress=advance,
+        )
+    show(report)
