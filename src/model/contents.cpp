@@ -34,7 +34,11 @@ const Family* family_by_names(const ByName& tensors) {
   };
   if (named("_qdata")) return &kTorchao;
   if (!any(tensors, is_fp8)) return nullptr;
-  if (named("_scale_inv")) return &kDeepSeekV3;
+  if (named("_scale_inv")) {
+    const bool stacks =
+        any(tensors, [](const auto& tensor) { return is_fp8(tensor) && tensor.shape.size() == 3; });
+    return stacks ? &kFineGrainedFp8 : &kDeepSeekV3;
+  }
   const bool fine = any(tensors, [](const auto& tensor) {
     return tensor.name.ends_with("weight_scale") && tensor.shape.size() > 1;
   });
