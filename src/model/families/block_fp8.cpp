@@ -14,7 +14,7 @@ constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
 constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
 
 /// Both have it; DeepSeek's own says the format too.
-bool is_fp8(const nlohmann::json& config) { return config.value("quant_method", "") == "fp8"; }
+bool is_fp8(const nlohmann::json& config) { return text_at(config, "quant_method") == "fp8"; }
 
 bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
 

@@ -96,6 +96,9 @@ std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
                                             std::int64_t cols);
 
+/// What an object says under a name, if that is text; else "".
+std::string text_at(const nlohmann::json& object, const char* key);
+
 /// Whether every weight has a static scale of its input.
 bool all_static(const Description& checkpoint);
 /// The name of a weight's module, or of the parameter itself where that is not called "weight".

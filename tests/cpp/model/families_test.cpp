@@ -280,6 +280,42 @@ TEST(Families, CheckpointsThatLieAreRefused) {
          {"quant_algo", "NVFP4"});
 }
 
+TEST(Families, ConfigsOfWrongTypesAreNoCrash) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {codes("a.weight", {8, 8})});
+  const auto inspect = [&](const json& config) {
+    test::write_file(folder / "config.json", config.dump());
+    try {
+      inspect_checkpoint(folder / "in.safetensors");
+    } catch (const Error& error) {
+      EXPECT_NE(error.code(), ErrorCode::kInternal);
+    }
+  };
+  const json odd[] = {nullptr,        1,
+                      -1.5,           "",
+                      "fp8",          true,
+                      json::array(),  json::array({1, "x"}),
+                      json::object(), {{"quant_method", 3}}};
+  for (const json& value : odd) {
+    inspect(value.is_object() ? value : json{{"x", value}});
+    inspect({{"quantization_config", value}});
+    for (const char* method : {"fp8", "compressed-tensors", "modelopt", "torchao"}) {
+      for (const char* key : {"quant_method", "fmt", "weight_block_size", "config_groups",
+                              "quant_algo", "quant_type"}) {
+        json config = {{"quant_method", method}};
+        config[key] = value;
+        inspect({{"quantization_config", config}});
+      }
+      for (const char* key : {"num_bits", "type", "strategy", "block_structure", "group_size"}) {
+        json weights = {{"num_bits", 8}, {"type", "float"}};
+        weights[key] = value;
+        inspect({{"quantization_config",
+                  {{"quant_method", method}, {"config_groups", {{"g", {{"weights", weights}}}}}}}});
+      }
+    }
+  }
+}
+
 TEST(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
   const TestFolder folder;
   const auto contents = [&](const std::vector<NamedTensor>& tensors,
