@@ -108,6 +108,7 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .granularities = kGranularities,
                                              .stacks = false,
                                              .unscaled = false,
+                                             .mixes = true,
                                              .tensor_needs_input = false,
                                              .scale_shape = shape_of,
                                              .recognizes = recognizes,

@@ -55,6 +55,7 @@ struct Family {
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
   bool stacks;                                 ///< has weights [experts, N, K]
   bool unscaled;                               ///< reads codes without scales as values
+  bool mixes;                                  ///< can say of each weight which granularity it has
   /// Static scales of inputs are what scales of tensors go with: without them it writes others.
   bool tensor_needs_input;
   /// Shape of the scales of one matrix.
