@@ -44,7 +44,7 @@ def enable_layerwise_casting(
         patches, and the projections at both ends. With either, models' own wishes count too
         (`_skip_layerwise_casting_patterns`, `_keep_in_fp32_modules`). None: nothing is skipped.
     skip_modules_classes: modules of these classes are left alone, with all in them.
-    non_blocking: of the copies to the CPU and back that keep_originals takes.
+    non_blocking: of the copies from the CPU by which originals come back.
     native: "auto": a linear layer is computed as is quickest for its tokens on its GPU: FP8 times
         FP8 where there are FP8 units, weight-only kernels for few tokens and on older GPUs, else
         with a copy of its weight in compute_dtype, which is forgotten at once. True: FP8 times FP8
@@ -78,17 +78,18 @@ def enable_layerwise_casting(
     try:
         for layer in selection.layers.values():
             dtype = compute_dtype or _compute_dtype(layer)
-            _store(layer, stored_as, dtype, native, keep_originals, non_blocking)
+            storage = _storage(layer, native, keep_originals, non_blocking)
+            _store(layer, stored_as, dtype, storage)
             done.append(layer)
     except BaseException:  # no memory, no kernel, Ctrl-C
         for layer in done:
-            _restore(layer, non_blocking)  # type: ignore[arg-type]
+            _restore(layer)  # type: ignore[arg-type]
         raise
     return module
 
 
 @torch.no_grad()
-def disable_layerwise_casting(module: Module, non_blocking: bool = False) -> Module:
+def disable_layerwise_casting(module: Module) -> Module:
     """Undo enable_layerwise_casting(), in place: layers have their classes, and weights of the
     dtype that they had, where they are now.
 
@@ -97,7 +98,6 @@ def disable_layerwise_casting(module: Module, non_blocking: bool = False) -> Mod
     loses nothing more; the log says so.
 
     module: a model or a part of it.
-    non_blocking: of copies from the CPU.
 
     Returns the module.
     Raises InvalidArgumentError if casting is not enabled for anything in it, or weights are on
@@ -115,7 +115,7 @@ def disable_layerwise_casting(module: Module, non_blocking: bool = False) -> Mod
             raise invalid_argument(_UNDO, "module", "weights in memory", f"{name!r} on meta")
     rounded = sum(layer.storage.original is None for layer in layers.values())
     for layer in layers.values():
-        _restore(layer, non_blocking)
+        _restore(layer)
     if rounded:
         note(
             f"layerwise casting: disabled; the weights of {rounded} layers are what FP8 has kept "
@@ -124,21 +124,15 @@ def disable_layerwise_casting(module: Module, non_blocking: bool = False) -> Mod
     return module
 
 
-def _store(
-    layer: Module,
-    stored_as: str,
-    compute_dtype: torch.dtype,
-    native: bool | str,
-    keep_original: bool,
-    non_blocking: bool,
-) -> None:
+def _storage(layer: Module, native: bool | str, keep_original: bool, non_blocking: bool) -> Storage:
     weight = _weight(layer)
     granularity = "128x128" if isinstance(layer, torch.nn.Linear) else "channel"
-    codes, scale = cast_to_storage(weight, stored_as, granularity)
-    original = None
-    if keep_original:
-        original = weight.detach().to("cpu", non_blocking=non_blocking, copy=True)
-    storage = Storage(granularity, native, weight.dtype, weight.requires_grad, original)
+    original = weight.detach().to("cpu", copy=True) if keep_original else None
+    return Storage(granularity, native, weight.dtype, weight.requires_grad, original, non_blocking)
+
+
+def _store(layer: Module, stored_as: str, compute_dtype: torch.dtype, storage: Storage) -> None:
+    codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
     layer._parameters["weight"] = StoredWeight(codes)
     layer.register_buffer(storage.scale_name, scale)
     layer.compute_dtype = compute_dtype  # type: ignore[assignment]
@@ -146,14 +140,14 @@ def _store(
     change_class(layer, stored_class(type(layer)))
 
 
-def _restore(layer: StoredLayer, non_blocking: bool) -> None:
+def _restore(layer: StoredLayer) -> None:
     storage = layer.storage
     weight = storage.original
     if weight is None:
         weight = layer.wide_weight(storage.dtype)
     else:
         device = layer.weight_scale_values.device  # also where accelerate has offloaded the codes
-        weight = weight.to(device, storage.dtype, non_blocking=non_blocking)
+        weight = weight.to(device, storage.dtype, non_blocking=storage.non_blocking)
     layer._parameters["weight"] = Parameter(weight, storage.requires_grad)
     del layer._buffers[storage.scale_name]
     del layer.storage, layer.compute_dtype

@@ -42,6 +42,10 @@ class StoredLayer(Module):
     weight: Tensor
     bias: Tensor | None
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        """A plain layer: peft makes adapters of convolutions by type(layer)(...)."""
+        return cls.plain_class(*arguments, **options)
+
     @property
     def weight_scale_values(self) -> Tensor:
         """float32 multipliers of the codes."""
@@ -229,5 +233,5 @@ def change_class(layer: Module, to: type[Module]) -> None:
 
 def _blank(plain_class: type[Module]) -> Module:
     """For copies and files, which fill it."""
-    layer_class = stored_class(plain_class)
-    return layer_class.__new__(layer_class)
+    layer: Module = object.__new__(stored_class(plain_class))
+    return layer

@@ -24,6 +24,8 @@ class Storage:
     """Whether the weight did."""
     original: Tensor | None = None
     """The weight as it was, on the CPU, if it is kept."""
+    non_blocking: bool = False
+    """Of its copy back."""
 
     @property
     def scale_name(self) -> str:

@@ -124,7 +124,7 @@ def test_originals_come_back_exactly(case):
     assert "original" not in "".join(layer.state_dict())
     other = copy.deepcopy(layer)
     for one in (layer, other):
-        after = models.disable_layerwise_casting(one, non_blocking=True).state_dict()
+        after = models.disable_layerwise_casting(one).state_dict()
         assert all(torch.equal(after[key], value) for key, value in before.items())
         assert one.weight.requires_grad
 
@@ -409,6 +409,14 @@ def test_tied_weights_are_left_alone(log):
     assert model["head"].weight is model["embedding"].weight
     assert any("head is left alone: its weight is tied to that of embedding" in one for one in log)
     assert any("linear is left alone: its weight is tied to that of normal" in one for one in log)
+
+
+def test_its_class_makes_plain_layers():
+    """As peft makes adapters of convolutions."""
+    layer = models.enable_layerwise_casting(torch.nn.Conv2d(3, 4, 1))
+    other = type(layer)(4, 5, 3, bias=False)
+    assert type(other) is torch.nn.Conv2d
+    assert other.weight.shape == (5, 4, 3, 3)
 
 
 def test_a_part_can_be_undone():
