@@ -62,4 +62,9 @@ def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies it in tensor cores."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type != "cuda" or _has_bfloat16(device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_bfloat16(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= (8, 0)
