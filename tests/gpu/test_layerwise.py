@@ -52,7 +52,7 @@ def test_linear(dtype, native, storage_dtype, tokens):
     exact = x.cpu().double().requires_grad_()
     expected = plain(exact)
     expected.backward(dy.cpu().double())
-    way = linear_way(x.shape, IN, native, x.device, dtype)
+    way = linear_way(x.shape, OUT, native, x.device, dtype)
     assert relative_error(y.cpu(), expected) < (0.04 if way == NATIVE else 4e-3)
     assert relative_error(leaf.grad.cpu(), exact.grad) < 4e-3
     assert relative_error(layer.bias.grad.cpu(), plain.bias.grad) < 4e-3
@@ -80,11 +80,12 @@ def test_native_has_the_bits_of_inference_linear(tokens):
 def test_what_is_chosen_where_there_are_fp8_units():
     dtype, device = HALF[-1], torch.empty(0, device=DEVICE).device  # with its number
 
-    def ways(native, tokens, in_features=IN, dtype=dtype):
-        return [linear_way((n, in_features), in_features, native, device, dtype) for n in tokens]
+    def ways(native, tokens, features=(IN, OUT), dtype=dtype):
+        return [linear_way((n, features[0]), features[1], native, device, dtype) for n in tokens]
 
-    assert ways("auto", (1, 16, 17, 4096)) == [WEIGHT_ONLY, WEIGHT_ONLY, NATIVE, NATIVE]
-    assert ways("auto", (1, 17, 200), 100) == [WEIGHT_ONLY, WEIGHT_ONLY, CAST]
+    assert ways("auto", (1, 16, 17, 4096), (IN, 1024)) == [WEIGHT_ONLY, WEIGHT_ONLY, NATIVE, NATIVE]
+    assert ways("auto", (100, 1024, 4096)) == [NATIVE, NATIVE, CAST]
+    assert ways("auto", (1, 17, 200), (100, 1024)) == [WEIGHT_ONLY, WEIGHT_ONLY, CAST]
     assert ways(False, (16, 128, 129)) == [WEIGHT_ONLY, WEIGHT_ONLY, CAST]
     assert ways(True, (1, 4096)) == [NATIVE, NATIVE]
     assert ways("auto", (1, 17), dtype=torch.float32) == [NATIVE, NATIVE]

@@ -115,8 +115,8 @@ class StoredLinear(StoredLayer):
         if not is_fp8(self.weight):  # another weight was put there
             return torch.nn.functional.linear(input, self.weight, self.bias)
         storage, dtype = self.storage, self.product_dtype(input)
-        in_features = self.weight.shape[1]
-        way = linear_way(input.shape, in_features, storage.native, input.device, dtype)
+        out_features = self.weight.shape[0]
+        way = linear_way(input.shape, out_features, storage.native, input.device, dtype)
         if way not in (NATIVE, WEIGHT_ONLY):
             return self.with_copy(torch.nn.functional.linear, input)
         weight = ScaledTensor(self.weight.detach(), self.weight_scale_values, storage.granularity)

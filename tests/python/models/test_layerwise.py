@@ -11,7 +11,7 @@ from layer_support import random, relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models, nn  # noqa: E402
-from octofold.models import layerwise_layers  # noqa: E402
+from octofold.models import layerwise_choice, layerwise_layers  # noqa: E402
 from octofold.models.stored_weight import StoredWeight  # noqa: E402
 
 functional = torch.nn.functional
@@ -339,6 +339,44 @@ def test_gradients_of_every_way(way, storage_dtype, monkeypatch):
             assert relative_error(layer.bias.grad, dy.double().reshape(-1, 128).sum(0)) < 4e-3
     x = random(3, 256).requires_grad_()
     assert layer(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kernels", "native", "expected"),
+    [
+        # With 1, 16, 17, 128, 129 and 8192 tokens.
+        ({"products", "products with FP8 weights"}, "auto", "wwnnnn"),
+        ({"products", "products with FP8 weights"}, False, "wwwwcc"),
+        ({"products", "products with FP8 weights"}, True, "nnnnnn"),
+        ({"products with FP8 weights"}, "auto", "wwwwcc"),
+        ({"products"}, "auto", "nnnnnn"),
+        (set(), "auto", "cccccc"),
+    ],
+)
+def test_ways_by_gpu_and_tokens(kernels, native, expected, monkeypatch):
+    kernels = {*kernels, "casts"}
+    monkeypatch.setattr(
+        layerwise_choice, "has_kernels", lambda operation, device: operation in kernels
+    )
+    capability = (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu, dtype = torch.device("cuda:0"), torch.bfloat16
+
+    def ways(features=(1024, 1024), dtype=dtype, device=gpu):
+        return "".join(
+            layerwise_choice.linear_way((n, features[0]), features[1], native, device, dtype)[0]
+            for n in (1, 16, 17, 128, 129, 8192)
+        )
+
+    assert ways() == expected
+    if native == "auto":
+        assert ways(device=torch.device("cpu")) == "cccccc"
+        assert "w" not in ways(dtype=torch.float32)
+        without = "wwwwcc" if "products with FP8 weights" in kernels else "cccccc"
+        assert ways((1000, 1024)) == without  # rows that TMA does not load
+        assert ways((1024, 320)) == expected[:-1] + "c"  # a copy of the weight is little
+        capability = (7, 5)
+        assert "w" not in ways()
 
 
 def test_a_weight_put_in_its_place_is_used():
