@@ -59,7 +59,8 @@ def enable_layerwise_casting(
     Returns the module.
     Raises InvalidArgumentError that names the argument: among others for patterns that are found
     nowhere or leave no layer, weights on `meta`, weights that are not finite, and casting that is
-    enabled already. The module is then as it was.
+    enabled already. The module is then as it was. (What fails midway, as memory runs out, is undone
+    as disable_layerwise_casting() does it.)
     """
     if not isinstance(module, Module):
         got = type(module).__qualname__
@@ -111,7 +112,7 @@ def disable_layerwise_casting(module: Module) -> Module:
         got = f"{type(module).__qualname__} without"
         raise invalid_argument(_UNDO, "module", "a model with layerwise casting", got)
     for name, layer in layers.items():
-        if layer.weight.device.type == "meta" and layer.storage.original is None:
+        if layer.weight.device.type == "meta":  # accelerate's hooks would bring codes again
             raise invalid_argument(_UNDO, "module", "weights in memory", f"{name!r} on meta")
     rounded = sum(layer.storage.original is None for layer in layers.values())
     for layer in layers.values():
@@ -146,7 +147,7 @@ def _restore(layer: StoredLayer) -> None:
     if weight is None:
         weight = layer.wide_weight(storage.dtype)
     else:
-        device = layer.weight_scale_values.device  # also where accelerate has offloaded the codes
+        device = layer.weight.device
         weight = weight.to(device, storage.dtype, non_blocking=storage.non_blocking)
     layer._parameters["weight"] = Parameter(weight, storage.requires_grad)
     del layer._buffers[storage.scale_name]

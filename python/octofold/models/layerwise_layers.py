@@ -43,8 +43,11 @@ class StoredLayer(Module):
     bias: Tensor | None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        """A plain layer: peft makes adapters of convolutions by type(layer)(...)."""
-        return cls.plain_class(*arguments, **options)
+        """A plain layer: peft makes adapters of convolutions by type(layer)(...). Without arguments
+        one that is yet to be filled, as DataParallel and copies ask for it."""
+        if arguments or options:
+            return cls.plain_class(*arguments, **options)
+        return super().__new__(cls)
 
     @property
     def weight_scale_values(self) -> Tensor:
@@ -233,5 +236,6 @@ def change_class(layer: Module, to: type[Module]) -> None:
 
 def _blank(plain_class: type[Module]) -> Module:
     """For copies and files, which fill it."""
-    layer: Module = object.__new__(stored_class(plain_class))
+    layer_class = stored_class(plain_class)
+    layer: Module = layer_class.__new__(layer_class)
     return layer

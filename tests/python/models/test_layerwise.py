@@ -455,6 +455,8 @@ def test_its_class_makes_plain_layers():
     other = type(layer)(4, 5, 3, bias=False)
     assert type(other) is torch.nn.Conv2d
     assert other.weight.shape == (5, 4, 3, 3)
+    replica = layer._replicate_for_data_parallel()
+    assert type(replica) is type(layer)
 
 
 def test_a_part_can_be_undone():
