@@ -75,6 +75,7 @@ def enable_layerwise_casting(
     selection = select(module, Patterns(skip_modules_pattern), _classes(skip_modules_classes))
     _require_layers(module, selection)
     _require_castable(selection, native)
+    before = _megabytes(module)
     done: list[Module] = []
     try:
         for layer in selection.layers.values():
@@ -86,6 +87,10 @@ def enable_layerwise_casting(
         for layer in done:
             _restore(layer)  # type: ignore[arg-type]
         raise
+    note(
+        f"layerwise casting: {len(done)} layers of {type(module).__qualname__} are stored as "
+        f"{stored_as}; its {before:.1f} MB are {_megabytes(module):.1f} now"
+    )
     return module
 
 
@@ -212,6 +217,13 @@ def _require_castable(selection: Selection, native: bool | str) -> None:
         if not next(by_device[_weight(layer).device]):
             expected = "finite weights, as others share scales with them"
             raise invalid_argument(NAME, "module", expected, f"NaN or infinity in {name!r}")
+
+
+def _megabytes(module: Module) -> float:
+    """Of parameters and buffers."""
+    tensors = (*module.parameters(), *module.buffers())
+    known = [tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in known) / 1e6
 
 
 def _weight(layer: Module) -> Tensor:

@@ -459,6 +459,13 @@ def test_its_class_makes_plain_layers():
     assert type(replica) is type(layer)
 
 
+def test_layers_without_a_shape_are_left_alone(log):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LazyLinear(4))
+    models.enable_layerwise_casting(model)
+    assert any("1 is left alone: its weight is UninitializedParameter" in one for one in log)
+    assert model(random(2, 8)).shape == (2, 4)
+
+
 def test_a_part_can_be_undone():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     models.enable_layerwise_casting(model)
@@ -467,7 +474,7 @@ def test_a_part_can_be_undone():
     assert hasattr(model[1], "storage")
 
 
-def test_half_the_bytes():
+def test_half_the_bytes(log):
     model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.Conv2d(64, 128, 3)).bfloat16()
 
     def size():
@@ -477,3 +484,4 @@ def test_half_the_bytes():
     before = size()
     models.enable_layerwise_casting(model)
     assert size() < 0.51 * before
+    assert log[-1].endswith(f"e4m3; its {before / 1e6:.1f} MB are {size() / 1e6:.1f} now")
