@@ -23,7 +23,7 @@ from ..nn.weight_only import weight_only_linear
 from ..scaled_tensor import ScaledTensor
 from .layerwise_choice import NATIVE, WEIGHT_ONLY, linear_way
 from .layerwise_loading import load_weight
-from .layerwise_products import forgetting, native_linear
+from .layerwise_products import forgetting, frozen_linear
 from .layerwise_storage import Storage, from_storage
 from .stored_weight import StoredWeight, stored
 
@@ -120,11 +120,11 @@ class StoredLinear(StoredLayer):
         storage, dtype = self.storage, self.product_dtype(input)
         out_features = self.weight.shape[0]
         way = linear_way(input.shape, out_features, storage.native, input.device, dtype)
-        if way not in (NATIVE, WEIGHT_ONLY):
-            return self.with_copy(torch.nn.functional.linear, input)
         weight = ScaledTensor(self.weight.detach(), self.weight_scale_values, storage.granularity)
-        product = native_linear if way == NATIVE else weight_only_linear
-        return product(input.to(dtype), weight, self.bias).to(result_dtype(input))
+        x = input.to(dtype)
+        if way == WEIGHT_ONLY:
+            return weight_only_linear(x, weight, self.bias).to(result_dtype(input))
+        return frozen_linear(x, weight, self.bias, way == NATIVE).to(result_dtype(input))
 
 
 class StoredConv(StoredLayer):

@@ -22,23 +22,24 @@ _RECIPES: Final = {
 """By the weight's dtype. x is cast to e4m3 with a scale for 128 of its values."""
 
 
-def native_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ (+ bias) of FP8 with FP8, in the dtype of x (autocast's where it is on). The
-    gradient by x is that of the product with x as it is, from a copy of the weight."""
+def frozen_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
+    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8, or with a copy of the weight in the
+    dtype of x. Either way the gradient by x is that of the product with x as it is, by a copy."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        y: Tensor = _NativeLinear.apply(  # type: ignore[no-untyped-call]
-            x, bias, weight.data, weight.scale
+        y: Tensor = _FrozenLinear.apply(  # type: ignore[no-untyped-call]
+            x, bias, weight.data, weight.scale, native
         )
         return y
-    return _native(x, weight, bias)
+    return _product(x, weight, bias, native)
 
 
 def forgetting(
     copy: Tensor, codes: Tensor, scale: Tensor, granularity: str
 ) -> AbstractContextManager[Any]:
     """In which autograd keeps the codes instead of this copy of them, and makes another copy when
-    backward needs it: or training adapters would hold all weights in 16 bits at once."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which recomputes by itself
+    backward needs it: or training adapters would hold all weights in 16 bits at once. What
+    torch.compile keeps it decides itself."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nullcontext()
     address, dtype = copy.untyped_storage().data_ptr(), copy.dtype
 
@@ -55,27 +56,30 @@ def forgetting(
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _native(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    recipe = _RECIPES[weight.data.dtype]
-    return linear_with_casts(x, weight.data, bias, recipe, (weight, None))
+def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
+    if native:
+        recipe = _RECIPES[weight.data.dtype]
+        return linear_with_casts(x, weight.data, bias, recipe, (weight, None))
+    copy = from_storage(weight.data, weight.scale, weight.granularity, x.dtype)
+    return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
 
 
-class _NativeLinear(torch.autograd.Function):
+class _FrozenLinear(torch.autograd.Function):
+    """Keeps codes for backward, under torch.compile too."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, native: bool
+    ) -> Tensor:
         ctx.save_for_backward(codes, scale)
-        ctx.x_dtype = x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _native(x, ScaledTensor(codes, scale, "128x128"), bias)
+        return _product(x, ScaledTensor(codes, scale, "128x128"), bias, native)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("models.enable_layerwise_casting")
         codes, scale = ctx.saved_tensors
         needs_x, needs_bias = ctx.needs_input_grad[:2]
-        dx = db = None
-        if needs_x:
-            dx = (dy @ from_storage(codes, scale, "128x128", dy.dtype)).to(ctx.x_dtype)
-        if needs_bias:
-            db = bias_gradient(dy, None, ctx.bias_dtype)
-        return dx, db, None, None
+        dx = dy @ from_storage(codes, scale, "128x128", dy.dtype) if needs_x else None
+        db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
+        return dx, db, None, None, None

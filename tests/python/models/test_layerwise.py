@@ -11,7 +11,7 @@ from layer_support import random, relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models, nn  # noqa: E402
-from octofold.models import layerwise_choice, layerwise_layers  # noqa: E402
+from octofold.models import layerwise_choice, layerwise_layers, layerwise_products  # noqa: E402
 from octofold.models.stored_weight import StoredWeight  # noqa: E402
 
 functional = torch.nn.functional
@@ -218,23 +218,26 @@ def test_gradients_pass(case):
         assert relative_error(layer.bias.grad, plain.bias.grad) < 1e-6
 
 
-def test_a_copy_lives_as_long_as_its_forward(monkeypatch):
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(8, 8), lambda: torch.nn.Conv1d(3, 3, 1)])
+def test_a_copy_lives_as_long_as_its_forward(make, monkeypatch):
     """Also where autograd would keep it for backward."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    model = torch.nn.Sequential(*(make() for _ in range(4)))
     models.enable_layerwise_casting(model, compute_dtype=torch.float32)
-    made, copies, alive = layerwise_layers.StoredLayer.wide_weight, [], []
+    made, copies, alive = layerwise_products.from_storage, [], []
 
-    def tracked(layer, dtype):
+    def tracked(*arguments):
         alive.append(sum(one() is not None for one in copies))
-        copied = made(layer, dtype)
+        copied = made(*arguments)
         copies.append(weakref.ref(copied.untyped_storage()))
         return copied
 
-    monkeypatch.setattr(layerwise_layers.StoredLayer, "wide_weight", tracked)
-    x = random(3, 64).requires_grad_()
+    for module in (layerwise_products, layerwise_layers):
+        monkeypatch.setattr(module, "from_storage", tracked)
+    x = random(3, 8).requires_grad_()
     y = model(x)
     assert alive == [0, 0, 0, 0]
     y.sum().backward()
+    assert len(alive) == 8
     assert x.grad is not None
 
 
