@@ -68,6 +68,7 @@ from .scaled_tensor import ScaledTensor
 from .words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
+    from . import models as models
     from . import nn as nn
     from .nn.blocks import mlp as mlp
     from .nn.blocks import norm_linear as norm_linear
@@ -80,13 +81,13 @@ __version__: str
 
 
 def __getattr__(name: str) -> object:
-    """What takes longer to import than the rest of this file; nn and layers need torch."""
+    """What takes longer to import than the rest of this file; nn, models and layers need torch."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("octofold")
-    if name == "nn":
-        return importlib.import_module(".nn", __name__)
+    if name in ("models", "nn"):
+        return importlib.import_module(f".{name}", __name__)
     if name == "linear":
         return importlib.import_module(".nn.functional", __name__).linear
     if name == "experts":

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -36,6 +37,12 @@ def warn_once(message: str) -> None:
     if _handler is not None and message not in _warned:
         _warned.add(message)
         _handler("warning", message)
+
+
+def note(message: str) -> None:
+    """An information of the Python side, to the handler that is installed, if any."""
+    if _handler is not None and os.environ.get("OCTOFOLD_LOG_LEVEL", "info") in ("info", "debug"):
+        _handler("info", message)
 
 
 @functools.cache

@@ -85,15 +85,19 @@ class WeightOnlyLinear(Fp8Weight):
         if dtype == torch.float32:
             expected = "float16 or bfloat16 (as the model after half() or bfloat16(), or autocast)"
             raise invalid_argument(_NAME, "x", expected, dtype)
-        x = walkable(input[None] if input.dim() == 1 else input).to(dtype)
-        weight = self.scaled_weight
-        y: Tensor = _WeightOnly.apply(  # type: ignore[no-untyped-call]
-            x, addable(self.bias, dtype), weight.data, weight.scale, weight.granularity
-        )
-        return y[0] if input.dim() == 1 else y
+        return weight_only_linear(input.to(dtype), self.scaled_weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self._granularity}, dtype={self.weight.dtype}"
+
+
+def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias."""
+    rows = walkable(x[None] if x.dim() == 1 else x)
+    y: Tensor = _WeightOnly.apply(  # type: ignore[no-untyped-call]
+        rows, addable(bias, x.dtype), weight.data, weight.scale, weight.granularity
+    )
+    return y[0] if x.dim() == 1 else y
 
 
 def require_cast(operation: str, granularity: object, weight_dtype: Any) -> str:

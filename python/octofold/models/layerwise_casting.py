@@ -1,0 +1,232 @@
+"""Layerwise casting: weights in FP8 between their uses, or in them too."""
+
+from collections import Counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from .._core.dtypes import FP8, WIDE, dtype_name
+from .._core.torch import DTYPES
+from .._log import note
+from ..errors import invalid_argument
+from .layerwise_choice import has_bfloat16, has_native
+from .layerwise_layers import StoredLayer, change_class, stored_class
+from .layerwise_selection import NAME, Patterns, Selection, select, tuple_of
+from .layerwise_storage import Storage, cast_to_storage
+from .stored_weight import StoredWeight
+
+_UNDO: Final = "octofold.models.disable_layerwise_casting"
+
+
+@torch.no_grad()
+def enable_layerwise_casting(
+    module: Module,
+    storage_dtype: Any = "e4m3",
+    compute_dtype: Any = None,
+    skip_modules_pattern: str | tuple[str, ...] | None = "auto",
+    skip_modules_classes: tuple[type[Module], ...] | None = None,
+    non_blocking: bool = False,
+    *,
+    native: bool | str = "auto",
+    keep_originals: bool = False,
+) -> Module:
+    """Keep the weights of a model's linear, convolution and embedding layers in FP8, in place.
+
+    module: of any library; a layer itself too. Its layers stay the same objects, and instances of
+        their classes; what is no weight of such a layer stays as it is, biases too.
+    storage_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or their names.
+    compute_dtype: to compute with; results have the dtype of what comes in, as before. None: that
+        of the model's weights if it has 16 bits, else bfloat16 (float16 on GPUs without).
+    skip_modules_pattern: regular expressions; modules in whose name one is found are left alone,
+        with all in them. "auto": Diffusers' own, which mean norms, embeddings of positions and
+        patches, and the projections at both ends. With either, models' own wishes count too
+        (`_skip_layerwise_casting_patterns`, `_keep_in_fp32_modules`). None: nothing is skipped.
+    skip_modules_classes: modules of these classes are left alone, with all in them.
+    non_blocking: of the copies from the CPU by which originals come back.
+    native: "auto": a linear layer is computed as is quickest for its tokens on its GPU: FP8 times
+        FP8 where there are FP8 units, weight-only kernels for few tokens and on older GPUs, else
+        with a copy of its weight in compute_dtype, which is forgotten at once. True: FP8 times FP8
+        always; False: never, so that activations are not rounded to FP8.
+    keep_originals: keep the weights as they are now on the CPU, for disable_layerwise_casting().
+
+    Weights have scales, powers of two: one for each 128x128 of a linear layer's (buffer
+    `weight_scale_inv`), one for each row of others' (`weight_scale`). They are frozen; biases and
+    adapters are not, and gradients pass through. Adapters of peft are never cast, nor are weights
+    that several modules share; the log names what was left alone, and why.
+
+    Returns the module.
+    Raises InvalidArgumentError that names the argument: among others for patterns that are found
+    nowhere or leave no layer, weights on `meta`, weights that are not finite, and casting that is
+    enabled already. The module is then as it was. (What fails midway, as memory runs out, is undone
+    as disable_layerwise_casting() does it.)
+    """
+    if not isinstance(module, Module):
+        got = type(module).__qualname__
+        raise invalid_argument(NAME, "module", "a torch.nn.Module", got)
+    stored_as = dtype_name(NAME, "storage_dtype", storage_dtype, FP8)
+    if compute_dtype is not None:
+        compute_dtype = DTYPES[dtype_name(NAME, "compute_dtype", compute_dtype, WIDE)]
+    for name, flag in (("non_blocking", non_blocking), ("keep_originals", keep_originals)):
+        _require_flag(name, flag)
+    if not isinstance(native, bool) and not (isinstance(native, str) and native == "auto"):
+        raise invalid_argument(NAME, "native", '"auto", True or False', repr(native))
+    selection = select(module, Patterns(skip_modules_pattern), _classes(skip_modules_classes))
+    _require_layers(module, selection)
+    _require_castable(selection, native)
+    before = _megabytes(module)
+    done: list[Module] = []
+    try:
+        for layer in selection.layers.values():
+            dtype = compute_dtype or _compute_dtype(layer)
+            storage = _storage(layer, native, keep_originals, non_blocking)
+            _store(layer, stored_as, dtype, storage)
+            done.append(layer)
+    except BaseException:  # no memory, no kernel, Ctrl-C
+        for layer in done:
+            _restore(layer)  # type: ignore[arg-type]
+        raise
+    note(
+        f"layerwise casting: {len(done)} layers of {type(module).__qualname__} are stored as "
+        f"{stored_as}; its {before:.1f} MB are {_megabytes(module):.1f} now"
+    )
+    return module
+
+
+@torch.no_grad()
+def disable_layerwise_casting(module: Module) -> Module:
+    """Undo enable_layerwise_casting(), in place: layers have their classes, and weights of the
+    dtype that they had, where they are now.
+
+    With keep_originals weights are those of before, bit for bit. Without, they are what FP8 has
+    kept: code times scale, which bfloat16 and float32 hold exactly, so that enabling casting again
+    loses nothing more; the log says so.
+
+    module: a model or a part of it.
+
+    Returns the module.
+    Raises InvalidArgumentError if casting is not enabled for anything in it, or weights are on
+    `meta` (accelerate's remove_hook_from_submodules() brings them back).
+    """
+    if not isinstance(module, Module):
+        got = type(module).__qualname__
+        raise invalid_argument(_UNDO, "module", "a torch.nn.Module", got)
+    layers = {name: one for name, one in module.named_modules() if isinstance(one, StoredLayer)}
+    if not layers:
+        got = f"{type(module).__qualname__} without"
+        raise invalid_argument(_UNDO, "module", "a model with layerwise casting", got)
+    for name, layer in layers.items():
+        if layer.weight.device.type == "meta":  # accelerate's hooks would bring codes again
+            raise invalid_argument(_UNDO, "module", "weights in memory", f"{name!r} on meta")
+    rounded = sum(layer.storage.original is None for layer in layers.values())
+    for layer in layers.values():
+        _restore(layer)
+    if rounded:
+        note(
+            f"layerwise casting: disabled; the weights of {rounded} layers are what FP8 has kept "
+            "of them (keep_originals=True keeps them as they were)"
+        )
+    return module
+
+
+def _storage(layer: Module, native: bool | str, keep_original: bool, non_blocking: bool) -> Storage:
+    weight = _weight(layer)
+    granularity = "128x128" if isinstance(layer, torch.nn.Linear) else "channel"
+    original = weight.detach().to("cpu", copy=True) if keep_original else None
+    return Storage(granularity, native, weight.dtype, weight.requires_grad, original, non_blocking)
+
+
+def _store(layer: Module, stored_as: str, compute_dtype: torch.dtype, storage: Storage) -> None:
+    codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
+    layer._parameters["weight"] = StoredWeight(codes)
+    layer.register_buffer(storage.scale_name, scale)
+    layer.compute_dtype = compute_dtype  # type: ignore[assignment]
+    layer.storage = storage  # type: ignore[assignment]
+    change_class(layer, stored_class(type(layer)))
+
+
+def _restore(layer: StoredLayer) -> None:
+    storage = layer.storage
+    weight = storage.original
+    if weight is None:
+        weight = layer.wide_weight(storage.dtype)
+    else:
+        device = layer.weight.device
+        weight = weight.to(device, storage.dtype, non_blocking=storage.non_blocking)
+    layer._parameters["weight"] = Parameter(weight, storage.requires_grad)
+    del layer._buffers[storage.scale_name]
+    del layer.storage, layer.compute_dtype
+    change_class(layer, layer.plain_class)
+
+
+def _compute_dtype(layer: Module) -> torch.dtype:
+    weight = _weight(layer)
+    if weight.dtype != torch.float32:
+        return weight.dtype
+    return torch.bfloat16 if has_bfloat16(weight.device) else torch.float16
+
+
+def _classes(classes: Any) -> tuple[type[Module], ...]:
+    argument = "skip_modules_classes"
+    if classes is None:
+        return ()
+    given = (classes,) if isinstance(classes, type) else tuple_of(argument, classes)
+    for one in given:
+        if not isinstance(one, type) or not issubclass(one, Module):
+            raise invalid_argument(NAME, argument, "classes of modules", repr(one))
+    return given
+
+
+def _require_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise invalid_argument(NAME, name, "True or False", repr(value))
+
+
+def _require_layers(module: Module, selection: Selection) -> None:
+    if selection.layers:
+        return
+    what = type(module).__qualname__
+    if selection.skipped:
+        argument, expected = "skip_modules_pattern", "to leave a layer (and skip_modules_classes)"
+        raise invalid_argument(NAME, argument, expected, f"every layer of {what} skipped")
+    expected = "linear, convolution or embedding layers with weights of their own"
+    reasons = Counter(selection.reasons.values())
+    got = f"{what} without" + "".join(f"; {reason} ({n})" for reason, n in reasons.items())
+    raise invalid_argument(NAME, "module", expected, got)
+
+
+def _require_castable(selection: Selection, native: bool | str) -> None:
+    extremes: dict[torch.device, list[Tensor]] = {}
+    for name, layer in selection.layers.items():
+        weight = _weight(layer)
+        if weight.device.type == "meta":
+            expected = "weights in memory (load them first, and offload afterwards)"
+            raise invalid_argument(NAME, "module", expected, f"{name!r} on meta")
+        bias = layer._parameters.get("bias")
+        if bias is not None and bias.device != weight.device:
+            got = f"{name!r} with its weight on {weight.device}, its bias on {bias.device}"
+            raise invalid_argument(NAME, "module", "each layer on one device", got)
+        if native is True and not has_native(weight.device):
+            expected = f'"auto" or False, as {weight.device} has no kernels of FP8 with FP8'
+            raise invalid_argument(NAME, "native", expected, "True")
+        extremes.setdefault(weight.device, []).append(torch.stack(weight.aminmax()).float())
+    finite = [torch.stack(values).isfinite().all(1).tolist() for values in extremes.values()]
+    by_device = dict(zip(extremes, map(iter, finite), strict=True))
+    for name, layer in selection.layers.items():
+        if not next(by_device[_weight(layer).device]):
+            expected = "finite weights, as others share scales with them"
+            raise invalid_argument(NAME, "module", expected, f"NaN or infinity in {name!r}")
+
+
+def _megabytes(module: Module) -> float:
+    """Of parameters and buffers."""
+    tensors = (*module.parameters(), *module.buffers())
+    known = [tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in known) / 1e6
+
+
+def _weight(layer: Module) -> Tensor:
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    return weight

@@ -1,0 +1,82 @@
+"""How a linear layer with an FP8 weight is computed: by the GPU and the number of tokens."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from .._core.ops import row_count
+from ..nn.choice import has_kernels
+
+NATIVE: Final = "native"
+"""x is cast to FP8 too, and FP8 multiplied with FP8."""
+WEIGHT_ONLY: Final = "weight-only"
+"""Codes of the weight become numbers of 16 bits in registers."""
+CAST: Final = "cast"
+"""A copy of the weight in the compute dtype, and torch's own product."""
+
+FEW_TOKENS: Final = 16
+"""Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
+products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/performance-weights.md),
+and need no cast of x."""
+MOST_TOKENS: Final = 128
+"""Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
+weight and torch's product are estimated to be quicker: reading and writing 3 bytes for each weight
+takes as long as 130 to 220 rows lose in a kernel that reaches 0.45 of the tensor cores' rate, by
+the rates of an H200, an A100 and an RTX 3050. Not measured on the latter two."""
+
+
+CAST_COST: Final = 550
+"""How many multiplications by FP8 units save what it takes to cast one number (3 bytes read and
+written, against products of twice the rate): 577 by the rates of an H200, 495 by those of an RTX
+4090. Not measured."""
+
+
+def linear_way(
+    shape: Sequence[int],
+    out_features: int,
+    native: bool | str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> str:
+    """Of x [..., in] of this shape that is computed with in `dtype`."""
+    if native is True:
+        return NATIVE
+    if device.type != "cuda":
+        return CAST
+    tokens = row_count(shape)
+    weight_only = has_weight_only(device, dtype)
+    if weight_only and tokens <= FEW_TOKENS:
+        return WEIGHT_ONLY
+    if native == "auto" and _gains(tokens, shape[-1], out_features) and has_native(device):
+        return NATIVE
+    return WEIGHT_ONLY if weight_only and tokens <= MOST_TOKENS else CAST
+
+
+def _gains(tokens: int, in_features: int, out_features: int) -> bool:
+    """Whether casting x takes less time than a copy of the weight and what FP8 units save. Each is
+    proportional to in_features, but rows that are no multiple of 16 bytes reach the tensor cores
+    by threads that copy, not by TMA."""
+    return in_features % 16 == 0 and (tokens + CAST_COST) * out_features >= CAST_COST * tokens
+
+
+def has_native(device: torch.device) -> bool:
+    """Whether the GPU multiplies FP8 with FP8 (the CPU computes all)."""
+    return has_kernels("casts", device) and has_kernels("products", device)
+
+
+def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the GPU has weight-only products with x of this dtype."""
+    if dtype == torch.bfloat16 and not has_bfloat16(device):
+        return False
+    return dtype != torch.float32 and has_kernels("products with FP8 weights", device)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies it in tensor cores."""
+    return device.type != "cuda" or _has_bfloat16(device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_bfloat16(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= (8, 0)

@@ -1,0 +1,42 @@
+"""What a layer whose weight is stored takes from a state_dict()."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .._core.torch import NAMES
+from .._log import note
+from ..nn.fitting import is_fp8
+from .layerwise_storage import cast_to_storage
+from .stored_weight import is_wide
+
+if TYPE_CHECKING:
+    from .layerwise_layers import StoredLayer
+
+
+def load_weight(
+    layer: "StoredLayer", state: dict[str, Any], prefix: str, error_messages: list[str]
+) -> dict[str, Any]:
+    """The state with this layer's weight as codes and scales: a weight in high precision is cast as
+    it was when casting was enabled. FP8 needs the layer's dtype and its scales."""
+    storage = layer.storage
+    key, scale_key = f"{prefix}weight", f"{prefix}{storage.scale_name}"
+    weight, scale = state.get(key), state.get(scale_key)
+    if not isinstance(weight, Tensor):
+        return state
+    if storage.original is not None:
+        note(f"layerwise casting: {key} is loaded: its original is kept no longer")
+        storage.original = None
+    own = layer.weight
+    if is_fp8(weight):
+        if weight.dtype != own.dtype or scale is None:
+            error_messages.append(
+                f"layerwise casting: '{key}': expected {own.dtype} with '{scale_key}', or a weight "
+                f"in high precision, got {weight.dtype}{'' if scale is not None else ' without it'}"
+            )
+            return {name: value for name, value in state.items() if name not in (key, scale_key)}
+        return state
+    if not is_wide(weight) or weight.shape != own.shape:
+        return state
+    codes, scale = cast_to_storage(weight.to(own.device), NAMES[own.dtype], storage.granularity)
+    return {**state, key: codes, scale_key: scale}

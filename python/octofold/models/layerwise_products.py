@@ -1,0 +1,85 @@
+"""Products of a stored weight, and what autograd keeps of them."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..nn.functional import linear_with_casts, refuse_second_derivatives
+from ..nn.products import bias_gradient
+from ..nn.recipes import Product, Recipe
+from ..nn.recipes import blockwise as _blockwise
+from ..scaled_tensor import ScaledTensor
+from .layerwise_storage import from_storage
+
+_RECIPES: Final = {
+    torch.float8_e4m3fn: Recipe(output=_blockwise.output, grad_input=None, grad_weight=None),
+    torch.float8_e5m2: Recipe(
+        output=Product("1x128", "128x128"), grad_input=None, grad_weight=None, weight_dtype="e5m2"
+    ),
+}
+"""By the weight's dtype. x is cast to e4m3 with a scale for 128 of its values."""
+
+
+def frozen_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
+    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8, or with a copy of the weight in the
+    dtype of x. Either way the gradient by x is that of the product with x as it is, by a copy."""
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        y: Tensor = _FrozenLinear.apply(  # type: ignore[no-untyped-call]
+            x, bias, weight.data, weight.scale, native
+        )
+        return y
+    return _product(x, weight, bias, native)
+
+
+def forgetting(
+    copy: Tensor, codes: Tensor, scale: Tensor, granularity: str
+) -> AbstractContextManager[Any]:
+    """In which autograd keeps the codes instead of this copy of them, and makes another copy when
+    backward needs it: or training adapters would hold all weights in 16 bits at once. What
+    torch.compile keeps it decides itself."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return nullcontext()
+    address, dtype = copy.untyped_storage().data_ptr(), copy.dtype
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.dtype != dtype or tensor.untyped_storage().data_ptr() != address:
+            return tensor
+        return tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        return from_storage(codes, scale, granularity, dtype).as_strided(*kept)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
+    if native:
+        recipe = _RECIPES[weight.data.dtype]
+        return linear_with_casts(x, weight.data, bias, recipe, (weight, None))
+    copy = from_storage(weight.data, weight.scale, weight.granularity, x.dtype)
+    return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """Keeps codes for backward, under torch.compile too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, native: bool
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scale)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return _product(x, ScaledTensor(codes, scale, "128x128"), bias, native)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("models.enable_layerwise_casting")
+        codes, scale = ctx.saved_tensors
+        needs_x, needs_bias = ctx.needs_input_grad[:2]
+        dx = dy @ from_storage(codes, scale, "128x128", dy.dtype) if needs_x else None
+        db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
+        return dx, db, None, None, None

