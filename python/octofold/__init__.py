@@ -33,6 +33,7 @@ from ._core import torch_import
 from ._core.ops import scale_shape
 from ._core.targets import ColumnReductions
 from ._info import Component, Gpu, Info, info
+from ._load_checkpoint import Checkpoint, load_checkpoint
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
 from .attention import attention
@@ -68,6 +69,7 @@ from .scaled_tensor import ScaledTensor
 from .words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
+    from . import models as models
     from . import nn as nn
     from .nn.blocks import mlp as mlp
     from .nn.blocks import norm_linear as norm_linear
@@ -85,8 +87,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("octofold")
-    if name == "nn":
-        return importlib.import_module(".nn", __name__)
+    if name in ("models", "nn"):
+        return importlib.import_module(f".{name}", __name__)
     if name == "linear":
         return importlib.import_module(".nn.functional", __name__).linear
     if name == "experts":
@@ -98,6 +100,7 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "BadFormatError",
+    "Checkpoint",
     "CheckpointContents",
     "CheckpointReport",
     "CheckpointTensor",
@@ -139,6 +142,7 @@ __all__ = [
     "info",
     "inspect_checkpoint",
     "kernel_cache",
+    "load_checkpoint",
     "masked_gemm",
     "norm_backward",
     "pack",
