@@ -173,7 +173,7 @@ def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":
             _fill(file, data, tensor)
     except OSError as error:
         text = f"cannot read '{tensor.file}': {error.strerror}"
-        raise IoErrorWithErrno(f"{error.errno}:{text}") from error  # type: ignore[misc]
+        raise IoErrorWithErrno(f"{error.errno}:{text}") from error
     return data.view(_DTYPES[tensor.dtype][0]).reshape(tensor.shape)
 
 
@@ -181,7 +181,7 @@ def _fill(file: Any, data: "np.ndarray[Any, Any]", tensor: CheckpointTensor) -> 
     """Large reads come in pieces."""
     done = 0
     while done < data.size:
-        count = file.readinto(memoryview(data)[done:])
+        count = file.readinto(data.data[done:])
         if not count:
             raise BadFormatError(
                 f"{tensor.file}: tensor '{tensor.name}': expected {data.size} bytes at "
