@@ -1,6 +1,7 @@
 #include "model/rewrite_plan.h"
 
 #include <algorithm>
+#include <span>
 #include <unordered_set>
 
 #include "core/check.h"
@@ -13,47 +14,44 @@
 namespace octofold::model {
 namespace {
 
-Granularity require_granularity(std::string_view operation, const Family& family,
-                                std::optional<Granularity> wanted) {
-  if (!wanted) return family.granularities.front();
-  if (family.has(*wanted)) return *wanted;
+void require_granularity(std::string_view operation, const Family& family, Granularity wanted) {
+  if (family.has(wanted)) return;
   std::string has;
   for (const Granularity granularity : family.granularities) {
     has.append(has.empty() ? "" : ", ").append(name(granularity));
   }
   core::fail_argument(operation, "granularity",
-                      core::format("one of the family {}: {}", family.name, has), name(*wanted));
+                      core::format("one of the family {}: {}", family.name, has), name(wanted));
 }
 
-/// In a family that has scales of tensors with static inputs alone, channels say the same.
-Granularity with_dynamic_inputs(const Family& family, Granularity granularity) {
-  if (granularity != Granularity::kTensor || !family.tensor_needs_input) return granularity;
-  return Granularity::kChannel;
+/// Whether this granularity can be said of the weight in the family: scales of tensors may want
+/// static scales of inputs beside them.
+bool fits(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
+  const bool lacks_input = family.tensor_needs_input && !weight.input_scale;
+  return family.has(granularity) && !(granularity == Granularity::kTensor && lacks_input);
 }
 
-Granularity target_of(const CheckpointWeight& weight, const Family& family,
-                      std::optional<Granularity> wanted) {
-  if (wanted) return *wanted;
-  const bool keeps_input = weight.input_scale && !family.spelling().input_scale.empty();
-  const Granularity own =
-      keeps_input ? weight.granularity : with_dynamic_inputs(family, weight.granularity);
-  if (family.has(own)) return own;
+/// The weights' own granularity where the family has it, else the first of the family's that
+/// repeats their scales, else the first that fits all of them.
+Granularity target_of(std::span<const CheckpointWeight> weights, const Family& family) {
+  const auto all = [&](Granularity granularity, auto holds) {
+    return std::all_of(weights.begin(), weights.end(), [&](const CheckpointWeight& weight) {
+      return fits(weight, family, granularity) && holds(weight);
+    });
+  };
+  if (weights.empty()) return family.granularities.front();
+  std::vector<Granularity> candidates = {weights.front().granularity};
+  candidates.insert(candidates.end(), family.granularities.begin(), family.granularities.end());
+  for (const Granularity granularity : candidates) {
+    if (all(granularity,
+            [&](const auto& weight) { return repeats(weight.granularity, granularity); })) {
+      return granularity;
+    }
+  }
   for (const Granularity granularity : family.granularities) {
-    if (repeats(weight.granularity, granularity)) return granularity;
+    if (all(granularity, [](const auto&) { return true; })) return granularity;
   }
   return family.granularities.front();
-}
-
-/// All weights of one granularity, where a family's config knows one for all: that of those which
-/// can be no other.
-bool is_mixed(const std::vector<Step>& steps) {
-  std::optional<Granularity> first;
-  for (const Step& step : steps) {
-    if (!step.is_weight()) continue;
-    if (first && *first != step.to) return true;
-    first = step.to;
-  }
-  return false;
 }
 
 void require_free_names(std::string_view operation, const RewritePlan& plan) {
@@ -86,9 +84,8 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
                                      name(*contents.family), contents.weights.size()));
   }
   const Family& family = family_of(options.family);
-  const Granularity granularity = options.granularity
-                                      ? require_granularity(kOperation, family, options.granularity)
-                                      : family.granularities.front();
+  const Granularity granularity = options.granularity.value_or(family.granularities.front());
+  require_granularity(kOperation, family, granularity);
   if (family.tensor_needs_input && granularity == Granularity::kTensor) {
     core::fail_argument(
         kOperation, "granularity",
@@ -127,16 +124,30 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   if (*contents.family == options.family && !options.granularity) {
     core::fail_argument(kOperation, "family", "another family than the input's", family.name);
   }
-  if (options.granularity) require_granularity(kOperation, family, options.granularity);
+  if (options.granularity) {
+    require_granularity(kOperation, family, *options.granularity);
+    for (const CheckpointWeight& weight : contents.weights) {
+      if (fits(weight, family, *options.granularity)) continue;
+      core::fail_argument(
+          kOperation, "granularity",
+          core::format("one that needs no static scales of inputs, which {} has not",
+                       quote(weight.name)),
+          name(*options.granularity));
+    }
+  }
   RewritePlan plan{&family, {}, {}};
   const bool has_inputs = !family.spelling().input_scale.empty();
-  const auto add = [&](const CheckpointWeight& weight, std::optional<Granularity> wanted) {
+  const std::span<const CheckpointWeight> weights(contents.weights);
+  const Granularity common =
+      options.granularity ? *options.granularity : target_of(weights, family);
+  for (const CheckpointWeight& weight : weights) {
     if (weight.codes.shape.size() == 3 && !family.stacks) {
       core::fail_argument(
           kOperation, "family", "one that has fused experts, finegrained-fp8",
           core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
     }
-    const Granularity to = target_of(weight, family, wanted);
+    const bool own = family.mixes && !options.granularity;
+    const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
     const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
     plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
                           .name = weight.name,
@@ -147,14 +158,6 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                           .to = to,
                           .full_precision = weight.full_precision});
     if (weight.input_scale && !has_inputs) plan.dropped.push_back(weight.input_scale->name);
-  };
-  for (const CheckpointWeight& weight : contents.weights) add(weight, options.granularity);
-  if (is_mixed(plan.steps)) {
-    plan.steps.clear();
-    plan.dropped.clear();
-    for (const CheckpointWeight& weight : contents.weights) {
-      add(weight, with_dynamic_inputs(family, family.granularities.front()));
-    }
   }
   for (const CheckpointTensor& tensor : contents.others) {
     const bool widen = is_fp8(tensor) && !family.unscaled;

@@ -14,7 +14,7 @@ constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
 constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
 
 /// Both have it; DeepSeek's own says the format too.
-bool is_fp8(const nlohmann::json& config) { return config.value("quant_method", "") == "fp8"; }
+bool is_fp8(const nlohmann::json& config) { return text_at(config, "quant_method") == "fp8"; }
 
 bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
 
@@ -66,6 +66,7 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .granularities = kBlocks,
                                       .stacks = false,
                                       .unscaled = false,
+                                      .mixes = false,
                                       .tensor_needs_input = false,
                                       .scale_shape = plain_scale_shape,
                                       .recognizes = recognizes_deepseek,
@@ -79,6 +80,7 @@ constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp
                                           .granularities = kBlocksOrTensor,
                                           .stacks = true,
                                           .unscaled = false,
+                                          .mixes = false,
                                           .tensor_needs_input = false,
                                           .scale_shape = plain_scale_shape,
                                           .recognizes = recognizes_finegrained,

@@ -20,19 +20,19 @@ std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, s
 void require_fp8(const nlohmann::json& group) {
   const nlohmann::json weights = group.value("weights", nlohmann::json());
   if (!weights.is_object()) return;  // weights as they were
-  if (weights.value("num_bits", 8) != 8 || weights.value("type", "int") != "float") {
+  if (weights.value("num_bits", nlohmann::json(8)) != 8 || text_at(weights, "type") != "float") {
     fail_unsupported(kCompressedTensors, "weights of 8-bit floats", weights.dump());
   }
   const nlohmann::json block = weights.value("block_structure", nlohmann::json());
   const bool whole = block.is_null() || block == nlohmann::json::array({kScaleBlock, kScaleBlock});
   const nlohmann::json group_size = weights.value("group_size", nlohmann::json());
-  if (!whole || (weights.value("strategy", "") == "group" && group_size != kScaleBlock)) {
+  if (!whole || (text_at(weights, "strategy") == "group" && group_size != kScaleBlock)) {
     fail_unsupported(kCompressedTensors, "blocks of 128 x 128 or groups of 128", weights.dump());
   }
 }
 
 bool recognizes(const nlohmann::json& config) {
-  if (config.value("quant_method", "") != "compressed-tensors") return false;
+  if (text_at(config, "quant_method") != "compressed-tensors") return false;
   const nlohmann::json groups = config.value("config_groups", nlohmann::json::object());
   for (const auto& [name, group] : groups.items()) {
     if (group.is_object()) require_fp8(group);
@@ -108,6 +108,7 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .granularities = kGranularities,
                                              .stacks = false,
                                              .unscaled = false,
+                                             .mixes = true,
                                              .tensor_needs_input = false,
                                              .scale_shape = shape_of,
                                              .recognizes = recognizes,

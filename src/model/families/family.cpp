@@ -78,6 +78,11 @@ std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_
   return scale_shape(granularity, rows, cols);
 }
 
+std::string text_at(const nlohmann::json& object, const char* key) {
+  const nlohmann::json value = object.value(key, nlohmann::json());
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
 bool all_static(const Description& checkpoint) {
   return !checkpoint.weights.empty() &&
          std::all_of(checkpoint.weights.begin(), checkpoint.weights.end(),

@@ -55,6 +55,7 @@ struct Family {
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
   bool stacks;                                 ///< has weights [experts, N, K]
   bool unscaled;                               ///< reads codes without scales as values
+  bool mixes;                                  ///< can say of each weight which granularity it has
   /// Static scales of inputs are what scales of tensors go with: without them it writes others.
   bool tensor_needs_input;
   /// Shape of the scales of one matrix.
@@ -95,6 +96,9 @@ std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 /// scale_shape() of the public API, with [] for a tensor's.
 std::vector<std::int64_t> plain_scale_shape(Granularity granularity, std::int64_t rows,
                                             std::int64_t cols);
+
+/// What an object says under a name, if that is text; else "".
+std::string text_at(const nlohmann::json& object, const char* key);
 
 /// Whether every weight has a static scale of its input.
 bool all_static(const Description& checkpoint);

@@ -30,7 +30,7 @@ constexpr std::string_view algorithm(Granularity granularity) {
 
 /// Its algorithm is where hf_quant_config.json has it, under "quantization", or in config.json.
 bool recognizes(const nlohmann::json& config) {
-  if (config.value("quant_method", "") != "modelopt") return false;
+  if (text_at(config, "quant_method") != "modelopt") return false;
   const auto said = config.find("quant_algo");
   if (said == config.end() || !said->is_string()) return true;
   for (const Granularity granularity : kGranularities) {
@@ -75,6 +75,7 @@ constinit const Family kModelOpt = {.id = CheckpointFamily::kModelOpt,
                                     .granularities = kGranularities,
                                     .stacks = false,
                                     .unscaled = false,
+                                    .mixes = false,
                                     .tensor_needs_input = true,
                                     .scale_shape = shape_of,
                                     .recognizes = recognizes,

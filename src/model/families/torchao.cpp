@@ -19,7 +19,7 @@ std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, s
 }
 
 bool recognizes(const nlohmann::json& config) {
-  return config.value("quant_method", "") == "torchao";
+  return text_at(config, "quant_method") == "torchao";
 }
 
 nlohmann::json value(std::string_view type, nlohmann::json data) {
@@ -92,6 +92,7 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .granularities = kGranularities,
                                    .stacks = false,
                                    .unscaled = false,
+                                   .mixes = true,
                                    .tensor_needs_input = false,
                                    .scale_shape = shape_of,
                                    .recognizes = recognizes,

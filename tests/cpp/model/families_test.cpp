@@ -238,8 +238,33 @@ TEST(Families, StaticInputsGoWhereTheyHaveAPlace) {
   };
   EXPECT_TRUE(convert(CheckpointFamily::kModelOpt, "a.safetensors").dropped.empty());
   EXPECT_TRUE(read_checkpoint(folder / "a.safetensors").contains("a.input_scale"));
+  expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "deepseek-v3", "got channel"}, [&] {
+    convert_checkpoint(
+        folder / "in.safetensors", folder / "c.safetensors",
+        {.family = CheckpointFamily::kDeepSeekV3, .granularity = Granularity::kChannel});
+  });
   EXPECT_EQ(convert(CheckpointFamily::kTorchao, "b.safetensors").dropped,
             (Names{"a.input_scale", "b.input_scale"}));
+}
+
+TEST(Families, SmallWeightsAmongBlocksCostNoOtherAnything) {
+  const TestFolder folder;
+  // One scale for 64 x 64 is a tensor's as well as a block's.
+  write_checkpoint(folder / "in.safetensors",
+                   {codes("a.weight", {64, 64}), ones("a.weight_scale", {1, 1}),
+                    codes("b.weight", {256, 256}), ones("b.weight_scale", {2, 2})});
+  for (const CheckpointFamily family : checkpoint_families()) {
+    if (family == CheckpointFamily::kCompressedTensors || family == CheckpointFamily::kComfyUi) {
+      continue;
+    }
+    const auto output = folder / fmt::format("{}.safetensors", name(family));
+    EXPECT_TRUE(convert_checkpoint(folder / "in.safetensors", output, {.family = family})
+                    .requantized.empty());
+    for (const CheckpointWeight& weight : inspect_checkpoint(output).weights) {
+      if (weight.name != "b.weight") continue;
+      EXPECT_EQ(weight.granularity, Granularity::kBlock128x128);
+    }
+  }
 }
 
 TEST(Families, CheckpointsThatLieAreRefused) {
@@ -280,6 +305,42 @@ TEST(Families, CheckpointsThatLieAreRefused) {
          {"quant_algo", "NVFP4"});
 }
 
+TEST(Families, ConfigsOfWrongTypesAreNoCrash) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {codes("a.weight", {8, 8})});
+  const auto inspect = [&](const json& config) {
+    test::write_file(folder / "config.json", config.dump());
+    try {
+      inspect_checkpoint(folder / "in.safetensors");
+    } catch (const Error& error) {
+      EXPECT_NE(error.code(), ErrorCode::kInternal);
+    }
+  };
+  const json odd[] = {nullptr,        1,
+                      -1.5,           "",
+                      "fp8",          true,
+                      json::array(),  json::array({1, "x"}),
+                      json::object(), {{"quant_method", 3}}};
+  for (const json& value : odd) {
+    inspect(value.is_object() ? value : json{{"x", value}});
+    inspect({{"quantization_config", value}});
+    for (const char* method : {"fp8", "compressed-tensors", "modelopt", "torchao"}) {
+      for (const char* key : {"quant_method", "fmt", "weight_block_size", "config_groups",
+                              "quant_algo", "quant_type"}) {
+        json config = {{"quant_method", method}};
+        config[key] = value;
+        inspect({{"quantization_config", config}});
+      }
+      for (const char* key : {"num_bits", "type", "strategy", "block_structure", "group_size"}) {
+        json weights = {{"num_bits", 8}, {"type", "float"}};
+        weights[key] = value;
+        inspect({{"quantization_config",
+                  {{"quant_method", method}, {"config_groups", {{"g", {{"weights", weights}}}}}}}});
+      }
+    }
+  }
+}
+
 TEST(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
   const TestFolder folder;
   const auto contents = [&](const std::vector<NamedTensor>& tensors,
@@ -295,6 +356,13 @@ TEST(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
   ASSERT_EQ(raw.weights.size(), 1u);
   EXPECT_FALSE(raw.weights[0].scale);
   EXPECT_EQ(raw.others.size(), 1u);
+  // Nothing but what is no matrix: values without scales, that other families have in 16 bits.
+  write_checkpoint(folder / "conv.safetensors", {codes("a.weight", {4, 4, 3, 3})});
+  const auto report = convert_checkpoint(folder / "conv.safetensors", folder / "wide.safetensors",
+                                         {.family = CheckpointFamily::kTorchao});
+  EXPECT_EQ(report.copied, Names{"a.weight"});
+  EXPECT_EQ(read_checkpoint(folder / "wide.safetensors").at("a.weight").dtype,
+            SafetensorsDType::kBF16);
   const CheckpointContents old = contents(
       {a, ones("a.scale_weight", {1}), ones("a.scale_input", {1}),
        float_tensor("b.weight", {4, 4}, 1), ones("b.scale_weight", {}), codes("scaled_fp8", {0})});
