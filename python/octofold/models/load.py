@@ -112,7 +112,7 @@ def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Check
         expected = "the names of the module's parameters and buffers (or strict=False)"
         got = [
             f"{kind} {_listed(names)}"
-            for kind, names in (("none of", missing), ("beside them", unexpected))
+            for kind, names in (("none named", missing), ("others named", unexpected))
             if names
         ]
         raise invalid_argument(_NAME, "checkpoint", expected, "; ".join(got))
