@@ -8,8 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from checkpoint_support import read_config, relative_error  # noqa: E402
+from checkpoint_support import raw_tensors, read_config, relative_error  # noqa: E402
 from model_support import CONFIGS, load, logits_of, quiet, save_dequantized, save_tiny  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 # Of the logits, against those of the model in BF16; routers may pick other experts.
 LIMITS = {"llama": 0.1, "tied llama": 0.1, "qwen3-moe": 0.15, "deepseek-v3": 0.3}
@@ -157,3 +158,34 @@ def test_load_checkpoint_into_gives_the_same_model(folders, tmp_path):
     model = octofold.models.load_checkpoint_into(load(folder), tmp_path / "out")
     assert type(model.model.layers[0].mlp.up_proj) is octofold.nn.InferenceLinear
     assert relative_error(logits_of(model), logits) < 0.15
+
+
+def test_fused_experts_are_what_its_gpu_layer_holds(folders, tmp_path):
+    """On the CPU transformers dequantizes no stacks; their names, dtypes and shapes are what it
+    has parameters for where it computes in FP8."""
+    from transformers.integrations.finegrained_fp8 import FP8Experts
+
+    folder, _ = folders["qwen3-moe"]
+    model = load(folder)
+    fused = tmp_path / "fused"
+    fused.mkdir()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(state, fused / "model.safetensors", metadata={"format": "pt"})
+    (fused / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert torch.equal(logits_of(load(fused)), logits_of(model))
+    report = octofold.quantize_checkpoint(fused, tmp_path / "out", family="finegrained-fp8")
+    prefix = "model.layers.0.mlp.experts."
+    stacks = {name for name in report.quantized if name.startswith(prefix)}
+    assert stacks == {f"{prefix}gate_up_proj", f"{prefix}down_proj"}
+    with torch.device("meta"):
+        experts = FP8Experts(model.config, block_size=(128, 128))
+    raw = raw_tensors(tmp_path / "out")
+    written = {name.removeprefix(prefix): raw[name] for name in raw if name.startswith(prefix)}
+    wanted = dict(experts.named_parameters())
+    assert written.keys() == wanted.keys()
+    for name, parameter in wanted.items():
+        assert (written[name].dtype, written[name].shape) == (parameter.dtype, parameter.shape)
+
+    checkpoint = octofold.load_checkpoint(tmp_path / "out")
+    octofold.models.load_checkpoint_into(model, checkpoint, linear="weight-only")
+    assert relative_error(logits_of(model), logits_of(load(folder))) < LIMITS["qwen3-moe"]
