@@ -14,7 +14,8 @@ from compressed_tensors.quantization import (  # noqa: E402
     QuantizationScheme,
     apply_quantization_config,
 )
-from model_support import llama, quiet, save_tiny  # noqa: E402
+from model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +133,40 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
         assert following[key].equals(checkpoint[key])
     if granularity == "tensor":
         assert torch.equal(following.input_scale(name), given)
+
+
+def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
+    """Scales of a tensor with a static one of its input, without, and of channels."""
+    octofold.quantize_checkpoint(
+        folder, tmp_path / "a", family="compressed-tensors", granularity="tensor"
+    )
+    tensors = raw_tensors(tmp_path / "a")
+    layer = "model.layers.0.mlp"
+    tensors[f"{layer}.up_proj.input_scale"] = torch.tensor([0.0625])
+    rows = tensors[f"{layer}.down_proj.weight"].shape[0]
+    tensors[f"{layer}.down_proj.weight_scale"] = (
+        tensors[f"{layer}.down_proj.weight_scale"].expand(rows, 1).clone()
+    )
+    (tmp_path / "b").mkdir()
+    save_file(tensors, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
+
+    # There and back through a family with one granularity for all.
+    octofold.convert_checkpoint(tmp_path / "b", tmp_path / "c", "modelopt")
+    report = octofold.convert_checkpoint(tmp_path / "c", tmp_path / "d", "compressed-tensors")
+    assert report.requantized == report.dropped == ()
+    before, after = (octofold.load_checkpoint(tmp_path / name) for name in "bd")
+    for name in report.quantized:
+        assert torch.equal(before[name].dequantize(), after[name].dequantize())
+    model = load(tmp_path / "d")
+    schemes = {
+        name: module.quantization_scheme
+        for name, module in model.named_modules()
+        if hasattr(module, "quantization_scheme")
+    }
+    assert {f"{name}.weight" for name in schemes} == set(report.quantized)
+    for name, scheme in schemes.items():
+        assert scheme.weights.strategy == "channel"
+        assert scheme.input_activations.dynamic == (not name.endswith("up_proj"))
+    assert model.get_parameter(f"{layer}.up_proj.input_scale").item() == 0.0625
+    assert logits_of(model).isfinite().all()
