@@ -29,7 +29,7 @@ def modelopt_folder(folder, algorithm, tensors, excluded=("lm_head",)):
     floats = {"dynamic": False, "num_bits": 8, "type": "float"}
     group = {"input_activations": floats, "weights": floats, "targets": ["Linear"]}
     said = {
-        "config_groups": {"group_0": group},
+        **({"config_groups": {"group_0": group}} if algorithm == "FP8" else {}),
         "ignore": list(excluded),
         "quant_algo": algorithm,
         "producer": producer,
@@ -62,7 +62,7 @@ def one_layer(scale, input_scale=None):
     [
         ("FP8", "tensor", (), (1,)),
         ("FP8_PER_CHANNEL_PER_TOKEN", "channel", (256,), (256,)),
-        ("FP8_PB_WO", "128x128", (2, 1, 3, 1), (2, 3)),
+        ("fp8_pb_wo", "128x128", (2, 1, 3, 1), (2, 3)),
     ],
 )
 def test_we_read_its_layouts(tmp_path, algorithm, granularity, shape, ours):
@@ -94,8 +94,10 @@ def test_we_read_its_layouts(tmp_path, algorithm, granularity, shape, ours):
         assert (written[key].dtype, written[key].shape) == (tensor.dtype, tensor.shape), key
         assert torch.equal(written[key].float(), tensor.float())
     said = json.loads((tmp_path / "back" / "hf_quant_config.json").read_text())
-    assert said["quantization"]["quant_algo"] == algorithm
+    assert said["quantization"]["quant_algo"] == algorithm.upper()
     assert said["quantization"]["exclude_modules"] == ["lm_head"]
+    groups = read_config(tmp_path / "back")["quantization_config"].get("config_groups")
+    assert groups == read_config(tmp_path / "in")["quantization_config"].get("config_groups")
 
 
 @pytest.mark.parametrize("granularity", ALGORITHMS)
@@ -119,6 +121,7 @@ def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
     assert sorted(side["quantization"]["exclude_modules"]) == excluded
     said = read_config(tmp_path / "out")["quantization_config"]
     assert said["quant_method"] == "modelopt"
+    assert "config_groups" not in said  # of FP8 alone
     assert said["quant_algo"] == ALGORITHMS[granularity]
     assert sorted(said["ignore"]) == excluded
     assert tmp_path / "out" / "hf_quant_config.json" in report.files
