@@ -34,10 +34,12 @@ const Family* family_by_names(const ByName& tensors) {
   };
   if (named("_qdata")) return &kTorchao;
   if (!any(tensors, is_fp8)) return nullptr;
-  if (named("_scale_inv")) {
-    const bool stacks =
-        any(tensors, [](const auto& tensor) { return is_fp8(tensor) && tensor.shape.size() == 3; });
-    return stacks ? &kFineGrainedFp8 : &kDeepSeekV3;
+  if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
+    const bool more = any(tensors, [](const auto& tensor) {
+      return (is_fp8(tensor) && tensor.shape.size() == 3) ||
+             (tensor.name.ends_with("_scale_inv") && tensor.shape.size() < 2);
+    });
+    return more ? &kFineGrainedFp8 : &kDeepSeekV3;
   }
   // [N, 1] and blocks [N/128, K/128], against [N] and blocks [N/128, 1, K/128, 1].
   const auto scaled = [&](auto has_shape) {

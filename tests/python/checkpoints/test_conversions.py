@@ -138,3 +138,21 @@ def test_experts_in_a_stack_go_nowhere_else(tmp_path, rng):
     ):
         octofold.convert_checkpoint(tmp_path / "a", tmp_path / "b", "compressed-tensors")
     assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(("family", "granularity"), PAIRS)
+def test_names_and_shapes_tell_the_family_where_no_config_does(
+    sources, tmp_path, family, granularity
+):
+    file = tmp_path / "x.safetensors"
+    file.write_bytes((sources / f"{family}-{granularity}" / "model.safetensors").read_bytes())
+    same = {  # the very same tensors
+        ("finegrained-fp8", "128x128"): "deepseek-v3",
+        ("compressed-tensors", "tensor"): "comfyui",
+    }
+    checkpoint = octofold.load_checkpoint(file, "numpy")
+    assert checkpoint.family == same.get((family, granularity), family)
+    with_config = octofold.load_checkpoint(sources / f"{family}-{granularity}", "numpy")
+    assert set(checkpoint) == set(with_config)
+    for weight in checkpoint.contents.weights:
+        assert checkpoint[weight.name].equals(with_config[weight.name])
