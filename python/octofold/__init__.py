@@ -33,6 +33,7 @@ from ._core import torch_import
 from ._core.ops import scale_shape
 from ._core.targets import ColumnReductions
 from ._info import Component, Gpu, Info, info
+from ._load_checkpoint import Checkpoint, load_checkpoint
 from ._log import set_log_handler
 from .activations import quantize_activation, quantize_activation_gradient
 from .attention import attention
@@ -99,6 +100,7 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "BadFormatError",
+    "Checkpoint",
     "CheckpointContents",
     "CheckpointReport",
     "CheckpointTensor",
@@ -140,6 +142,7 @@ __all__ = [
     "info",
     "inspect_checkpoint",
     "kernel_cache",
+    "load_checkpoint",
     "masked_gemm",
     "norm_backward",
     "pack",

@@ -34,15 +34,23 @@ const Family* family_by_names(const ByName& tensors) {
   };
   if (named("_qdata")) return &kTorchao;
   if (!any(tensors, is_fp8)) return nullptr;
-  if (named("_scale_inv")) {
-    const bool stacks =
-        any(tensors, [](const auto& tensor) { return is_fp8(tensor) && tensor.shape.size() == 3; });
-    return stacks ? &kFineGrainedFp8 : &kDeepSeekV3;
+  if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
+    const bool more = any(tensors, [](const auto& tensor) {
+      return (is_fp8(tensor) && tensor.shape.size() == 3) ||
+             (tensor.name.ends_with("_scale_inv") && tensor.shape.size() < 2);
+    });
+    return more ? &kFineGrainedFp8 : &kDeepSeekV3;
   }
-  const bool fine = any(tensors, [](const auto& tensor) {
-    return tensor.name.ends_with("weight_scale") && tensor.shape.size() > 1;
-  });
-  return fine ? &kCompressedTensors : &kComfyUi;
+  // [N, 1] and blocks [N/128, K/128], against [N] and blocks [N/128, 1, K/128, 1].
+  const auto scaled = [&](auto has_shape) {
+    return any(tensors, [&](const auto& tensor) {
+      return tensor.name.ends_with("weight_scale") && has_shape(tensor.shape);
+    });
+  };
+  if (scaled([](const auto& shape) { return shape.size() == 2; })) return &kCompressedTensors;
+  const bool is_modelopt = scaled(
+      [](const auto& shape) { return shape.size() == 4 || (shape.size() == 1 && shape[0] > 1); });
+  return is_modelopt ? &kModelOpt : &kComfyUi;
 }
 
 const Family* family_in(const CheckpointSource& source, const ByName& tensors) {

@@ -1,5 +1,8 @@
 // NVIDIA's Model Optimizer, as TensorRT-LLM, vLLM and SGLang read it. Source: the `export` package
 // of nvidia-modelopt 0.47 (convert_hf_config.py, quant_utils.py).
+#include <algorithm>
+#include <cctype>
+
 #include "octofold/scale_layout.h"
 
 #include "core/check.h"
@@ -28,13 +31,21 @@ constexpr std::string_view algorithm(Granularity granularity) {
   }
 }
 
+/// Its exporter writes the algorithm of blocks in small letters.
+std::string in_capitals(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return text;
+}
+
 /// Its algorithm is where hf_quant_config.json has it, under "quantization", or in config.json.
 bool recognizes(const nlohmann::json& config) {
   if (text_at(config, "quant_method") != "modelopt") return false;
   const auto said = config.find("quant_algo");
   if (said == config.end() || !said->is_string()) return true;
+  const std::string text = in_capitals(said->get<std::string>());
   for (const Granularity granularity : kGranularities) {
-    if (*said == algorithm(granularity)) return true;
+    if (text == algorithm(granularity)) return true;
   }
   fail_unsupported(kModelOpt, "quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN or FP8_PB_WO",
                    said->dump());
@@ -47,15 +58,20 @@ std::string_view algorithm_of(const Description& checkpoint) {
 
 nlohmann::json producer() { return {{"name", "octofold"}, {"version", OCTOFOLD_VERSION}}; }
 
+/// It says groups of FP8 alone, whose scales are of tensors and static.
 std::optional<nlohmann::json> config_of(const Description& checkpoint) {
-  const nlohmann::json floats = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
-  nlohmann::json group = {{"targets", {"Linear"}}, {"weights", floats}};
-  if (all_static(checkpoint)) group["input_activations"] = floats;
-  return nlohmann::json{{"config_groups", {{"group_0", group}}},
-                        {"ignore", checkpoint.skipped},
-                        {"producer", producer()},
-                        {"quant_algo", algorithm_of(checkpoint)},
-                        {"quant_method", "modelopt"}};
+  const std::string_view said = algorithm_of(checkpoint);
+  nlohmann::json config = {{"ignore", checkpoint.skipped},
+                           {"producer", producer()},
+                           {"quant_algo", said},
+                           {"quant_method", "modelopt"}};
+  if (said == algorithm(Granularity::kTensor)) {
+    const nlohmann::json floats = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+    nlohmann::json group = {{"targets", {"Linear"}}, {"weights", floats}};
+    if (all_static(checkpoint)) group["input_activations"] = floats;
+    config["config_groups"] = {{"group_0", group}};
+  }
+  return config;
 }
 
 std::vector<SideFile> side_files(const Description& checkpoint) {

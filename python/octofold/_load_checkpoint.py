@@ -1,0 +1,190 @@
+"""Checkpoints in memory: each tensor is read from its file when it is asked for."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
+from ._core.frameworks import Array
+from ._core.ops import scale_shape
+from .errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
+from .scaled_tensor import ScaledTensor
+
+_NAME: Final = "load_checkpoint"
+
+# By safetensors' names: NumPy's types, and what torch calls them.
+_DTYPES: Final[dict[str, tuple[np.dtype[Any], str]]] = {
+    name: (np.dtype(dtype), torch_name)
+    for name, dtype, torch_name in (
+        ("BOOL", np.bool_, "bool"),
+        ("U8", np.uint8, "uint8"),
+        ("U16", np.uint16, "uint16"),
+        ("U32", np.uint32, "uint32"),
+        ("U64", np.uint64, "uint64"),
+        ("I8", np.int8, "int8"),
+        ("I16", np.int16, "int16"),
+        ("I32", np.int32, "int32"),
+        ("I64", np.int64, "int64"),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn, "float8_e4m3fn"),
+        ("F8_E5M2", ml_dtypes.float8_e5m2, "float8_e5m2"),
+        ("F8_E8M0", ml_dtypes.float8_e8m0fnu, "float8_e8m0fnu"),
+        ("F16", np.float16, "float16"),
+        ("BF16", ml_dtypes.bfloat16, "bfloat16"),
+        ("F32", np.float32, "float32"),
+        ("F64", np.float64, "float64"),
+        ("C64", np.complex64, "complex64"),
+    )
+}
+
+
+class Checkpoint(Mapping[str, Any]):
+    """A checkpoint on disk, by the names of parameters: of weights in FP8 a ScaledTensor, of all
+    others an array. load_checkpoint() makes one.
+
+    Nothing is kept: each access reads the tensor again, into memory of its own. Scales are float32
+    in the shapes of scale_shape(), whatever the file has; codes without scales have one of 1. A
+    stack [experts, N, K] has stacked scales, as quantize(matrices=) makes them.
+    """
+
+    def __init__(self, contents: CheckpointContents, framework: str, device: Any) -> None:
+        """framework, device: as of load_checkpoint(), which checks them."""
+        self._contents, self._framework, self._device = contents, framework, device
+        self._weights = {weight.name: weight for weight in contents.weights}
+        self._others = {tensor.name: tensor for tensor in contents.others}
+
+    @property
+    def contents(self) -> CheckpointContents:
+        """What the files' headers say."""
+        return self._contents
+
+    @property
+    def family(self) -> str | None:
+        """Whose conventions it follows; None: nothing is FP8."""
+        return self._contents.family
+
+    @property
+    def framework(self) -> str:
+        """ "torch" or "numpy"."""
+        return self._framework
+
+    def weight(self, name: str) -> CheckpointWeight | None:
+        """Where the FP8 weight of this name lies; None: it is not FP8, or there is none."""
+        return self._weights.get(name)
+
+    def tensor(self, name: str) -> CheckpointTensor:
+        """Where the codes or the values of this name lie. Raises KeyError."""
+        weight = self._weights.get(name)
+        return self._others[name] if weight is None else weight.codes
+
+    def __getitem__(self, name: str) -> Any:
+        weight = self._weights.get(name)
+        if weight is None:
+            return self._array(self._others[name])
+        codes = self._array(weight.codes)
+        shape = weight.codes.shape
+        stack = shape[0] if len(shape) > 2 else None
+        expected = scale_shape(weight.granularity, *shape, matrices=stack)
+        if weight.scale is None:
+            scale = np.ones(expected, np.float32)
+        else:
+            scale = _read(weight.scale).astype(np.float32).reshape(expected)
+        return ScaledTensor(codes, self._delivered(scale), weight.granularity)
+
+    def input_scale(self, name: str) -> Array | None:
+        """The static scale that whoever made the checkpoint gave the input of this layer's weight:
+        float32 [1], of a stack [experts]; None: there is none. Raises KeyError."""
+        weight = self._weights.get(name)
+        if weight is None:
+            self._others[name]
+            return None
+        if weight.input_scale is None:
+            return None
+        return self._delivered(_read(weight.input_scale).astype(np.float32).reshape(-1))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._others)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+        return name in self._weights or name in self._others
+
+    def __repr__(self) -> str:
+        return (
+            f"Checkpoint(family={self.family!r}, {len(self._weights)} weights in FP8, "
+            f"{len(self._others)} other tensors, {len(self._contents.files)} files)"
+        )
+
+    def _array(self, tensor: CheckpointTensor) -> Array:
+        return self._delivered(_read(tensor), tensor.dtype)
+
+    def _delivered(self, array: "np.ndarray[Any, Any]", dtype: str = "F32") -> Array:
+        if self._framework == "numpy":
+            return array
+        import torch
+
+        # torch takes no arrays of ml_dtypes, so bytes; of at least one dimension, to be viewed.
+        flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
+        values = flat.view(getattr(torch, _DTYPES[dtype][1])).reshape(array.shape)
+        return values if self._device is None else values.to(self._device)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], framework: str = "torch", device: Any = None
+) -> Checkpoint:
+    """A checkpoint of any family, its weights in FP8 as ScaledTensors.
+
+    >>> checkpoint = octofold.load_checkpoint("model")
+    >>> w8 = checkpoint["model.layers.0.mlp.up_proj.weight"]
+    >>> y = octofold.gemm(octofold.quantize(x), w8)
+
+    path: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either.
+    framework: of its arrays, "torch" or "numpy" (with ml_dtypes).
+    device: where torch's tensors go, as torch has it; None: the CPU.
+
+    Headers are read at once, each tensor when it is asked for. For what checkpoints there are, see
+    inspect_checkpoint(), whose errors are raised. An access raises IoError where the file cannot be
+    read, BadFormatError where it has become shorter, UnsupportedError for dtypes that the framework
+    has not. octofold.models.load_checkpoint_into() gives a model its weights.
+    """
+    if framework not in ("torch", "numpy"):
+        raise invalid_argument(_NAME, "framework", "'torch' or 'numpy'", repr(framework))
+    if framework == "numpy" and device not in (None, "cpu"):
+        raise invalid_argument(_NAME, "device", "None or 'cpu' with NumPy", repr(device))
+    return Checkpoint(inspect_checkpoint(path), framework, device)
+
+
+def _read(tensor: CheckpointTensor) -> "np.ndarray[Any, Any]":
+    """The values, in memory of their own."""
+    if tensor.dtype not in _DTYPES:
+        raise UnsupportedError(
+            f"{_NAME}: tensor '{tensor.name}': expected one of {', '.join(_DTYPES)}, got "
+            f"{tensor.dtype}"
+        )
+    data = np.empty(tensor.bytes, np.uint8)
+    try:
+        with open(tensor.file, "rb", buffering=0) as file:
+            file.seek(tensor.offset)
+            _fill(file, data, tensor)
+    except OSError as error:
+        text = f"cannot read '{tensor.file}': {error.strerror}"
+        raise IoErrorWithErrno(f"{error.errno}:{text}") from error
+    return data.view(_DTYPES[tensor.dtype][0]).reshape(tensor.shape)
+
+
+def _fill(file: Any, data: "np.ndarray[Any, Any]", tensor: CheckpointTensor) -> None:
+    """Large reads come in pieces."""
+    done = 0
+    while done < data.size:
+        count = file.readinto(data.data[done:])
+        if not count:
+            raise BadFormatError(
+                f"{tensor.file}: tensor '{tensor.name}': expected {data.size} bytes at "
+                f"{tensor.offset}, got {done}: the file has changed since its header was read"
+            )
+        done += count

@@ -1,0 +1,207 @@
+"""Models get the weights of a checkpoint, in FP8 where it has them so."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from .._core.torch import NAMES, same_bytes
+from .._load_checkpoint import Checkpoint, load_checkpoint
+from ..errors import InvalidArgumentError, invalid_argument
+from ..nn.convert import replaced
+from ..nn.fp8_weight import Fp8Weight
+from ..nn.inference import InferenceLinear
+from ..nn.recipes import Product, Recipe, blockwise, rowwise, tensorwise
+from ..nn.weight_only import WeightOnlyLinear
+from ..scaled_tensor import ScaledTensor
+from .load_places import Slot, slots_of, transient_meta_buffers
+
+_NAME: Final = "octofold.models.load_checkpoint_into"
+_LINEAR: Final = ("auto", "inference", "weight-only")
+_NAMED_AT_MOST: Final = 5
+_FIRST_WITH_FP8_UNITS: Final = (8, 9)
+
+# Of a product with a weight of these scales.
+_RECIPES: Final = {
+    "128x128": blockwise,
+    "channel": rowwise,
+    "tensor": tensorwise,
+    "1x128": Recipe(output=Product("1x128", "1x128"), grad_input=None, grad_weight=None),
+}
+
+
+@torch.no_grad()
+def load_checkpoint_into(
+    module: Module,
+    checkpoint: Checkpoint | str | os.PathLike[str],
+    *,
+    linear: str = "auto",
+    strict: bool = True,
+) -> Module:
+    """Give a model the weights of a checkpoint; its linear layers compute in FP8 where the
+    checkpoint's weights are FP8.
+
+    module: changed in place, if it is no torch.nn.Linear itself. It may be on several devices, and
+        on "meta" as a whole or in part: what is there goes where the checkpoint's device is, in the
+        dtype that it has there.
+    checkpoint: of load_checkpoint(framework="torch"), or a path. Its names are the module's.
+    linear: what each torch.nn.Linear becomes whose weight is FP8: "inference", an
+        octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
+        scales of their own: static ones of the checkpoint are not used); "weight-only", an
+        octofold.nn.WeightOnlyLinear; "auto": "inference", but "weight-only" on GPUs without FP8
+        units and for layers that the checkpoint wants multiplied in high precision.
+    strict: whether names of one that the other lacks are an error.
+
+    FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
+    heads tied to embeddings) are dequantized into their parameters. Layers that hold FP8 weights
+    already take weights of the same scales. All other parameters and buffers are loaded in place.
+    What is tied stays tied. All is read before the first parameter changes, so that errors leave
+    the module as it was.
+
+    Returns the module; of a torch.nn.Linear the new layer.
+    Raises InvalidArgumentError that names the argument, and what reading raises.
+    """
+    if not isinstance(module, Module):
+        raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
+    if linear not in _LINEAR:
+        raise invalid_argument(_NAME, "linear", f"one of {', '.join(_LINEAR)}", repr(linear))
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = load_checkpoint(checkpoint)
+    if checkpoint.framework != "torch":
+        expected = "one of load_checkpoint(framework='torch')"
+        raise invalid_argument(_NAME, "checkpoint", expected, checkpoint.framework)
+    slots = slots_of(module)
+    if strict:
+        _require_same_names(module, slots, checkpoint)
+    found = {slot: names for slot in slots if (names := _present(slot, checkpoint))}
+    for slot, names in found.items():
+        for name in names:
+            _require_fitting(slot, name, checkpoint)
+    values = {slot: _value(slot, names, checkpoint) for slot, names in found.items()}
+    linears = []
+    for slot, value in values.items():
+        if not isinstance(value, ScaledTensor):
+            slot.fill(value)
+        elif slot.fp8_layers:
+            for layer in slot.fp8_layers:
+                layer.hold(value, layer.bias)
+        else:
+            linears.append(slot)
+    new: dict[int, Module] = {}
+    for slot in linears:  # when biases are there
+        weight = checkpoint.weight(found[slot][0])
+        hint = weight is not None and weight.full_precision
+        for place in slot.places:
+            new[id(place.owner)] = _fp8_layer(place.owner, values[slot], linear, hint)
+    return replaced(module, new)
+
+
+def _present(slot: Slot, checkpoint: Checkpoint) -> list[str]:
+    return [name for name in slot.names if name in checkpoint]
+
+
+def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
+    known = {name for slot in slots for name in slot.names}
+    unexpected = [name for name in checkpoint if name not in known]
+    missing = [slot.names[0] for slot in slots if not _present(slot, checkpoint)]
+    if missing or unexpected:
+        expected = "the names of the module's parameters and buffers (or strict=False)"
+        got = [
+            f"{kind} {_listed(names)}"
+            for kind, names in (("none named", missing), ("others named", unexpected))
+            if names
+        ]
+        raise invalid_argument(_NAME, "checkpoint", expected, "; ".join(got))
+    transient = transient_meta_buffers(module)
+    if transient:
+        expected = (
+            "no buffers on meta that are no part of a state_dict, as no checkpoint has them "
+            "(make the model with them in memory, or strict=False)"
+        )
+        raise invalid_argument(_NAME, "module", expected, _listed(transient))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _wrong(name: str, expected: str, got: object) -> InvalidArgumentError:
+    return invalid_argument(_NAME, f"checkpoint['{name}']", expected, got)
+
+
+def _require_fitting(slot: Slot, name: str, checkpoint: Checkpoint) -> None:
+    tensor, weight = checkpoint.tensor(name), checkpoint.weight(name)
+    if tensor.shape != tuple(slot.tensor.shape):
+        raise _wrong(name, f"{list(slot.tensor.shape)}, as the module has it", list(tensor.shape))
+    is_float = tensor.dtype.startswith(("F", "BF"))
+    if is_float != slot.tensor.is_floating_point():
+        raise _wrong(name, f"{slot.tensor.dtype}, as the module has it", tensor.dtype)
+    for layer in slot.fp8_layers:
+        own = layer.scaled_weight
+        expected = f"an FP8 weight with {own.granularity} scales, as the module's"
+        if weight is None:
+            raise _wrong(name, expected, tensor.dtype)
+        if weight.granularity != own.granularity:
+            raise _wrong(name, expected, weight.granularity)
+        if NAMES.get(slot.tensor.dtype) != tensor.dtype.removeprefix("F8_").lower():
+            raise _wrong(name, f"{slot.tensor.dtype}, as the module has it", tensor.dtype)
+
+
+def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
+    """What the slot gets, where it goes: a ScaledTensor for layers in FP8, else a tensor."""
+    value, *others = (checkpoint[name] for name in names)
+    for name, other in zip(names[1:], others, strict=True):
+        same = value.equals(other) if isinstance(value, ScaledTensor) else same_bytes(value, other)
+        if not same:
+            raise _wrong(name, f"the values of '{names[0]}', to which it is tied", "others")
+    device = value.data.device if slot.tensor.is_meta and isinstance(value, ScaledTensor) else None
+    device = device or (value.device if slot.tensor.is_meta else slot.tensor.device)
+    if not isinstance(value, ScaledTensor):
+        return value.to(device, slot.tensor.dtype)
+    value = value.to(device)
+    if slot.fp8_layers or slot.is_weight_of_linears:
+        return value
+    return _dequantized(value, slot.tensor.dtype)
+
+
+def _dequantized(value: ScaledTensor, dtype: torch.dtype) -> Tensor:
+    if value.data.dim() < 3 or value.granularity in ("channel", "1x128"):
+        values: Tensor = value.dequantize(dtype)
+        return values
+    # Scales of a stack begin anew with each matrix.
+    return torch.stack(
+        [
+            ScaledTensor(
+                codes, scale.reshape(-1) if scale.dim() == 0 else scale, value.granularity
+            ).dequantize(dtype)
+            for codes, scale in zip(value.data, value.scale, strict=True)
+        ]
+    )
+
+
+def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: bool) -> Fp8Weight:
+    """The twin of a torch.nn.Linear with this weight and its bias."""
+    device, codes = weight.data.device, NAMES[weight.data.dtype]
+    sizes = linear.in_features, linear.out_features
+    if kind == "weight-only" or (kind == "auto" and (full_precision or not _multiplies(device))):
+        layer: Fp8Weight = WeightOnlyLinear(
+            *sizes, False, "meta", granularity=weight.granularity, weight_dtype=codes
+        )
+        layer.hold(weight, linear.bias)
+    else:
+        recipe = replace(_RECIPES[weight.granularity], weight_dtype=codes)
+        layer = InferenceLinear(*sizes, False, "meta", recipe=recipe)
+        layer.hold(weight, None if linear.bias is None else linear.bias.detach())
+    return layer.train(linear.training)
+
+
+def _multiplies(device: torch.device) -> bool:
+    """Whether this device multiplies in FP8."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8_UNITS

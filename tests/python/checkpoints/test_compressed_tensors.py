@@ -1,0 +1,172 @@
+"""compressed-tensors: it decompresses what we write, and we read what it wrote."""
+
+import octofold
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+from checkpoint_support import raw_tensors, read_config  # noqa: E402
+from compressed_tensors import BaseCompressor, ModelCompressor  # noqa: E402
+from compressed_tensors.quantization import (  # noqa: E402
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    apply_quantization_config,
+)
+from model_support import llama, load, logits_of, quiet, save_tiny  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    quiet()
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    save_tiny(llama(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor", "128x128", "1x128"])
+def test_it_decompresses_what_we_write(folder, tmp_path, granularity):
+    out = tmp_path / "out"
+    report = octofold.quantize_checkpoint(
+        folder, out, family="compressed-tensors", granularity=granularity
+    )
+    assert len(report.files) > 4
+    said = read_config(out)["quantization_config"]
+    config = QuantizationConfig.model_validate(said)
+    assert config.ignore == ["lm_head", "model.embed_tokens"] or set(config.ignore) >= {"lm_head"}
+    (scheme,) = config.config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(config.format)
+    raw = raw_tensors(out)
+    checkpoint = octofold.load_checkpoint(out)
+    assert checkpoint.family == "compressed-tensors"
+    for name in report.quantized:
+        module = {
+            key: raw[f"{name.removesuffix('weight')}{key}"] for key in ("weight", "weight_scale")
+        }
+        assert module["weight_scale"].dtype == torch.float32
+        values = compressor.decompress(module, scheme)["weight"]
+        assert torch.equal(values.float(), checkpoint[name].dequantize())
+        assert not torch.equal(values, torch.zeros_like(values))
+    for name in report.copied:
+        assert torch.equal(raw[name], checkpoint[name])
+
+
+SCHEMES = {
+    "tensor": ({"strategy": "tensor"}, {"strategy": "tensor"}),
+    "channel": ({"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
+    "128x128": (
+        {"strategy": "block", "block_structure": [128, 128]},
+        {"strategy": "group", "dynamic": True, "group_size": 128},
+    ),
+}
+
+
+def calibrated(granularity):
+    """A model that compressed-tensors is to write, with scales in its own BF16."""
+    model = save_model()
+    weights, inputs = (
+        QuantizationArgs(num_bits=8, type="float", symmetric=True, **arguments)
+        for arguments in SCHEMES[granularity]
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"])
+    apply_quantization_config(model, config, show_progress=False)
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "weight_scale"):
+                scale = octofold.quantize(module.weight.float(), granularity=granularity).scale
+                module.weight_scale.copy_(scale.reshape(module.weight_scale.shape))
+            if hasattr(module, "input_scale"):
+                module.input_scale.fill_(0.03)
+    return model
+
+
+def save_model():
+    import transformers
+
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM(llama()).bfloat16()
+
+
+@pytest.mark.parametrize("granularity", SCHEMES)
+def test_we_read_what_it_wrote(tmp_path, granularity):
+    quiet()
+    model = calibrated(granularity)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path / "out")
+    compressor.update_config(tmp_path / "out")
+
+    checkpoint = octofold.load_checkpoint(tmp_path / "out")
+    assert checkpoint.family == "compressed-tensors"
+    weights = {weight.name: weight for weight in checkpoint.contents.weights}
+    assert len(weights) == 7
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert weights[name].granularity == granularity
+    assert weights[name].scale.dtype == "BF16"
+    given = checkpoint.input_scale(name)
+    if granularity == "tensor":
+        assert given.tolist() == torch.tensor([0.03]).bfloat16().tolist()
+    else:
+        assert given is None
+    codes = {key: tensor for key, tensor in model.state_dict().items() if key in weights}
+    scales = {
+        key: model.get_parameter(f"{key}_scale").detach().float().flatten().tolist()
+        for key in weights
+    }
+    compressor.decompress_model(model)
+    for key in weights:
+        value = checkpoint[key]
+        assert torch.equal(value.data.view(torch.uint8), codes[key].view(torch.uint8))
+        assert value.scale.flatten().tolist() == scales[key]
+        # It multiplies in BF16, whose only rounding is the product's.
+        assert torch.equal(value.dequantize("bfloat16"), model.get_parameter(key))
+
+    # And on to a family whose scales are FP32.
+    family = "modelopt" if granularity == "tensor" else "torchao"
+    report = octofold.convert_checkpoint(tmp_path / "out", tmp_path / "next", family)
+    assert report.requantized == ()
+    following = octofold.load_checkpoint(tmp_path / "next")
+    for key in weights:
+        assert following[key].equals(checkpoint[key])
+    if granularity == "tensor":
+        assert torch.equal(following.input_scale(name), given)
+
+
+def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
+    """Scales of a tensor with a static one of its input, without, and of channels."""
+    octofold.quantize_checkpoint(
+        folder, tmp_path / "a", family="compressed-tensors", granularity="tensor"
+    )
+    tensors = raw_tensors(tmp_path / "a")
+    layer = "model.layers.0.mlp"
+    tensors[f"{layer}.up_proj.input_scale"] = torch.tensor([0.0625])
+    rows = tensors[f"{layer}.down_proj.weight"].shape[0]
+    tensors[f"{layer}.down_proj.weight_scale"] = (
+        tensors[f"{layer}.down_proj.weight_scale"].expand(rows, 1).clone()
+    )
+    (tmp_path / "b").mkdir()
+    save_file(tensors, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
+
+    # There and back through a family with one granularity for all.
+    octofold.convert_checkpoint(tmp_path / "b", tmp_path / "c", "modelopt")
+    report = octofold.convert_checkpoint(tmp_path / "c", tmp_path / "d", "compressed-tensors")
+    assert report.requantized == report.dropped == ()
+    before, after = (octofold.load_checkpoint(tmp_path / name) for name in "bd")
+    for name in report.quantized:
+        assert torch.equal(before[name].dequantize(), after[name].dequantize())
+    model = load(tmp_path / "d")
+    schemes = {
+        name: module.quantization_scheme
+        for name, module in model.named_modules()
+        if hasattr(module, "quantization_scheme")
+    }
+    assert {f"{name}.weight" for name in schemes} == set(report.quantized)
+    for name, scheme in schemes.items():
+        assert scheme.weights.strategy == "channel"
+        assert scheme.input_activations.dynamic == (not name.endswith("up_proj"))
+    assert model.get_parameter(f"{layer}.up_proj.input_scale").item() == 0.0625
+    assert logits_of(model).isfinite().all()

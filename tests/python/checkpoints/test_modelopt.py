@@ -1,0 +1,164 @@
+"""NVIDIA Model Optimizer's layout, as the exporter of nvidia-modelopt 0.47 writes it: which
+depends on CUDA packages that tests do not install, so its facts are written out here."""
+
+import json
+
+import numpy as np
+import octofold
+import pytest
+import torch
+from checkpoint_support import read_config, wide_tensors, write_folder
+from safetensors.torch import load_file, save_file
+
+ALGORITHMS = {"channel": "FP8_PER_CHANNEL_PER_TOKEN", "128x128": "FP8_PB_WO"}
+
+
+def modelopt_folder(folder, algorithm, tensors, excluded=("lm_head",)):
+    """As export_hf_checkpoint() leaves it."""
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantization = {
+        "quant_algo": algorithm,
+        "kv_cache_quant_algo": None,
+        "exclude_modules": list(excluded),
+    }
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": producer, "quantization": quantization})
+    )
+    floats = {"dynamic": False, "num_bits": 8, "type": "float"}
+    group = {"input_activations": floats, "weights": floats, "targets": ["Linear"]}
+    said = {
+        **({"config_groups": {"group_0": group}} if algorithm == "FP8" else {}),
+        "ignore": list(excluded),
+        "quant_algo": algorithm,
+        "producer": producer,
+        "quant_method": "modelopt",
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "quantization_config": said})
+    )
+    return folder
+
+
+def codes(*shape):
+    torch.manual_seed(5)
+    return (torch.randn(shape) * 30).to(torch.float8_e4m3fn)
+
+
+def one_layer(scale, input_scale=None):
+    tensors = {
+        "model.layers.0.mlp.up_proj.weight": codes(256, 384),
+        "model.layers.0.mlp.up_proj.weight_scale": scale,
+        "lm_head.weight": torch.ones(3, 384, dtype=torch.bfloat16),
+    }
+    if input_scale is not None:
+        tensors["model.layers.0.mlp.up_proj.input_scale"] = input_scale
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "granularity", "shape", "ours"),
+    [
+        ("FP8", "tensor", (), (1,)),
+        ("FP8_PER_CHANNEL_PER_TOKEN", "channel", (256,), (256,)),
+        ("fp8_pb_wo", "128x128", (2, 1, 3, 1), (2, 3)),
+    ],
+)
+def test_we_read_its_layouts(tmp_path, algorithm, granularity, shape, ours):
+    scale = torch.rand(shape) + 0.5
+    is_static = granularity == "tensor"
+    tensors = one_layer(scale, torch.tensor(0.125) if is_static else None)
+    checkpoint = octofold.load_checkpoint(modelopt_folder(tmp_path / "in", algorithm, tensors))
+    assert checkpoint.family == "modelopt"
+    name = "model.layers.0.mlp.up_proj.weight"
+    value = checkpoint[name]
+    assert (value.granularity, tuple(value.scale.shape)) == (granularity, ours)
+    assert torch.equal(value.scale.flatten(), scale.flatten())
+    given = checkpoint.input_scale(name)
+    assert given.tolist() == [0.125] if is_static else given is None
+    assert set(checkpoint) == {name, "lm_head.weight"}
+
+    report = octofold.convert_checkpoint(tmp_path / "in", tmp_path / "out", "compressed-tensors")
+    assert report.requantized == report.dropped == ()
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+    converted = octofold.load_checkpoint(tmp_path / "out")
+    assert converted[name].equals(value)
+    (group,) = read_config(tmp_path / "out")["quantization_config"]["config_groups"].values()
+    assert group["input_activations"]["dynamic"] is not is_static
+    back = octofold.convert_checkpoint(tmp_path / "out", tmp_path / "back", "modelopt")
+    assert back.requantized == ()
+    written = load_file(tmp_path / "back" / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert (written[key].dtype, written[key].shape) == (tensor.dtype, tensor.shape), key
+        assert torch.equal(written[key].float(), tensor.float())
+    said = json.loads((tmp_path / "back" / "hf_quant_config.json").read_text())
+    assert said["quantization"]["quant_algo"] == algorithm.upper()
+    assert said["quantization"]["exclude_modules"] == ["lm_head"]
+    groups = read_config(tmp_path / "back")["quantization_config"].get("config_groups")
+    assert groups == read_config(tmp_path / "in")["quantization_config"].get("config_groups")
+
+
+@pytest.mark.parametrize("granularity", ALGORITHMS)
+def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
+    tensors = wide_tensors(rng)
+    write_folder(tmp_path / "in", tensors, {"model_type": "llama"})
+    report = octofold.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", family="modelopt", granularity=granularity
+    )
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    shapes = {"channel": ([300], [260]), "128x128": ([3, 1, 3, 1], [3, 1, 3, 1])}[granularity]
+    assert list(written["blocks.0.up.weight_scale"].shape) == shapes[0]
+    assert list(written["blocks.0.down.weight_scale"].shape) == shapes[1]
+    assert written["blocks.0.up.weight_scale"].dtype == torch.float32
+    assert written["blocks.0.up.weight"].dtype == torch.float8_e4m3fn
+    assert set(report.copied) == set(tensors) - set(report.quantized)
+    excluded = ["embed_tokens", "lm_head"]
+    side = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    assert side["producer"]["name"] == "octofold"
+    assert side["quantization"]["quant_algo"] == ALGORITHMS[granularity]
+    assert sorted(side["quantization"]["exclude_modules"]) == excluded
+    said = read_config(tmp_path / "out")["quantization_config"]
+    assert said["quant_method"] == "modelopt"
+    assert "config_groups" not in said  # of FP8 alone
+    assert said["quant_algo"] == ALGORITHMS[granularity]
+    assert sorted(said["ignore"]) == excluded
+    assert tmp_path / "out" / "hf_quant_config.json" in report.files
+    value = octofold.load_checkpoint(tmp_path / "out", "numpy")["blocks.0.up.weight"]
+    expected = octofold.quantize(tensors["blocks.0.up.weight"], granularity=granularity)
+    np.testing.assert_array_equal(value.dequantize(), expected.dequantize())
+
+
+def test_hf_quant_config_alone_says_whose_it_is(tmp_path):
+    folder = modelopt_folder(tmp_path / "in", "FP8", one_layer(torch.tensor(2.0)))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert octofold.inspect_checkpoint(folder).family == "modelopt"
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", "INT4_AWQ", "MIXED_PRECISION"])
+def test_other_algorithms_are_refused(tmp_path, algorithm):
+    folder = modelopt_folder(tmp_path / "in", algorithm, one_layer(torch.tensor(2.0)))
+    with pytest.raises(octofold.UnsupportedError, match=f"quant_algo FP8.*{algorithm}"):
+        octofold.inspect_checkpoint(folder)
+
+
+def test_scales_of_tensors_go_with_static_scales_of_inputs(tmp_path, rng):
+    write_folder(tmp_path / "in", wide_tensors(rng), {})
+    with pytest.raises(octofold.InvalidArgumentError, match="no static scales of inputs"):
+        octofold.quantize_checkpoint(
+            tmp_path / "in", tmp_path / "out", family="modelopt", granularity="tensor"
+        )
+    assert not (tmp_path / "out").exists()
+    tensors = one_layer(torch.tensor(0.5))
+    file = tmp_path / "dynamic.safetensors"
+    save_file(tensors, file)
+    report = octofold.convert_checkpoint(file, tmp_path / "channels.safetensors", "modelopt")
+    assert report.requantized == ()
+    (name,) = report.quantized
+    ours, before = (
+        octofold.load_checkpoint(path)[name] for path in (tmp_path / "channels.safetensors", file)
+    )
+    assert (ours.granularity, before.granularity) == ("channel", "tensor")
+    assert torch.equal(ours.data.view(torch.uint8), before.data.view(torch.uint8))
+    assert torch.equal(ours.dequantize(), before.dequantize())
