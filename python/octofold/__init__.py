@@ -11,7 +11,12 @@ modules of them, and
 
 >>> octofold.nn.convert(model)                            # every torch.nn.Linear
 
-makes a model train in FP8.
+makes a model train in FP8;
+
+>>> plan = octofold.models.advise(model, inputs)          # which layers gain by it, measured
+>>> octofold.models.apply(model, plan)
+
+makes one quicker or smaller at inference.
 """
 
 import importlib
@@ -58,6 +63,7 @@ from .scaled_tensor import ScaledTensor
 from .words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
+    from . import models as models
     from . import nn as nn
     from .nn.blocks import mlp as mlp
     from .nn.blocks import norm_linear as norm_linear
@@ -70,13 +76,13 @@ __version__: str
 
 
 def __getattr__(name: str) -> object:
-    """What takes longer to import than the rest of this file; nn and layers need torch."""
+    """What takes longer to import than the rest of this file; nn, models and layers need torch."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("octofold")
-    if name == "nn":
-        return importlib.import_module(".nn", __name__)
+    if name in ("models", "nn"):
+        return importlib.import_module(f".{name}", __name__)
     if name == "linear":
         return importlib.import_module(".nn.functional", __name__).linear
     if name == "experts":
