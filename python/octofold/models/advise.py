@@ -12,7 +12,7 @@ from ..errors import UnsupportedError, invalid_argument
 from .assemble import assemble
 from .fingerprint import device_of, model_bytes
 from .layers import linears_of
-from .measure_errors import in_place, options_of, with_effects
+from .measure_errors import in_place, options_of, own_error, with_effects
 from .measure_times import Candidate, groups_of, time_group
 from .pick import Picked
 from .plan import Plan
@@ -92,13 +92,14 @@ def advise(
                 "the plan was not faster than the model as it is, so nothing is changed: "
                 f"{times.planned * 1e3:.3f} ms beside {times.own * 1e3:.3f}"
             )
-            found = Found([None] * len(advisor.candidates), 0.0)
+            found = Found([None] * len(advisor.candidates), 0.0, 0.0)
             times = advisor.times(found)
         advisor.steps.done()
     bounds = target, max_error, max_bytes
     uncalled = dict.fromkeys(linears, "these inputs do not call it")
     return assemble(
         model, len(runs), device, bounds, advisor.candidates, found, times, advisor.graph,
+        advisor.floor,
         {**uncalled, **alone}, advisor.notes,
     )  # fmt: skip
 
@@ -138,6 +139,8 @@ class _Advisor:
         self.notes: list[str] = []
         self.graph: bool | None = None
         """Whether times are those of CUDA graphs; None: there are no times."""
+        self.floor = 0.0
+        """The error of the model as it is."""
         self._expected: list[list[Tensor]] = []
 
     def measure(self, linears: dict[str, torch.nn.Linear], effects: bool) -> None:
@@ -150,6 +153,7 @@ class _Advisor:
             raise invalid_argument(_NAME, "inputs", expected, "one that calls none")
         self.steps.step()
         self._note_repeatability()
+        self.floor = own_error(called, self.model, self.runs, self._expected)
         for record in called:
             self.candidates.append(self._candidate(record, effects))
             self.steps.step()
@@ -177,7 +181,7 @@ class _Advisor:
     def _candidate(self, record: Recorded, effects: bool) -> Candidate:
         options = options_of(record, self.ways, self.device)
         if effects:
-            arguments = self.ways, self.model, self.runs, self._expected
+            arguments = self.ways, self.model, self.runs, self._expected, self.floor
             return Candidate(record, with_effects(options, record, *arguments))
         return Candidate(record, [option.with_effect(option.error) for option in options])
 
@@ -186,9 +190,9 @@ class _Advisor:
         layers = [choices_of(candidate.options, target) for candidate in self.candidates]
         if max_bytes is None:
             assert max_error is not None
-            return within_error(layers, max_error, self._check)
+            return within_error(layers, max_error, self.floor, self._check)
         have = model_bytes(self.model)
-        found = within_bytes(layers, have - max_bytes, self._check)
+        found = within_bytes(layers, have - max_bytes, self.floor, self._check)
         if found is None:
             least = have - sum(max((c.gain for c in choices), default=0.0) for choices in layers)
             expected = f"at least {least:.0f}, which FP8 in every layer that can be leaves"

@@ -27,6 +27,7 @@ def assemble(
     found: Found,
     times: WholeTimes | None,
     graph: bool | None,
+    error_own: float,
     alone: dict[str, str],
     notes: Sequence[str],
 ) -> Plan:
@@ -54,12 +55,18 @@ def assemble(
         runs=runs,
         layers=tuple(layers),
         others=others_of(model),
-        whole=_whole(model, layers, found, times),
+        whole=_whole(model, layers, found, times, error_own),
         notes=tuple(notes),
     )
 
 
-def _whole(model: Module, layers: Sequence[Layer], found: Found, times: WholeTimes | None) -> Whole:
+def _whole(
+    model: Module,
+    layers: Sequence[Layer],
+    found: Found,
+    times: WholeTimes | None,
+    error_own: float,
+) -> Whole:
     saved, gained = 0, 0.0
     for layer in layers:
         own, planned = layer.own, layer.planned
@@ -71,6 +78,7 @@ def _whole(model: Module, layers: Sequence[Layer], found: Found, times: WholeTim
     return Whole(
         bytes_own=have,
         bytes_planned=have - saved,
+        error_own=error_own,
         error_predicted=found.predicted,
         error=found.error,
         seconds_own=None if times is None else times.own,

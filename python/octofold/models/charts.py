@@ -41,6 +41,10 @@ def shares_chart(plan: Plan) -> str:
     predicted = {**after, "rest": rest}
     bars.append(("by the plan", planned if not timed else sum(predicted.values()), predicted))
     scale = (WIDTH - LEFT - 150) / max(1e-30, own, planned, sum(predicted.values()))
+
+    def words_of(share: float) -> str:
+        return quantity_text(plan, share)
+
     parts = []
     for row, (label, value, shares) in enumerate(bars):
         y = 8 + 46 * row
@@ -51,15 +55,14 @@ def shares_chart(plan: Plan) -> str:
             if width > 0:
                 title = f"{_share_name(kind)}: {quantity_text(plan, share)}"
                 parts.append(_rect(x, y, width, 30, _share_class(kind), title))
+                style = "on-rest" if kind == "rest" else "on-bar"
                 if width > 90:
-                    parts.append(
-                        _text(x + width / 2, y + 20, quantity_text(plan, share), "middle", "on-bar")
-                    )
+                    parts.append(_text(x + width / 2, y + 20, words_of(share), "middle", style))
             x += width
         words = quantity_text(plan, value) + (" predicted" if timed and row == 1 else "")
-        parts.append(_text(x + 8, y + 20, words))
+        mark = LEFT + 24 + planned * scale
+        parts.append(_text((max(x, mark) if row == 1 else x) + 8, y + 20, words))
         if timed and row == 1:
-            mark = LEFT + 24 + planned * scale
             parts.append(_line(mark, y - 5, mark, y + 35, "mark"))
             parts.append(_text(mark, y + 50, f"measured {milliseconds(planned)}", "middle"))
     return _svg(114 if timed else 94, parts, "What the whole is made of, as it is and by the plan")
@@ -141,7 +144,7 @@ def options_chart(plan: Plan) -> str:
         return LEFT + 8 + share * (WIDTH - LEFT - RIGHT - 16)
 
     for power in range(math.ceil(low), math.floor(high) + 1):
-        for factor in (1, 3):
+        for factor in (1, 2, 5):
             effect = factor * 10.0**power
             if low <= math.log10(effect) <= high:
                 x = x_of(effect)

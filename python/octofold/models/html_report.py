@@ -47,8 +47,8 @@ def _head(plan: Plan, title: str) -> str:
     )
     return (
         f"<h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(bound(plan))}. Measured on {escape(str(plan.machine))}, '
-        f"octofold {escape(plan.octofold)}, torch {escape(plan.torch)}.</p>"
+        f'<p class="soft">Asked for: {escape(bound(plan))}. '
+        f"Measured on {escape(str(plan.machine))}, octofold {escape(plan.octofold)}, torch {escape(plan.torch)}.</p>"
         f'<div class="tiles">{tiles}</div>{_notes(plan)}'
     )
 
@@ -161,9 +161,9 @@ def _cell(plan: Plan, layer: Layer, option: Option | None) -> str:
         title = layer.why_own or f"{layer.name} as it is"
     lines = [percent(option.error), megabytes(option.bytes)]
     if plan.timing is not None:
-        lines.insert(0, milliseconds(option.seconds))
-    small = "".join(f"<small>{escape(line)}</small>" for line in lines[1:])
-    return f'<td{chosen} title="{escape(title)}"><span>{escape(lines[0])}</span>{small}</td>'
+        lines = [milliseconds(option.seconds), " · ".join(lines)]
+    first, second = map(escape, lines)
+    return f'<td{chosen} title="{escape(title)}"><span>{first}</span><small>{second}</small></td>'
 
 
 def _alone(plan: Plan) -> str:
@@ -200,7 +200,9 @@ def _how(plan: Plan) -> str:
         f"<h2>How it was measured</h2><p>The model ran on the given inputs ({plan.runs} "
         f"{'run' if plan.runs == 1 else 'runs'}). The error of a layer is ‖output − exact‖ / "
         "‖exact‖ on rows of what it was given, exact in FP32. What it changes in the answer, "
-        "‖difference‖ / ‖answer‖, is measured with this one layer in FP8; the squares of these "
+        "‖difference‖ / ‖answer‖, is measured with this one layer in FP8, less what "
+        f"any change makes by rounding anew all that follows ({percent(plan.whole.error_own)}, "
+        "measured with all linear layers in FP32: the error of the model as it is); the squares "
         "are added for the prediction, and the whole model, run with the plan, has the last word. "
         f"{times}</p><dl>{ways}</dl>"
     )

@@ -55,6 +55,7 @@ svg{{display:block;width:100%;height:auto;margin:6px 0 2px}}
 svg text{{font-size:13px;fill:var(--text)}}
 svg .tick{{font-size:12px;fill:var(--soft)}}
 svg .on-bar{{font-size:12px;fill:#fff;font-weight:600}}
+svg .on-rest{{font-size:12px;fill:var(--soft)}}
 svg .grid{{stroke:var(--line);stroke-width:1}}
 svg .zero{{stroke:var(--soft);stroke-width:1}}
 svg .mark{{stroke:var(--text);stroke-width:2}}
@@ -73,7 +74,7 @@ background:currentColor}}
 table{{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}}
 th,td{{padding:5px 9px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}}
 tbody tr:last-child td{{border-bottom:0}}
-th{{font-weight:600;background:var(--panel);vertical-align:bottom}}
+th{{white-space:normal;font-weight:600;background:var(--panel);vertical-align:bottom}}
 td:nth-child(2),th:nth-child(2){{text-align:left;position:sticky;left:0;background:var(--ground)}}
 th:nth-child(2){{background:var(--panel)}}
 table.words td,table.words th{{text-align:left;white-space:normal;position:static;background:none}}

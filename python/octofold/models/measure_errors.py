@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from ..errors import Error
 from ..nn.convert import replaced
+from ..nn.functional import result_dtype
 from .plan import Option
 from .record import Recorded
 from .runs import Runs, answers, answers_error, relative, squares
@@ -79,6 +80,40 @@ def in_place(model: Module, new: dict[int, Module]) -> Iterator[Module]:
             replaced(model, {id(new[key]): module for key, module in old.items()})
 
 
+class _Precise(Module):
+    """A linear layer computed in FP32, with a result in its own dtype."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self._of = (linear,)  # not a submodule
+
+    @property
+    def weight(self) -> Tensor:
+        """For models that look at it."""
+        return self._of[0].weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        (linear,) = self._of
+        dtype = result_dtype(input)
+        with torch.autocast(input.device.type, enabled=False):
+            bias = None if linear.bias is None else linear.bias.float()
+            x, weight = input.float(), linear.weight.float()
+            return torch.nn.functional.linear(x, weight, bias).to(dtype)
+
+
+def own_error(
+    records: Sequence[Recorded], model: Module, runs: Runs, expected: list[list[Tensor]]
+) -> float:
+    """What rounding of the linear layers to their own dtype does to the model's answer."""
+    kinds = [kind for record in records for kind in record.calls]
+    if all(kind.computes == torch.float32 for kind in kinds):
+        return 0.0
+    new: dict[int, Module] = {id(r.linear): _Precise(r.linear) for r in records}
+    with in_place(model, new) as changed:
+        error = answers_error(answers(runs, changed), expected)
+    return error if math.isfinite(error) else 0.0
+
+
 def with_effects(
     options: list[Option],
     record: Recorded,
@@ -86,9 +121,14 @@ def with_effects(
     model: Module,
     runs: Runs,
     expected: list[list[Tensor]],
+    floor: float,
 ) -> list[Option]:
     """The options with their effects on what the model answers: it is run with this layer alone in
-    the first way that can be, and the others' are in proportion to the layer's own error."""
+    the first way that can be, and the others' are in proportion to the layer's own error.
+
+    floor: what any change makes, however small, as all after it is rounded anew: own_error(). It
+        is taken off; a tenth of what was measured is left at least.
+    """
     by_name = {way.name: way for way in ways}
     tried = next((o for o in options if o.way != OWN and o.why_not is None), None)
     if tried is None or tried.error is None:
@@ -106,6 +146,7 @@ def with_effects(
     if not math.isfinite(effect):
         why_not = "the model's answer is not finite with it"
         return [o if o.way == OWN else failed(o, o.why_not or why_not) for o in options]
+    effect = max(0.1 * effect, math.sqrt(max(0.0, effect**2 - floor**2)))
     scale = effect / tried.error if tried.error > 0 else 0.0
     return [
         o if o.way == OWN or o.error is None else replace(o, effect=scale * o.error)

@@ -31,8 +31,8 @@ class Option:
     error: float | None
     """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
     effect: float | None
-    """‖difference‖ / ‖answer‖ that this layer alone makes in what the model answers: measured for
-    one way, in proportion to `error` for the others."""
+    """‖difference‖ / ‖answer‖ that this layer alone makes in what the model answers, beyond
+    Whole.error_own: measured for one way, in proportion to `error` for the others."""
     seconds: float | None
     """Of all its calls in one run of the inputs, casts counted; None: not measured."""
     bytes: int | None
@@ -85,10 +85,14 @@ class Whole:
     bytes_own: int
     """Of all parameters and buffers."""
     bytes_planned: int
+    error_own: float
+    """‖difference‖ / ‖answer‖ between the model as it is and the model with its linear layers in
+    FP32, of the tensor of an answer where it is largest: what rounding to its own dtype does."""
     error_predicted: float
-    """Of what it answers: the root of the sum of the squares of the layers' effects."""
+    """The same between the plan and the model as it is: the root of the sum of the squares of the
+    layers' effects and of error_own, as whatever changes a layer rounds all after it anew."""
     error: float
-    """The same, measured by a run: ‖difference‖ / ‖answer‖, of the tensor where it is largest."""
+    """The same, measured by a run of the whole."""
     seconds_own: float | None
     seconds_predicted: float | None
     """seconds_own less what the layers gain."""

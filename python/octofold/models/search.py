@@ -26,11 +26,13 @@ class Found:
 
     picked: Picked
     error: float
+    predicted: float
+    """The error by the sum of the squares of the layers' effects."""
 
-    @property
-    def predicted(self) -> float:
-        """The error by the sum of the layers' effects."""
-        return math.sqrt(cost_of(self.picked))
+
+def predicted_error(picked: Picked, floor: float) -> float:
+    """Of the model's answer; `floor` is what any change makes."""
+    return math.sqrt(cost_of(picked) + floor**2) if any(picked) else 0.0
 
 
 def choices_of(options: Sequence[Option], target: str) -> list[Choice]:
@@ -62,32 +64,38 @@ def choices_of(options: Sequence[Option], target: str) -> list[Choice]:
     ]
 
 
-def within_error(layers: Sequence[Sequence[Choice]], max_error: float, check: Check) -> Found:
+def within_error(
+    layers: Sequence[Sequence[Choice]], max_error: float, floor: float, check: Check
+) -> Found:
     """The most gain whose measured error is at most the bound.
 
+    floor: the error that any change makes, however small.
     Layers do not add up exactly: after each run the predicted error that is allowed is moved in
     proportion to what was measured, and halved between what was too little and what too much.
     """
     everything = most_gain(layers, math.inf)
-    best = Found([None] * len(layers), 0.0)
-    allowed, low, high = max_error, 0.0, math.inf
+    best = Found([None] * len(layers), 0.0, 0.0)
+    allowed, low, high = max(0.1 * max_error, _less(max_error, floor)), 0.0, math.inf
     for _ in range(MOST_CHECKS):
         picked = most_gain(layers, allowed**2)
-        if not any(picked):
-            low = allowed  # too little for any layer: as good as checked
-            error = 0.0
-        else:
-            error = check(picked)
+        error = check(picked) if any(picked) else 0.0  # nothing: too little, as good as checked
         if error <= max_error:
             low = allowed
             if gain_of(picked) > gain_of(best.picked):
-                best = Found(picked, error)
+                best = Found(picked, error, predicted_error(picked, floor))
             if picked == everything or error > ENOUGH * max_error:
                 break
         else:
             high = allowed
-        allowed = _next_allowed(allowed, low, high, max_error / error if error > 0 else math.inf)
+        beyond = _less(error, floor)
+        proportion = _less(max_error, floor) / beyond if beyond > 0 else math.inf
+        allowed = _next_allowed(allowed, low, high, proportion)
     return best
+
+
+def _less(error: float, floor: float) -> float:
+    """What is left of an error without the floor."""
+    return math.sqrt(max(0.0, error**2 - floor**2))
 
 
 def _next_allowed(allowed: float, low: float, high: float, proportion: float) -> float:
@@ -97,7 +105,12 @@ def _next_allowed(allowed: float, low: float, high: float, proportion: float) ->
     return (low + high) / 2 if math.isfinite(high) else 2 * allowed
 
 
-def within_bytes(layers: Sequence[Sequence[Choice]], saved: float, check: Check) -> Found | None:
+def within_bytes(
+    layers: Sequence[Sequence[Choice]], saved: float, floor: float, check: Check
+) -> Found | None:
     """The least predicted error that saves so many bytes; None where nothing does."""
     picked = least_cost(layers, saved)
-    return None if picked is None else Found(picked, check(picked) if any(picked) else 0.0)
+    if picked is None:
+        return None
+    error = check(picked) if any(picked) else 0.0
+    return Found(picked, error, predicted_error(picked, floor))

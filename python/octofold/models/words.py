@@ -9,14 +9,16 @@ def milliseconds(seconds: float | None) -> str:
     """With three digits; "–" where there is none."""
     if seconds is None:
         return "–"
-    value = seconds * 1e3
-    return (
-        f"{value:.0f} ms"
-        if value >= 100
-        else f"{value:.3g} ms"
-        if value >= 1
-        else f"{value:.3f} ms"
-    )
+    size = abs(seconds)
+    sign = "−" if seconds < 0 else ""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if size >= factor:
+            return f"{sign}{_three_digits(size / factor)} {unit}"
+    return f"{sign}{_three_digits(size * 1e6)} µs"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def megabytes(count: float | None) -> str:
@@ -26,13 +28,15 @@ def megabytes(count: float | None) -> str:
     sign, size = ("−" if count < 0 else ""), abs(count)
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
-            return f"{sign}{size / factor:.3g} {unit}"
+            return f"{sign}{_three_digits(size / factor)} {unit}"
     return f"{sign}{size:.0f} B"
 
 
 def percent(error: float | None) -> str:
     """Of a relative error."""
-    return "–" if error is None else f"{100 * error:.2g} %"
+    if error is None:
+        return "–"
+    return f"{100 * error:.0f} %" if error >= 0.0995 else f"{100 * error:.2g} %"
 
 
 def bound(plan: Plan) -> str:
@@ -90,5 +94,6 @@ def effects(plan: Plan) -> list[tuple[str, str, str, str]]:
     sizes = megabytes(whole.bytes_own), megabytes(whole.bytes_planned)
     rows.append(("parameters and buffers", *sizes, share))
     predicted = f"predicted {percent(whole.error_predicted)}"
-    rows.append(("error of the answer", "0 %", percent(whole.error), predicted))
+    own_error = percent(whole.error_own)
+    rows.append(("error of the answer", own_error, percent(whole.error), predicted))
     return rows
