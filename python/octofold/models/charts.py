@@ -92,7 +92,7 @@ def layers_chart(plan: Plan) -> str:
     layers = [layer for layer in plan.layers if layer.options]
     largest = max((quantity(plan, layer.own) for layer in layers), default=0.0)
     largest = max([largest, *(quantity(plan, layer.planned) for layer in layers)])
-    height, bottom = 250, 216
+    height, bottom = 258, 216
     axis = _Axis(largest, bottom, 12)
     parts = axis.grid(plan)
     step = (WIDTH - LEFT - RIGHT) / max(1, len(layers))
@@ -135,7 +135,7 @@ def options_chart(plan: Plan) -> str:
     gains = [point[1] for point in points]
     low = math.floor(math.log10(min(effects)) * 2) / 2
     high = max(low + 0.5, math.ceil(math.log10(max(effects)) * 2) / 2)
-    height, bottom = 320, 276
+    height, bottom = 322, 276
     axis = _Axis(max(0.0, *gains), bottom, 12, min(0.0, *gains))
     parts = axis.grid(plan)
 

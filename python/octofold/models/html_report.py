@@ -48,7 +48,8 @@ def _head(plan: Plan, title: str) -> str:
     return (
         f"<h1>{escape(title)}</h1>"
         f'<p class="soft">Asked for: {escape(bound(plan))}. '
-        f"Measured on {escape(str(plan.machine))}, octofold {escape(plan.octofold)}, torch {escape(plan.torch)}.</p>"
+        f"Measured on {escape(str(plan.machine))}, octofold {escape(plan.octofold)}, "
+        f"torch {escape(plan.torch)}.</p>"
         f'<div class="tiles">{tiles}</div>{_notes(plan)}'
     )
 

@@ -18,10 +18,18 @@ from .words import (
 
 def text_report(plan: Plan) -> str:
     """Head, effect on the whole, each layer, what is left alone and why."""
+    return "\n".join([text_summary(plan), *_stripped([*_layers(plan), "", *_alone(plan)])]) + "\n"
+
+
+def text_summary(plan: Plan) -> str:
+    """The head, the effect on the whole, and notes."""
     parts = [_head(plan), *_table([("", "as it is", "by the plan", ""), *effects(plan)])]
-    parts += ["", *_layers(plan), "", *_alone(plan)]
     parts += [f"Note: {note}." for note in plan.notes]
-    return "\n".join(line.rstrip() for line in parts) + "\n"
+    return "\n".join(_stripped(parts)) + "\n"
+
+
+def _stripped(lines: Sequence[str]) -> list[str]:
+    return [line.rstrip() for line in lines]
 
 
 def _head(plan: Plan) -> str:
