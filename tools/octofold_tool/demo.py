@@ -132,5 +132,5 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         show(results)
         console().print("\n" + advice.text, markup=False)
-        names = ", ".join(path.name for path in (json_path, png_path, *advice.paths))
-        console().print(f"\nWritten to {folder}: {names}")
+        files = ", ".join(path.name for path in (json_path, png_path, *advice.paths))
+        console().print(f"\nWritten to {folder}: {files}")

@@ -20,6 +20,7 @@ from .record import Recorded, recording
 from .runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
 from .search import Found, choices_of, within_bytes, within_error
 from .steps import Steps
+from .timing import measurable
 from .ways import WAYS, Way, ways_of
 from .whole import WholeTimes, whole_times, why_no_graph
 
@@ -65,7 +66,7 @@ def advise(
     chosen_ways = ways_of(_NAME, ways)
     runs = runs_of(_NAME, inputs)
     device = device_of(_NAME, model)
-    on_gpu = device.type == "cuda"
+    on_gpu = measurable(device)
     if target == "time" and not on_gpu:
         raise UnsupportedError(
             f'{_NAME}: argument \'target\': expected "bytes" or "error" without a GPU, where '
@@ -83,7 +84,7 @@ def advise(
         raise invalid_argument(_NAME, "model", "torch.nn.Linear layers to run in FP8", got)
 
     with evaluating(model, device):
-        advisor = _Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
+        advisor = Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
         advisor.measure(linears, effects)
         found = advisor.search(target, max_error, max_bytes)
         times = advisor.times(found)
@@ -128,7 +129,7 @@ def _require(model: object, target: object, max_error: object, max_bytes: object
         raise invalid_argument(_NAME, "max_bytes", 'a number, the bound of target "error"', "none")
 
 
-class _Advisor:
+class Advisor:
     """What one advise() has found so far."""
 
     def __init__(
@@ -157,7 +158,7 @@ class _Advisor:
         for record in called:
             self.candidates.append(self._candidate(record, effects))
             self.steps.step()
-        if self.device.type != "cuda":
+        if not measurable(self.device):
             self.notes.append("without a GPU: errors and bytes are measured, times are left out")
             return
         reason = why_no_graph(self.runs, self.model)
@@ -202,7 +203,7 @@ class _Advisor:
     def _check(self, picked: Picked) -> float:
         """The error of the whole model with these."""
         self.steps.add(1)
-        with in_place(self.model, self._modules(picked)) as changed:
+        with in_place(self.model, self.modules(picked)) as changed:
             error = answers_error(answers(self.runs, changed), self._expected)
         self.steps.step()
         return error
@@ -211,9 +212,10 @@ class _Advisor:
         """Of the whole model as it is and with these; None without a GPU."""
         if self.graph is None:
             return None
-        return whole_times(self.runs, self.model, self._modules(found.picked), self.graph)
+        return whole_times(self.runs, self.model, self.modules(found.picked), self.graph)
 
-    def _modules(self, picked: Picked) -> dict[int, Module]:
+    def modules(self, picked: Picked) -> dict[int, Module]:
+        """What is to stand in the place of layers, by their identities."""
         pairs = zip(self.candidates, picked, strict=True)
         return {
             id(candidate.record.linear): WAYS[choice.way].make(candidate.record.linear)

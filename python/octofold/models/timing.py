@@ -57,7 +57,7 @@ def sampler(calls: Sequence[Call], graph: bool) -> Sampler:
     """For calls, of which one after the other is made, as often as fills the window."""
     for call in calls:
         call()  # compiles kernels, which a capture must not
-    torch.cuda.synchronize()
+    _synchronize()
 
     def once() -> None:
         for call in calls:
@@ -94,6 +94,15 @@ def captured(call: Call) -> Call:
         return kept  # the graph writes to it
 
     return replay
+
+
+def measurable(device: torch.device) -> bool:
+    """Whether times are measured there: on the CPU backend they would say nothing."""
+    return device.type == "cuda"
+
+
+def _synchronize() -> None:
+    torch.cuda.synchronize()
 
 
 def _event() -> torch.cuda.Event:

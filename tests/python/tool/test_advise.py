@@ -1,6 +1,5 @@
 """octofold advise: a plan of the user's model, as files that say what was measured."""
 
-import json
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -185,13 +184,3 @@ def test_help_imports_no_torch() -> None:
     code = "import sys; from octofold_tool.__main__ import main\n"
     code += "try: main(['advise', '--help'])\nfinally: assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_the_demo_plans_its_model(tmp_path: Path) -> None:
-    page = tmp_path / "page.txt"
-    page.write_text(PAGE)
-    assert main(["demo", "--text", str(page), "--output-dir", str(tmp_path)]) == 0
-    advisor = json.loads((tmp_path / "demo.json").read_text())["advisor"]
-    plan = octofold.models.Plan.load(tmp_path / "plan.json")
-    assert advisor["changed"] == {layer.name: layer.chosen for layer in plan.changed}
-    assert 0 < advisor["error"] <= advisor["max_error"]
