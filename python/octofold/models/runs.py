@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -55,10 +55,12 @@ def _wrong_inputs(operation: str, got: str) -> InvalidArgumentError:
 def evaluating(model: Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode, no gradients, and the caller's random numbers left alone."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = [device] if device.type == "cuda" else []
+    on_gpu = device.type == "cuda"
+    current = torch.cuda.device(device) if on_gpu else nullcontext()
+    devices = [device] if on_gpu else []
     try:
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with torch.no_grad(), current, torch.random.fork_rng(devices=devices):
             yield
     finally:
         for module, training in modes:

@@ -11,7 +11,7 @@ from .plan import Option
 
 MOST_CHECKS: Final = 8
 """Runs of the whole model to find how much the predicted error may be."""
-ENOUGH: Final = 0.9
+ENOUGH: Final = 0.95
 """Of the bound on the error; a plan that uses so much of it is not made any dearer."""
 LEAST_GAIN: Final = 0.01
 """Of a layer's own time, or bytes; less is no gain, but noise."""

@@ -41,7 +41,7 @@ class Sampler:
         return float(start.elapsed_time(end)) * 1e-3 / self.calls
 
 
-def medians(samplers: Sequence[Sampler], rounds: int = ROUNDS) -> list[float]:
+def medians(samplers: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[float]:
     """Median seconds of each, taken in turns: A B C, then B C A …, after a round for warmth."""
     samples: list[list[float]] = [[] for _ in samplers]
     for round_ in range(rounds + 1):

@@ -41,16 +41,24 @@ def why_no_graph(runs: Runs, model: Module) -> str | None:
 
 def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) -> WholeTimes:
     """The model as it is and with these modules, in turns."""
-    call = run_all(runs, model)
-
-    def planned() -> Any:
-        with in_place(model, new) as changed:
-            return run_all(runs, changed)()
-
-    for each in (call, planned):
-        each()  # compiles kernels
-    from_python = medians([Sampler(call, 1), Sampler(planned, 1)])
+    sampled = [_swapped(runs, model, {}), _swapped(runs, model, new)]
+    for sample in sampled:
+        sample()  # compiles kernels
+    from_python = medians(sampled)
     if not graph:
         return WholeTimes(from_python[0], from_python[1], None, None)
-    replays = [Sampler(captured(call), 1), Sampler(captured(planned), 1)]
+    replays = []
+    for modules in ({}, new):
+        with in_place(model, modules) as changed:
+            replays.append(Sampler(captured(run_all(runs, changed)), 1, modules))
     return WholeTimes(*medians(replays), *from_python)
+
+
+def _swapped(runs: Runs, model: Module, new: dict[int, Module]) -> Callable[[], float]:
+    """Samples of calls from Python with these modules, whose swap is not timed."""
+
+    def sample() -> float:
+        with in_place(model, new) as changed:
+            return Sampler(run_all(runs, changed), 1)()
+
+    return sample
