@@ -1,5 +1,6 @@
 """Which layers of a model gain by FP8, measured on the user's inputs."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -141,7 +142,7 @@ class Advisor:
         self.graph: bool | None = None
         """Whether times are those of CUDA graphs; None: there are no times."""
         self.floor = 0.0
-        """The error of the model as it is."""
+        """The error that rounding makes in the model as it is."""
         self._expected: list[list[Tensor]] = []
 
     def measure(self, linears: dict[str, torch.nn.Linear], effects: bool) -> None:
@@ -155,8 +156,10 @@ class Advisor:
         self.steps.step()
         self._note_repeatability()
         self.floor = own_error(called, self.model, self.runs, self._expected)
-        for record in called:
-            self.candidates.append(self._candidate(record, effects))
+        for index, record in enumerate(called):
+            following = 1 - (index + 1) / len(called)  # of the layers: each rounds on its own
+            floor = self.floor * math.sqrt(following)
+            self.candidates.append(self._candidate(record, effects, floor))
             self.steps.step()
         if not measurable(self.device):
             self.notes.append("without a GPU: errors and bytes are measured, times are left out")
@@ -179,10 +182,10 @@ class Advisor:
         if again > 0:
             self.notes.append(f"the model as it is differs by {again:.1e} from run to run")
 
-    def _candidate(self, record: Recorded, effects: bool) -> Candidate:
+    def _candidate(self, record: Recorded, effects: bool, floor: float) -> Candidate:
         options = options_of(record, self.ways, self.device)
         if effects:
-            arguments = self.ways, self.model, self.runs, self._expected, self.floor
+            arguments = self.ways, self.model, self.runs, self._expected, floor
             return Candidate(record, with_effects(options, record, *arguments))
         return Candidate(record, [option.with_effect(option.error) for option in options])
 

@@ -202,8 +202,8 @@ def _how(plan: Plan) -> str:
         f"{'run' if plan.runs == 1 else 'runs'}). The error of a layer is ‖output − exact‖ / "
         "‖exact‖ on rows of what it was given, exact in FP32. What it changes in the answer, "
         "‖difference‖ / ‖answer‖, is measured with this one layer in FP8, less what "
-        f"any change makes by rounding anew all that follows ({percent(plan.whole.error_own)}, "
-        "measured with all linear layers in FP32: the error of the model as it is); the squares "
+        "any change makes, as all that follows is rounded anew (as the results of all linear "
+        f"layers, rounded at random, change it by {percent(plan.whole.error_own)}); the squares "
         "are added for the prediction, and the whole model, run with the plan, has the last word. "
         f"{times}</p><dl>{ways}</dl>"
     )

@@ -86,6 +86,8 @@ def _why_other(module: Module) -> str | None:
         )
     if name == "Conv1D":  # transformers' GPT-2
         return "a linear layer with its weight transposed: no torch.nn.Linear"
+    if name.endswith("Experts"):
+        return "experts: octofold.nn.convert_experts is for these"
     if isinstance(module, torch.nn.MultiheadAttention) or name.endswith("Attention"):
         return _ATTENTION
     return None

@@ -80,8 +80,9 @@ def in_place(model: Module, new: dict[int, Module]) -> Iterator[Module]:
             replaced(model, {id(new[key]): module for key, module in old.items()})
 
 
-class _Precise(Module):
-    """A linear layer computed in FP32, with a result in its own dtype."""
+class _Rounded(Module):
+    """A linear layer computed in FP32, whose result is rounded to its own dtype at random: up or
+    down, however near."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -98,17 +99,20 @@ class _Precise(Module):
         with torch.autocast(input.device.type, enabled=False):
             bias = None if linear.bias is None else linear.bias.float()
             x, weight = input.float(), linear.weight.float()
-            return torch.nn.functional.linear(x, weight, bias).to(dtype)
+            y = torch.nn.functional.linear(x, weight, bias)
+            noise = torch.rand_like(y).sub_(0.5).mul_(torch.finfo(dtype).eps)
+            return y.addcmul_(y, noise).to(dtype)
 
 
 def own_error(
     records: Sequence[Recorded], model: Module, runs: Runs, expected: list[list[Tensor]]
 ) -> float:
-    """What rounding of the linear layers to their own dtype does to the model's answer."""
+    """What the rounding of linear layers to their own dtype does to the model's answer: of the
+    order of what any change makes, however small, as all that follows is rounded anew."""
     kinds = [kind for record in records for kind in record.calls]
     if all(kind.computes == torch.float32 for kind in kinds):
         return 0.0
-    new: dict[int, Module] = {id(r.linear): _Precise(r.linear) for r in records}
+    new: dict[int, Module] = {id(r.linear): _Rounded(r.linear) for r in records}
     with in_place(model, new) as changed:
         error = answers_error(answers(runs, changed), expected)
     return error if math.isfinite(error) else 0.0
@@ -126,7 +130,7 @@ def with_effects(
     """The options with their effects on what the model answers: it is run with this layer alone in
     the first way that can be, and the others' are in proportion to the layer's own error.
 
-    floor: what any change makes, however small, as all after it is rounded anew: own_error(). It
+    floor: what any change of this layer makes, however small, as all after it is rounded anew. It
         is taken off; a tenth of what was measured is left at least.
     """
     by_name = {way.name: way for way in ways}

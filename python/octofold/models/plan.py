@@ -31,8 +31,9 @@ class Option:
     error: float | None
     """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
     effect: float | None
-    """‖difference‖ / ‖answer‖ that this layer alone makes in what the model answers, beyond
-    Whole.error_own: measured for one way, in proportion to `error` for the others."""
+    """‖difference‖ / ‖answer‖ that this layer alone makes in what the model answers, less what
+    rounding anew all that follows makes: measured for one way, in proportion to `error` for the
+    others."""
     seconds: float | None
     """Of all its calls in one run of the inputs, casts counted; None: not measured."""
     bytes: int | None
@@ -86,8 +87,9 @@ class Whole:
     """Of all parameters and buffers."""
     bytes_planned: int
     error_own: float
-    """‖difference‖ / ‖answer‖ between the model as it is and the model with its linear layers in
-    FP32, of the tensor of an answer where it is largest: what rounding to its own dtype does."""
+    """‖difference‖ / ‖answer‖ that rounding makes: between the model as it is and the model with
+    the results of its linear layers rounded at random, of the tensor of an answer where it is
+    largest."""
     error_predicted: float
     """The same between the plan and the model as it is: the root of the sum of the squares of the
     layers' effects and of error_own, as whatever changes a layer rounds all after it anew."""

@@ -248,6 +248,24 @@ def test_a_bold_layer_is_kept_out():
     assert plan.layers[0].chosen != "own"
 
 
+def test_rounding_is_told_from_fp8():
+    """Effects of layers are those of FP8, whatever the model's dtype rounds."""
+    ids = make_ids()
+    plans = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = make_model(blocks=6).to(dtype)
+        plans[dtype] = models.advise(model, ids, max_error=0.5, ways=["cast"])
+    exact, rounded = plans.values()
+    assert exact.whole.error_own == 0
+    assert 1e-3 < rounded.whole.error_own < 1e-2
+    assert rounded.layers[0].own.error == pytest.approx(1.7e-3, rel=0.2)
+    for plan in plans.values():
+        assert plan.whole.error_predicted == pytest.approx(plan.whole.error, rel=0.25)
+    for one, other in zip(exact.layers, rounded.layers, strict=True):
+        if one.options:
+            assert other.options[1].effect == pytest.approx(one.options[1].effect, rel=0.4)
+
+
 def test_effects_may_be_left_out():
     plan = models.advise(make_model(), make_ids(), max_error=0.03, effects=False)
     for option in plan.layers[0].options[1:]:
