@@ -56,7 +56,7 @@ def test_a_small_model_keeps_its_bound(max_error):
 def test_every_way_computes_what_the_cpu_does(way, generator):
     linear = torch.nn.Linear(384, 640, device=DEVICE, dtype=DTYPE)
     x = torch.randn(70, 384, device=DEVICE, generator=generator).to(DTYPE)
-    use = octofold.models.ways.Use(DEVICE, frozenset([DTYPE]))
+    use = octofold.models.ways.Use(x.device, frozenset([DTYPE]))
     row = octofold.models.ways.WAYS[way]
     if why_not := row.why_not(use):
         pytest.skip(why_not)

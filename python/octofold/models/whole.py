@@ -8,10 +8,13 @@ from torch.nn import Module
 
 from .measure_errors import in_place
 from .runs import Runs
-from .timing import NotCapturableError, Sampler, captured, medians
+from .timing import ROUNDS, NotCapturableError, Sampler, captured, medians
 
 GRAPH: Final = "CUDA graph"
 PYTHON: Final = "calls from Python"
+LEAST_ROUNDS: Final = 3
+ENOUGH_SECONDS: Final = 4.0
+"""Of a slow model's runs in turns; it gets fewer rounds, whose spread is small beside them."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,16 @@ def why_no_graph(runs: Runs, model: Module) -> str | None:
 def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) -> WholeTimes:
     """The model as it is and with these modules, in turns."""
     sampled = [_swapped(runs, model, {}), _swapped(runs, model, new)]
-    for sample in sampled:
-        sample()  # compiles kernels
-    from_python = medians(sampled)
+    seconds = max(1e-6, *(sample() for sample in sampled))  # compiles kernels too
+    rounds = max(LEAST_ROUNDS, min(ROUNDS, int(ENOUGH_SECONDS / seconds)))
+    from_python = medians(sampled, rounds)
     if not graph:
         return WholeTimes(from_python[0], from_python[1], None, None)
     replays = []
     for modules in ({}, new):
         with in_place(model, modules) as changed:
             replays.append(Sampler(captured(run_all(runs, changed)), 1, modules))
-    return WholeTimes(*medians(replays), *from_python)
+    return WholeTimes(*medians(replays, rounds), *from_python)
 
 
 def _swapped(runs: Runs, model: Module, new: dict[int, Module]) -> Callable[[], float]:

@@ -57,7 +57,7 @@ def known(clock, monkeypatch):
 
     monkeypatch.setattr(measure_times, "_sampler", sampler)
     monkeypatch.setattr(measure_times, "medians", medians)
-    monkeypatch.setattr(whole, "medians", lambda samplers: [20e-3, 17.5e-3])
+    monkeypatch.setattr(whole, "medians", lambda samplers, rounds: [20e-3, 17.5e-3])
     return timed
 
 
@@ -99,7 +99,7 @@ def test_under_a_bound_the_faster_ways_go_where_they_harm_least(known):
 
 
 def test_a_plan_that_is_not_faster_in_fact_is_dropped(known, monkeypatch):
-    monkeypatch.setattr(whole, "medians", lambda samplers: [20e-3, 21e-3])
+    monkeypatch.setattr(whole, "medians", lambda samplers, rounds: [20e-3, 21e-3])
     plan = models.advise(make_model(), make_ids(), max_error=1.0)
     assert not plan.changed
     assert any("was not faster" in note for note in plan.notes)
