@@ -1,9 +1,12 @@
 """The time of the whole model on the inputs, as it is and by a plan."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch.nn import Module
 
 from .measure_errors import in_place
@@ -35,11 +38,28 @@ def run_all(runs: Runs, model: Module) -> Callable[[], Any]:
 
 def why_no_graph(runs: Runs, model: Module) -> str | None:
     """Why the runs cannot be a CUDA graph; None where they can. They have run before."""
+    call = run_all(runs, model)
     try:
-        captured(run_all(runs, model))
-    except NotCapturableError as error:
-        return str(error)[:300]
+        with _no_waiting():
+            call()
+        captured(call)
+    except (RuntimeError, NotCapturableError) as error:
+        return " ".join(str(error).split())[:300]
     return None
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Where the host waits for the GPU, as a capture must not, is an error meanwhile: it is found
+    so without a capture that fails, which leaves torch's allocator in less order."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not find all
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) -> WholeTimes:
