@@ -11,7 +11,12 @@ modules of them, and
 
 >>> octofold.nn.convert(model)                            # every torch.nn.Linear
 
-makes a model train in FP8.
+makes a model train in FP8;
+
+>>> plan = octofold.models.advise(model, inputs)          # which layers gain by it, measured
+>>> octofold.models.apply(model, plan)
+
+makes one quicker or smaller at inference.
 """
 
 import importlib

@@ -11,15 +11,16 @@ from typing import Any, NoReturn
 
 import octofold
 
-from . import bench, cache, convert, demo, info, inspect_checkpoint, quantize
+from . import advise, bench, cache, convert, demo, info, inspect_checkpoint, quantize
 from .report import ToolError
 
 DESCRIPTION = """\
 FP8 linear algebra from the command line: see what this machine can do, try FP8 on a real model,
-measure matrix products, convert checkpoints, compile kernels in advance.
+plan a model of yours, measure matrix products, convert checkpoints, compile kernels in advance.
 
   octofold demo                                  FP8 in every linear layer of a real model
   octofold info                                  what works here, and why not more
+  octofold advise my-model/                      which layers of a model gain by FP8
   octofold bench gemm --suite square             FP8 beside FP32, checked and timed
   octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
   octofold convert FP8_DIR OUT_DIR --to deepseek-v3
@@ -53,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (info, demo, bench, quantize, convert, inspect_checkpoint, cache):
+    for command in (info, demo, advise, bench, quantize, convert, inspect_checkpoint, cache):
         command.add_parser(commands)
     return parser
 

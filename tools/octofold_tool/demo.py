@@ -1,9 +1,10 @@
 """octofold demo: FP8 in every linear layer of a real model, and what that does."""
 
 import argparse
-from importlib import resources
 from pathlib import Path
 
+from .advise import FILES as PLAN_FILES
+from .advised_demo import advise_twin
 from .answers import Answers, compare_answers
 from .arrays import choose_arrays
 from .demo_results import DemoResults, chart, document, show
@@ -11,7 +12,6 @@ from .linear_layers import embed_and_record, embed_by, measure_layer, time_fp8
 from .measure import rest
 from .minilm import PACKAGE, MiniLm, model_folder
 from .report import (
-    ToolError,
     check_writable,
     console,
     json_text,
@@ -21,6 +21,7 @@ from .report import (
     write_png,
 )
 from .schemes import Fp8Attention, Fp8Products, Fp8Weights, cast_weight
+from .sentences import read_sentences
 
 HELP = "FP8 in every linear layer of a real model: errors, bytes, times, answers"
 
@@ -29,7 +30,9 @@ Run a real sentence-embedding model ({PACKAGE}, six transformer layers) on a pag
 text. Quantize the weight of each linear layer 128x128 and its activations 1x128, multiply in FP8,
 and say how good that was. Then run the whole model in FP8 and compare its answers. The FP8 runs on
 the GPU where there is one with kernels and PyTorch to drive it, else on the CPU; the rest of the
-model is NumPy. Writes demo.json and demo.png, over those of an earlier run.
+model is NumPy. Then, where PyTorch is installed, octofold advise plans the model: which of its
+layers gain by FP8, and what they cost. Writes demo.json, demo.png and the plan (plan.json,
+report.html, report.txt), over those of an earlier run.
 
   octofold demo
   octofold demo --weight-only
@@ -84,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
     arrays = choose_arrays()
     folder.mkdir(parents=True, exist_ok=True)
     json_path, png_path = folder / "demo.json", folder / "demo.png"
-    for path in (json_path, png_path):
+    for path in (json_path, png_path, *(folder / name for name in PLAN_FILES)):
         check_writable(path)
 
     reference, activations = embed_and_record(
@@ -120,27 +123,14 @@ def run(arguments: argparse.Namespace) -> None:
         answers=answers(),
         with_attention=answers(Fp8Attention(arrays)) if arguments.weight_only else None,
     )
-    content = document(results)
+    advice = advise_twin(model, sentences, folder)
+    content = {**document(results), "advisor": advice.document}
     write_json(json_path, content)
     write_png(png_path, chart(results))
     if arguments.json:
         print(json_text(content))
     else:
         show(results)
-        console().print(f"\nWritten: {json_path} and {png_path}")
-
-
-def read_sentences(path: Path | None) -> list[str]:
-    """The sentences of a text file, or of the page that comes with the tool."""
-    try:
-        text = (
-            resources.files(__package__).joinpath("page.txt").read_text(encoding="utf-8")
-            if path is None
-            else path.read_text(encoding="utf-8")
-        )
-    except UnicodeDecodeError:
-        raise ToolError(f"{path}: expected UTF-8 text") from None
-    sentences = [line.strip() for line in text.splitlines() if line.strip()]
-    if len(sentences) < 2:
-        raise ToolError(f"{path}: expected at least two sentences, a line each, to compare")
-    return sentences
+        console().print("\n" + advice.text, markup=False)
+        files = ", ".join(path.name for path in (json_path, png_path, *advice.paths))
+        console().print(f"\nWritten to {folder}: {files}")

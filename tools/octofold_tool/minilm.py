@@ -64,6 +64,11 @@ class MiniLm:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(config["max_position_embeddings"])
 
+    def token_ids(self, sentence: str) -> list[int]:
+        """What the model takes a sentence for."""
+        ids: list[int] = self._tokenizer.encode(sentence).ids
+        return ids
+
     def linear_names(self) -> list[str]:
         """Names of all linear layers that take part in an embedding, in order."""
         return [
@@ -96,7 +101,7 @@ class MiniLm:
     def _embed_one(
         self, sentence: str, linear: LinearFunction, attention: AttentionFunction
     ) -> Float32Array:
-        x = self._embed_tokens(self._tokenizer.encode(sentence).ids)
+        x = self._embed_tokens(self.token_ids(sentence))
         for layer in range(self.layer_count):
             x = self._encoder_layer(f"encoder.layer.{layer}", x, linear, attention)
         mean: Float32Array = x.mean(axis=0)

@@ -135,6 +135,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(json_text(content) + "\n", encoding="utf-8")
 
 
+def write_text(path: Path, text: str) -> None:
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_png(path: Path, figure: "Figure") -> None:
     with _replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")

@@ -1,16 +1,26 @@
 """Whole models, in one line.
 
->>> octofold.models.load_checkpoint_into(model, checkpoint)  # weights in FP8, whose family ever
->>> octofold.models.enable_layerwise_casting(model)          # weights in FP8, in place
+>>> plan = octofold.models.advise(model, inputs)             # measures; changes nothing
+>>> octofold.models.apply(model, plan)                       # the layers that gain, in place
+>>> octofold.models.enable_layerwise_casting(model)          # all weights in FP8, in place
 >>> octofold.models.disable_layerwise_casting(model)         # the way back
+>>> octofold.models.load_checkpoint_into(model, checkpoint)  # weights in FP8, whose family ever
 
-docs/checkpoints.md and docs/casting.md tell the rest.
+docs/advisor.md, docs/casting.md and docs/checkpoints.md tell the rest.
 """
 
+from .advise import advise
+from .apply import apply
+from .cast_linear import CastLinear
 from .layerwise_casting import disable_layerwise_casting, enable_layerwise_casting
 from .load import load_checkpoint_into
+from .plan import Plan
 
 __all__ = [
+    "CastLinear",
+    "Plan",
+    "advise",
+    "apply",
     "disable_layerwise_casting",
     "enable_layerwise_casting",
     "load_checkpoint_into",

@@ -220,5 +220,32 @@ TEST_F(ShardedCheckpoint, ConfigMustBeOfAModelThatIsNotQuantized) {
   expect_bad({"config.json", "not valid JSON at byte 6"});
 }
 
+TEST(ShardedCheckpoints, SeventyBillionParametersAreHeadersOnly) {
+  const test::TestFolder folder;
+  json map = json::object();
+  for (int shard = 0; shard < 20; ++shard) {
+    json header = json::object();
+    std::int64_t end = 0;
+    for (int layer = 4 * shard; layer < 4 * shard + 4; ++layer) {
+      for (const char* part : {"q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) {
+        const std::string name = fmt::format("model.layers.{}.{}.weight", layer, part);
+        const std::int64_t bytes = std::int64_t{2} * 8192 * 21299;
+        header[name] = {
+            {"dtype", "BF16"}, {"shape", {8192, 21299}}, {"data_offsets", {end, end + bytes}}};
+        end += bytes;
+        map[name] = fmt::format("{}.safetensors", shard);
+      }
+    }
+    const std::string text = header.dump();
+    const auto path = folder / fmt::format("{}.safetensors", shard);
+    test::write_file(path, test::safetensors_bytes(text, ""));
+    fs::resize_file(path, 8 + text.size() + static_cast<std::size_t>(end));
+  }
+  test::write_file(folder / "m.safetensors.index.json", json{{"weight_map", map}}.dump());
+  const CheckpointContents contents = inspect_checkpoint(folder.path());
+  EXPECT_EQ(contents.others.size(), 400u);
+  EXPECT_GT(contents.bytes, std::int64_t{139'000'000'000});
+}
+
 }  // namespace
 }  // namespace octofold::model

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.image
 import numpy as np
+import octofold
 import pytest
 from octofold_tool import answers, demo_results, linear_layers, minilm, schemes
 from octofold_tool.__main__ import main
@@ -108,6 +109,12 @@ def test_demo_end_to_end(
     assert found["largest_lost_lead"] < 0.02  # FP8 swaps only what is nearly as near
     assert "answers_with_fp8_attention" not in document
     assert document["parameters"]["weight_granularity"] == "128x128"
+    advisor = document["advisor"]
+    plan = octofold.models.Plan.load(tmp_path / "octofold-demo" / "plan.json")
+    assert advisor["changed"] == {layer.name: layer.chosen for layer in plan.changed}
+    assert advisor["changed"].keys() < {layer["name"] for layer in layers}
+    assert 0 < advisor["error"] <= advisor["max_error"]
+    assert "The advisor's plan" in out
     image = matplotlib.image.imread(tmp_path / "octofold-demo" / "demo.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05  # something is drawn

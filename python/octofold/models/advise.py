@@ -1,0 +1,227 @@
+"""Which layers of a model gain by FP8, measured on the user's inputs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from .._progress import Progress
+from ..errors import UnsupportedError, invalid_argument
+from .assemble import assemble
+from .fingerprint import device_of, model_bytes
+from .layers import linears_of
+from .measure_errors import in_place, options_of, own_error, with_effects
+from .measure_times import Candidate, groups_of, time_group
+from .pick import Picked
+from .plan import Plan
+from .record import Recorded, recording
+from .runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
+from .search import Found, choices_of, within_bytes, within_error
+from .steps import Steps
+from .timing import measurable
+from .ways import WAYS, Way, ways_of
+from .whole import WholeTimes, whole_times, why_no_graph
+
+_NAME: Final = "octofold.models.advise"
+DEFAULT_MAX_ERROR: Final = 0.05
+_TARGETS: Final = ("time", "bytes", "error")
+
+
+def advise(
+    model: Module,
+    inputs: Any,
+    target: str | None = None,
+    *,
+    max_error: float | None = None,
+    max_bytes: int | None = None,
+    ways: Sequence[str] | None = None,
+    effects: bool = True,
+    progress: Progress | None = None,
+) -> Plan:
+    """Run a model, measure what each torch.nn.Linear of it costs in each way to run it, and pick.
+
+    model: on one GPU, or on the CPU, where times are not measured. It is left as it is; meanwhile
+        memory holds the layers in FP8 too, and up to 256 MB of their inputs.
+    inputs: what the model is to be good and quick at: a tensor, a tuple of arguments, a dict of
+        keyword arguments, a list of these, each a run; or a function that takes the model, runs it
+        and returns what it answers, tensors of floating-point numbers in whatever they lie.
+    target: what is to be least: "time" (the default on a GPU) or "bytes" (without one), under the
+        bound on the error; or "error" (the default with max_bytes), under the bound on bytes.
+    max_error: the bound on ‖difference‖ / ‖answer‖ that FP8 makes in what the model answers, of
+        the tensor of an answer where it is largest; 0.05 if nothing is said.
+    max_bytes: the bound on all of the model's parameters and buffers.
+    ways: names of octofold.models.ways.WAYS to choose among; None: all.
+    effects: measure for each layer what it does to the model's answer, by a run of the whole model
+        with this one layer in FP8; False: take its own error for that, which saves these runs.
+    progress: called as progress(done, total) as steps are done.
+
+    The model runs in evaluation mode, without gradients, from one seed. Layers that the plan
+    changes are for inference. docs/advisor.md says how it is measured and picked.
+    Returns a Plan; octofold.models.apply() makes the model so.
+    Raises InvalidArgumentError that names the argument, `max_bytes` where no plan keeps it.
+    """
+    _require(model, target, max_error, max_bytes)
+    chosen_ways = ways_of(_NAME, ways)
+    runs = runs_of(_NAME, inputs)
+    device = device_of(_NAME, model)
+    on_gpu = measurable(device)
+    if target == "time" and not on_gpu:
+        raise UnsupportedError(
+            f'{_NAME}: argument \'target\': expected "bytes" or "error" without a GPU, where '
+            'times say nothing, got "time"'
+        )
+    if target is None:
+        target = "error" if max_bytes is not None else "time" if on_gpu else "bytes"
+    if target != "error" and max_error is None:
+        max_error = DEFAULT_MAX_ERROR
+    linears, alone = linears_of(model)
+    if not linears:
+        got = f"{type(model).__qualname__} with none that can be" + "".join(
+            f" ({name}: {why})" for name, why in list(alone.items())[:1]
+        )
+        raise invalid_argument(_NAME, "model", "torch.nn.Linear layers to run in FP8", got)
+
+    with evaluating(model, device):
+        advisor = Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
+        advisor.measure(linears, effects)
+        found = advisor.search(target, max_error, max_bytes)
+        times = advisor.times(found)
+        if target == "time" and times is not None and times.planned >= times.own:
+            advisor.notes.append(
+                "the plan was not faster than the model as it is, so nothing is changed: "
+                f"{times.planned * 1e3:.3f} ms beside {times.own * 1e3:.3f}"
+            )
+            found = Found([None] * len(advisor.candidates), 0.0, 0.0)
+            times = advisor.times(found)
+        advisor.steps.done()
+    bounds = target, max_error, max_bytes
+    uncalled = dict.fromkeys(linears, "these inputs do not call it")
+    return assemble(
+        model, len(runs), device, bounds, advisor.candidates, found, times, advisor.graph,
+        advisor.floor,
+        {**uncalled, **alone}, advisor.notes,
+    )  # fmt: skip
+
+
+def _require(model: object, target: object, max_error: object, max_bytes: object) -> None:
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    if target is not None and target not in _TARGETS:
+        raise invalid_argument(_NAME, "target", f"one of {', '.join(_TARGETS)}", repr(target))
+    for name, value, kinds in (
+        ("max_error", max_error, (int, float)),
+        ("max_bytes", max_bytes, int),
+    ):
+        good = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+        if value is not None and not good:
+            raise invalid_argument(_NAME, name, "a number above 0", repr(value))
+    if max_error is not None and max_bytes is not None:
+        expected = "none beside max_error: one of the two is the bound, the other is what is least"
+        raise invalid_argument(_NAME, "max_bytes", expected, repr(max_bytes))
+    bound = "max_bytes" if target == "error" else "max_error"
+    other, value = ("max_error", max_error) if target == "error" else ("max_bytes", max_bytes)
+    if target is not None and value is not None:
+        expected = f'none with target "{target}", whose bound is {bound}'
+        raise invalid_argument(_NAME, other, expected, repr(value))
+    if target == "error" and max_bytes is None:
+        raise invalid_argument(_NAME, "max_bytes", 'a number, the bound of target "error"', "none")
+
+
+class Advisor:
+    """What one advise() has found so far."""
+
+    def __init__(
+        self, model: Module, runs: Runs, device: torch.device, ways: tuple[Way, ...], steps: Steps
+    ) -> None:
+        self.model, self.runs, self.device, self.ways, self.steps = model, runs, device, ways, steps
+        self.candidates: list[Candidate] = []
+        self.notes: list[str] = []
+        self.graph: bool | None = None
+        """Whether times are those of CUDA graphs; None: there are no times."""
+        self.floor = 0.0
+        """The error that rounding makes in the model as it is."""
+        self._expected: list[list[Tensor]] = []
+
+    def measure(self, linears: dict[str, torch.nn.Linear], effects: bool) -> None:
+        """Errors, effects and times of all layers."""
+        with recording(linears) as records:
+            self._expected = first_answers(_NAME, self.runs, self.model)
+        called = [record for record in records if record.calls]
+        if not called:
+            expected = "a run that calls a torch.nn.Linear of the model"
+            raise invalid_argument(_NAME, "inputs", expected, "one that calls none")
+        self.steps.step()
+        self._note_repeatability()
+        self.floor = own_error(called, self.model, self.runs, self._expected)
+        for index, record in enumerate(called):
+            following = 1 - (index + 1) / len(called)  # of the layers: each rounds on its own
+            floor = self.floor * math.sqrt(following)
+            self.candidates.append(self._candidate(record, effects, floor))
+            self.steps.step()
+        if not measurable(self.device):
+            self.notes.append("without a GPU: errors and bytes are measured, times are left out")
+            return
+        reason = why_no_graph(self.runs, self.model)
+        self.graph = reason is None
+        if reason is not None:
+            self.notes.append(
+                f"times are of calls from Python, as no CUDA graph can be made: {reason}"
+            )
+        groups = groups_of(self.candidates)
+        all_bytes = sum(r.linear.weight.numel() * r.linear.weight.element_size() for r in called)
+        self.steps.add(len(groups))
+        for group in groups:
+            time_group(group, self.ways, self.device, all_bytes, self.graph)
+            self.steps.step()
+
+    def _note_repeatability(self) -> None:
+        again = answers_error(answers(self.runs, self.model), self._expected)
+        if again > 0:
+            self.notes.append(f"the model as it is differs by {again:.1e} from run to run")
+
+    def _candidate(self, record: Recorded, effects: bool, floor: float) -> Candidate:
+        options = options_of(record, self.ways, self.device)
+        if effects:
+            arguments = self.ways, self.model, self.runs, self._expected, floor
+            return Candidate(record, with_effects(options, record, *arguments))
+        return Candidate(record, [option.with_effect(option.error) for option in options])
+
+    def search(self, target: str, max_error: float | None, max_bytes: int | None) -> Found:
+        """The plan that the target and its bound ask for."""
+        layers = [choices_of(candidate.options, target) for candidate in self.candidates]
+        if max_bytes is None:
+            assert max_error is not None
+            return within_error(layers, max_error, self.floor, self._check)
+        have = model_bytes(self.model)
+        found = within_bytes(layers, have - max_bytes, self.floor, self._check)
+        if found is None:
+            least = have - sum(max((c.gain for c in choices), default=0.0) for choices in layers)
+            expected = f"at least {least:.0f}, which FP8 in every layer that can be leaves"
+            raise invalid_argument(_NAME, "max_bytes", expected, max_bytes)
+        return found
+
+    def _check(self, picked: Picked) -> float:
+        """The error of the whole model with these."""
+        self.steps.add(1)
+        with in_place(self.model, self.modules(picked)) as changed:
+            error = answers_error(answers(self.runs, changed), self._expected)
+        self.steps.step()
+        return error
+
+    def times(self, found: Found) -> WholeTimes | None:
+        """Of the whole model as it is and with these; None without a GPU."""
+        if self.graph is None:
+            return None
+        return whole_times(self.runs, self.model, self.modules(found.picked), self.graph)
+
+    def modules(self, picked: Picked) -> dict[int, Module]:
+        """What is to stand in the place of layers, by their identities."""
+        pairs = zip(self.candidates, picked, strict=True)
+        return {
+            id(candidate.record.linear): WAYS[choice.way].make(candidate.record.linear)
+            for candidate, choice in pairs
+            if choice is not None
+        }

@@ -1,0 +1,134 @@
+"""How long each layer takes in each way on this GPU, all of its calls in one run of the inputs."""
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..errors import Error
+from .measure_errors import failed
+from .plan import Option
+from .record import Kind, Recorded
+from .timing import NotCapturableError, Sampler, medians, sampler
+from .ways import OWN, Way
+
+CACHE_BYTES: Final = 192 << 20
+"""Weights that take turns are together as large as this, beyond any L2 cache, or as those of the
+model if these are less: then they stay in the cache in the model too."""
+MOST_SETS: Final = 64
+MOST_KINDS: Final = 4
+"""Of calls of a layer that are timed; the others count as that with the nearest number of rows."""
+
+Signature: TypeAlias = tuple[Any, ...]
+
+
+@dataclass
+class Candidate:
+    """A layer and what was measured of it so far."""
+
+    record: Recorded
+    options: list[Option]
+
+    @property
+    def signature(self) -> Signature:
+        """Same for layers that take the same time."""
+        linear = self.record.linear
+        calls = sorted(self.record.calls.items(), key=str)
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        return *sizes, linear.weight.dtype, tuple(calls)
+
+
+def groups_of(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Those that take the same time together, so that they are timed once."""
+    groups: dict[Signature, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.signature, []).append(candidate)
+    return list(groups.values())
+
+
+def time_group(
+    group: Sequence[Candidate],
+    ways: Sequence[Way],
+    device: torch.device,
+    all_bytes: int,
+    graph: bool,
+) -> None:
+    """Put the times into the options of all of the group.
+
+    all_bytes: of the weights of all layers of the model.
+    graph: by CUDA graphs, else by calls from Python.
+    """
+    first = group[0].record
+    linears = list(_sets(group, all_bytes))
+    usable = [
+        way
+        for way in ways
+        if any(o.way == way.name and o.why_not is None for c in group for o in c.options)
+    ]
+    makers: dict[str, Callable[[torch.nn.Linear], Module]] = {OWN: lambda linear: linear}
+    makers.update({way.name: way.make for way in usable})
+    seconds: defaultdict[str, float] = defaultdict(float)
+    wrong: dict[str, str] = {}
+    for kind, count in _timed_kinds(first.calls).items():
+        x = _input(first, kind)
+        samplers: dict[str, Sampler] = {}
+        for name, make in makers.items():
+            if name in wrong:
+                continue
+            try:
+                samplers[name] = _sampler([make(linear) for linear in linears], x, kind, graph)
+            except (Error, RuntimeError, NotCapturableError) as failure:
+                if name == OWN or isinstance(failure, torch.OutOfMemoryError):
+                    raise
+                wrong[name] = f"it could not be timed: {failure}"[:300]
+        for name, value in zip(samplers, medians(list(samplers.values())), strict=True):
+            seconds[name] += count * value
+    for candidate in group:
+        candidate.options = [
+            failed(option, wrong[option.way])
+            if option.way in wrong
+            else replace(option, seconds=None if option.why_not else seconds[option.way])
+            for option in candidate.options
+        ]
+
+
+def _sampler(modules: Sequence[Module], x: Tensor, kind: Kind, graph: bool) -> Sampler:
+    def call(module: Module) -> Any:
+        with kind.context(x.device):
+            return module(x)
+
+    made = sampler([lambda module=module: call(module) for module in modules], graph)  # type: ignore[misc]
+    return replace(made, held=(modules, made.held))
+
+
+def _sets(group: Sequence[Candidate], all_bytes: int) -> Iterator[torch.nn.Linear]:
+    """Layers that take turns: the group's own, and copies where these are too few."""
+    weight = group[0].record.linear.weight
+    one = weight.numel() * weight.element_size()
+    count = max(1, min(MOST_SETS, -(-min(CACHE_BYTES, all_bytes) // one)))
+    for index in range(count):
+        linear = group[index % len(group)].record.linear
+        yield linear if index < len(group) else copy.deepcopy(linear)
+
+
+def _timed_kinds(calls: Counter[Kind]) -> Counter[Kind]:
+    """The kinds that weigh most, each with the calls that count as it."""
+    by_weight = sorted(calls, key=lambda kind: (-calls[kind] * kind.rows, str(kind)))
+    timed = by_weight[:MOST_KINDS]
+    counts: Counter[Kind] = Counter()
+    for kind, count in calls.items():
+        alike = [k for k in timed if k.computes == kind.computes] or timed
+        counts[min(alike, key=lambda k: (abs(k.rows - kind.rows), k.rows))] += count
+    return counts
+
+
+def _input(record: Recorded, kind: Kind) -> Tensor:
+    """x [rows, in] of what the layer was given, the sampled rows over and over."""
+    assert record.sample is not None
+    sample = record.sample.to(kind.dtype)
+    return sample.repeat(-(-kind.rows // len(sample)), 1)[: kind.rows].contiguous()

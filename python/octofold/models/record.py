@@ -1,0 +1,134 @@
+"""What each linear layer of a model is asked to do in a run: recorded by hooks."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from .ways import Use
+
+SAMPLE_BYTES: Final = 256 << 20
+"""Of all samples together."""
+SAMPLE_ROWS: Final = 512
+MIN_SAMPLE_ROWS: Final = 32
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What calls of a layer may differ in."""
+
+    rows: int
+    dtype: torch.dtype
+    """Of x."""
+    autocast: torch.dtype | None
+    """What autocast makes of it; None: it is off."""
+
+    @property
+    def computes(self) -> torch.dtype:
+        """The dtype that the layer computes in."""
+        return self.autocast or self.dtype
+
+    def context(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Autocast as it was."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast)
+
+
+@dataclass
+class Recorded:
+    """A linear layer, its calls, and rows of what it was given."""
+
+    name: str
+    linear: torch.nn.Linear
+    calls: Counter[Kind] = field(default_factory=Counter)
+    sample: Tensor | None = None
+    """[rows, in]: of the first calls, spread evenly, and the row of the largest magnitude."""
+    sample_kind: Kind | None = None
+    """Of the first call, which the sample is of."""
+
+    def use(self, device: torch.device) -> Use:
+        """What ways have to know of it."""
+        return Use(device, frozenset(kind.computes for kind in self.calls))
+
+    def add(self, x: Tensor, limit: int) -> None:
+        """Count a call, and sample it while rows are missing."""
+        rows = x.numel() // x.shape[-1] if x.numel() else 0
+        if rows == 0:
+            return
+        device = x.device.type
+        on = torch.is_autocast_enabled(device)
+        kind = Kind(rows, x.dtype, torch.get_autocast_dtype(device) if on else None)
+        self.calls[kind] += 1
+        first = self.sample_kind or kind
+        if (kind.dtype, kind.autocast) != (first.dtype, first.autocast):
+            return
+        held = 0 if self.sample is None else len(self.sample)
+        if held >= limit:
+            return
+        taken = sample_rows(x.detach().reshape(rows, x.shape[-1]), limit - held)
+        self.sample = taken if self.sample is None else torch.cat([self.sample, taken])
+        self.sample_kind = first
+
+
+def sample_rows(x: Tensor, limit: int) -> Tensor:
+    """At most `limit` rows of x [rows, in], a copy: spread evenly, and with them that of the
+    largest magnitude, which decides what a scale for all of x loses."""
+    rows = len(x)
+    if rows <= limit:
+        return x.clone()
+    places = torch.linspace(0, rows - 1, limit, device=x.device).round().long()
+    largest = x.abs().amax(1).float().argmax()
+    if not bool((places == largest).any()):
+        places[limit // 2] = largest
+    return x[places]
+
+
+@contextmanager
+def recording(linears: dict[str, torch.nn.Linear]) -> Iterator[list[Recorded]]:
+    """While the block runs, calls of these layers are recorded; in the order of the first calls
+    at its end, those that were not called last."""
+    records = [Recorded(name, linear) for name, linear in linears.items()]
+    order: dict[str, None] = {}
+    handles = [
+        record.linear.register_forward_pre_hook(
+            _hook(record, _limit(record.linear, len(records)), order), with_kwargs=True
+        )
+        for record in records
+    ]
+    try:
+        yield records
+    finally:
+        for handle in handles:
+            handle.remove()
+        places = {name: place for place, name in enumerate(order)}
+        records.sort(key=lambda record: places.get(record.name, len(places)))
+
+
+def _limit(linear: torch.nn.Linear, layers: int) -> int:
+    row_bytes = linear.in_features * linear.weight.element_size()
+    return max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // (layers * row_bytes)))
+
+
+def _hook(record: Recorded, limit: int, order: dict[str, None]) -> Any:
+    def hook(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor) and x.dim() > 0 and x.shape[-1] == record.linear.in_features:
+            record.add(x, limit)
+            order[record.name] = None
+
+    return hook
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" and so on."""
+    return str(dtype).removeprefix("torch.")
+
+
+WIDE: Final = {dtype_name(d): d for d in (torch.bfloat16, torch.float16, torch.float32)}
+"""What layers compute in, by these names."""

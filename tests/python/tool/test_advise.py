@@ -1,0 +1,186 @@
+"""octofold advise: a plan of the user's model, as files that say what was measured."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import octofold
+import pytest
+from octofold_tool import advised_demo, minilm
+from octofold_tool.__main__ import main
+
+torch = pytest.importorskip("torch")
+
+try:
+    FOLDER = minilm.model_folder()
+except minilm.ToolError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+PAGE = "The gulls quarrel over bread.\nBirds fight for food on the beach.\nNobody rows today.\n"
+MODULE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    return model, [(torch.randn(20, 256),)]
+
+def wrong():
+    return 3
+"""
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says as it fails."""
+    assert main(["advise", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+class Tags(HTMLParser):
+    """Opened ones have to be closed; what they refer to is collected."""
+
+    VOID = ("meta", "line", "rect", "circle")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.references: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.references += [value for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_function_of_the_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_advised_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    name = "my_advised_module:make"
+    assert main(["advise", name, "--device", "cpu", "--max-error", "0.05"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 linear ones" in out
+    assert str(tmp_path) not in sys.path
+    folder = tmp_path / "octofold-advice"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "plan.json", "report.html", "report.txt",
+    ]  # fmt: skip
+    plan = octofold.models.Plan.load(folder / "plan.json")
+    assert plan.max_error == 0.05
+    assert plan.machine.device == "cpu"
+    assert (folder / "report.txt").read_text() == plan.report()
+    assert "fewest bytes under an error of at most 5 %" in plan.report()
+
+    model, ((x,),) = sys.modules["my_advised_module"].make()
+    with torch.no_grad():
+        expected = model(x)
+        actual = octofold.models.apply(model, plan)(x)
+    error = float((actual - expected).norm() / expected.norm())
+    assert error == pytest.approx(plan.whole.error, rel=1e-3)
+
+    assert main(["advise", name, "--device", "cpu", "--max-bytes", "3e5"]) == 0
+    assert octofold.models.Plan.load(folder / "plan.json").target == "error"
+    assert "max_bytes" in failure(capsys, name, "--device", "cpu", "--max-bytes", "10")
+    assert "ways" in failure(capsys, name, "--device", "cpu", "--ways", "fp4")
+    assert "without a GPU" in failure(capsys, name, "--device", "cpu", "--target", "time")
+    assert "expected to return" in failure(capsys, "my_advised_module:wrong")
+    assert "nothing" in failure(capsys, "my_advised_module:nothing")
+
+
+def test_the_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Conv1d(3, 3, 1))
+    model[0].register_parameter("a<b>&", None)
+    plan = octofold.models.advise(model, lambda model: model(torch.randn(3, 64)), max_error=0.1)
+    page = plan.html()
+    tags = Tags()
+    tags.feed(page)
+    tags.close()
+    assert not tags.open
+    assert not tags.references
+    assert tags.seen.count("svg") == 3
+    assert "script" not in tags.seen
+    for words in ("http:", "https:", "url(", "@import"):
+        assert words not in page
+    for words in ("prefers-color-scheme:dark", "Conv1d", "times are left out", "64 → 64"):
+        assert words in page
+
+
+def test_a_folder_of_transformers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    Path("page.txt").write_text(PAGE)
+    options = ["--device", "cpu", "--text", "page.txt", "--output-dir", "plan"]
+    assert main(["advise", str(FOLDER), *options, "--ways", "cast", "--max-error", "0.03"]) == 0
+    plan = octofold.models.Plan.load("plan/plan.json")
+    assert plan.model == "BertModel"
+    assert 10 < len(plan.changed) < len(plan.layers) == 37
+    assert plan.whole.error <= 0.03
+    assert {other.kind for other in plan.others} == {"BertAttention", "BertSelfAttention"}
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "transformers cannot load it" in failure(capsys, str(empty))
+
+
+def test_what_is_wrong_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "expected a folder, or module:function" in failure(capsys, "nowhere")
+    assert "no_such_module" in failure(capsys, "no_such_module:make")
+    assert "for a model in a folder" in failure(capsys, "a:b", "--text", "page.txt")
+    if not torch.cuda.is_available():
+        assert "no GPU to measure on" in failure(capsys, "a:b", "--device", "cuda")
+    for wrong in ("-1", "many", "inf", "nan"):
+        with pytest.raises(SystemExit):
+            main(["advise", "a:b", f"--max-bytes={wrong}"])
+    with pytest.raises(SystemExit):
+        main(["advise", "a:b", "--max-bytes", "1", "--max-error", "1"])
+
+
+def test_without_transformers_it_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from octofold_tool import advise
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(advise.importlib.util, "find_spec", lambda name: None)
+    assert "needs transformers: pip install" in failure(capsys, str(tmp_path), "--device", "cpu")
+
+
+def test_the_demos_model_in_torch_is_the_demos_model() -> None:
+    from octofold_tool.minilm_torch import TorchMiniLm, batch_of
+
+    model, sentences = minilm.MiniLm(FOLDER), PAGE.splitlines()
+    with torch.no_grad():
+        found = TorchMiniLm(FOLDER).eval()(*batch_of(model, sentences)).numpy()
+    assert abs(found - model.embed(sentences, model.linear)).max() < 2e-6
+
+
+def test_the_demo_says_where_torch_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(advised_demo.importlib.util, "find_spec", lambda name: None)
+    advice = advised_demo.advise_twin(minilm.MiniLm(FOLDER), PAGE.splitlines(), tmp_path)
+    assert "needs PyTorch" in advice.text
+    assert advice.document is None
+    assert not advice.paths
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_imports_no_torch() -> None:
+    code = "import sys; from octofold_tool.__main__ import main\n"
+    code += "try: main(['advise', '--help'])\nfinally: assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
