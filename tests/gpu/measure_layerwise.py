@@ -13,6 +13,7 @@ in each round; medians, with half the quartile range. A line of JSON for each me
 """
 
 import argparse
+import gc
 import json
 import signal
 import statistics
@@ -265,6 +266,7 @@ def measure_memory(name, results):
     line = {}
     for way in WAYS:
         torch.cuda.synchronize()
+        gc.collect()
         before = torch.cuda.memory_allocated()
         model = made(name, way)
         x = inputs_of(model, 16)

@@ -2,6 +2,7 @@
 that it makes compute. On the CPU (OCTOFOLD_TEST_DEVICE=cpu) what is not of times."""
 
 import copy
+import os
 
 import octofold
 import pytest
@@ -76,6 +77,7 @@ def plan_of(model, inputs, **options):
 
 
 @needs_gpu
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times need the GPU alone")
 def test_the_time_is_what_was_predicted(generator):
     model = stack(4096, 11008, 3, generator)
     x = torch.randn(4096, 4096, device=DEVICE, generator=generator).to(DTYPE)
