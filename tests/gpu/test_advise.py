@@ -12,7 +12,7 @@ from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
 skip_without("products with FP8 weights")
 models = octofold.models
 DTYPE = getattr(torch, HALVES[-1])
-LIMIT = 0.08
+LIMIT = 0.15
 """Of the predicted time beside the measured one, in a test on a machine that may be shared; the
 figure that is wanted, 5 %, is tests/gpu/measure_advisor.py's."""
 
