@@ -18,11 +18,17 @@ Fields fields_of(const Component& component) {
   return {{"available", component.available}, {"detail", tvm::ffi::String(component.detail)}};
 }
 
-Fields fields_of(const GpuInfo& gpu) {
-  tvm::ffi::Map<tvm::ffi::String, Fields> operations;
-  for (const OperationInfo& operation : gpu.operations) {
-    operations.Set(operation.name, fields_of(operation.support));
+using Operations = tvm::ffi::Map<tvm::ffi::String, Fields>;
+
+Operations by_name(const std::vector<OperationInfo>& operations) {
+  Operations named;
+  for (const OperationInfo& operation : operations) {
+    named.Set(operation.name, fields_of(operation.support));
   }
+  return named;
+}
+
+Fields fields_of(const GpuInfo& gpu) {
   return {{"index", gpu.index},
           {"name", tvm::ffi::String(gpu.name)},
           {"compute_major", gpu.compute_major},
@@ -30,7 +36,7 @@ Fields fields_of(const GpuInfo& gpu) {
           {"multiprocessors", gpu.multiprocessors},
           {"memory_bytes", gpu.memory_bytes},
           {"backend", fields_of(gpu.backend)},
-          {"operations", operations}};
+          {"operations", by_name(gpu.operations)}};
 }
 
 }  // namespace
@@ -48,6 +54,11 @@ Fields info() {
           {"gpus", gpus}};
 }
 
+Operations operations_on(int64_t compute_major, int64_t compute_minor) {
+  return by_name(octofold::operations_on(static_cast<std::int32_t>(compute_major),
+                                         static_cast<std::int32_t>(compute_minor)));
+}
+
 // Costs nothing, while info() probes the driver.
 tvm::ffi::String version() { return OCTOFOLD_VERSION; }
 
@@ -58,6 +69,7 @@ void set_nvrtc_candidates(tvm::ffi::Array<tvm::ffi::String> files) {
 }
 
 OCTOFOLD_EXPORT(info)
+OCTOFOLD_EXPORT(operations_on)
 OCTOFOLD_EXPORT(set_nvrtc_candidates)
 OCTOFOLD_EXPORT(version)
 

@@ -23,6 +23,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import kernel_cache
+from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
 from ._checkpoint import (
     CheckpointContents,
     CheckpointReport,
@@ -105,6 +106,8 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "BadFormatError",
+    "Capabilities",
+    "Capability",
     "Checkpoint",
     "CheckpointContents",
     "CheckpointReport",
@@ -122,11 +125,14 @@ __all__ = [
     "QuantizedNorm",
     "Routing",
     "ScaledTensor",
+    "Support",
     "TopK",
+    "Tried",
     "UnavailableError",
     "UnsupportedError",
     "as_words",
     "attention",
+    "capabilities",
     "checkpoint_families",
     "combine",
     "combine_gradient",

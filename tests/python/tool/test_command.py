@@ -114,6 +114,15 @@ def test_info_says_what_is_and_why_not(capsys: pytest.CaptureFixture[str]) -> No
     assert document["driver"]["detail"]
 
 
+def test_info_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", "--matrix")
+    assert code == 0
+    for words in ("grouped products", "128x128 × 128x128", "weight-only", "12.0", "FP8 units"):
+        assert words in out
+    document = json.loads(run(capsys, "info", "--matrix", "--json")[1])
+    assert len(document["rows"]) > 40
+
+
 def test_missing_extra_names_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
