@@ -93,12 +93,21 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
         name(granularity));
   }
   const WeightSelection selection(options, family);
+  const auto refuse_scales_of_stacks = [&](const CheckpointTensor& tensor) {
+    if (tensor.shape.size() != 3 || granularity != Granularity::kTensor) return;
+    core::fail_argument(kOperation, "granularity",
+                        core::format("128x128 for the fused experts in {}, which transformers "
+                                     "has no other scales for",
+                                     quote(tensor.name)),
+                        name(granularity));
+  };
   selection.warn_of_idle_patterns(contents.others);
   RewritePlan plan{&family, {}, {}};
   bool any = false;
   for (const CheckpointTensor& tensor : contents.others) {
     const bool chosen = selection.contains(tensor);
     any = any || chosen;
+    if (chosen) refuse_scales_of_stacks(tensor);
     plan.steps.push_back({.kind = chosen ? Step::Kind::kQuantize : Step::Kind::kCopy,
                           .name = tensor.name,
                           .values = tensor,

@@ -199,6 +199,11 @@ TEST(Families, FusedExpertsAreStacksOfMatrices) {
     EXPECT_TRUE(output.at("l.experts.gate_up_proj").bytes.substr(size * i, size) == codes);
     EXPECT_EQ(output.at("l.experts.gate_up_proj_scale_inv").bytes.substr(16 * i, 16), scales);
   }
+  expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "l.experts.gate_up_proj"}, [&] {
+    quantize_checkpoint(
+        folder / "in.safetensors", folder / "no.safetensors",
+        {.family = CheckpointFamily::kFineGrainedFp8, .granularity = Granularity::kTensor});
+  });
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "torchao", "l.experts.gate_up_proj"}, [&] {
     convert_checkpoint(folder / "out.safetensors", folder / "no.safetensors",
                        {.family = CheckpointFamily::kTorchao});
