@@ -281,7 +281,7 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.
     """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
     source = tmp_path / "in"
     source.mkdir()
-    tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(8)}
+    tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}
     save_file(tensors, source / "model.safetensors")
     command = [*PROGRAM, "quantize", str(source), str(tmp_path / "out")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
