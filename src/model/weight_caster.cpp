@@ -33,18 +33,6 @@ std::vector<Tile> tiles_of(const CastMatrix& matrix) {
   return tiles;
 }
 
-/// Puts the scales of a tile where they belong among the matrix's.
-void place(const Tile& tile, std::span<const float> of_tile, WeightScales& scales) {
-  const TensorView target = scales.of(tile);
-  auto* first = static_cast<float*>(const_cast<void*>(target.data));
-  const std::int64_t lines = target.shape[0];
-  const std::int64_t blocks = target.rank > 1 ? target.shape[1] : 1;
-  const std::int64_t stride = target.rank > 1 ? target.strides[0] : 1;
-  for (std::int64_t line = 0; line < lines; ++line) {
-    std::copy_n(of_tile.begin() + line * blocks, blocks, first + line * stride);
-  }
-}
-
 }  // namespace
 
 WeightScales WeightCaster::cast(const CastMatrix& matrix, bool& finite) {
@@ -94,7 +82,7 @@ void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile,
                                                              tile.cols),
                                             scale, matrix.granularity}},
            options);
-  place(tile, tile_scales_, scales);
+  scales.put(tile, tile_scales_);
 }
 
 }  // namespace octofold::model

@@ -65,6 +65,18 @@ TensorView WeightScales::of(const Tile& tile) const {
   return matrix(first, DType::kFloat32, shape[0], shape[1], blocks);
 }
 
+void WeightScales::put(const Tile& tile, std::span<const float> of_tile) {
+  const std::vector<std::int64_t> shape = scale_shape(granularity, tile.rows, tile.cols);
+  const bool has_blocks = shape.size() > 1;
+  const std::int64_t blocks = has_blocks ? shape[1] : 1;
+  const std::int64_t stride =
+      has_blocks ? core::ceil_divide(cols, std::int64_t{kScaleBlock}) : std::int64_t{1};
+  const auto first = values.begin() + place(granularity, cols, tile.row, tile.col);
+  for (std::int64_t line = 0; line < shape[0]; ++line) {
+    std::copy_n(of_tile.begin() + line * blocks, blocks, first + line * stride);
+  }
+}
+
 WeightScales WeightScales::repeated(Granularity finer) const {
   if (finer == granularity) return *this;
   const std::vector<std::int64_t> shape = scale_shape(finer, rows, cols);

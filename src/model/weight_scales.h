@@ -27,6 +27,8 @@ struct WeightScales {
 
   /// Those of a tile that begins and ends where scales do, or at the matrix's edge.
   TensorView of(const Tile& tile) const;
+  /// Takes those of such a tile, row-major.
+  void put(const Tile& tile, std::span<const float> of_tile);
   /// The same matrix's in another granularity, which repeats() says there is.
   WeightScales repeated(Granularity finer) const;
 };
