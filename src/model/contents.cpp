@@ -83,7 +83,8 @@ class Reader {
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
     const auto name = weight_spelled(family_.spelling().codes, codes.name);
-    const bool matrix = codes.shape.size() == 2 || (codes.shape.size() == 3 && family_.stacks);
+    const bool matrix = (codes.shape.size() == 2 || codes.shape.size() == 3) &&
+                        !family_.granularities_of(codes.shape).empty();
     if (!name || !is_fp8(codes)) return std::nullopt;
     CheckpointWeight weight{.name = *name, .codes = codes, .full_precision = hints_.of(*name)};
     for (const Spelling& spelling : family_.spellings) {

@@ -14,29 +14,41 @@
 namespace octofold::model {
 namespace {
 
-void require_granularity(std::string_view operation, const Family& family, Granularity wanted) {
-  if (family.has(wanted)) return;
-  std::string has;
-  for (const Granularity granularity : family.granularities) {
-    has.append(has.empty() ? "" : ", ").append(name(granularity));
-  }
-  core::fail_argument(operation, "granularity",
-                      core::format("one of the family {}: {}", family.name, has), name(wanted));
+bool holds(std::span<const Granularity> granularities, Granularity wanted) {
+  return std::find(granularities.begin(), granularities.end(), wanted) != granularities.end();
 }
 
-/// Whether this granularity can be said of the weight in the family: scales of tensors may want
-/// static scales of inputs beside them.
+/// Throws where the family writes no such scales of a weight of this shape.
+void require_granularity(std::string_view operation, const Family& family,
+                         const CheckpointTensor& weight, Granularity wanted) {
+  const std::span<const Granularity> granularities = family.granularities_of(weight.shape);
+  if (holds(granularities, wanted)) return;
+  std::string has;
+  for (const Granularity granularity : granularities) {
+    has.append(has.empty() ? "" : ", ").append(name(granularity));
+  }
+  core::fail_argument(
+      operation, "granularity",
+      core::format("one that the family {} has for {}: {}", family.name, quote(weight.name), has),
+      name(wanted));
+}
+
+/// Scales of tensors may want static scales of inputs beside them.
+bool lacks_input(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
+  return granularity == Granularity::kTensor && family.tensor_needs_input && !weight.input_scale;
+}
+
 bool fits(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
-  const bool lacks_input = family.tensor_needs_input && !weight.input_scale;
-  return family.has(granularity) && !(granularity == Granularity::kTensor && lacks_input);
+  return holds(family.granularities_of(weight.codes.shape), granularity) &&
+         !lacks_input(weight, family, granularity);
 }
 
 /// The weights' own granularity where the family has it, else the first of the family's that
 /// repeats their scales, else the first that fits all of them.
 Granularity target_of(std::span<const CheckpointWeight> weights, const Family& family) {
-  const auto all = [&](Granularity granularity, auto holds) {
+  const auto all = [&](Granularity granularity, auto keeps) {
     return std::all_of(weights.begin(), weights.end(), [&](const CheckpointWeight& weight) {
-      return fits(weight, family, granularity) && holds(weight);
+      return fits(weight, family, granularity) && keeps(weight);
     });
   };
   if (weights.empty()) return family.granularities.front();
@@ -85,7 +97,6 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
   }
   const Family& family = family_of(options.family);
   const Granularity granularity = options.granularity.value_or(family.granularities.front());
-  require_granularity(kOperation, family, granularity);
   if (family.tensor_needs_input && granularity == Granularity::kTensor) {
     core::fail_argument(
         kOperation, "granularity",
@@ -93,21 +104,13 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
         name(granularity));
   }
   const WeightSelection selection(options, family);
-  const auto refuse_scales_of_stacks = [&](const CheckpointTensor& tensor) {
-    if (tensor.shape.size() != 3 || granularity != Granularity::kTensor) return;
-    core::fail_argument(kOperation, "granularity",
-                        core::format("128x128 for the fused experts in {}, which transformers "
-                                     "has no other scales for",
-                                     quote(tensor.name)),
-                        name(granularity));
-  };
   selection.warn_of_idle_patterns(contents.others);
   RewritePlan plan{&family, {}, {}};
   bool any = false;
   for (const CheckpointTensor& tensor : contents.others) {
     const bool chosen = selection.contains(tensor);
     any = any || chosen;
-    if (chosen) refuse_scales_of_stacks(tensor);
+    if (chosen) require_granularity(kOperation, family, tensor, granularity);
     plan.steps.push_back({.kind = chosen ? Step::Kind::kQuantize : Step::Kind::kCopy,
                           .name = tensor.name,
                           .values = tensor,
@@ -133,10 +136,15 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   if (*contents.family == options.family && !options.granularity) {
     core::fail_argument(kOperation, "family", "another family than the input's", family.name);
   }
-  if (options.granularity) {
-    require_granularity(kOperation, family, *options.granularity);
-    for (const CheckpointWeight& weight : contents.weights) {
-      if (fits(weight, family, *options.granularity)) continue;
+  for (const CheckpointWeight& weight : contents.weights) {
+    if (family.granularities_of(weight.codes.shape).empty()) {
+      core::fail_argument(
+          kOperation, "family", "one that has fused experts, finegrained-fp8",
+          core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
+    }
+    if (!options.granularity) continue;
+    require_granularity(kOperation, family, weight.codes, *options.granularity);
+    if (lacks_input(weight, family, *options.granularity)) {
       core::fail_argument(
           kOperation, "granularity",
           core::format("one that needs no static scales of inputs, which {} has not",
@@ -150,11 +158,6 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   const Granularity common =
       options.granularity ? *options.granularity : target_of(weights, family);
   for (const CheckpointWeight& weight : weights) {
-    if (weight.codes.shape.size() == 3 && !family.stacks) {
-      core::fail_argument(
-          kOperation, "family", "one that has fused experts, finegrained-fp8",
-          core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
-    }
     const bool own = family.mixes && !options.granularity;
     const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
     const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);

@@ -59,7 +59,8 @@ WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const
 bool WeightSelection::contains(const CheckpointTensor& tensor) const {
   const auto dtype = find_safetensors_dtype(tensor.dtype);
   const bool matrix = tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
-  const bool stack = family_.stacks && tensor.shape.size() == 3 && is_fused_experts(tensor.name);
+  const bool stack =
+      tensor.shape.size() == 3 && is_fused_experts(tensor.name) && !family_.of_stacks.empty();
   return (matrix || stack) && tensor.bytes > 0 && dtype && quantizable_dtype(*dtype) &&
          std::none_of(skip_.begin(), skip_.end(),
                       [&](const std::string& pattern) { return matches(pattern, tensor.name); });

@@ -106,7 +106,7 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .name = "compressed-tensors",
                                              .spellings = kSpellings,
                                              .granularities = kGranularities,
-                                             .stacks = false,
+                                             .of_stacks = {},
                                              .unscaled = false,
                                              .mixes = true,
                                              .tensor_needs_input = false,

@@ -49,8 +49,8 @@ std::optional<std::string> weight_spelled(std::string_view pattern, std::string_
   return std::string(module).append(last.substr(before.size(), length));
 }
 
-bool Family::has(Granularity granularity) const {
-  return std::find(granularities.begin(), granularities.end(), granularity) != granularities.end();
+std::span<const Granularity> Family::granularities_of(std::span<const std::int64_t> shape) const {
+  return shape.size() == 3 ? of_stacks : granularities;
 }
 
 std::span<const Family* const> families() { return kFamilies; }

@@ -53,9 +53,10 @@ struct Family {
   std::string_view name;
   std::span<const Spelling> spellings;         ///< all that are read; the first is written
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
-  bool stacks;                                 ///< has weights [experts, N, K]
-  bool unscaled;                               ///< reads codes without scales as values
-  bool mixes;                                  ///< can say of each weight which granularity it has
+  /// What weights [experts, N, K] are written with; none: it has no such weights.
+  std::span<const Granularity> of_stacks;
+  bool unscaled;  ///< reads codes without scales as values
+  bool mixes;     ///< can say of each weight which granularity it has
   /// Static scales of inputs are what scales of tensors go with: without them it writes others.
   bool tensor_needs_input;
   /// Shape of the scales of one matrix.
@@ -72,7 +73,8 @@ struct Family {
   std::map<std::string, std::string> (*metadata)(const Description& checkpoint);
 
   const Spelling& spelling() const { return spellings.front(); }
-  bool has(Granularity granularity) const;
+  /// What a weight of this shape may be written with; none where the family has no such weights.
+  std::span<const Granularity> granularities_of(std::span<const std::int64_t> shape) const;
 };
 
 extern const Family kDeepSeekV3;

@@ -109,22 +109,63 @@ def test_scales_of_other_dtypes_become_float32_exactly(tmp_path, rng, dtype):
     assert value.data.tobytes() == codes.tobytes()
 
 
-@pytest.mark.parametrize("granularity", ["128x128", "tensor"])
-def test_stacks_have_stacked_scales(tmp_path, rng, granularity):
+def write_stack(folder, rng):
     stack = rng.normal(0, 1, (3, 200, 130)).astype(np.float32)
     tensors = {"mlp.experts.gate_up_proj": stack, "norm.weight": np.ones(7, np.float32)}
-    write_folder(tmp_path / "in", tensors, {})
-    report = octofold.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", family="finegrained-fp8", granularity=granularity
-    )
-    assert report.quantized == ("mlp.experts.gate_up_proj",)
-    value = octofold.load_checkpoint(tmp_path / "out", framework="numpy")[report.quantized[0]]
+    write_folder(folder, tensors, {})
+    return stack
+
+
+def assert_stack(value, stack, granularity):
     assert value.data.shape == stack.shape
     assert value.scale.shape == octofold.scale_shape(granularity, *stack.shape, matrices=3)
     for codes, scale, matrix in zip(value.data, value.scale, stack, strict=True):
         expected = octofold.quantize(matrix, granularity=granularity)
         assert codes.tobytes() == expected.data.tobytes()
         np.testing.assert_array_equal(scale.reshape(expected.scale.shape), expected.scale)
+
+
+def test_stacks_have_stacked_scales(tmp_path, rng):
+    stack = write_stack(tmp_path / "in", rng)
+    report = octofold.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", family="finegrained-fp8"
+    )
+    assert report.quantized == ("mlp.experts.gate_up_proj",)
+    value = octofold.load_checkpoint(tmp_path / "out", framework="numpy")[report.quantized[0]]
+    assert_stack(value, stack, "128x128")
+
+
+def test_scales_of_experts_are_read_and_become_blocks(tmp_path, rng):
+    """One for each expert is what others write, and what nobody loads from our files."""
+    stack = write_stack(tmp_path / "in", rng)
+    with pytest.raises(octofold.InvalidArgumentError, match="gate_up_proj': 128x1"):
+        octofold.quantize_checkpoint(
+            tmp_path / "in", tmp_path / "out", family="finegrained-fp8", granularity="tensor"
+        )
+    assert not (tmp_path / "out").exists()
+
+    name = "mlp.experts.gate_up_proj"
+    casts = [octofold.quantize(matrix, granularity="tensor") for matrix in stack]
+    codes = np.stack([cast.data.view(np.uint8) for cast in casts])
+    tensors = {
+        name: torch.from_numpy(codes).view(torch.float8_e4m3fn),
+        f"{name}_scale_inv": torch.tensor([cast.scale.item() for cast in casts]),
+    }
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None}
+    write_folder(tmp_path / "experts", {}, {"quantization_config": config})
+    save_torch_file(tensors, tmp_path / "experts" / "model.safetensors")
+    before = octofold.load_checkpoint(tmp_path / "experts", framework="numpy")[name]
+    assert_stack(before, stack, "tensor")
+
+    octofold.convert_checkpoint(
+        tmp_path / "experts", tmp_path / "blocks", family="finegrained-fp8", granularity="128x128"
+    )
+    after = octofold.load_checkpoint(tmp_path / "blocks", framework="numpy")[name]
+    assert after.data.tobytes() == before.data.tobytes()
+    assert after.scale.shape == (3, 2, 2)
+    np.testing.assert_array_equal(
+        after.scale, np.broadcast_to(before.scale[:, None, None], (3, 2, 2))
+    )
 
 
 def test_static_scales_of_inputs(tmp_path, rng):
