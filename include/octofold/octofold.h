@@ -3,6 +3,7 @@
 
 #include "octofold/activations.h"
 #include "octofold/attention.h"
+#include "octofold/capabilities.h"
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/dot.h"

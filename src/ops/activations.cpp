@@ -14,6 +14,7 @@
 #include "cuda/casts.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
+#include "ops/scales.h"
 
 namespace octofold {
 namespace {
@@ -72,7 +73,8 @@ Input checked_input(const core::Arguments& check, const TensorView& x, Activatio
 Input checked_input(const core::Arguments& check, const ScaledTensorView& x, DType dtype,
                     Activation activation, GateLayout layout) {
   const ScaledTensorView source = core::flatten(check, "x", x);
-  if (x.channel_scale) check.fail("x.channel_scale", "none", "one");
+  check.require_enumerator("x.granularity", x.granularity);
+  ops::require_scales(check, "x", plan::kActivated, ops::form_of(x));
   check.require_scaled_input("x", source);
   require_gate_and_up(check, x.data, activation, layout);
   return {source.data, dtype, source};

@@ -5,11 +5,13 @@
 #include <bit>
 #include <cstddef>
 #include <fmt/ranges.h>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "core/group_offsets.h"
 #include "ops/cast_targets.h"
+#include "plan/operands.h"
 
 namespace octofold::ops {
 namespace {
@@ -72,9 +74,12 @@ void check_scale(const core::Arguments& check, std::string_view argument,
           : std::array{queries.batch, (shape[1] + kKeysPerScale - 1) / kKeysPerScale, kv_heads};
   const std::span blocks(of_blocks.data(), arguments.page_table || arguments.key_offsets ? 2 : 3);
   check.require_sizes(argument, scale);
-  const bool is_of_tensor = scale.element_count() == 1;
-  const bool is_of_heads = scale.rank == 1 && scale.shape[0] == kv_heads;
-  if (!is_of_tensor && !is_of_heads && !std::ranges::equal(shape_of(scale), blocks)) {
+  const std::optional<plan::Form> form =
+      scale.element_count() == 1                      ? std::optional(plan::Form::kTensor)
+      : scale.rank == 1 && scale.shape[0] == kv_heads ? std::optional(plan::Form::kHead)
+      : std::ranges::equal(shape_of(scale), blocks)   ? std::optional(plan::Form::kKeysOfHead)
+                                                      : std::nullopt;
+  if (!form || !plan::kKeysAndValues.taken.has(*form)) {
     check.fail(argument, core::format("one element, shape [{}] or shape {}", kv_heads, blocks),
                core::describe(scale));
   }

@@ -11,6 +11,7 @@
 #include "core/group_offsets.h"
 #include "core/scale_layout.h"
 #include "ops/backend.h"
+#include "ops/scales.h"
 
 namespace octofold::ops {
 namespace {
@@ -80,34 +81,13 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
 
 namespace {
 
-// One granularity for both; but beside rows of 1x128 the transpose may be of channels or squares.
-void require_granularities(const core::Arguments& check, const MutableScaledTensorView& rows,
-                           const MutableScaledTensorView& transposed, ScaleSource scales) {
-  const bool of_lines = rows.granularity == Granularity::kBlock1x128;
-  const bool given = scales == ScaleSource::kGiven;
-  const bool by_channel = of_lines && transposed.granularity == Granularity::kChannel;
-  const bool by_squares =
-      of_lines && !given && transposed.granularity == Granularity::kBlock128x128;
-  if (transposed.granularity != rows.granularity && !by_channel && !by_squares) {
-    check.fail("out.transposed",
-               core::format("granularity {}, as 'out.rows'{}", name(rows.granularity),
-                            !of_lines ? ""
-                            : given   ? ", or channel"
-                                      : ", or channel, or 128x128"),
-               name(transposed.granularity));
-  }
-  if (transposed.granularity == rows.granularity &&
-      rows.channel_scale.has_value() != transposed.channel_scale.has_value()) {
-    const bool of_rows = rows.channel_scale.has_value();
-    check.fail(of_rows ? "out.transposed.channel_scale" : "out.rows.channel_scale",
-               core::format("one, as '{}' has", of_rows ? "out.rows" : "out.transposed"), "none");
-  }
-}
-
 void require_alike_and_apart(const core::Arguments& check, const MutableScaledTensorView& rows,
                              const MutableScaledTensorView& transposed, ScaleSource scales) {
   check.require_dtype("out.transposed", transposed.data, {rows.data.dtype});
-  require_granularities(check, rows, transposed, scales);
+  if (const auto refused =
+          plan::refusal_beside(form_of(rows), form_of(transposed), scales == ScaleSource::kGiven)) {
+    check.fail(refused->argument, refused->expected, refused->got);
+  }
   const auto require_apart_from_factors =
       [&](std::string_view argument, const MutableScaledTensorView& written,
           std::string_view factors, const MutableScaledTensorView& other) {

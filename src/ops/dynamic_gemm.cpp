@@ -14,6 +14,7 @@
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
 #include "ops/gemm.h"
+#include "ops/scales.h"
 #include "plan/gemm.h"
 
 namespace octofold {
@@ -37,7 +38,7 @@ Checked checked(const DynamicGemmArguments& given) {
   check.require_dtype("x", arguments.x, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.require_scaled_input("b", given.b);
   check.require_same_device("b", given.b.data, given.x.device);
-  if (given.b.channel_scale) check.fail("b.channel_scale", "none", "one");
+  ops::require_scales(check, "b", plan::kDynamicB, ops::form_of(given.b));
   ops::require_depth(check, "b", given.b.data, "x", arguments.x);
 
   ops::require_shape_of_result(check, "out", given.out, given.x, given.b.data.shape[0]);

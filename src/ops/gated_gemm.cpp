@@ -15,16 +15,11 @@
 #include "ops/cast_targets.h"
 #include "ops/gated_gemm.h"
 #include "ops/gemm.h"
+#include "ops/scales.h"
 #include "plan/gemm.h"
 
 namespace octofold {
 namespace {
-
-void require_granularity(const core::Arguments& check, std::string_view argument,
-                         Granularity granularity, Granularity expected) {
-  if (granularity == expected) return;
-  check.fail(argument, core::format("scales of granularity {}", name(expected)), name(granularity));
-}
 
 // Matrices all: leading dimensions are one.
 struct Checked {
@@ -38,7 +33,6 @@ Checked checked(const GatedGemmArguments& given) {
   ops::require_gated_activation(check, given.activation, given.options);
   arguments.a = core::flatten(check, "a", given.a);
   ops::check_operands(check, arguments.a, arguments.b);
-  if (arguments.b.channel_scale) check.fail("b.channel_scale", "none", "one");
   const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
   const std::array inputs{
       ops::CastInput{"a", arguments.a.data}, ops::CastInput{"a.scale", arguments.a.scale},
@@ -70,8 +64,8 @@ MutableScaledTensorView ops::checked_gated_output(const core::Arguments& check,
                                                   std::vector<std::int64_t> leading,
                                                   const MutableScaledTensorView& out,
                                                   std::span<const CastInput> inputs) {
-  require_granularity(check, "a", a.granularity, Granularity::kBlock1x128);
-  require_granularity(check, "b", b.granularity, Granularity::kBlock128x128);
+  require_scales(check, "a", plan::kGatedA, form_of(a));
+  require_scales(check, "b", plan::kGatedB, form_of(b));
   if (rows % 2 != 0) {
     check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", rows));
   }
@@ -79,7 +73,7 @@ MutableScaledTensorView ops::checked_gated_output(const core::Arguments& check,
   shape.push_back(rows / 2);
   const MutableScaledTensorView target =
       checked_target(check, "out", out, shape, inputs, ScaleSource::kComputed);
-  require_granularity(check, "out", out.granularity, Granularity::kBlock1x128);
+  require_scales(check, "out", plan::kGatedOut, form_of(out));
   return target;
 }
 

@@ -13,6 +13,7 @@
 #include "cpu/gemm.h"
 #include "cuda/gemm.h"
 #include "ops/backend.h"
+#include "ops/scales.h"
 #include "plan/gemm.h"
 
 namespace octofold {
@@ -32,9 +33,8 @@ GemmArguments checked(GemmArguments arguments) {
   const GemmArguments given = arguments;
   arguments.a = core::flatten(check, "a", given.a);
   ops::check_operands(check, arguments.a, arguments.b);
-  if (arguments.a.channel_scale) {
-    core::fail(ErrorCode::kUnsupported,
-               "gemm: argument 'a.channel_scale': expected none, as two-level scales are for 'b'");
+  if (const auto refused = plan::refusal(plan::kGemmA, "a", ops::form_of(arguments.a))) {
+    core::fail(ErrorCode::kUnsupported, "gemm: {}", plan::text(*refused));
   }
   ops::require_accumulation(check, arguments.a.granularity, arguments.b.granularity,
                             arguments.fast_accumulation);

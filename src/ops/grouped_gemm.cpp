@@ -20,6 +20,7 @@
 #include "ops/cast_targets.h"
 #include "ops/gated_gemm.h"
 #include "ops/gemm.h"
+#include "ops/scales.h"
 #include "plan/gemm.h"
 
 namespace octofold {
@@ -92,8 +93,8 @@ GroupedOperand checked_b(const core::Arguments& check, const ScaledTensorView& b
   if (b.data.rank != 3) {
     check.fail("b", "3 dimensions, [groups, N, K]", core::describe(b.data));
   }
-  if (b.channel_scale) check.fail("b.channel_scale", "none", "one");
   check.require_enumerator("b.granularity", b.granularity);
+  ops::require_scales(check, "b", plan::kGroupedB, ops::form_of(b));
   check.require_sizes("b.scale", b.scale);
   const auto [scale, stride] = scale_of_first(b);
   const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
@@ -116,9 +117,7 @@ ScaledTensorView checked_a(const core::Arguments& check, std::string_view argume
   }
   const ScaledTensorView flat = core::flatten(check, argument, a);
   check.require_scaled_input(argument, flat);
-  if (a.channel_scale) {
-    check.fail(core::format("{}.channel_scale", argument), "none", "one");
-  }
+  ops::require_scales(check, argument, plan::kGroupedA, ops::form_of(a));
   return flat;
 }
 

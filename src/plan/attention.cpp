@@ -21,16 +21,6 @@ constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 // more than it gains where there are that many without.
 constexpr std::int64_t kBlocksWanted = 8, kBlocksEnough = 3;
 
-void require_kernels_of(const AttentionProblem& problem, const Gpu& gpu) {
-  require_kernels(Operation::kAttention, kOperation, gpu);
-  if (problem.form.q == DType::kBFloat16 && gpu.compute_capability() < 80) {
-    core::fail(ErrorCode::kUnsupported,
-               "{}: bfloat16 queries: expected a GPU of compute capability 8.0 or later, got "
-               "{}.{}; float16 queries are for 7.5 too",
-               kOperation, gpu.compute_major, gpu.compute_minor);
-  }
-}
-
 // The first of `candidates` of which so many blocks fit into a multiprocessor.
 template <typename Config, std::size_t kCount>
 std::optional<Config> fitting(const Config (&candidates)[kCount], int blocks, const Gpu& gpu) {
@@ -81,7 +71,7 @@ config::ManyQueriesConfig many_queries(const config::AttentionForm& form, std::i
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
-  require_kernels_of(problem, gpu);
+  require_kernels(Operation::kAttention, kOperation, problem.form.q, gpu);
   AttentionPlan plan;
   const std::int64_t rows = problem.all_queries() * problem.heads;
   if (rows == 0 || problem.batch == 0) return plan;

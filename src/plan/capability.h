@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "octofold/vocabulary.h"
+
 #include "plan/gpu.h"
 
 namespace octofold::plan {
@@ -35,7 +37,12 @@ std::string_view word(Operation operation);
 /// Why there are no kernels of the operation for this GPU; empty where there are.
 std::string why_not(Operation operation, const Gpu& gpu);
 
+/// The same of bfloat16 in tensor cores, where the operation has kernels for the GPU.
+std::string why_not_bfloat16(Operation operation, const Gpu& gpu);
+
 /// Throws Error(kUnsupported) that names `called`, the public function, and says why not.
 void require_kernels(Operation operation, std::string_view called, const Gpu& gpu);
+/// The same for operands of this type.
+void require_kernels(Operation operation, std::string_view called, DType type, const Gpu& gpu);
 
 }  // namespace octofold::plan

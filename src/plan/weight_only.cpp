@@ -63,15 +63,6 @@ double instructions_of_code(const WeightOnlyConfig& config, const Gpu& gpu) {
   return count;
 }
 
-void require_bfloat16(const WeightOnlyProblem& problem, std::string_view called, const Gpu& gpu) {
-  if (problem.x != DType::kBFloat16 || gpu.compute_major >= 8) return;
-  core::fail(
-      ErrorCode::kUnsupported,
-      "{}: expected a GPU of compute capability 8.0 or later for products of bfloat16, got "
-      "{}.{}; float16 works there, and the CPU backend takes the same tensors in host memory",
-      called, gpu.compute_major, gpu.compute_minor);
-}
-
 }  // namespace
 
 std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,
@@ -174,8 +165,8 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
 
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu) {
-  require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, gpu);
-  require_bfloat16(problem, called, gpu);
+  require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, problem.x,
+                  gpu);
   const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
   const auto clocks = [&](const WeightOnlyWork& work) {
     return expected_clocks(problem, work, gpu);

@@ -118,7 +118,7 @@ TEST(PlanAttentionTest, OldGpusAreRefused) {
   EXPECT_NO_THROW(plan_attention({}, turing));
   EXPECT_THAT(test::error_of([&] { plan_attention({.form = {.q = kBFloat16}}, turing); },
                              ErrorCode::kUnsupported),
-              testing::AllOf(HasSubstr("attention: bfloat16"), HasSubstr("8.0"), HasSubstr("7.5")));
+              testing::AllOf(HasSubstr("attention: "), HasSubstr("products of bfloat16, got 7.5")));
   Gpu volta = kHopper;
   volta.compute_major = 7;
   volta.compute_minor = 0;

@@ -60,6 +60,27 @@ TEST(CapabilityTest, ProductsSayWhichOfThemThereAre) {
   }
 }
 
+TEST(CapabilityTest, SaysWhyDataCenterBlackwellHasNoProducts) {
+  for (const int capability : {100, 103, 110}) {
+    for (const Operation operation : {Operation::kProduct, Operation::kGatedProduct}) {
+      EXPECT_THAT(why_not(operation, gpu_of(capability)), HasSubstr("tcgen05"));
+    }
+  }
+  EXPECT_THAT(why_not(Operation::kProduct, gpu_of(86)), testing::Not(HasSubstr("tcgen05")));
+}
+
+TEST(CapabilityTest, BFloat16IsForTensorCoresFrom80On) {
+  for (const Operation operation :
+       {Operation::kGemv, Operation::kWeightOnly, Operation::kAttention}) {
+    EXPECT_THAT(why_not_bfloat16(operation, gpu_of(75)), HasSubstr("8.0 or later"));
+    EXPECT_EQ(why_not_bfloat16(operation, gpu_of(80)), "");
+    EXPECT_NO_THROW(require_kernels(operation, "f", DType::kFloat16, gpu_of(75)));
+    EXPECT_THROW(require_kernels(operation, "f", DType::kBFloat16, gpu_of(75)), Error);
+  }
+  EXPECT_EQ(why_not_bfloat16(Operation::kCast, gpu_of(75)), "");
+  EXPECT_EQ(why_not_bfloat16(Operation::kDot, gpu_of(75)), "");
+}
+
 TEST(CapabilityTest, TheErrorNamesThePublicFunction) {
   EXPECT_NO_THROW(require_kernels(Operation::kNorm, "quantize_norm", kHopper));
   try {

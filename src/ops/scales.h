@@ -1,0 +1,21 @@
+// That operands have scales which their operation takes.
+#pragma once
+
+#include <string_view>
+
+#include "core/check.h"
+#include "plan/operands.h"
+
+namespace octofold::ops {
+
+/// Of a ScaledTensorView or a MutableScaledTensorView.
+template <typename View>
+plan::Form form_of(const View& tensor) {
+  return plan::form_of(tensor.granularity, tensor.channel_scale.has_value());
+}
+
+/// That the operand is of a form that its rule has.
+void require_scales(const core::Arguments& check, std::string_view argument,
+                    const plan::OperandRule& rule, plan::Form form);
+
+}  // namespace octofold::ops

@@ -1,0 +1,84 @@
+#include "plan/capability_matrix.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+namespace octofold::plan {
+namespace {
+
+bool multiplies_fp8(Operation operation) {
+  switch (operation) {
+    case Operation::kProduct:
+    case Operation::kGroupedProduct:
+    case Operation::kGatedProduct:
+    case Operation::kDynamicProduct: return true;
+    default: return false;
+  }
+}
+
+// What is left to do with FP8 on a GPU that has no kernels of the operation.
+Way instead_of(Operation operation, const Gpu& gpu) {
+  const auto has = [&](Operation other) { return why_not(other, gpu).empty(); };
+  if (operation == Operation::kProduct && has(Operation::kWeightOnly)) return Way::kWeightOnly;
+  return multiplies_fp8(operation) && has(Operation::kCast) ? Way::kCast : Way::kCpu;
+}
+
+// Why these do not go together; the names of casts' targets are those of the call.
+std::optional<Refusal> refusal_of_pair(const MatrixRow& row) {
+  if (row.rule->pairs != Pairs::kTargets) return std::nullopt;
+  return refusal_beside(row.forms[0], row.forms[1], false);
+}
+
+void add_rows(std::vector<MatrixRow>& rows, const MatrixRow& begun) {
+  const OperationRule& rule = *begun.rule;
+  const std::size_t at = begun.forms.size();
+  if (at == rule.operands.size() || rule.operands[at].name.empty()) {
+    MatrixRow row = begun;
+    if (row.refused.empty()) {
+      if (const auto refused = refusal_of_pair(row)) row.refused = text(*refused);
+    }
+    rows.push_back(std::move(row));
+    return;
+  }
+  const OperandRule& operand = rule.operands[at];
+  for (const Form form : kForms) {
+    if (!operand.taken.has(form) && !operand.refused.has(form)) continue;
+    if (rule.pairs == Pairs::kEitherOrder && at == 1 && form < begun.forms[0]) continue;
+    MatrixRow row = begun;
+    row.forms.push_back(form);
+    if (const auto refused = refusal(operand, operand.name, form)) {
+      if (!row.refused.empty()) continue;
+      row.refused = text(*refused);
+    }
+    add_rows(rows, row);
+  }
+}
+
+}  // namespace
+
+std::vector<MatrixRow> matrix_rows() {
+  std::vector<MatrixRow> rows;
+  for (const OperationRule& rule : operation_rules()) add_rows(rows, {.rule = &rule});
+  return rows;
+}
+
+CapabilityCell cell_of(const MatrixRow& row, const Gpu& gpu) {
+  if (!row.refused.empty()) return {Way::kNone, row.refused};
+  const Operation operation = row.rule->operation;
+  const bool multiplies_bfloat16 = std::ranges::find(row.forms, Form::kBFloat16) != row.forms.end();
+  std::string reason = why_not(operation, gpu);
+  if (reason.empty() && multiplies_bfloat16) {
+    reason = why_not_bfloat16(operation, gpu);
+  }
+  if (!reason.empty()) return {instead_of(operation, gpu), std::move(reason)};
+  return {multiplies_fp8(operation) ? Way::kNative : Way::kKernels, ""};
+}
+
+CapabilityCell cell_of_cpu(const MatrixRow& row) {
+  if (!row.refused.empty()) return {Way::kNone, row.refused};
+  return {Way::kCpu, ""};
+}
+
+}  // namespace octofold::plan

@@ -1,0 +1,129 @@
+#include "plan/operands.h"
+
+#include <fmt/ranges.h>
+#include <vector>
+
+#include "core/format.h"
+
+namespace octofold::plan {
+namespace {
+
+constexpr Forms kHalves{Form::kFloat16, Form::kBFloat16};
+constexpr OperandRule kDotA{"a", kGranularities | Forms{Form::kNumbers, Form::kCodes}};
+constexpr OperandRule kDotB{"b", kDotA.taken};
+constexpr OperandRule kVectors{"x", kGranularities | kHalves | Forms{Form::kFloat32, Form::kCodes}};
+constexpr OperandRule kCast{"out", kGranularities};
+
+constexpr OperationRule kRules[] = {
+    {"convert", Operation::kCast, {}},
+    {"quantize", Operation::kCast, {{{"out", kTwoLevelToo}}}},
+    {"quantize_both",
+     Operation::kCast,
+     {{{"rows", kTwoLevelToo}, {"transposed", kTwoLevelToo}}},
+     Pairs::kTargets},
+    {"dequantize", Operation::kCast, {{{"x", kTwoLevelToo}}}},
+    {"quantize_activation", Operation::kCast, {{kActivated, kCast}}},
+    {"quantize_activation_gradient", Operation::kCast, {{kActivated, kCast}}},
+    {"quantize_gathered", Operation::kCast, {{kCast}}},
+    {"quantize_norm", Operation::kNorm, {{kCast}}},
+    {"norm_backward", Operation::kNorm, {}},
+    {"top_k", Operation::kRouting, {}},
+    {"top_k_gradient", Operation::kRouting, {}},
+    {"sort_by_expert", Operation::kRouting, {}},
+    {"combine", Operation::kRouting, {}},
+    {"combine_gradient", Operation::kRouting, {}},
+    {"dot", Operation::kDot, {{kDotA, kDotB}}, Pairs::kEitherOrder},
+    {"gemv", Operation::kGemv, {{kVectors, kWeights}}},
+    {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kWeights}}},
+    {"gemm_weight_only_gradient", Operation::kWeightOnly, {{{"gradient", kHalves}, kWeights}}},
+    {"attention", Operation::kAttention, {{{"q", kHalves}, kKeysAndValues}}},
+    {"gemm", Operation::kProduct, {{kGemmA, {"b", kTwoLevelToo}}}},
+    {"grouped_gemm", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
+    {"masked_gemm", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
+    {"grouped_gemm_k", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
+    {"gated_gemm", Operation::kGatedProduct, {{kGatedA, kGatedB, kGatedOut}}},
+    {"grouped_gated_gemm", Operation::kGroupedProduct, {{kGatedA, kGatedB, kGatedOut}}},
+    {"dynamic_gemm", Operation::kDynamicProduct, {{{"x", {Form::kNumbers}}, kDynamicB}}},
+};
+
+bool has_factors(Form form) { return form == Form::kTwoLevel; }
+
+Form granularity_of(Form form) { return has_factors(form) ? Form::kBlock128x128 : form; }
+
+}  // namespace
+
+std::string_view word(Form form) {
+  switch (form) {
+    case Form::kNumbers: return "numbers";
+    case Form::kFloat32: return "float32";
+    case Form::kFloat16: return "float16";
+    case Form::kBFloat16: return "bfloat16";
+    case Form::kCodes: return "fp8";
+    case Form::kTensor: return "tensor";
+    case Form::kChannel: return "channel";
+    case Form::kBlock1x128: return "1x128";
+    case Form::kBlock128x128: return "128x128";
+    case Form::kTwoLevel: return "two-level";
+    case Form::kHead: return "head";
+    case Form::kKeysOfHead: return "128 keys";
+  }
+  return "?";
+}
+
+Form form_of(Granularity granularity, bool has_channel_scale) {
+  if (has_channel_scale) return Form::kTwoLevel;
+  switch (granularity) {
+    case Granularity::kTensor: return Form::kTensor;
+    case Granularity::kChannel: return Form::kChannel;
+    case Granularity::kBlock1x128: return Form::kBlock1x128;
+    case Granularity::kBlock128x128: return Form::kBlock128x128;
+  }
+  return Form::kTensor;  // operations have checked that it is one of these
+}
+
+std::span<const OperationRule> operation_rules() { return kRules; }
+
+std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argument, Form form) {
+  if (rule.taken.has(form)) return std::nullopt;
+  if (has_factors(form) && rule.taken.has(Form::kBlock128x128)) {
+    return Refusal{core::format("{}.channel_scale", argument),
+                   "none, as two-level scales are for 'b' of gemm()", "one"};
+  }
+  std::vector<std::string_view> taken;
+  for (const Form each : kForms) {
+    if (rule.taken.has(each)) taken.push_back(word(each));
+  }
+  return Refusal{std::string(argument),
+                 core::format("scales of granularity {}", fmt::join(taken, ", ")),
+                 std::string(word(form))};
+}
+
+// One granularity for both; but beside rows of 1x128 the transpose may be of channels or squares.
+std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_given) {
+  const Form of_rows = granularity_of(rows), of_transpose = granularity_of(transposed);
+  const bool lines = of_rows == Form::kBlock1x128;
+  const bool by_channel = lines && of_transpose == Form::kChannel;
+  const bool by_squares = lines && !scales_given && of_transpose == Form::kBlock128x128;
+  if (of_transpose != of_rows && !by_channel && !by_squares) {
+    return Refusal{"out.transposed",
+                   core::format("granularity {}, as 'out.rows'{}", word(of_rows),
+                                !lines         ? ""
+                                : scales_given ? ", or channel"
+                                               : ", or channel, or 128x128"),
+                   std::string(word(of_transpose))};
+  }
+  if (of_transpose == of_rows && has_factors(rows) != has_factors(transposed)) {
+    return Refusal{
+        has_factors(rows) ? "out.transposed.channel_scale" : "out.rows.channel_scale",
+        core::format("one, as '{}' has", has_factors(rows) ? "out.rows" : "out.transposed"),
+        "none"};
+  }
+  return std::nullopt;
+}
+
+std::string text(const Refusal& refusal) {
+  return core::format("argument '{}': expected {}, got {}", refusal.argument, refusal.expected,
+                      refusal.got);
+}
+
+}  // namespace octofold::plan

@@ -1,0 +1,118 @@
+// What the operands of each operation may be: the one table. Operations refuse by it, and the
+// matrix of capabilities() is made from it.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "octofold/vocabulary.h"
+
+#include "plan/capability.h"
+
+namespace octofold::plan {
+
+/// Numbers as they are, or FP8 codes and what shares a scale of theirs.
+enum class Form : unsigned char {
+  kNumbers,  ///< float32, float16 or bfloat16: it makes no difference which
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kCodes,  ///< FP8 without scales
+  kTensor,
+  kChannel,
+  kBlock1x128,
+  kBlock128x128,
+  kTwoLevel,   ///< 128x128, and a factor for each row
+  kHead,       ///< of keys and values: a scale for each head
+  kKeysOfHead  ///< for 128 keys of a head, or for a page of them
+};
+inline constexpr Form kForms[] = {Form::kNumbers,  Form::kFloat32,    Form::kFloat16,
+                                  Form::kBFloat16, Form::kCodes,      Form::kTensor,
+                                  Form::kChannel,  Form::kBlock1x128, Form::kBlock128x128,
+                                  Form::kTwoLevel, Form::kHead,       Form::kKeysOfHead};
+
+/// "bfloat16", "fp8" without scales, "1x128", "two-level" and so on: for people.
+std::string_view word(Form form);
+
+/// Of codes with scales of this granularity; factors of rows make two levels of it.
+Form form_of(Granularity granularity, bool has_channel_scale);
+
+/// A set of them.
+class Forms {
+ public:
+  constexpr Forms() = default;
+  constexpr Forms(std::initializer_list<Form> forms) {
+    for (const Form form : forms) bits_ |= bit(form);
+  }
+  constexpr bool has(Form form) const { return (bits_ & bit(form)) != 0; }
+  constexpr Forms operator|(Forms other) const {
+    other.bits_ |= bits_;
+    return other;
+  }
+
+ private:
+  static constexpr unsigned bit(Form form) { return 1u << static_cast<unsigned>(form); }
+  unsigned bits_ = 0;
+};
+
+inline constexpr Forms kGranularities{Form::kTensor, Form::kChannel, Form::kBlock1x128,
+                                      Form::kBlock128x128};
+inline constexpr Forms kTwoLevelToo = kGranularities | Forms{Form::kTwoLevel};
+
+struct OperandRule {
+  std::string_view name;  ///< empty: there is none
+  Forms taken;
+  Forms refused{};  ///< what one might expect besides
+};
+
+// Operands that are checked by their rules.
+inline constexpr OperandRule kGemmA{"a", kGranularities, {Form::kTwoLevel}};
+inline constexpr OperandRule kGroupedA = kGemmA;
+inline constexpr OperandRule kGroupedB{"b", kGranularities, {Form::kTwoLevel}};
+inline constexpr OperandRule kDynamicB = kGroupedB;
+inline constexpr OperandRule kGatedA{"a", {Form::kBlock1x128}, kTwoLevelToo};
+inline constexpr OperandRule kGatedB{"b", {Form::kBlock128x128}, kTwoLevelToo};
+inline constexpr OperandRule kGatedOut{"out", {Form::kBlock1x128}};
+inline constexpr OperandRule kWeights{"w", kGranularities, {Form::kTwoLevel}};
+inline constexpr OperandRule kActivated{
+    "x", kGranularities | Forms{Form::kNumbers}, {Form::kTwoLevel}};
+inline constexpr OperandRule kKeysAndValues{
+    "k, v", {Form::kCodes, Form::kTensor, Form::kHead, Form::kKeysOfHead}};
+
+/// Which forms of two operands are listed, and go together.
+enum class Pairs : unsigned char {
+  kAll,
+  kEitherOrder,  ///< operands are alike: each pair once
+  kTargets       ///< of a cast: refusal_beside()
+};
+
+/// A public function, and what it takes.
+struct OperationRule {
+  std::string_view called;
+  Operation operation;
+  std::array<OperandRule, 3> operands{};
+  Pairs pairs = Pairs::kAll;
+};
+std::span<const OperationRule> operation_rules();
+
+/// What was expected of an argument, and what came.
+struct Refusal {
+  std::string argument;
+  std::string expected;
+  std::string got;
+};
+
+/// Why the operand may not be of this form. `argument`: its name in the call.
+std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argument, Form form);
+
+/// Why the transpose of a cast may not be of this form beside rows of that one.
+std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_given);
+
+/// "argument 'b': expected …, got …".
+std::string text(const Refusal& refusal);
+
+}  // namespace octofold::plan

@@ -1,0 +1,215 @@
+// What works where, as the public call has it: which columns there are, and that what nothing takes
+// is refused for the reason that it gives.
+#include "ops/capabilities.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <string>
+#include <vector>
+
+#include "octofold/octofold.h"
+
+#include "support/error_of.h"
+
+namespace octofold {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsSupersetOf;
+
+constexpr std::int64_t kSize = 256;
+
+// A matrix of ones with scales of a form.
+class Matrix {
+ public:
+  explicit Matrix(const std::string& form)
+      : matrix_(kSize, kSize,
+                form == "two-level" ? Granularity::kBlock128x128 : parse_granularity(form)),
+        factors_(kSize, 1.0f),
+        has_factors_(form == "two-level") {
+    std::ranges::fill(matrix_.codes(), std::uint8_t{0x38});
+    std::ranges::fill(matrix_.scales(), 1.0f);
+  }
+  MutableScaledTensorView target() {
+    MutableScaledTensorView view = matrix_.view();
+    if (has_factors_) view.channel_scale = vector(factors_.data(), DType::kFloat32, kSize);
+    return view;
+  }
+  ScaledTensorView input() const {
+    ScaledTensorView view = matrix_.view();
+    if (has_factors_) {
+      view.channel_scale = vector<const void>(factors_.data(), DType::kFloat32, kSize);
+    }
+    return view;
+  }
+
+ private:
+  ScaledMatrix matrix_;
+  std::vector<float> factors_;
+  bool has_factors_;
+};
+
+std::vector<std::string> names_of(const Capabilities& capabilities) {
+  std::vector<std::string> names;
+  for (const CapabilityTarget& target : capabilities.targets) names.push_back(target.name);
+  return names;
+}
+
+GpuInfo gpu(std::int32_t index, const char* name, std::int32_t major, std::int32_t minor) {
+  GpuInfo info;
+  info.index = index;
+  info.name = name;
+  info.compute_major = major;
+  info.compute_minor = minor;
+  return info;
+}
+
+const Component kThere{.available = true, .detail = "13"};
+
+cuda::DriverProbe two_gpus() { return {kThere, {gpu(0, "H200", 9, 0), gpu(1, "Orin", 8, 7)}}; }
+
+std::vector<std::int32_t> gpus_of(const Capabilities& all, std::string_view name) {
+  const auto target = std::ranges::find(all.targets, name, &CapabilityTarget::name);
+  return target == all.targets.end() ? std::vector<std::int32_t>{-1} : target->gpus;
+}
+
+TEST(CapabilitiesTest, HasTheArchitecturesInOrderAndTheCpuLast) {
+  const Capabilities all = capabilities();
+  EXPECT_THAT(names_of(all), IsSupersetOf({"7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}));
+  EXPECT_EQ(all.targets.back().name, "cpu");
+  for (const CapabilityRow& row : all.rows) {
+    ASSERT_EQ(row.cells.size(), all.targets.size()) << row.operation;
+    for (const CapabilityCell& cell : row.cells) {
+      const bool runs = cell.way == Way::kNative || cell.way == Way::kKernels ||
+                        (cell.way == Way::kCpu && &cell == &row.cells.back());
+      EXPECT_EQ(cell.why_not.empty(), runs) << row.operation;
+    }
+    EXPECT_TRUE(row.cells.back().way == Way::kCpu || row.cells.back().way == Way::kNone);
+  }
+}
+
+TEST(CapabilitiesTest, GpusAtHandHaveTheirColumns) {
+  const Capabilities all = ops::capabilities_of(two_gpus(), kThere, 0);
+  EXPECT_THAT(names_of(all),
+              ElementsAre("7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "cpu"));
+  EXPECT_THAT(gpus_of(all, "9.0"), ElementsAre(0));
+  EXPECT_THAT(gpus_of(all, "8.7"), ElementsAre(1));
+  EXPECT_THAT(gpus_of(all, "8.6"), ElementsAre());
+  EXPECT_EQ(all.at_hand, "cuda:0 is H200, 9.0; cuda:1 is Orin, 8.7");
+}
+
+TEST(CapabilitiesTest, AGpuCountsAsItsTarget) {
+  const Capabilities all = ops::capabilities_of(two_gpus(), kThere, 86);
+  EXPECT_THAT(gpus_of(all, "8.6"), ElementsAre(0, 1));
+  EXPECT_THAT(all.at_hand, HasSubstr("H200, 9.0, as 8.6 by OCTOFOLD_TARGET"));
+  const Capabilities later = ops::capabilities_of(two_gpus(), kThere, 89);
+  EXPECT_THAT(gpus_of(later, "8.9"), ElementsAre(0));
+  EXPECT_THAT(later.at_hand, HasSubstr("Orin, but environment variable OCTOFOLD_TARGET"));
+}
+
+TEST(CapabilitiesTest, SaysWhatIsMissing) {
+  const Component missing{.available = false, .detail = "no such file"};
+  EXPECT_THAT(ops::capabilities_of(two_gpus(), missing, 0).at_hand,
+              HasSubstr("kernels cannot be compiled: no such file"));
+  EXPECT_EQ(ops::capabilities_of({missing, {}}, missing, 0).at_hand,
+            "no GPU is at hand (no such file): what would work on one");
+}
+
+TEST(CapabilitiesTest, WaysHaveNames) {
+  EXPECT_EQ(name(Way::kNative), "native");
+  EXPECT_EQ(name(Way::kNone), "none");
+  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is none of"));
+}
+
+bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
+  const std::string& called = row.operation;
+  if (called != "gemm" && called != "grouped_gemm_k" && called != "gated_gemm") return false;
+  const Matrix a(row.operands[0].form), b(row.operands[1].form);
+  if (called == "gemm") gemm({.a = a.input(), .b = b.input(), .out = out});
+  if (called == "grouped_gemm_k") {
+    const std::int32_t offsets[] = {0, 128};
+    MutableTensorView groups = out;
+    groups.rank = 3;
+    groups.shape = {1, kSize, kSize};
+    groups.strides = {kSize * kSize, kSize, 1};
+    grouped_gemm_k({.a = a.input(),
+                    .b = b.input(),
+                    .offsets = vector<const void>(offsets, DType::kInt32, 2),
+                    .out = groups});
+  }
+  if (called == "gated_gemm") {
+    ScaledMatrix h(kSize, kSize / 2, parse_granularity(row.operands[2].form));
+    gated_gemm({.a = a.input(), .b = b.input(), .out = h.view()});
+  }
+  return true;
+}
+
+bool multiply_by_weights(const CapabilityRow& row, const MutableTensorView& out) {
+  const std::string& called = row.operation;
+  if (called != "gemm_weight_only" && called != "gemm_weight_only_gradient") return false;
+  const Matrix w(row.operands[1].form);
+  const std::vector<std::uint16_t> zeros(kSize * kSize);
+  const TensorView x =
+      matrix<const void>(zeros.data(), parse_dtype(row.operands[0].form), kSize, kSize, kSize);
+  if (called == "gemm_weight_only") {
+    gemm_weight_only({.x = x, .w = w.input(), .out = out});
+  } else {
+    gemm_weight_only_gradient({.gradient = x, .w = w.input(), .out = out});
+  }
+  return true;
+}
+
+bool cast(const CapabilityRow& row, const MutableTensorView& out) {
+  const std::string& called = row.operation;
+  const std::vector<float> numbers(kSize * kSize, 1.0f);
+  const TensorView x = matrix<const void>(numbers.data(), DType::kFloat32, kSize, kSize, kSize);
+  if (called == "dynamic_gemm") {
+    const Matrix b(row.operands[1].form);
+    dynamic_gemm({.x = x, .b = b.input(), .out = out});
+  } else if (called == "quantize") {
+    Matrix rows(row.operands[0].form);
+    quantize(x, {.rows = rows.target()});
+  } else if (called == "quantize_both") {
+    Matrix rows(row.operands[0].form), transposed(row.operands[1].form);
+    quantize(x, {.rows = rows.target(), .transposed = transposed.target()});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Calls the operation with operands of the row's forms, on the CPU, if it is one of those whose
+// operands are matrices.
+bool call(const CapabilityRow& row) {
+  std::vector<float> memory(kSize * kSize);
+  const MutableTensorView out = matrix(memory.data(), DType::kFloat32, kSize, kSize, kSize);
+  return multiply(row, out) || multiply_by_weights(row, out) || cast(row, out);
+}
+
+TEST(CapabilitiesTest, OperationsDoWhatItSaysOfTheCpu) {
+  int called = 0, refused = 0;
+  for (const CapabilityRow& row : capabilities().rows) {
+    const CapabilityCell& cell = row.cells.back();
+    std::string error;
+    try {
+      if (!call(row)) continue;
+    } catch (const Error& thrown) {
+      error = thrown.what();
+    }
+    ++called;
+    std::string trace = row.operation;
+    for (const CapabilityOperand& operand : row.operands) trace.append(" ").append(operand.form);
+    if (cell.way == Way::kNone) {
+      ++refused;
+      EXPECT_THAT(error, HasSubstr(cell.why_not)) << trace;
+    } else {
+      EXPECT_EQ(error, "") << trace;
+    }
+  }
+  EXPECT_GT(called, 100);
+  EXPECT_GT(refused, 30);
+}
+
+}  // namespace
+}  // namespace octofold

@@ -1,0 +1,249 @@
+// The matrix says what planners do: each is asked for a problem of each cell.
+#include "plan/capability_matrix.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <set>
+#include <string>
+
+#include "octofold/error.h"
+
+#include "plan/attention.h"
+#include "plan/cast.h"
+#include "plan/dot.h"
+#include "plan/gemm.h"
+#include "plan/mma_gemm.h"
+#include "plan/norm.h"
+#include "plan/routing.h"
+#include "plan/weight_only.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::SourceKind;
+using config::Work;
+using testing::HasSubstr;
+using enum DType;
+
+constexpr int kCapabilities[] = {70, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121, 130};
+
+bool has_scales_or_codes(Form form) { return form >= Form::kCodes; }
+
+Granularity granularity_of(Form form) {
+  switch (form) {
+    case Form::kChannel: return Granularity::kChannel;
+    case Form::kBlock1x128: return Granularity::kBlock1x128;
+    case Form::kBlock128x128:
+    case Form::kTwoLevel: return Granularity::kBlock128x128;
+    default: return Granularity::kTensor;
+  }
+}
+
+DType type_of(Form form) {
+  switch (form) {
+    case Form::kNumbers:
+    case Form::kFloat32: return kFloat32;
+    case Form::kFloat16: return kFloat16;
+    case Form::kBFloat16: return kBFloat16;
+    default: return kE4M3;
+  }
+}
+
+bool has_blocks(Form form) { return varies_along_k(granularity_of(form)); }
+
+void plan_casts(const MatrixRow& row, const Gpu& gpu) {
+  const std::string_view called = row.rule->called;
+  if (called == "convert") {
+    EXPECT_FALSE(plan_convert({.rows = 256, .cols = 256}, gpu).kernels.empty());
+    return;
+  }
+  if (called == "dequantize") {
+    const ConvertProblem problem{.rows = 256,
+                                 .cols = 256,
+                                 .scaled = true,
+                                 .granularity = granularity_of(row.forms[0]),
+                                 .has_channel_scale = row.forms[0] == Form::kTwoLevel};
+    EXPECT_FALSE(plan_convert(problem, gpu).kernels.empty());
+    return;
+  }
+  CastProblem problem{.rows = 256, .cols = 256};
+  const Form out = called == "quantize_both" ? row.forms[0] : row.forms.back();
+  problem.format.granularity = granularity_of(out);
+  problem.two_level = out == Form::kTwoLevel;
+  if (called == "quantize_both") {
+    const Form transposed = row.forms[1];
+    problem.to_transposed = true;
+    problem.two_level = transposed == Form::kTwoLevel;
+    problem.transposed_by_channel = transposed != out && transposed == Form::kChannel;
+    problem.transposed_by_squares = granularity_of(transposed) != granularity_of(out) &&
+                                    granularity_of(transposed) == Granularity::kBlock128x128;
+  } else if (called == "quantize_gathered") {
+    problem.source.kind = SourceKind::kGathered;
+  } else if (called != "quantize") {
+    problem.source.kind =
+        called == "quantize_activation" ? SourceKind::kActivation : SourceKind::kActivationGradient;
+    problem.source.scaled = has_scales_or_codes(row.forms[0]);
+    if (problem.source.scaled) problem.source.granularity = granularity_of(row.forms[0]);
+  }
+  EXPECT_FALSE(plan_cast(problem, gpu).kernels.empty());
+}
+
+void plan_norms(const MatrixRow& row, const Gpu& gpu) {
+  if (row.rule->called == "norm_backward") {
+    EXPECT_FALSE(plan_norm_backward({.rows = 16, .cols = 256}, gpu).kernels.empty());
+    return;
+  }
+  NormProblem problem{.rows = 16, .cols = 256};
+  problem.format.granularity = granularity_of(row.forms[0]);
+  problem.casts = row_kernel_casts(problem.format.granularity, true, false, false);
+  EXPECT_FALSE(plan_norm(problem, gpu).kernels.empty());
+}
+
+RoutingPlan routing_plan(std::string_view called, const Gpu& gpu) {
+  if (called == "top_k") return plan_top_k({.tokens = 4, .experts = 8, .slots = 2}, gpu);
+  if (called == "top_k_gradient") {
+    return plan_top_k_gradient({.tokens = 4, .experts = 8, .slots = 2}, gpu);
+  }
+  if (called == "sort_by_expert") return plan_sort({.slots = 8, .experts = 8}, gpu);
+  if (called == "combine") return plan_combine({.tokens = 4, .cols = 256}, gpu);
+  return plan_combine_gradient({.tokens = 4, .cols = 256}, gpu);
+}
+
+void plan_dots(const MatrixRow& row, const Gpu& gpu) {
+  const DotProblem problem{.size = 256,
+                           .a = type_of(row.forms[0]),
+                           .b = type_of(row.forms[1]),
+                           .a_blocks = has_blocks(row.forms[0]),
+                           .b_blocks = has_blocks(row.forms[1])};
+  EXPECT_FALSE(plan_dot(problem, gpu).kernels.empty());
+}
+
+void plan_weights(const MatrixRow& row, const Gpu& gpu) {
+  const Form x = row.forms[0];
+  const WeightOnlyProblem problem{.rows = 4,
+                                  .columns = 256,
+                                  .depth = 256,
+                                  .x = type_of(x),
+                                  .out = has_scales_or_codes(x) ? kFloat32 : type_of(x),
+                                  .transposed = row.rule->called == "gemm_weight_only_gradient",
+                                  .w_scales = granularity_of(row.forms[1]),
+                                  .x_blocks = has_blocks(x)};
+  EXPECT_FALSE(plan_weight_only(problem, row.rule->called, gpu).kernels.empty());
+}
+
+void plan_attentions(const MatrixRow& row, const Gpu& gpu) {
+  const bool of_keys = row.forms[1] == Form::kKeysOfHead;
+  const AttentionProblem problem{
+      .form = {.q = type_of(row.forms[0]), .k_scales = of_keys, .v_scales = of_keys}};
+  EXPECT_FALSE(plan_attention(problem, gpu).kernels.empty());
+}
+
+void plan_products(const MatrixRow& row, const Gpu& gpu) {
+  const std::string_view called = row.rule->called;
+  GemmProblem problem{.product = {.m = 256, .n = 256, .k = 256}};
+  GemmForm& form = problem.product.form;
+  if (called != "dynamic_gemm") form.a.scales = granularity_of(row.forms[0]);
+  form.b.scales = granularity_of(row.forms[1]);
+  form.b_channel_scale = row.forms[1] == Form::kTwoLevel;
+  problem.gated.exists = called.find("gated") != std::string_view::npos;
+  if (problem.gated.exists) form.out = kE4M3;
+  problem.dynamic.exists = called == "dynamic_gemm";
+  if (called == "masked_gemm") problem.work = Work::kMaskedRows;
+  if (called == "grouped_gemm_k") problem.work = Work::kGroupedDepth;
+  if (called == "grouped_gemm" || called == "grouped_gated_gemm") {
+    problem.work = Work::kGroupedRows;
+  }
+  if (problem.work != Work::kDense) {
+    problem.groups = 2;
+    problem.expected = 128;
+  }
+  ASSERT_EQ(operation_of(problem), called);
+  if (called == "gemm" && multiplies_by_warps(gpu)) {
+    EXPECT_FALSE(plan_mma_gemm(problem, gpu).kernels.empty());
+  } else {
+    EXPECT_FALSE(plan_gemm(problem, gpu).kernels.empty());
+  }
+}
+
+void plan_row(const MatrixRow& row, const Gpu& gpu) {
+  switch (row.rule->operation) {
+    case Operation::kCast: return plan_casts(row, gpu);
+    case Operation::kNorm: return plan_norms(row, gpu);
+    case Operation::kRouting:
+      EXPECT_FALSE(routing_plan(row.rule->called, gpu).kernels.empty());
+      return;
+    case Operation::kDot: return plan_dots(row, gpu);
+    case Operation::kGemv:
+    case Operation::kWeightOnly: return plan_weights(row, gpu);
+    case Operation::kAttention: return plan_attentions(row, gpu);
+    default: return plan_products(row, gpu);
+  }
+}
+
+std::string described(const MatrixRow& row) {
+  std::string text(row.rule->called);
+  for (const Form form : row.forms) text.append(" ").append(word(form));
+  return text;
+}
+
+TEST(CapabilityMatrixTest, PlannersDoWhatItSays) {
+  for (const MatrixRow& row : matrix_rows()) {
+    if (!row.refused.empty()) continue;
+    for (const int capability : kCapabilities) {
+      SCOPED_TRACE(described(row) + " on " + std::to_string(capability));
+      const Gpu gpu = gpu_of(capability, 100);
+      const CapabilityCell cell = cell_of(row, gpu);
+      if (cell.why_not.empty()) {
+        EXPECT_TRUE(cell.way == Way::kNative || cell.way == Way::kKernels);
+        EXPECT_NO_THROW(plan_row(row, gpu));
+        continue;
+      }
+      try {
+        plan_row(row, gpu);
+        ADD_FAILURE() << "planned, though " << cell.why_not;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+        EXPECT_THAT(error.what(), HasSubstr(cell.why_not));
+      }
+    }
+  }
+}
+
+TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
+  std::set<std::string> rows;
+  std::set<Operation> operations;
+  for (const MatrixRow& row : matrix_rows()) {
+    EXPECT_TRUE(rows.insert(described(row)).second) << described(row);
+    operations.insert(row.rule->operation);
+  }
+  EXPECT_EQ(operations.size(), std::size(kOperations));
+  for (const char* row :
+       {"convert", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
+        "gated_gemm 1x128 128x128 1x128", "gemv bfloat16 channel", "dot fp8 128x128",
+        "attention float16 head", "quantize_both 1x128 two-level", "dynamic_gemm numbers tensor"}) {
+    EXPECT_TRUE(rows.contains(row)) << row;
+  }
+  EXPECT_FALSE(rows.contains("dot 128x128 fp8"));  // fp8 128x128 says it
+}
+
+TEST(CapabilityMatrixTest, NamesTheWay) {
+  const auto way = [](std::string_view wanted, int capability) {
+    for (const MatrixRow& row : matrix_rows()) {
+      if (described(row) == wanted) return cell_of(row, gpu_of(capability, 100)).way;
+    }
+    ADD_FAILURE() << "no row " << wanted;
+    return Way::kNone;
+  };
+  EXPECT_EQ(way("gemm 1x128 128x128", 90), Way::kNative);
+  EXPECT_EQ(way("gemm 1x128 128x128", 80), Way::kWeightOnly);
+  EXPECT_EQ(way("gemm 1x128 128x128", 100), Way::kWeightOnly);
+  EXPECT_EQ(way("gemm 1x128 128x128", 70), Way::kCpu);
+  EXPECT_EQ(way("gemm two-level tensor", 90), Way::kNone);
+  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), Way::kCast);
+  EXPECT_EQ(way("gemm_weight_only bfloat16 1x128", 75), Way::kCpu);
+  EXPECT_EQ(way("gemm_weight_only float16 1x128", 75), Way::kKernels);
+  EXPECT_EQ(way("quantize 1x128", 100), Way::kKernels);
+}
+
+}  // namespace
+}  // namespace octofold::plan
