@@ -4,6 +4,7 @@
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/function.h>
 
+#include "octofold/capabilities.h"
 #include "octofold/kernel_cache.h"
 
 #include "error.h"
@@ -18,10 +19,8 @@ Fields fields_of(const Component& component) {
   return {{"available", component.available}, {"detail", tvm::ffi::String(component.detail)}};
 }
 
-using Operations = tvm::ffi::Map<tvm::ffi::String, Fields>;
-
-Operations by_name(const std::vector<OperationInfo>& operations) {
-  Operations named;
+tvm::ffi::Map<tvm::ffi::String, Fields> by_name(const std::vector<OperationInfo>& operations) {
+  tvm::ffi::Map<tvm::ffi::String, Fields> named;
   for (const OperationInfo& operation : operations) {
     named.Set(operation.name, fields_of(operation.support));
   }
@@ -39,24 +38,56 @@ Fields fields_of(const GpuInfo& gpu) {
           {"operations", by_name(gpu.operations)}};
 }
 
+Fields fields_of(const CapabilityTarget& target) {
+  tvm::ffi::Array<int64_t> gpus;
+  for (const std::int32_t gpu : target.gpus) gpus.push_back(gpu);
+  return {{"name", tvm::ffi::String(target.name)},
+          {"examples", tvm::ffi::String(target.examples)},
+          {"gpus", gpus}};
+}
+
+Fields fields_of(const CapabilityRow& row) {
+  tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::String>> operands;  // pairs, for their order
+  for (const CapabilityOperand& operand : row.operands) {
+    operands.push_back({operand.name, operand.form});
+  }
+  tvm::ffi::Array<Fields> cells;
+  for (const CapabilityCell& cell : row.cells) {
+    cells.push_back({{"how", tvm::ffi::String(std::string(name(cell.way)))},
+                     {"why_not", tvm::ffi::String(cell.why_not)}});
+  }
+  return {{"operation", tvm::ffi::String(row.operation)},
+          {"kind", tvm::ffi::String(row.kind)},
+          {"operands", operands},
+          {"cells", cells}};
+}
+
+template <typename Item>
+tvm::ffi::Array<Fields> all_fields(const std::vector<Item>& items) {
+  tvm::ffi::Array<Fields> all;
+  for (const Item& item : items) all.push_back(fields_of(item));
+  return all;
+}
+
 }  // namespace
 
 // Maps with the fields' own names, which python/octofold/_info.py turns into dataclasses.
 Fields info() {
   const Info info = octofold::info();
-  tvm::ffi::Array<Fields> gpus;
-  for (const GpuInfo& gpu : info.gpus) gpus.push_back(fields_of(gpu));
   return {{"version", tvm::ffi::String(info.version)},
           {"cpu_threads", info.cpu_threads},
           {"cpu", fields_of(info.cpu)},
           {"driver", fields_of(info.driver)},
           {"nvrtc", fields_of(info.nvrtc)},
-          {"gpus", gpus}};
+          {"gpus", all_fields(info.gpus)}};
 }
 
-Operations operations_on(int64_t compute_major, int64_t compute_minor) {
-  return by_name(octofold::operations_on(static_cast<std::int32_t>(compute_major),
-                                         static_cast<std::int32_t>(compute_minor)));
+// As _capabilities.py has them.
+Fields capabilities() {
+  const Capabilities matrix = octofold::capabilities();
+  return {{"targets", all_fields(matrix.targets)},
+          {"rows", all_fields(matrix.rows)},
+          {"at_hand", tvm::ffi::String(matrix.at_hand)}};
 }
 
 // Costs nothing, while info() probes the driver.
@@ -68,8 +99,8 @@ void set_nvrtc_candidates(tvm::ffi::Array<tvm::ffi::String> files) {
   octofold::set_nvrtc_candidates(std::move(paths));
 }
 
+OCTOFOLD_EXPORT(capabilities)
 OCTOFOLD_EXPORT(info)
-OCTOFOLD_EXPORT(operations_on)
 OCTOFOLD_EXPORT(set_nvrtc_candidates)
 OCTOFOLD_EXPORT(version)
 

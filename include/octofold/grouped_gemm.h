@@ -45,7 +45,7 @@ struct GroupedGemmArguments {
   bool fast_accumulation = false;
 };
 
-/// Throws Error as gemm(), and kUnsupported on a GPU for two-level scales.
+/// Throws Error as gemm(), and kInvalidArgument for two-level scales, of `b` too.
 OCTOFOLD_API void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream = {});
 
 /// out[g, i] = a[g, i] · b[g]ᵀ (+ bias[g]) for the first counts[g] rows i of each group: others are

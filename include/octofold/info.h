@@ -51,9 +51,4 @@ struct Info {
 /// counts as using CUDA: processes forked later cannot use a GPU.
 OCTOFOLD_API Info info();
 
-/// What there are kernels for on GPUs of this compute capability, with or without one here: as
-/// GpuInfo::operations, by the same table.
-OCTOFOLD_API std::vector<OperationInfo> operations_on(std::int32_t compute_major,
-                                                      std::int32_t compute_minor);
-
 }  // namespace octofold

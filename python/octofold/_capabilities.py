@@ -1,34 +1,32 @@
-"""Which operation runs how on which GPU, with which scales."""
+"""Which operation runs how on which GPU, with operands of which forms."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ._info import info
 from ._library import library
-from ._probes import PROBES, Probe, why_no_probe
+from ._probes import GRANULARITIES, try_on, why_no_probe
+from ._progress import Progress
 
-ARCHITECTURES: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
-
-NATIVE, KERNELS, WEIGHT_ONLY, CAST, CPU = "native", "kernels", "weight-only", "cast", "CPU"
+NATIVE, KERNELS = "native", "kernels"
 MEANINGS: Final = {
     NATIVE: "FP8 units multiply",
     KERNELS: "kernels that need no FP8 units",
-    WEIGHT_ONLY: "not this, but FP8 weights with 16-bit activations (gemm_weight_only)",
-    CAST: "not this, but FP8 in memory, dequantized before another library's product",
-    CPU: "on the reference backend alone, as everything is",
+    "weight-only": "not this, but FP8 weights with 16-bit activations (gemm_weight_only)",
+    "cast": "not this, but FP8 in memory, dequantized before another library's product",
+    "CPU": "on the reference backend alone",
+    "none": "an error everywhere: operands of these forms do not go together",
 }
-
-_PRODUCTS: Final = ("products", "grouped products", "gated products", "products that cast A")
 
 
 @dataclass(frozen=True)
 class Support:
-    """How an operation runs on an architecture."""
+    """How an operation runs somewhere."""
 
     how: str
-    """A key of Capabilities.meanings: "native", "kernels", "weight-only", "cast" or "CPU"."""
+    """A key of Capabilities.meanings: "native", "kernels", "weight-only", "cast", "CPU", "none"."""
     why_not: str
-    """Why not natively, or by kernels; "" where it is so."""
+    """Why not natively, or by kernels, as the error of a call says it; "" where it is so."""
 
     def __str__(self) -> str:
         return self.how
@@ -43,90 +41,148 @@ class Tried:
     """Of what worked "", else the error, or how far the result is from the CPU backend's."""
 
     def __str__(self) -> str:
-        return "worked" if self.worked else f"FAILED: {self.detail}"
+        return "worked" if self.worked else "FAILED"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an operation may run on."""
+
+    name: str
+    """A compute capability, "9.0", or "cpu"."""
+    examples: str
+    """GPUs that have it: "H100, H200"; "" where none is known."""
+    gpus: tuple[int, ...]
+    """The indices of those here."""
 
 
 @dataclass(frozen=True)
 class Capability:
-    """An operation with scales of certain granularities: a row of the matrix."""
+    """An operation with operands of certain forms: a row of the matrix."""
 
     operation: str
-    granularities: str
-    """Of its operands: "1x128 × 128x128"; "" where it has none."""
-    architectures: dict[str, Support]
-    """By compute capability. All of it runs on the CPU too."""
+    """The public function: "gemm"."""
+    kind: str
+    """What info() calls it: "products"."""
+    operands: dict[str, str]
+    """The form of each: "numbers" (of any wide dtype), "float32", "float16", "bfloat16", "fp8"
+    (codes without scales), or codes with scales: a granularity, "two-level", "head", "128 keys"."""
+    support: dict[str, Support]
+    """By the name of the target."""
     tried: dict[int, Tried] = field(default_factory=dict)
-    """By the index of each GPU that was tried."""
+    """By the index of each GPU that it was tried on."""
+
+    def __str__(self) -> str:
+        return f"{self.operation}({', '.join(f'{k}: {v}' for k, v in self.operands.items())})"
 
 
 @dataclass(frozen=True, repr=False)
 class Capabilities:
-    """The matrix."""
+    """The matrix. As text: what works alike in one line."""
 
     rows: tuple[Capability, ...]
-    gpus: dict[int, str]
-    """Name and compute capability of the GPUs here, by index."""
+    targets: tuple[Target, ...]
+    at_hand: str
+    """Which GPUs are here, or why none is."""
     untried: str
     """Why nothing was tried on them; "" where it was."""
-
     meanings: dict[str, str] = field(default_factory=lambda: dict(MEANINGS))
     """Of the words in the cells."""
 
     def __repr__(self) -> str:
-        head = ["operation", "scales", *ARCHITECTURES, *(f"GPU {index}" for index in self.gpus)]
-        lines = [head, *(self.cells(row) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = self.table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
+            for line in table
         )
 
-    def cells(self, row: Capability) -> list[str]:
-        """A row as texts: its name, its scales, a cell for each architecture, one for each GPU."""
-        tried = (str(row.tried.get(index, "not tried")) for index in self.gpus)
-        support = map(str, row.architectures.values())
-        return [row.operation, row.granularities or "—", *support, *tried]
+    def table(self) -> list[list[str]]:
+        """As text, the head first: an operation, the forms of its operands ("scaled": each of the
+        four granularities), a cell for each target. Cells of GPUs that are here say what came of
+        launches, too."""
+        head = [target.name + "".join(f" cuda:{i}" for i in target.gpus) for target in self.targets]
+        alike: dict[tuple[str, ...], list[Capability]] = {}
+        for row in self.rows:
+            cells = (self._cell(row, target) for target in self.targets)
+            alike.setdefault((row.operation, *cells), []).append(row)
+        lines = [
+            [operation, operands, *cells]
+            for (operation, *cells), rows in alike.items()
+            for operands in _summaries(rows)
+        ]
+        return [["operation", "operands", *head], *lines]
+
+    def failures(self) -> list[str]:
+        """What was tried and did not work, and what happened."""
+        return [
+            f"{row} on cuda:{index}: {tried.detail}"
+            for row in self.rows
+            for index, tried in row.tried.items()
+            if not tried.worked
+        ]
+
+    def _cell(self, row: Capability, target: Target) -> str:
+        tried = {str(row.tried[index]) for index in target.gpus if index in row.tried}
+        return ", ".join([str(row.support[target.name]), *sorted(tried)])
 
 
-def capabilities(probe: bool = True) -> Capabilities:
-    """How each operation runs on each architecture with each granularity of scales, and why not
-    better: by the table that planners refuse by, whether such a GPU is here or not.
+def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabilities:
+    """How each operation runs on each architecture with operands of each form, and why not better:
+    by the tables that operations and planners refuse by, whether such a GPU is here or not.
 
     probe: on the GPUs that are here launch the smallest problem of each row, too, and compare it
-        with the CPU backend. That takes torch and NVRTC, and some seconds where kernels are
+        with the CPU backend. That takes torch and NVRTC, and a minute or two where kernels are
         compiled for the first time. `untried` says why it was not done.
+    progress: is called with how many rows were tried, and how many there are.
     """
-    rows = tuple(_row(one) for one in PROBES)
-    gpus = {gpu.index: gpu for gpu in info().gpus}
-    names = {
-        index: f"{gpu.name} ({gpu.compute_major}.{gpu.compute_minor})"
-        for index, gpu in gpus.items()
-    }
-    untried = "not asked for" if not probe else why_no_probe(list(gpus.values()))
-    if not untried:
-        for one, row in zip(PROBES, rows, strict=True):
-            for index, gpu in gpus.items():
-                if gpu.operations[row.operation].available:
-                    row.tried[index] = Tried(*one.try_on(index))
-    return Capabilities(rows, names, untried)
+    matrix = library.capabilities()
+    targets = tuple(
+        Target(str(t["name"]), str(t["examples"]), tuple(map(int, t["gpus"])))
+        for t in matrix["targets"]
+    )
+    rows = tuple(_row(fields, targets) for fields in matrix["rows"])
+    untried = "not asked for" if not probe else why_no_probe(info().gpus)
+    for done, row in enumerate(() if untried else rows):
+        for target in targets:
+            if row.support[target.name].how in (NATIVE, KERNELS):
+                forms = tuple(row.operands.values())
+                row.tried.update(
+                    {index: Tried(*try_on(index, row.operation, forms)) for index in target.gpus}
+                )
+        if progress is not None:
+            progress(done + 1, len(rows))
+    return Capabilities(rows, targets, str(matrix["at_hand"]), untried)
 
 
-def _row(probe: Probe) -> Capability:
+def _row(fields: Any, targets: tuple[Target, ...]) -> Capability:
     support = {
-        architecture: _support(probe, library.operations_on(*map(int, architecture.split("."))))
-        for architecture in ARCHITECTURES
+        target.name: Support(str(cell["how"]), str(cell["why_not"]))
+        for target, cell in zip(targets, fields["cells"], strict=True)
     }
-    return Capability(probe.operation, probe.granularities, support)
+    operands = {str(name): str(form) for name, form in fields["operands"]}
+    return Capability(str(fields["operation"]), str(fields["kind"]), operands, support)
 
 
-def _support(probe: Probe, operations: Any) -> Support:
-    def has(operation: str) -> bool:
-        return bool(operations[operation]["available"])
+def _summaries(rows: list[Capability]) -> list[str]:
+    """The operands of one operation's rows in as few lines as products of sets give."""
+    boxes: list[tuple[tuple[str, ...], ...]] = [
+        tuple((form,) for form in row.operands.values()) for row in rows
+    ]
+    names = list(rows[0].operands)
+    for axis in reversed(range(len(names))):
+        joined: dict[Any, tuple[str, ...]] = {}
+        for box in boxes:
+            others = box[:axis], box[axis + 1 :]
+            joined[others] = joined.get(others, ()) + box[axis]
+        boxes = [(*before, forms, *after) for (before, after), forms in joined.items()]
+    return [
+        " × ".join(f"{name} {_brief(forms)}" for name, forms in zip(names, box, strict=True)) or "—"
+        for box in boxes
+    ]
 
-    is_product = probe.operation in _PRODUCTS
-    if has(probe.operation):
-        return Support(NATIVE if is_product else KERNELS, "")
-    why_not = str(operations[probe.operation]["detail"])
-    if probe.operation == "products" and has("products with FP8 weights"):
-        return Support(WEIGHT_ONLY, why_not)
-    return Support(CAST if is_product and has("casts") else CPU, why_not)
+
+def _brief(forms: tuple[str, ...]) -> str:
+    if set(GRANULARITIES) <= set(forms):
+        forms = (*(form for form in forms if form not in GRANULARITIES), "scaled")
+    return "/".join(forms)

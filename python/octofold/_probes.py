@@ -1,25 +1,24 @@
-"""The smallest problem of each operation with each granularity, to be tried on a GPU."""
+"""The smallest problem of each operation with operands of each form, to be tried on a GPU."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ._info import Gpu
-from .activations import quantize_activation
+from .activations import quantize_activation, quantize_activation_gradient
 from .attention import attention
-from .casts import quantize
+from .casts import convert, quantize, quantize_both
 from .dot import dot
 from .dynamic_gemm import dynamic_gemm
 from .errors import Error
 from .gated_gemm import gated_gemm
+from .gathered import quantize_gathered
 from .gemm import gemm
-from .gemm_weight_only import gemm_weight_only
+from .gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from .gemv import gemv
-from .grouped_gemm import grouped_gemm
-from .norms import quantize_norm
-from .routing import top_k
+from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
+from .norms import norm_backward, quantize_norm
+from .routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
 from .scaled_tensor import ScaledTensor
 
 GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
@@ -30,26 +29,33 @@ ERROR_LIMIT: Final = 1e-2
 Put = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A problem: `run` computes it where `put` puts its operands, and returns a torch tensor."""
+def try_on(index: int, operation: str, forms: Sequence[str]) -> tuple[bool, str]:
+    """Whether the GPU has the CPU backend's result, and what is wrong if not."""
+    try:
+        expected = compute(operation, forms, lambda operand: operand)
+        actual = compute(operation, forms, lambda operand: operand.to(f"cuda:{index}")).cpu()
+    except (Error, RuntimeError) as error:
+        return False, " ".join(str(error).split())
+    error_norm = float((actual - expected).norm() / expected.norm())
+    if error_norm <= ERROR_LIMIT:  # NaN is beyond it
+        return True, ""
+    return False, f"relative error {error_norm:.1e}"
 
-    operation: str
-    """As info() names it."""
-    granularities: str
-    run: Callable[[Put], Any]
 
-    def try_on(self, index: int) -> tuple[bool, str]:
-        """Whether the GPU has the CPU backend's result, and what is wrong if not."""
-        try:
-            expected = self.run(lambda operand: operand).double()
-            actual = self.run(lambda operand: operand.to(f"cuda:{index}")).double().cpu()
-        except (Error, RuntimeError) as error:
-            return False, " ".join(str(error).split())
-        error_norm = float((actual - expected).norm() / expected.norm())
-        if error_norm <= ERROR_LIMIT:  # NaN is beyond it
-            return True, ""
-        return False, f"relative error {error_norm:.1e}"
+def compute(operation: str, forms: Sequence[str], put: Put) -> Any:
+    """All that the operation writes, one behind another in float64.
+
+    forms: of the operands, as Capability.operands has them.
+    put: gives each operand where the operation is to run.
+    """
+    import torch
+
+    results = _PROBLEMS[operation](put, *forms)
+    tensors = [results] if isinstance(results, (torch.Tensor, ScaledTensor)) else results
+    numbers = [
+        tensor.dequantize() if isinstance(tensor, ScaledTensor) else tensor for tensor in tensors
+    ]
+    return torch.cat([tensor.double().flatten() for tensor in numbers])
 
 
 def why_no_probe(gpus: Sequence[Gpu]) -> str:
@@ -70,103 +76,194 @@ def _random(*shape: int, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _cast(rows: int, granularity: str, seed: int, matrices: int | None = None) -> ScaledTensor:
+def _integers(*values: int) -> Any:
+    import torch
+
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _factors(rows: int) -> Any:
+    import torch
+
+    return torch.linspace(0.5, 2, rows)
+
+
+def _operand(form: str, *shape: int, seed: int = 0, matrices: int | None = None) -> Any:
+    """Random, of a form."""
+    import torch
+
+    x = _random(*shape, seed=seed)
+    if form in GRANULARITIES:
+        return quantize(x, granularity=form, matrices=matrices)
+    if form == "two-level":
+        factors = _factors(x.numel() // x.shape[-1])
+        return quantize(x, granularity="128x128", channel_scale=factors, matrices=matrices)
+    dtypes = {"numbers": torch.float32, "fp8": torch.float8_e4m3fn}
+    return x.to(dtypes.get(form) or getattr(torch, form))
+
+
+# Of M = 48, N = 64, K = 256; rows of two experts end at 20 and at 48.
+
+
+def _a(form: str, *groups: int) -> Any:
+    return _operand(form, *groups, 48, 256, seed=1)
+
+
+def _b(form: str, rows: int = 64, matrices: int | None = None) -> Any:
     shape = (rows, 256) if matrices is None else (matrices, rows, 256)
-    result: ScaledTensor = quantize(
-        _random(*shape, seed=seed), granularity=granularity, matrices=matrices
+    return _operand(form, *shape, seed=2, matrices=matrices)
+
+
+def _offsets() -> Any:
+    return _integers(0, 20, 48)
+
+
+def _gemm(put: Put, a: str, b: str) -> Any:
+    return gemm(put(_a(a)), put(_b(b)), out_dtype="float32")
+
+
+def _gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
+    return gated_gemm(put(_a(a)), put(_b(b, 256)))
+
+
+def _dynamic_gemm(put: Put, x: str, b: str) -> Any:
+    return dynamic_gemm(put(_a(x)), put(_b(b)), out_dtype="float32")
+
+
+def _grouped_gemm(put: Put, a: str, b: str) -> Any:
+    return grouped_gemm(put(_a(a)), put(_b(b, matrices=2)), put(_offsets()), out_dtype="float32")
+
+
+def _masked_gemm(put: Put, a: str, b: str) -> Any:
+    operands = put(_operand(a, 2, 24, 256)), put(_b(b, matrices=2))
+    return masked_gemm(*operands, put(_integers(24, 24)), out_dtype="float32")
+
+
+def _grouped_gemm_k(put: Put, a: str, b: str) -> Any:
+    operands = put(_operand(a, 48, 512, seed=1)), put(_operand(b, 64, 512, seed=2))
+    return grouped_gemm_k(*operands, put(_integers(0, 100, 256)), out_dtype="float32")
+
+
+def _grouped_gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
+    return grouped_gated_gemm(put(_a(a)), put(_b(b, 256, matrices=2)), put(_offsets()))
+
+
+def _gemm_weight_only(put: Put, x: str, w: str) -> Any:
+    return gemm_weight_only(put(_a(x)), put(_b(w)), out_dtype="float32")
+
+
+def _gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
+    operands = put(_operand(gradient, 48, 64, seed=1)), put(_b(w))
+    return gemm_weight_only_gradient(*operands, out_dtype="float32")
+
+
+def _gemv(put: Put, x: str, w: str) -> Any:
+    return gemv(put(_b(w)), put(_operand(x, 1, 256, seed=1)), out_dtype="float32")
+
+
+def _dot(put: Put, a: str, b: str) -> Any:
+    return dot(put(_operand(a, 1, 256, seed=1)), put(_operand(b, 1, 256, seed=2)))
+
+
+def _attention(put: Put, q: str, kv: str) -> Any:
+    k, v = (put(_operand("fp8", 1, 48, 2, 64, seed=seed)) for seed in (1, 2))
+    shape = {"fp8": None, "tensor": (1,), "head": (2,), "128 keys": (1, 1, 2)}[kv]
+    scale = None if shape is None else put(_factors(1).expand(shape).contiguous())
+    return attention(put(_operand(q, 1, 48, 2, 64)), k, v, k_scale=scale, v_scale=scale)
+
+
+def _convert(put: Put) -> Any:
+    return convert(put(_a("numbers")), "e4m3")
+
+
+def _levels(put: Put, form: str, rows: int) -> tuple[str, Any]:
+    """Granularity and factors of a cast."""
+    return ("128x128", put(_factors(rows))) if form == "two-level" else (form, None)
+
+
+def _quantize(put: Put, out: str) -> Any:
+    granularity, factors = _levels(put, out, 48)
+    return quantize(put(_a("numbers")), granularity=granularity, channel_scale=factors)
+
+
+def _quantize_both(put: Put, rows: str, transposed: str) -> Any:
+    granularity, factors = _levels(put, rows, 48)
+    of_transpose, its_factors = _levels(put, transposed, 256)
+    return quantize_both(
+        put(_a("numbers")),
+        granularity=granularity,
+        channel_scale=factors,
+        transposed_granularity=of_transpose,
+        transposed_channel_scale=its_factors,
     )
-    return result
 
 
-def _products(a: str, b: str) -> Callable[[Put], Any]:
-    return lambda put: gemm(put(_cast(48, a, 1)), put(_cast(64, b, 2)), out_dtype="float32")
+def _dequantize(put: Put, x: str) -> Any:
+    return put(_a(x)).dequantize()
 
 
-def _grouped(a: str, b: str) -> Callable[[Put], Any]:
-    def run(put: Put) -> Any:
-        import torch
-
-        offsets = put(torch.tensor([0, 20, 48], dtype=torch.int32))
-        operands = put(_cast(48, a, 1)), put(_cast(64, b, 2, matrices=2))
-        return grouped_gemm(*operands, offsets, out_dtype="float32")
-
-    return run
+def _quantize_activation(put: Put, x: str, out: str) -> Any:
+    return quantize_activation(put(_operand(x, 48, 512)), granularity=out)
 
 
-def _gated(put: Put) -> Any:
-    operands = put(_cast(48, "1x128", 1)), put(_cast(256, "128x128", 2))
-    return gated_gemm(*operands).dequantize()
+def _quantize_activation_gradient(put: Put, x: str, out: str) -> Any:
+    operands = put(_a("numbers")), put(_operand(x, 48, 512))
+    return quantize_activation_gradient(*operands, granularity=out)
 
 
-def _dynamic(b: str) -> Callable[[Put], Any]:
-    return lambda put: dynamic_gemm(put(_random(8, 256).half()), put(_cast(64, b, 2)))
+def _quantize_gathered(put: Put, out: str) -> Any:
+    sources = put(_integers(*reversed(range(48))))
+    return quantize_gathered(put(_a("numbers")), sources, 1, granularity=out)
 
 
-def _weight_only(w: str) -> Callable[[Put], Any]:
-    return lambda put: gemm_weight_only(put(_random(48, 256).half()), put(_cast(64, w, 2)))
+def _quantize_norm(put: Put, out: str) -> Any:
+    normed = quantize_norm(put(_a("numbers")), put(_factors(256)), granularity=out)
+    return normed.rows, normed.rstd
 
 
-def _vector(w: str) -> Callable[[Put], Any]:
-    return lambda put: gemv(put(_cast(64, w, 2)), put(_random(256)))
+def _norm_backward(put: Put) -> Any:
+    dy, x = _operand("numbers", 48, 256), _a("numbers")
+    rstd = x.square().mean(1).rsqrt()
+    gradients = norm_backward(put(dy), put(x), put(rstd), weight=put(_factors(256)))
+    return gradients.dx, gradients.dweight
 
 
-def _dot(granularity: str) -> Callable[[Put], Any]:
-    return lambda put: dot(put(_cast(1, granularity, 1)), put(_cast(1, granularity, 2)))
+def _ids() -> Any:
+    return _random(48, 8).topk(2).indices.int()
 
 
-def _casts(granularity: str) -> Callable[[Put], Any]:
-    def run(put: Put) -> Any:
-        x = put(_random(130, 512))
-        plain = quantize(x, granularity=granularity).dequantize()
-        return plain[:, :256] + quantize_activation(x, granularity=granularity).dequantize()
-
-    return run
+def _top_k(put: Put) -> Any:
+    return top_k(put(_random(48, 64)), 4)
 
 
-def _norm(put: Put) -> Any:
-    rows = quantize_norm(put(_random(48, 256)), put(_random(256, seed=1))).rows
-    assert rows is not None
-    return rows.dequantize()
+def _top_k_gradient(put: Put) -> Any:
+    return top_k_gradient(put(_random(48, 2, seed=1)), put(_random(48, 8)), put(_ids()))
 
 
-def _routing(put: Put) -> Any:
-    return top_k(put(_random(48, 64)), 4).weights
+def _sort_by_expert(put: Put) -> Any:
+    return sort_by_expert(put(_ids()), 8)
 
 
-def _attention(granularity: str) -> Callable[[Put], Any]:
-    def run(put: Put) -> Any:
-        import torch
-
-        q, k, v = (_random(1, 48, 2, 64, seed=seed) for seed in range(3))
-        codes = [put(x.to(torch.float8_e4m3fn)) for x in (k, v)]
-        scales = {}
-        if granularity != "none":
-            shape = {"tensor": (1,), "head": (2,)}[granularity]
-            scales = {name: put(torch.full(shape, 0.5)) for name in ("k_scale", "v_scale")}
-        return attention(put(q.half()), *codes, **scales)
-
-    return run
+def _combine(put: Put) -> Any:
+    positions = _integers(*range(48)).reshape(24, 2)
+    return combine(put(_a("numbers")), put(positions), put(_random(24, 2)))
 
 
-def _all() -> Iterator[Probe]:
-    for a, b in product(GRANULARITIES, repeat=2):
-        yield Probe("products", f"{a} × {b}", _products(a, b))
-    for a, b in (*((g, g) for g in GRANULARITIES), ("1x128", "128x128")):
-        yield Probe("grouped products", f"{a} × {b}", _grouped(a, b))
-    yield Probe("gated products", "1x128 × 128x128", _gated)
-    for each, make in (
-        ("products that cast A", _dynamic),
-        ("products with FP8 weights", _weight_only),
-        ("products with vectors", _vector),
-        ("dot products", _dot),
-        ("casts", _casts),
-    ):
-        for granularity in GRANULARITIES:
-            yield Probe(each, granularity, make(granularity))
-    for granularity in ("none", "tensor", "head"):
-        yield Probe("attention", granularity, _attention(granularity))
-    yield Probe("norms", "1x128", _norm)
-    yield Probe("routing", "", _routing)
+def _combine_gradient(put: Put) -> Any:
+    positions = _integers(*range(48)).reshape(24, 2)
+    return combine_gradient(put(_random(24, 256)), put(_a("numbers")), put(positions))
 
 
-PROBES: Final = tuple(_all())
+_PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
+    problem.__name__[1:]: problem
+    for problem in (
+        *(_convert, _quantize, _quantize_both, _dequantize),
+        *(_quantize_activation, _quantize_activation_gradient, _quantize_gathered),
+        *(_quantize_norm, _norm_backward),
+        *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
+        *(_dot, _gemv, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
+        *(_gemm, _grouped_gemm, _masked_gemm, _grouped_gemm_k),
+        *(_gated_gemm, _grouped_gated_gemm, _dynamic_gemm),
+    )
+}
+"""By public function."""

@@ -63,8 +63,4 @@ Info info() {
           .gpus = std::move(probe.gpus)};
 }
 
-std::vector<OperationInfo> operations_on(std::int32_t compute_major, std::int32_t compute_minor) {
-  return operations_of({.compute_major = compute_major, .compute_minor = compute_minor});
-}
-
 }  // namespace octofold

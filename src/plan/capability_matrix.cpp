@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 namespace octofold::plan {
@@ -25,19 +24,13 @@ Way instead_of(Operation operation, const Gpu& gpu) {
   return multiplies_fp8(operation) && has(Operation::kCast) ? Way::kCast : Way::kCpu;
 }
 
-// Why these do not go together; the names of casts' targets are those of the call.
-std::optional<Refusal> refusal_of_pair(const MatrixRow& row) {
-  if (row.rule->pairs != Pairs::kTargets) return std::nullopt;
-  return refusal_beside(row.forms[0], row.forms[1], false);
-}
-
 void add_rows(std::vector<MatrixRow>& rows, const MatrixRow& begun) {
   const OperationRule& rule = *begun.rule;
   const std::size_t at = begun.forms.size();
   if (at == rule.operands.size() || rule.operands[at].name.empty()) {
     MatrixRow row = begun;
-    if (row.refused.empty()) {
-      if (const auto refused = refusal_of_pair(row)) row.refused = text(*refused);
+    if (row.refused.empty() && rule.apart != nullptr) {
+      if (const auto refused = rule.apart(row.forms[0], row.forms[1])) row.refused = text(*refused);
     }
     rows.push_back(std::move(row));
     return;
@@ -45,7 +38,6 @@ void add_rows(std::vector<MatrixRow>& rows, const MatrixRow& begun) {
   const OperandRule& operand = rule.operands[at];
   for (const Form form : kForms) {
     if (!operand.taken.has(form) && !operand.refused.has(form)) continue;
-    if (rule.pairs == Pairs::kEitherOrder && at == 1 && form < begun.forms[0]) continue;
     MatrixRow row = begun;
     row.forms.push_back(form);
     if (const auto refused = refusal(operand, operand.name, form)) {

@@ -83,11 +83,11 @@ inline constexpr OperandRule kActivated{
 inline constexpr OperandRule kKeysAndValues{
     "k, v", {Form::kCodes, Form::kTensor, Form::kHead, Form::kKeysOfHead}};
 
-/// Which forms of two operands are listed, and go together.
-enum class Pairs : unsigned char {
-  kAll,
-  kEitherOrder,  ///< operands are alike: each pair once
-  kTargets       ///< of a cast: refusal_beside()
+/// What was expected of an argument, and what came.
+struct Refusal {
+  std::string argument;
+  std::string expected;
+  std::string got;
 };
 
 /// A public function, and what it takes.
@@ -95,16 +95,10 @@ struct OperationRule {
   std::string_view called;
   Operation operation;
   std::array<OperandRule, 3> operands{};
-  Pairs pairs = Pairs::kAll;
+  /// Why forms of the first two operands do not go together, each of which is taken.
+  std::optional<Refusal> (*apart)(Form, Form) = nullptr;
 };
 std::span<const OperationRule> operation_rules();
-
-/// What was expected of an argument, and what came.
-struct Refusal {
-  std::string argument;
-  std::string expected;
-  std::string got;
-};
 
 /// Why the operand may not be of this form. `argument`: its name in the call.
 std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argument, Form form);

@@ -5,53 +5,133 @@ import json
 
 import octofold
 import pytest
-from octofold._library import library
-from octofold._probes import PROBES
+from octofold import _capabilities, _probes
+from octofold._probes import compute
 
 torch = pytest.importorskip("torch")
 
-
-def test_rows_are_all_operations_with_every_granularity():
-    rows = octofold.capabilities(probe=False).rows
-    named = {row.operation for row in rows}
-    assert named == set(library.operations_on(9, 0))
-    products = {row.granularities for row in rows if row.operation == "products"}
-    assert len(products) == 16
-    assert len({(row.operation, row.granularities) for row in rows}) == len(rows)
+MATRIX = octofold.capabilities(probe=False)
 
 
-def test_cells_are_what_the_table_says():
-    matrix = octofold.capabilities(probe=False)
-    rows = {(row.operation, row.granularities): row.architectures for row in matrix.rows}
-    dense = rows["products", "1x128 × 128x128"]
-    assert [dense[a].how for a in ("7.5", "8.6", "8.9", "9.0", "10.0", "12.0")] == [
-        *("weight-only", "weight-only", "native", "native", "weight-only", "native"),
+def forms(row):
+    return tuple(row.operands.values())
+
+
+def how(row, name):
+    return row.support[name].how
+
+
+def test_rows_are_public_functions_with_every_form():
+    targets = [target.name for target in MATRIX.targets]
+    assert targets[0] == "7.5"
+    assert targets[-1] == "cpu"
+    for row in MATRIX.rows:
+        assert callable(getattr(octofold, row.operation, None) or octofold.ScaledTensor.dequantize)
+        assert list(row.support) == targets
+        for support in row.support.values():
+            assert support.how in MATRIX.meanings
+            if (
+                support.how != "CPU"
+            ):  # there is no reason on the CPU, and one on a GPU without kernels
+                assert (support.why_not == "") == (support.how in ("native", "kernels")), row
+    assert len({(row.operation, forms(row)) for row in MATRIX.rows}) == len(MATRIX.rows)
+    dense = {forms(row) for row in MATRIX.rows if row.operation == "gemm"}
+    assert len(dense) == 25
+
+
+def test_cells_are_what_the_tables_say():
+    rows = {(row.operation, forms(row)): row for row in MATRIX.rows}
+    dense = rows["gemm", ("1x128", "128x128")]
+    assert dense.kind == "products"
+    assert [how(dense, a) for a in ("7.5", "8.6", "8.9", "9.0", "10.0", "12.0", "cpu")] == [
+        *("weight-only", "weight-only", "native", "native", "weight-only", "native", "CPU"),
     ]
-    assert dense["8.6"].why_not == "expected a GPU of compute capability 8.9, 9.0 or 12.x, got 8.6"
-    assert rows["grouped products", "tensor × tensor"]["8.9"].how == "cast"
-    assert {support.how for support in rows["casts", "tensor"].values()} == {"kernels"}
-    for row in matrix.rows:
-        for architecture, support in row.architectures.items():
-            table = library.operations_on(*map(int, architecture.split(".")))[row.operation]
-            assert (support.why_not == "") == bool(table["available"])
-            assert support.why_not == str(table["detail"])
-            assert support.how in matrix.meanings
-    assert {s["available"] for s in library.operations_on(7, 0).values()} == {False}
+    assert dense.support["8.6"].why_not == (
+        "expected a GPU of compute capability 8.9, 9.0 or 12.x, got 8.6"
+    )
+    assert how(rows["grouped_gemm", ("tensor", "tensor")], "8.9") == "cast"
+    assert how(rows["attention", ("bfloat16", "head")], "7.5") == "CPU"
+    assert how(rows["attention", ("float16", "head")], "7.5") == "kernels"
+    assert how(rows["gemm", ("two-level", "tensor")], "9.0") == "none"
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda p: f"{p.operation}, {p.granularities}")
-def test_problems_are_what_the_cpu_computes(probe):
-    result = probe.run(lambda operand: operand)
-    assert torch.isfinite(result).all()
-    assert result.double().norm() > 0
+@pytest.mark.parametrize("operation", sorted({row.operation for row in MATRIX.rows}))
+def test_problems_are_what_the_cpu_computes(operation):
+    """What is to be tried runs, and what is said to be an error is one, that names the operand."""
+    for row in MATRIX.rows:
+        if row.operation != operation:
+            continue
+        if how(row, "cpu") == "none":
+            name = row.support["cpu"].why_not.split("'")[1]
+            with pytest.raises(octofold.InvalidArgumentError, match=name.split(".")[-1]):
+                compute(operation, forms(row), lambda operand: operand)
+            continue
+        result = compute(operation, forms(row), lambda operand: operand)
+        assert torch.isfinite(result).all(), row
+        assert result.norm() > 0, row
+
+
+def test_lines_of_the_table_are_products_of_sets():
+    table = octofold.capabilities(probe=False).table()
+    lines = {(operation, operands): cells for operation, operands, *cells in table[1:]}
+    assert lines["gemm", "a scaled × b two-level/scaled"][-1] == "CPU"
+    assert lines["attention", "q bfloat16 × k, v fp8/tensor/head/128 keys"][0] == "CPU"
+    assert lines["convert", "—"]
+    assert len(lines) < len(MATRIX.rows) / 4
+    assert all(len(line) == 2 + len(MATRIX.targets) for line in table)
 
 
 def test_without_a_gpu_it_says_what_would_work():
     matrix = octofold.capabilities()
-    if matrix.gpus:
+    if any(target.gpus for target in matrix.targets):
         pytest.skip("there is a GPU")
     assert matrix.untried == "there is no GPU here"
+    assert matrix.at_hand.startswith("no GPU is at hand")
     assert all(row.tried == {} for row in matrix.rows)
+    assert matrix.failures() == []
     assert "weight-only" in repr(matrix)
     document = json.loads(json.dumps(dataclasses.asdict(matrix)))
-    assert document["rows"][0]["architectures"]["8.0"]["how"] == "weight-only"
+    assert document["rows"][0]["support"]["8.0"]["how"] == "kernels"
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """The matrix as on a machine whose GPU is of 8.9; its device is the CPU here."""
+    library_matrix = _capabilities.library.capabilities()
+    targets = [dict(target.items()) for target in library_matrix["targets"]]
+    next(target for target in targets if target["name"] == "8.9")["gpus"] = [0]
+    matrix = {"targets": targets, "rows": library_matrix["rows"], "at_hand": "cuda:0 is a test"}
+
+    class Library:
+        capabilities = staticmethod(lambda: matrix)
+
+    monkeypatch.setattr(_capabilities, "library", Library)
+    monkeypatch.setattr(_capabilities, "why_no_probe", lambda gpus: "")
+
+
+def test_a_gpu_that_is_here_is_tried_where_it_has_kernels(one_gpu, monkeypatch):
+    def fail_products(index, operation, forms):
+        assert index == 0
+        return (operation != "gemm" or forms[0] != "channel", "relative error 1.0e+00")
+
+    monkeypatch.setattr(_capabilities, "try_on", fail_products)
+    seen = []
+    matrix = octofold.capabilities(progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(matrix.rows), len(matrix.rows))
+    for row in matrix.rows:
+        assert bool(row.tried) == (how(row, "8.9") in ("native", "kernels")), row
+    table = matrix.table()
+    column = table[0].index("8.9 cuda:0")
+    cells = {(line[0], line[1]): line[column] for line in table}
+    assert cells["gemm", "a tensor/1x128/128x128 × b two-level/scaled"] == "native, worked"
+    assert cells["gemm", "a channel × b two-level/scaled"] == "native, FAILED"
+    assert len(matrix.failures()) == 5
+    assert matrix.failures()[0] == "gemm(a: channel, b: tensor) on cuda:0: relative error 1.0e+00"
+
+
+def test_what_a_launch_throws_is_told(monkeypatch):
+    def refuse(put):
+        raise octofold.UnsupportedError("convert: not\n here")
+
+    monkeypatch.setitem(_probes._PROBLEMS, "convert", refuse)
+    assert _probes.try_on(0, "convert", ()) == (False, "convert: not here")

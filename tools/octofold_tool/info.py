@@ -6,8 +6,9 @@ import json
 
 import octofold
 
-from .report import print_table
+from .report import print_table, progress
 
+SCALED = "scales of granularity tensor, channel, 1x128 and 128x128, each"
 HELP = "show what works on this machine, and why not more"
 
 
@@ -22,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="how each operation runs on each architecture with each granularity of scales, and "
+        help="how each operation runs on each architecture with operands of each form, and "
         "whether it does on the GPUs here",
     )
     parser.set_defaults(run=run)
@@ -40,17 +41,25 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def show_matrix(as_json: bool) -> None:
-    matrix = octofold.capabilities()
+    with progress("trying each operation") as advance:
+        matrix = octofold.capabilities(progress=advance)
     if as_json:
         print(json.dumps(dataclasses.asdict(matrix), indent=2))
         return
-    columns = ["operation", "scales", *matrix.rows[0].architectures, *matrix.gpus.values()]
-    rows = [matrix.cells(row) for row in matrix.rows]
-    print_table("What runs how, by compute capability", columns, rows)
-    for how, meaning in matrix.meanings.items():
-        print(f"{how:<12} {meaning}")
+    head, *rows = matrix.table()
+    print_table("What runs how, by compute capability", head, rows)
+    for word, meaning in {**matrix.meanings, "scaled": SCALED}.items():
+        print(f"{word:<12} {meaning}")
+    print(matrix.at_hand)
     if matrix.untried:
         print(f"Nothing was tried: {matrix.untried}; the matrix is what would work.")
-    reasons = {support.why_not for row in matrix.rows for support in row.architectures.values()}
+    for failure in matrix.failures():
+        print(f"FAILED: {failure}")
+    reasons = {
+        support.why_not
+        for row in matrix.rows
+        for support in row.support.values()
+        if support.how != "none"
+    }
     for reason in sorted(reasons - {""}):
         print(f"Why not: {reason}")

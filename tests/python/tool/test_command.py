@@ -117,10 +117,12 @@ def test_info_says_what_is_and_why_not(capsys: pytest.CaptureFixture[str]) -> No
 def test_info_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "info", "--matrix")
     assert code == 0
-    for words in ("grouped products", "128x128 × 128x128", "weight-only", "12.0", "FP8 units"):
+    for words in ("grouped_gemm", "a scaled × b two-level/scaled", "12.0", "FP8 units", "tcgen05"):
         assert words in out
     document = json.loads(run(capsys, "info", "--matrix", "--json")[1])
-    assert len(document["rows"]) > 40
+    row = next(row for row in document["rows"] if row["operation"] == "gemm")
+    assert row["operands"] == {"a": "tensor", "b": "tensor"}
+    assert row["support"]["8.6"]["how"] == "weight-only"
 
 
 def test_missing_extra_names_the_command(
