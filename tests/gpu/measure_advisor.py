@@ -25,13 +25,13 @@ from pathlib import Path
 
 import octofold
 import torch
-from octofold.models.advise import Advisor
-from octofold.models.layers import linears_of
-from octofold.models.measure_errors import in_place
-from octofold.models.runs import answers, answers_error, evaluating, runs_of
-from octofold.models.steps import Steps
-from octofold.models.timing import Sampler, captured, medians
-from octofold.models.ways import WAYS, ways_of
+from octofold.models.advisor.advise import Advisor
+from octofold.models.advisor.layers import linears_of
+from octofold.models.advisor.measure.errors import in_place
+from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
+from octofold.models.advisor.measure.timing import Sampler, captured, medians
+from octofold.models.advisor.steps import Steps
+from octofold.models.advisor.ways import WAYS, ways_of
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 RECIPES = ("blockwise", "rowwise", "tensorwise")
@@ -296,7 +296,7 @@ def main():
         def write(line):
             print(json.dumps(line), file=file, flush=True)
 
-        print(octofold.models.fingerprint.machine_of(device), flush=True)
+        print(octofold.models.advisor.fingerprint.machine_of(device), flush=True)
         for name, model, inputs in models_of(device):
             if name not in options.models:
                 continue

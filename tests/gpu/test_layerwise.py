@@ -6,8 +6,8 @@ import octofold
 import pytest
 from gpu_support import DEVICE, HALVES, ON_GPU, needs_gpu, skip_without, torch
 from layer_support import relative_error
-from octofold.models import layerwise_layers
-from octofold.models.layerwise_choice import CAST, NATIVE, WEIGHT_ONLY, linear_way
+from octofold.models.layerwise import layers
+from octofold.models.layerwise.choice import CAST, NATIVE, WEIGHT_ONLY, linear_way
 
 skip_without("casts")
 
@@ -212,5 +212,5 @@ def test_every_way_gives_the_same(monkeypatch):
         (CAST, "casts"),
     ):
         if has(operation):
-            monkeypatch.setattr(layerwise_layers, "linear_way", lambda *arguments, way=way: way)
+            monkeypatch.setattr(layers, "linear_way", lambda *arguments, way=way: way)
             assert relative_error(layer(x).cpu(), expected) < (0.04 if way == NATIVE else 4e-3)

@@ -9,12 +9,12 @@
 docs/advisor.md, docs/casting.md and docs/checkpoints.md tell the rest.
 """
 
-from .advise import advise
-from .apply import apply
+from .advisor.advise import advise
+from .advisor.apply import apply
+from .advisor.plan import Plan
 from .cast_linear import CastLinear
-from .layerwise_casting import disable_layerwise_casting, enable_layerwise_casting
+from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
 from .load import load_checkpoint_into
-from .plan import Plan
 
 __all__ = [
     "CastLinear",

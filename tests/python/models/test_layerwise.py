@@ -11,8 +11,8 @@ from layer_support import random, relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models, nn  # noqa: E402
-from octofold.models import layerwise_layers, layerwise_products  # noqa: E402
-from octofold.models.stored_weight import StoredWeight  # noqa: E402
+from octofold.models.layerwise import layers, products  # noqa: E402
+from octofold.models.layerwise.stored_weight import StoredWeight  # noqa: E402
 
 functional = torch.nn.functional
 
@@ -215,7 +215,7 @@ def test_a_copy_lives_as_long_as_its_forward(make, monkeypatch):
     """Also where autograd would keep it for backward."""
     model = torch.nn.Sequential(*(make() for _ in range(4)))
     models.enable_layerwise_casting(model, compute_dtype=torch.float32)
-    made, copies, alive = layerwise_products.from_storage, [], []
+    made, copies, alive = products.from_storage, [], []
 
     def tracked(*arguments):
         alive.append(sum(one() is not None for one in copies))
@@ -223,7 +223,7 @@ def test_a_copy_lives_as_long_as_its_forward(make, monkeypatch):
         copies.append(weakref.ref(copied.untyped_storage()))
         return copied
 
-    for module in (layerwise_products, layerwise_layers):
+    for module in (products, layers):
         monkeypatch.setattr(module, "from_storage", tracked)
     x = random(3, 8).requires_grad_()
     y = model(x)
@@ -315,7 +315,7 @@ def test_gradients_of_every_way(way, storage_dtype, monkeypatch):
     layer = torch.nn.Linear(256, 128).bfloat16()
     models.enable_layerwise_casting(layer, storage_dtype)
     plain = with_plain_weight(layer)
-    monkeypatch.setattr(layerwise_layers, "linear_way", lambda *arguments: way)
+    monkeypatch.setattr(layers, "linear_way", lambda *arguments: way)
     for shape in ((40, 256), (2, 3, 256), (256,), (0, 256)):
         x = random(*shape, dtype=torch.bfloat16).requires_grad_()
         dy = random(*shape[:-1], 128, dtype=torch.bfloat16)

@@ -6,7 +6,7 @@ from layer_support import random
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.models import layerwise_choice  # noqa: E402
+from octofold.models.layerwise import choice  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,14 @@ from octofold.models import layerwise_choice  # noqa: E402
 )
 def test_ways_by_gpu_and_tokens(kernels, native, expected, monkeypatch):
     kernels = {*kernels, "casts"}
-    monkeypatch.setattr(
-        layerwise_choice, "has_kernels", lambda operation, device: operation in kernels
-    )
+    monkeypatch.setattr(choice, "has_kernels", lambda operation, device: operation in kernels)
     capability = (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     gpu, dtype = torch.device("cuda:0"), torch.bfloat16
 
     def ways(features=(1024, 1024), dtype=dtype, device=gpu):
         return "".join(
-            layerwise_choice.linear_way((n, features[0]), features[1], native, device, dtype)[0]
+            choice.linear_way((n, features[0]), features[1], native, device, dtype)[0]
             for n in (1, 16, 17, 128, 129, 8192)
         )
 

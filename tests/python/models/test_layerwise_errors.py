@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.models import layerwise_casting  # noqa: E402
+from octofold.models.layerwise import casting  # noqa: E402
 
 
 def model():
@@ -99,7 +99,7 @@ def test_twice_and_undoing_nothing():
 
 
 def test_what_fails_midway_is_undone(monkeypatch):
-    made, cast = model(), layerwise_casting.cast_to_storage
+    made, cast = model(), casting.cast_to_storage
     before = copy.deepcopy(made.state_dict())
 
     def failing(weight, *arguments):
@@ -107,7 +107,7 @@ def test_what_fails_midway_is_undone(monkeypatch):
             raise MemoryError
         return cast(weight, *arguments)
 
-    monkeypatch.setattr(layerwise_casting, "cast_to_storage", failing)
+    monkeypatch.setattr(casting, "cast_to_storage", failing)
     with pytest.raises(MemoryError):
         ENABLE(made, keep_originals=True)
     assert [type(one) for one in made] == [torch.nn.Linear, torch.nn.Conv2d]

@@ -13,7 +13,7 @@ from layer_support import relative_error
 torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
-from octofold.models.stored_weight import StoredWeight  # noqa: E402
+from octofold.models.layerwise.stored_weight import StoredWeight  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
-from .measure_errors import in_place
+from .errors import in_place
 from .runs import Runs
 from .timing import ROUNDS, NotCapturableError, Sampler, captured, medians
 

@@ -7,11 +7,11 @@ from typing import Final
 import torch
 from torch.nn import Module
 
-from ..errors import invalid_argument
-from ..nn.choice import has_kernels
-from ..nn.inference import InferenceLinear
-from ..nn.weight_only import WeightOnlyLinear
-from .cast_linear import CastLinear
+from ...errors import invalid_argument
+from ...nn.choice import has_kernels
+from ...nn.inference import InferenceLinear
+from ...nn.weight_only import WeightOnlyLinear
+from ..cast_linear import CastLinear
 
 OWN: Final = "own"
 """Where a way is named: the layer as it is."""

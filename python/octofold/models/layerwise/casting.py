@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from .._core.dtypes import FP8, WIDE, dtype_name
-from .._core.torch import DTYPES
-from .._log import note
-from ..errors import invalid_argument
-from .layerwise_choice import has_bfloat16, has_native
-from .layerwise_layers import StoredLayer, change_class, stored_class
-from .layerwise_selection import NAME, Patterns, Selection, select, tuple_of
-from .layerwise_storage import Storage, cast_to_storage
+from ..._core.dtypes import FP8, WIDE, dtype_name
+from ..._core.torch import DTYPES
+from ..._log import note
+from ...errors import invalid_argument
+from .choice import has_bfloat16, has_native
+from .layers import StoredLayer, change_class, stored_class
+from .selection import NAME, Patterns, Selection, select, tuple_of
+from .storage import Storage, cast_to_storage
 from .stored_weight import StoredWeight
 
 _UNDO: Final = "octofold.models.disable_layerwise_casting"

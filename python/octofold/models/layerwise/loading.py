@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .._core.torch import NAMES
-from .._log import note
-from ..nn.fitting import is_fp8
-from .layerwise_storage import cast_to_storage
+from ..._core.torch import NAMES
+from ..._log import note
+from ...nn.fitting import is_fp8
+from .storage import cast_to_storage
 from .stored_weight import is_wide
 
 if TYPE_CHECKING:
-    from .layerwise_layers import StoredLayer
+    from .layers import StoredLayer
 
 
 def load_weight(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..errors import Error
-from ..nn.convert import replaced
-from ..nn.functional import result_dtype
-from .plan import Option
-from .record import Recorded
+from ....errors import Error
+from ....nn.convert import replaced
+from ....nn.functional import result_dtype
+from ..plan import Option
+from ..record import Recorded
+from ..ways import OWN, Way
 from .runs import Runs, answers, answers_error, relative, squares
-from .ways import OWN, Way
 
 
 def module_bytes(module: Module) -> int:

@@ -5,8 +5,8 @@ from typing import Final
 
 import torch
 
-from .._core.ops import row_count
-from ..nn.choice import has_kernels
+from ..._core.ops import row_count
+from ...nn.choice import has_kernels
 
 NATIVE: Final = "native"
 """x is cast to FP8 too, and FP8 multiplied with FP8."""

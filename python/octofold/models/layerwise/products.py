@@ -6,12 +6,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..nn.functional import linear_with_casts, refuse_second_derivatives
-from ..nn.products import bias_gradient
-from ..nn.recipes import Product, Recipe
-from ..nn.recipes import blockwise as _blockwise
-from ..scaled_tensor import ScaledTensor
-from .layerwise_storage import from_storage
+from ...nn.functional import linear_with_casts, refuse_second_derivatives
+from ...nn.products import bias_gradient
+from ...nn.recipes import Product, Recipe
+from ...nn.recipes import blockwise as _blockwise
+from ...scaled_tensor import ScaledTensor
+from .storage import from_storage
 
 _RECIPES: Final = {
     torch.float8_e4m3fn: Recipe(output=_blockwise.output, grad_input=None, grad_weight=None),

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..nn.buffers import keep_dtypes
-from ..nn.fitting import is_fp8
-from ..nn.functional import result_dtype
-from ..nn.weight_only import weight_only_linear
-from ..scaled_tensor import ScaledTensor
-from .layerwise_choice import NATIVE, WEIGHT_ONLY, linear_way
-from .layerwise_loading import load_weight
-from .layerwise_products import forgetting, frozen_linear
-from .layerwise_storage import Storage, from_storage
+from ...nn.buffers import keep_dtypes
+from ...nn.fitting import is_fp8
+from ...nn.functional import result_dtype
+from ...nn.weight_only import weight_only_linear
+from ...scaled_tensor import ScaledTensor
+from .choice import NATIVE, WEIGHT_ONLY, linear_way
+from .loading import load_weight
+from .products import forgetting, frozen_linear
+from .storage import Storage, from_storage
 from .stored_weight import StoredWeight, stored
 
 

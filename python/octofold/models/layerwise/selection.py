@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from .._log import note
-from ..errors import invalid_argument
-from .layerwise_layers import SUPPORTED, StoredLayer
+from ..._log import note
+from ...errors import invalid_argument
+from .layers import SUPPORTED, StoredLayer
 from .stored_weight import is_plain_parameter
 
 NAME: Final = "octofold.models.enable_layerwise_casting"

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..errors import Error
-from .measure_errors import failed
-from .plan import Option
-from .record import Kind, Recorded
+from ....errors import Error
+from ..plan import Option
+from ..record import Kind, Recorded
+from ..ways import OWN, Way
+from .errors import failed
 from .timing import NotCapturableError, Sampler, medians, sampler
-from .ways import OWN, Way
 
 CACHE_BYTES: Final = 192 << 20
 """Weights that take turns are together as large as this, beyond any L2 cache, or as those of the

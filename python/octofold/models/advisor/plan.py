@@ -27,7 +27,7 @@ class Option:
     """A layer run one way, as measured."""
 
     way: str
-    """A name in octofold.models.ways.WAYS; "own": as it is."""
+    """A name in octofold.models.advisor.ways.WAYS; "own": as it is."""
     error: float | None
     """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
     effect: float | None
@@ -138,13 +138,13 @@ class Plan:
 
     def report(self) -> str:
         """All of it as text."""
-        from .text_report import text_report
+        from .report.text import text_report
 
         return text_report(self)
 
     def html(self) -> str:
         """All of it as one HTML file with charts, which needs no network."""
-        from .html_report import html_report
+        from .report.html import html_report
 
         return html_report(self)
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Module
 
-from .._info import info
+from ..._info import info
 from .fingerprint import fingerprint, machine_of, model_bytes
 from .layers import others_of
-from .measure_times import Candidate
+from .measure.times import Candidate
+from .measure.whole import GRAPH, PYTHON, WholeTimes
 from .pick import Choice
 from .plan import FORMAT, Calls, Layer, Plan, Whole
 from .record import dtype_name
 from .search import Found, choices_of
 from .ways import OWN
-from .whole import GRAPH, PYTHON, WholeTimes
 
 
 def assemble(

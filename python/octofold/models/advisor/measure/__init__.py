@@ -1,0 +1,1 @@
+"""Errors, times and bytes of layers in each way to run them, and of the whole model."""
