@@ -15,6 +15,7 @@ from ..errors import InvalidArgumentError, invalid_argument
 from ..nn.convert import replaced
 from ..nn.fp8_weight import Fp8Weight
 from ..nn.inference import InferenceLinear
+from ..nn.kernels import has_native
 from ..nn.recipes import Product, Recipe, blockwise, rowwise, tensorwise
 from ..nn.weight_only import WeightOnlyLinear
 from ..scaled_tensor import ScaledTensor
@@ -23,7 +24,6 @@ from .load_places import Slot, slots_of, transient_meta_buffers
 _NAME: Final = "octofold.models.load_checkpoint_into"
 _LINEAR: Final = ("auto", "inference", "weight-only")
 _NAMED_AT_MOST: Final = 5
-_FIRST_WITH_FP8_UNITS: Final = (8, 9)
 
 # Of a product with a weight of these scales.
 _RECIPES: Final = {
@@ -52,8 +52,8 @@ def load_checkpoint_into(
     linear: what each torch.nn.Linear becomes whose weight is FP8: "inference", an
         octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
         scales of their own: static ones of the checkpoint are not used); "weight-only", an
-        octofold.nn.WeightOnlyLinear; "auto": "inference", but "weight-only" on GPUs without FP8
-        units and for layers that the checkpoint wants multiplied in high precision.
+        octofold.nn.WeightOnlyLinear; "auto": "inference", but "weight-only" on GPUs without
+        products of FP8 and for layers that the checkpoint wants multiplied in high precision.
     strict: whether names of one that the other lacks are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
@@ -188,7 +188,7 @@ def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: boo
     """The twin of a torch.nn.Linear with this weight and its bias."""
     device, codes = weight.data.device, NAMES[weight.data.dtype]
     sizes = linear.in_features, linear.out_features
-    if kind == "weight-only" or (kind == "auto" and (full_precision or not _multiplies(device))):
+    if kind == "weight-only" or (kind == "auto" and (full_precision or not has_native(device))):
         layer: Fp8Weight = WeightOnlyLinear(
             *sizes, False, "meta", granularity=weight.granularity, weight_dtype=codes
         )
@@ -198,10 +198,3 @@ def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: boo
         layer = InferenceLinear(*sizes, False, "meta", recipe=recipe)
         layer.hold(weight, None if linear.bias is None else linear.bias.detach())
     return layer.train(linear.training)
-
-
-def _multiplies(device: torch.device) -> bool:
-    """Whether this device multiplies in FP8."""
-    if device.type != "cuda":
-        return True
-    return torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8_UNITS

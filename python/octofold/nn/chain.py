@@ -10,7 +10,7 @@ from ..gated_gemm import gated_gemm
 from ..scaled_tensor import ScaledTensor
 from .activated import cast_activation, is_gated
 from .casts import Casts, cast
-from .choice import has_kernels
+from .kernels import has_kernels
 from .normed import Norm, cast_norm
 from .products import output_product
 from .recipes import Recipe

@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from .._core.ops import row_count
-from .._info import info
 from ..scaled_tensor import ScaledTensor
+from .kernels import has_kernels
 from .recipes import Recipe
 
 DYNAMIC_GEMM_MOST_ROWS: Final = 8
@@ -80,21 +80,6 @@ def product_casts(
         and weight.data.storage_offset() % 16 == 0
         and has_kernels("products that cast A", device)
     )
-
-
-def has_kernels(operation: str, device: torch.device) -> bool:
-    """Whether this GPU has kernels of the operation, one of info()'s; the CPU computes all."""
-    return device.type != "cuda" or _has_kernels(operation, device.index)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_kernels(operation: str, index: int) -> bool:
-    return _has_kernels_once(operation, index)
-
-
-@functools.cache
-def _has_kernels_once(operation: str, index: int) -> bool:
-    return info().gpus[index].operations[operation].available
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

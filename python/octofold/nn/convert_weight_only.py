@@ -6,7 +6,8 @@ import torch
 from torch.nn import Module
 
 from .convert import ModuleFilter, picked, replaced, require_model, require_some
-from .weight_only import WeightOnlyLinear, require_cast
+from .frozen_linear import require_cast
+from .weight_only import WeightOnlyLinear
 
 _NAME: Final = "octofold.nn.convert_weight_only"
 

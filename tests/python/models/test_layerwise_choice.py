@@ -7,10 +7,11 @@ torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
 from octofold.models.layerwise import choice  # noqa: E402
+from octofold.nn import kernels  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("kernels", "native", "expected"),
+    ("has", "native", "expected"),
     [
         # With 1, 16, 17, 128, 129 and 8192 tokens.
         ({"products", "products with FP8 weights"}, "auto", "wwnnnn"),
@@ -21,11 +22,11 @@ from octofold.models.layerwise import choice  # noqa: E402
         (set(), "auto", "cccccc"),
     ],
 )
-def test_ways_by_gpu_and_tokens(kernels, native, expected, monkeypatch):
-    kernels = {*kernels, "casts"}
-    monkeypatch.setattr(choice, "has_kernels", lambda operation, device: operation in kernels)
-    capability = (8, 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+def test_ways_by_gpu_and_tokens(has, native, expected, monkeypatch):
+    has = {*has, "casts"}
+    monkeypatch.setattr(kernels, "has_kernels", lambda operation, device: operation in has)
+    bfloat16 = True
+    monkeypatch.setattr(kernels, "has_bfloat16", lambda device: bfloat16)
     gpu, dtype = torch.device("cuda:0"), torch.bfloat16
 
     def ways(features=(1024, 1024), dtype=dtype, device=gpu):
@@ -38,10 +39,10 @@ def test_ways_by_gpu_and_tokens(kernels, native, expected, monkeypatch):
     if native == "auto":
         assert ways(device=torch.device("cpu")) == "cccccc"
         assert "w" not in ways(dtype=torch.float32)
-        without = "wwwwcc" if "products with FP8 weights" in kernels else "cccccc"
+        without = "wwwwcc" if "products with FP8 weights" in has else "cccccc"
         assert ways((1000, 1024)) == without  # rows that TMA does not load
         assert ways((1024, 320)) == expected[:-1] + "c"  # a copy of the weight is little
-        capability = (7, 5)
+        bfloat16 = False
         assert "w" not in ways()
 
 

@@ -1,11 +1,13 @@
 """Where a layer computes in FP8."""
 
+import dataclasses
+
 import octofold
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import choice  # noqa: E402
+from octofold.nn import choice, kernels  # noqa: E402
 
 nn = octofold.nn
 GPU = torch.device("cuda", 0)
@@ -54,8 +56,24 @@ def test_what_was_measured(monkeypatch):
     assert nn.fp8_wins(1, 1, 1, blockwise, torch.device("cuda", 1))
 
 
+@pytest.mark.parametrize(("name", "has"), [("7.5", False), ("8.0", True), ("10.0", True)])
+def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
+    matrix = octofold.capabilities(probe=False)
+    targets = tuple(
+        dataclasses.replace(target, gpus=(7,) if target.name == name else ())
+        for target in matrix.targets
+    )
+    here = dataclasses.replace(matrix, targets=targets)
+    monkeypatch.setattr(kernels, "capabilities", lambda probe: here)
+    kernels._has_bfloat16_once.cache_clear()
+    assert kernels.has_bfloat16(torch.device("cuda", 7)) is has
+    assert kernels.has_bfloat16(torch.device("cuda", 6)) is False  # is none of them
+    assert kernels.has_bfloat16(torch.device("cpu"))
+    kernels._has_bfloat16_once.cache_clear()
+
+
 def test_products_that_cast(monkeypatch):
-    monkeypatch.setattr(choice, "_has_kernels_once", lambda operation, index: index == 0)
+    monkeypatch.setattr(kernels, "_has_kernels_once", lambda operation, index: index == 0)
     weight = octofold.quantize(torch.zeros(48, 256), granularity="128x128")
     most = choice.DYNAMIC_GEMM_MOST_ROWS
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn import Module
 
 from ...errors import invalid_argument
-from ...nn.choice import has_kernels
 from ...nn.inference import InferenceLinear
+from ...nn.kernels import has_bfloat16, has_kernels
 from ...nn.weight_only import WeightOnlyLinear
 from ..cast_linear import CastLinear
 
@@ -51,10 +51,8 @@ def _no_weight_only(use: Use) -> str | None:
         return "its input is float32: takes float16 or bfloat16"
     if not has_kernels("products with FP8 weights", use.device):
         return "this GPU has no kernels of products with FP8 weights (octofold info says why)"
-    if use.device.type == "cuda" and torch.bfloat16 in use.input_dtypes:
-        major, _ = torch.cuda.get_device_capability(use.device)
-        if major < 8:
-            return "its input is bfloat16: GPUs before compute capability 8.0 take float16"
+    if torch.bfloat16 in use.input_dtypes and not has_bfloat16(use.device):
+        return "its input is bfloat16: GPUs before compute capability 8.0 take float16"
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
-from ...nn.choice import has_kernels
+from ...nn.kernels import has_native, has_weight_only
 
 NATIVE: Final = "native"
 """x is cast to FP8 too, and FP8 multiplied with FP8."""
@@ -58,25 +58,3 @@ def _gains(tokens: int, in_features: int, out_features: int) -> bool:
     proportional to in_features, but rows that are no multiple of 16 bytes reach the tensor cores
     by threads that copy, not by TMA."""
     return in_features % 16 == 0 and (tokens + CAST_COST) * out_features >= CAST_COST * tokens
-
-
-def has_native(device: torch.device) -> bool:
-    """Whether the GPU multiplies FP8 with FP8 (the CPU computes all)."""
-    return has_kernels("casts", device) and has_kernels("products", device)
-
-
-def has_weight_only(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the GPU has weight-only products with x of this dtype."""
-    if dtype == torch.bfloat16 and not has_bfloat16(device):
-        return False
-    return dtype != torch.float32 and has_kernels("products with FP8 weights", device)
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies it in tensor cores."""
-    return device.type != "cuda" or _has_bfloat16(device.index)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_bfloat16(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (8, 0)

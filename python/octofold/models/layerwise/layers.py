@@ -23,7 +23,7 @@ from ...nn.weight_only import weight_only_linear
 from ...scaled_tensor import ScaledTensor
 from .choice import NATIVE, WEIGHT_ONLY, linear_way
 from .loading import load_weight
-from .products import forgetting, frozen_linear
+from .products import forgetting, linear_of_codes
 from .storage import Storage, from_storage
 from .stored_weight import StoredWeight, stored
 
@@ -124,7 +124,7 @@ class StoredLinear(StoredLayer):
         x = input.to(dtype)
         if way == WEIGHT_ONLY:
             return weight_only_linear(x, weight, self.bias).to(result_dtype(input))
-        return frozen_linear(x, weight, self.bias, way == NATIVE).to(result_dtype(input))
+        return linear_of_codes(x, weight, self.bias, way == NATIVE).to(result_dtype(input))
 
 
 class StoredConv(StoredLayer):

@@ -22,12 +22,13 @@ _RECIPES: Final = {
 """By the weight's dtype. x is cast to e4m3 with a scale for 128 of its values."""
 
 
-def frozen_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
-    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8, or with a copy of the weight in the
-    dtype of x. Either way the gradient by x is that of the product with x as it is, by a copy."""
+def linear_of_codes(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool) -> Tensor:
+    """x · weightᵀ (+ bias) in the dtype of x: of FP8 with FP8 (native; weight has 128x128 scales),
+    or with a copy of the weight in the dtype of x. Either way the gradient by x is that of the
+    product with x as it is, by a copy."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        y: Tensor = _FrozenLinear.apply(  # type: ignore[no-untyped-call]
-            x, bias, weight.data, weight.scale, native
+        y: Tensor = _Codes.apply(  # type: ignore[no-untyped-call]
+            x, bias, weight.data, weight.scale, weight.granularity, native
         )
         return y
     return _product(x, weight, bias, native)
@@ -64,22 +65,29 @@ def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool)
     return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
 
 
-class _FrozenLinear(torch.autograd.Function):
+class _Codes(torch.autograd.Function):
     """Keeps codes for backward, under torch.compile too."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, native: bool
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        codes: Tensor,
+        scale: Tensor,
+        granularity: str,
+        native: bool,
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
+        ctx.granularity = granularity
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _product(x, ScaledTensor(codes, scale, "128x128"), bias, native)
+        return _product(x, ScaledTensor(codes, scale, granularity), bias, native)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("models.enable_layerwise_casting")
+        refuse_second_derivatives("models (a linear layer with its weight in FP8)")
         codes, scale = ctx.saved_tensors
         needs_x, needs_bias = ctx.needs_input_grad[:2]
-        dx = dy @ from_storage(codes, scale, "128x128", dy.dtype) if needs_x else None
+        dx = dy @ from_storage(codes, scale, ctx.granularity, dy.dtype) if needs_x else None
         db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
-        return dx, db, None, None, None
+        return dx, db, None, None, None, None
