@@ -66,6 +66,17 @@ Granularity target_of(std::span<const CheckpointWeight> weights, const Family& f
   return family.granularities.front();
 }
 
+/// Checkpoints that are right, and that a library cannot load.
+void warn_of_experts(const RewritePlan& plan) {
+  if (plan.family->about_experts.empty()) return;
+  const auto experts = std::count_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) {
+    return step.is_weight() && step.name.find(".experts.") != std::string::npos;
+  });
+  if (experts == 0) return;
+  core::log(LogLevel::kWarning, "{} weights of experts are of the family {}: {}", experts,
+            plan.family->name, plan.family->about_experts);
+}
+
 void require_free_names(std::string_view operation, const RewritePlan& plan) {
   std::unordered_set<std::string> names;
   for (const Step& step : plan.steps) {
@@ -120,6 +131,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
     core::fail_argument(kOperation, "input", "matrices named *.weight that no pattern skips",
                         core::format("none among {} tensors", contents.others.size()));
   }
+  warn_of_experts(plan);
   require_free_names(kOperation, plan);
   return plan;
 }
@@ -153,23 +165,24 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     }
   }
   RewritePlan plan{&family, {}, {}};
-  const bool has_inputs = !family.spelling().input_scale.empty();
   const std::span<const CheckpointWeight> weights(contents.weights);
   const Granularity common =
       options.granularity ? *options.granularity : target_of(weights, family);
   for (const CheckpointWeight& weight : weights) {
     const bool own = family.mixes && !options.granularity;
     const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
+    const bool has_input = !family.spelling().input_scale.empty() &&
+                           (to == Granularity::kTensor || !family.tensor_needs_input);
     const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
     plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
                           .name = weight.name,
                           .values = weight.codes,
                           .scale = weight.scale,
-                          .input_scale = has_inputs ? weight.input_scale : std::nullopt,
+                          .input_scale = has_input ? weight.input_scale : std::nullopt,
                           .from = weight.granularity,
                           .to = to,
                           .full_precision = weight.full_precision});
-    if (weight.input_scale && !has_inputs) plan.dropped.push_back(weight.input_scale->name);
+    if (weight.input_scale && !has_input) plan.dropped.push_back(weight.input_scale->name);
   }
   for (const CheckpointTensor& tensor : contents.others) {
     const bool widen = is_fp8(tensor) && !family.unscaled;
@@ -188,6 +201,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   std::stable_sort(plan.steps.begin(), plan.steps.end(), [](const Step& a, const Step& b) {
     return std::pair(a.values.file, a.values.offset) < std::pair(b.values.file, b.values.offset);
   });
+  warn_of_experts(plan);
   require_free_names(kOperation, plan);
   return plan;
 }

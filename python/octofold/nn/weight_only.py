@@ -48,10 +48,14 @@ class WeightOnlyLinear(FrozenLinear):
 
 def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias."""
-    rows = walkable(x[None] if x.dim() == 1 else x)
-    y: Tensor = _WeightOnly.apply(  # type: ignore[no-untyped-call]
-        rows, addable(bias, x.dtype), weight.data, weight.scale, weight.granularity
-    )
+    rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
+    y: Tensor
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        y = _WeightOnly.apply(  # type: ignore[no-untyped-call]
+            rows, bias, weight.data, weight.scale, weight.granularity
+        )
+    else:  # autograd's way around takes the host as long as half of the product's call
+        y = gemm_weight_only(rows, weight, bias)
     return y[0] if x.dim() == 1 else y
 
 

@@ -110,6 +110,7 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .unscaled = false,
                                              .mixes = true,
                                              .tensor_needs_input = false,
+                                             .about_experts = "",
                                              .scale_shape = shape_of,
                                              .recognizes = recognizes,
                                              .config = config_of,

@@ -57,8 +57,10 @@ struct Family {
   std::span<const Granularity> of_stacks;
   bool unscaled;  ///< reads codes without scales as values
   bool mixes;     ///< can say of each weight which granularity it has
-  /// Static scales of inputs are what scales of tensors go with: without them it writes others.
+  /// Static scales of inputs go with scales of tensors, and neither without the other.
   bool tensor_needs_input;
+  /// What to say where experts' matrices are FP8; empty: nothing.
+  std::string_view about_experts;
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
                                            std::int64_t cols);

@@ -94,6 +94,9 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .unscaled = false,
                                    .mixes = true,
                                    .tensor_needs_input = false,
+                                   .about_experts =
+                                       "transformers loads no experts that are of it (--skip "
+                                       "'*.experts.*' leaves them as they are)",
                                    .scale_shape = shape_of,
                                    .recognizes = recognizes,
                                    .config = config_of,

@@ -162,3 +162,16 @@ def test_scales_of_tensors_go_with_static_scales_of_inputs(tmp_path, rng):
     assert (ours.granularity, before.granularity) == ("channel", "tensor")
     assert torch.equal(ours.data.view(torch.uint8), before.data.view(torch.uint8))
     assert torch.equal(ours.dequantize(), before.dequantize())
+
+
+def test_other_scales_than_of_tensors_have_no_static_inputs(tmp_path):
+    tensors = one_layer(torch.tensor(0.5), torch.tensor(0.125))
+    folder = modelopt_folder(tmp_path / "in", "FP8", tensors)
+    report = octofold.convert_checkpoint(
+        folder, tmp_path / "out", "modelopt", granularity="channel"
+    )
+    assert report.dropped == ("model.layers.0.mlp.up_proj.input_scale",)
+    assert report.requantized == ()
+    assert report.dropped[0] not in load_file(tmp_path / "out" / "model.safetensors")
+    said = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    assert said["quantization"]["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"

@@ -96,3 +96,19 @@ def test_the_way_there_and_back_is_exact(tmp_path, rng):
     assert after["blocks.0.norm.weight"].dtype == BF16
     with safe_open(tmp_path / "c" / "model.safetensors", "pt") as opened:
         assert "tensor_names" not in (opened.metadata() or {})
+
+
+@pytest.mark.parametrize("skip", ["*.experts.*", "x"])
+def test_what_transformers_does_not_load_is_said(tmp_path, rng, skip):
+    tensors = wide_tensors(rng)
+    tensors["layers.0.mlp.experts.3.up_proj.weight"] = tensors["blocks.0.up.weight"]
+    write_folder(tmp_path / "in", tensors, {})
+    logged = []
+    octofold.set_log_handler(lambda level, text: logged.append(text))
+    try:
+        octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", skip, family="torchao")
+    finally:
+        octofold.set_log_handler(None)
+    said = [text for text in logged if "weights of experts" in text]
+    assert len(said) == (skip == "x")
+    assert all("1 weights of experts" in text and "transformers" in text for text in said)
