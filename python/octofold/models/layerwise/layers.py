@@ -115,16 +115,20 @@ class StoredLayer(Module):
 
 class StoredLinear(StoredLayer):
     def forward(self, input: Tensor) -> Tensor:
-        if not is_fp8(self.weight):  # another weight was put there
-            return torch.nn.functional.linear(input, self.weight, self.bias)
+        codes, bias = self.weight, self.bias
+        if not is_fp8(codes):  # another weight was put there
+            return torch.nn.functional.linear(input, codes, bias)
         storage, dtype = self.storage, self.product_dtype(input)
-        out_features = self.weight.shape[0]
-        way = linear_way(input.shape, out_features, storage.native, input.device, dtype)
-        weight = ScaledTensor(self.weight.detach(), self.weight_scale_values, storage.granularity)
-        x = input.to(dtype)
+        way = linear_way(input.shape, codes.shape[0], storage.native, input.device, dtype)
+        weight = ScaledTensor(codes.detach(), self.weight_scale_values, storage.granularity)
+        # Short ways for what is usual: up to some 100 tokens the host's time is the layer's.
+        as_is = input.dtype == dtype
+        x = input if as_is else input.to(dtype)
         if way == WEIGHT_ONLY:
-            return weight_only_linear(x, weight, self.bias).to(result_dtype(input))
-        return linear_of_codes(x, weight, self.bias, way == NATIVE).to(result_dtype(input))
+            y = weight_only_linear(x, weight, bias)
+        else:
+            y = linear_of_codes(x, weight, bias, way == NATIVE)
+        return y if as_is else y.to(result_dtype(input))
 
 
 class StoredConv(StoredLayer):
