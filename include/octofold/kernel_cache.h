@@ -45,8 +45,8 @@ struct WarmOptions {
   /// Of the GPU that the kernels will run on: which tiles fit a problem depends on it. The default
   /// is the H100's (SXM) and the H200's; GpuInfo has that of a GPU at hand.
   std::int32_t multiprocessors = 132;
-  /// Called at the start (0) and after each kernel. What it throws ends the run; the kernels so far
-  /// stay.
+  /// Called at the start (0) and as kernels are done, by the thread that called. What it throws
+  /// ends the run; the kernels so far stay.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
@@ -60,7 +60,7 @@ struct WarmReport {
 /// NVRTC, no GPU and no driver. The tensors are taken to be contiguous, at addresses that are
 /// multiples of 16 bytes, as allocators give them; M and N are at least 1.
 ///
-/// All problems are checked before anything is compiled.
+/// All problems are checked before anything is compiled, which OCTOFOLD_NUM_THREADS threads do.
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no
 /// kernels for the architecture, or sizes near 2^31 and more; kUnavailable: no NVRTC, or no folder
 /// to keep kernels in; kIo: kernels cannot be written there. Example:

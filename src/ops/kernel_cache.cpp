@@ -1,8 +1,14 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
 #include <fmt/ranges.h>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -77,6 +83,71 @@ void compile_and_keep(const jit::Program& program) {
              kernel_cache_folder().string());
 }
 
+// By as many threads as one operation may have: kernels do not wait for each other.
+class Compilation {
+ public:
+  explicit Compilation(std::span<const jit::Program> programs) : programs_(programs) {}
+
+  /// tell(kernels done) is called by this thread. What it throws, or a kernel, ends the run: no
+  /// other kernel is begun.
+  template <typename Tell>
+  WarmReport run(Tell&& tell) {
+    const std::size_t threads =
+        std::min(programs_.size(), static_cast<std::size_t>(core::options().num_threads));
+    std::vector<std::jthread> workers;  // joined when it ends, however that is
+    const Stop stop{*this};
+    for (std::size_t i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
+    for (std::size_t told = 0; told < programs_.size();) {
+      told = wait_for_more_than(told);
+      tell(static_cast<std::int64_t>(told));
+    }
+    return report_;
+  }
+
+ private:
+  // Declared after the workers, so that they are told to stop before they are joined.
+  struct Stop {
+    Compilation& compilation;
+    ~Stop() { compilation.next_ = compilation.programs_.size(); }
+  };
+
+  void work() {
+    for (std::size_t i = next_++; i < programs_.size(); i = next_++) {
+      bool found = false;
+      std::exception_ptr fault;
+      try {
+        found = jit::is_cached(programs_[i], cuda::kernel_headers());
+        if (!found) compile_and_keep(programs_[i]);
+      } catch (...) {
+        fault = std::current_exception();
+      }
+      const std::lock_guard lock(mutex_);
+      if (fault) {
+        fault_ = fault;
+      } else {
+        ++(found ? report_.found : report_.compiled);
+      }
+      changed_.notify_one();
+      if (fault) return;
+    }
+  }
+
+  std::size_t wait_for_more_than(std::size_t told) {
+    std::unique_lock lock(mutex_);
+    const auto done = [&] { return static_cast<std::size_t>(report_.found + report_.compiled); };
+    changed_.wait(lock, [&] { return fault_ || done() > told; });
+    if (fault_) std::rethrow_exception(fault_);
+    return done();
+  }
+
+  std::span<const jit::Program> programs_;
+  std::atomic<std::size_t> next_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  WarmReport report_;
+  std::exception_ptr fault_;
+};
+
 CachedKernel described(jit::KernelCache::Listed&& listed) {
   CachedKernel kernel{.file = std::move(listed.file),
                       .bytes = static_cast<std::int64_t>(listed.bytes),
@@ -111,19 +182,12 @@ WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOp
                "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",
                kOperation);
   }
-  WarmReport report;
   const auto total = static_cast<std::int64_t>(programs.size());
-  if (options.progress) options.progress(0, total);
-  for (const jit::Program& program : programs) {
-    if (jit::is_cached(program, cuda::kernel_headers())) {
-      ++report.found;
-    } else {
-      compile_and_keep(program);
-      ++report.compiled;
-    }
-    if (options.progress) options.progress(report.found + report.compiled, total);
-  }
-  return report;
+  const auto tell = [&](std::int64_t done) {
+    if (options.progress) options.progress(done, total);
+  };
+  tell(0);
+  return Compilation(programs).run(tell);
 }
 
 void set_nvrtc_candidates(std::vector<std::string> files) {

@@ -1,10 +1,14 @@
 // The public side of the kernel cache: what is warmed is what gemm() loads.
 #include "octofold/kernel_cache.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <gmock/gmock.h>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "octofold/casts.h"
@@ -109,15 +113,46 @@ TEST_F(KernelCacheApiTest, DamageIsSaidAndMended) {
   EXPECT_EQ(list_kernel_cache().front().fault, "");
 }
 
-TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
-  GemmProblem other = kSmall;
-  other.form.bias = Addend::kNone;
-  const auto stop = [](std::int64_t done, std::int64_t) {
-    if (done == 1) throw std::runtime_error("stop");
+// Six kernels.
+std::vector<GemmProblem> several() {
+  std::vector<GemmProblem> problems;
+  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel}) {
+    for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      GemmProblem problem = kSmall;
+      problem.form.a.scales = problem.form.b.scales = granularity;
+      problem.form.out = out;
+      problem.form.bias = Addend::kNone;
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+TEST_F(KernelCacheApiTest, SeveralAreCompiledTogether) {
+  const std::thread::id caller = std::this_thread::get_id();
+  std::vector<std::int64_t> told;
+  const auto progress = [&](std::int64_t done, std::int64_t total) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_EQ(total, 6);
+    told.push_back(done);
   };
-  EXPECT_THROW(warm_kernel_cache(std::vector{kSmall, other}, {.progress = stop}),
-               std::runtime_error);
-  EXPECT_EQ(list_kernel_cache().size(), 1u);
+  const WarmReport report = warm_kernel_cache(several(), {.progress = progress});
+  EXPECT_EQ(report.compiled, 6);
+  EXPECT_EQ(report.found, 0);
+  EXPECT_EQ(list_kernel_cache().size(), 6u);
+  EXPECT_EQ(told.front(), 0);
+  EXPECT_EQ(told.back(), 6);
+  EXPECT_EQ(std::ranges::adjacent_find(told, std::ranges::greater_equal()), told.end());
+}
+
+TEST_F(KernelCacheApiTest, AnExceptionOfTheProgressEndsTheRun) {
+  for (const std::int64_t last : {0, 1}) {
+    const auto stop = [&](std::int64_t done, std::int64_t) {
+      if (done >= last) throw std::runtime_error("stop");
+    };
+    EXPECT_THROW(warm_kernel_cache(several(), {.progress = stop}), std::runtime_error);
+    EXPECT_EQ(list_kernel_cache().empty(), last == 0);
+  }
 }
 
 TEST_F(KernelCacheApiTest, AFolderThatCannotBeWrittenIsAnError) {
