@@ -47,8 +47,32 @@ tvm::ffi::Array<tvm::ffi::String> gemm_candidates(Fields problem, bool operands_
   return names;
 }
 
+tvm::ffi::String planned_gemm_candidate(Fields problem, int64_t multiprocessors) {
+  return octofold::planned_gemm_candidate(problem_of(problem),
+                                          static_cast<std::int32_t>(multiprocessors));
+}
+
+tvm::ffi::String tuning_key(Fields problem) { return octofold::tuning_key(problem_of(problem)); }
+
+// As tuning.py has it.
+Fields tuning_table(tvm::ffi::String gpu, int64_t compute_major, int64_t compute_minor,
+                    int64_t multiprocessors) {
+  GpuInfo info;
+  info.name = view_of(gpu);
+  info.compute_major = static_cast<std::int32_t>(compute_major);
+  info.compute_minor = static_cast<std::int32_t>(compute_minor);
+  info.multiprocessors = static_cast<std::int32_t>(multiprocessors);
+  const TuningTable table = octofold::tuning_table(info);
+  return {{"file", tvm::ffi::String(table.file.string())},
+          {"fault", tvm::ffi::String(table.fault)},
+          {"products", table.products}};
+}
+
 OCTOFOLD_EXPORT_AS(gemm, gemm<>)
 OCTOFOLD_EXPORT_AS(gemm_by_candidate, gemm<tvm::ffi::String>)
 OCTOFOLD_EXPORT(gemm_candidates)
+OCTOFOLD_EXPORT(planned_gemm_candidate)
+OCTOFOLD_EXPORT(tuning_key)
+OCTOFOLD_EXPORT(tuning_table)
 
 }  // namespace octofold::bindings

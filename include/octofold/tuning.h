@@ -1,6 +1,8 @@
-// The kernels that products choose among, by name: for tests and for tuning.
+// The kernels that products choose among, by name, and tables of the fastest: for tests and tuning.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "octofold/gated_gemm.h"
 #include "octofold/gemm.h"
 #include "octofold/grouped_gemm.h"
+#include "octofold/info.h"
 
 namespace octofold {
 
@@ -56,5 +59,28 @@ OCTOFOLD_API void grouped_gemm_k(const GroupedGemmKArguments& arguments, Stream 
                                  std::string_view candidate);
 OCTOFOLD_API void grouped_gated_gemm(const GroupedGatedGemmArguments& arguments, Stream stream,
                                      std::string_view candidate);
+
+/// A table of measured choices, which gemm() follows on a GPU before its own reckoning.
+/// docs/tuning.md has its format; `octofold tune` writes it.
+struct TuningTable {
+  /// OCTOFOLD_TUNING, else <GPU's name>.json in the folder `tuning` of kernel_cache_folder(). Empty
+  /// where there is no such place, or OCTOFOLD_TUNING is 0: then nothing is followed.
+  std::filesystem::path file{};
+  /// Why it is not followed: another GPU's, another version's, damaged. Empty where it is, or there
+  /// is none.
+  std::string fault{};
+  std::int64_t products = 0;
+};
+
+/// That of a GPU at hand, as it is on disk now: the process reads it once, at its first product.
+OCTOFOLD_API TuningTable tuning_table(const GpuInfo& gpu);
+
+/// The candidate that gemm() takes of contiguous tensors on a Hopper GPU of so many multiprocessors
+/// without a table. Throws as gemm() does for forms and sizes.
+OCTOFOLD_API std::string planned_gemm_candidate(const GemmProblem& problem,
+                                                std::int32_t multiprocessors = 132);
+
+/// How tables name a product of contiguous tensors: "gemm: m 64, n 7168, k 2048, a e4m3 1x128, …".
+OCTOFOLD_API std::string tuning_key(const GemmProblem& problem);
 
 }  // namespace octofold

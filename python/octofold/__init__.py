@@ -22,7 +22,7 @@ makes one quicker or smaller at inference.
 import importlib
 from typing import TYPE_CHECKING
 
-from . import kernel_cache
+from . import kernel_cache, tuning
 from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
 from ._checkpoint import (
     CheckpointContents,
@@ -170,5 +170,6 @@ __all__ = [
     "sort_by_expert",
     "top_k",
     "top_k_gradient",
+    "tuning",
     "unpack",
 ]

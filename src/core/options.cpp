@@ -87,6 +87,8 @@ Options parse_options(const char* (*getenv)(const char* name)) {
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
               cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
+          .tuning_file = std::string(value("OCTOFOLD_TUNING")),
+          .uses_tuning = value("OCTOFOLD_TUNING") != "0",
           .check_groups = parse_check_groups(value("OCTOFOLD_CHECK_GROUPS")),
           .target = parse_target(value("OCTOFOLD_TARGET"))};
 }

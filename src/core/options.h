@@ -19,6 +19,10 @@ struct Options {
   /// OCTOFOLD_CACHE_DIR: where compiled kernels are kept. Default: octofold in XDG_CACHE_HOME, else
   /// in ~/.cache; empty without a home: nothing is kept.
   std::string cache_folder;
+  /// OCTOFOLD_TUNING: the table of measured choices that planners follow; "0": none. Default:
+  /// empty, that of the GPU in the folder `tuning` of the cache.
+  std::string tuning_file;
+  bool uses_tuning = true;
   /// OCTOFOLD_CHECK_GROUPS: "1": operations that take groups' offsets or counts, or experts' ids,
   /// on a GPU look through these there, and the next such call says what was wrong. Default: "0".
   bool check_groups = false;

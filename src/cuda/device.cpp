@@ -1,6 +1,7 @@
 #include "cuda/device.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/check.h"
@@ -18,6 +19,10 @@ Device::Device(const Driver& driver, int index, Compile compile)
     driver.check(driver.device_get_attribute(&value, attribute, handle),
                  core::format("cuda:{}: cuDeviceGetAttribute {}", index, attribute));
   };
+  std::array<char, 256> name{};
+  driver.check(driver.device_get_name(name.data(), static_cast<int>(name.size()), handle),
+               core::format("cuda:{}: cuDeviceGetName", index));
+  name_ = name.data();
   ask(kComputeCapabilityMajor, gpu_.compute_major);
   ask(kComputeCapabilityMinor, gpu_.compute_minor);
   ask(kMultiprocessorCount, gpu_.multiprocessors);
@@ -30,6 +35,21 @@ Device::Device(const Driver& driver, int index, Compile compile)
 GroupFaults& Device::group_faults() {
   std::call_once(faults_once_, [&] { faults_.emplace(driver_, context_, index_); });
   return *faults_;
+}
+
+const plan::Tuning& Device::tuning() {
+  std::call_once(tuning_once_, [&] {
+    TuningFile read = read_tuning(gpu_, name_);
+    if (!read.fault.empty()) {
+      core::log(LogLevel::kWarning, "cuda:{}: the tuning table '{}' is ignored: {}", index_,
+                read.file.string(), read.fault);
+    } else if (read.tuning.size() > 0) {
+      core::log(LogLevel::kInfo, "cuda:{}: the tuning table '{}' has {} products", index_,
+                read.file.string(), read.tuning.size());
+    }
+    tuning_ = std::move(read.tuning);
+  });
+  return tuning_;
 }
 
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {

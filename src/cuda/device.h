@@ -15,6 +15,7 @@
 #include "cuda/group_faults.h"
 #include "cuda/kernel.h"
 #include "cuda/memo.h"
+#include "cuda/tuning_file.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 
@@ -66,6 +67,9 @@ class Device {
   /// Allocated at the first call.
   GroupFaults& group_faults();
 
+  /// Read at the first call.
+  const plan::Tuning& tuning();
+
   /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
   template <plan::HasFields Problem, typename MakePlan>
@@ -114,6 +118,10 @@ class Device {
   std::map<std::string, Slot, std::less<>> kernels_;
   std::array<std::once_flag, kMostMemos> memo_once_;
   std::array<std::unique_ptr<AnyMemo>, kMostMemos> memos_;
+
+  std::string name_;
+  std::once_flag tuning_once_;
+  plan::Tuning tuning_;
 
   std::once_flag faults_once_;
   std::optional<GroupFaults> faults_;

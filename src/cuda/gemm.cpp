@@ -1,5 +1,7 @@
 #include "cuda/gemm.h"
 
+#include "octofold/error.h"
+
 #include "core/log.h"
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
@@ -116,6 +118,20 @@ Sm90GemmParams gemm_params(const Device& device, const GemmArguments& arguments,
 
 namespace {
 
+// The candidate that was measured to be the fastest, where one was; else what the planner reckons.
+template <typename Plan>
+auto planned(Device& device, const plan::GemmProblem& problem, Plan&& plan) {
+  const std::string_view tuned = device.tuning().candidate(problem);
+  if (tuned.empty()) return plan();
+  try {
+    return plan(tuned);
+  } catch (const Error& error) {  // the table was edited: this version has all that it wrote
+    core::log(LogLevel::kWarning, "cuda:{}: the tuning table has no candidate of {}: {}",
+              device.index(), plan::describe(problem), error.what());
+    return plan();
+  }
+}
+
 void launch(const Device& device, const GemmArguments& arguments, Stream stream,
             const Prepared<Sm90GemmConfig>& prepared) {
   const Sm90GemmParams params = gemm_params(device, arguments, prepared.config);
@@ -141,12 +157,16 @@ void gemm(Device& device, const GemmArguments& arguments, Stream stream) {
   if (plan::multiplies_by_warps(device.gpu())) {
     return launch(device, arguments, stream, device.prepared(problem, [&] {
       log_obstacles(arguments, problem, true);
-      return plan::plan_mma_gemm(problem, device.gpu());
+      return planned(device, problem, [&](auto... candidate) {
+        return plan::plan_mma_gemm(problem, device.gpu(), candidate...);
+      });
     }));
   }
   launch(device, arguments, stream, device.prepared(problem, [&] {
     log_obstacles(arguments, problem, false);
-    return plan::plan_gemm(problem, device.gpu());
+    return planned(device, problem, [&](auto... candidate) {
+      return plan::plan_gemm(problem, device.gpu(), candidate...);
+    });
   }));
 }
 

@@ -25,6 +25,7 @@ import time
 import octofold
 import torch
 from octofold._library import library
+from octofold_tool.gpu.tune import is_sensible
 
 MIN_BYTES, MAX_SETS = 256_000_000, 64
 WINDOW = 0.7e-3  # seconds of a sample
@@ -234,14 +235,6 @@ def measured(products, names, pair):
     for name, micro in in_turns(finalists, 7, 4e-3).items():
         times.setdefault(name, []).append(micro)
     return times, wrong
-
-
-def is_sensible(name, m):
-    """Whether it could be the best for so many rows of A."""
-    rows, columns = (int(size) for size in name.split(".")[0].split("x"))
-    if ".swapped" in name:
-        return columns <= max(16, 2 * m) and m <= 4 * columns
-    return m > 8 and rows <= max(128, 2 * m)
 
 
 def names_of(options):

@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 
 import octofold
 
-from . import advise, bench, cache, convert, demo, info, inspect_checkpoint, quantize
+from . import advise, bench, cache, convert, demo, info, inspect_checkpoint, quantize, tune
 from .report import ToolError
 
 DESCRIPTION = """\
 FP8 linear algebra from the command line: see what this machine can do, try FP8 on a real model,
-plan a model of yours, measure matrix products, convert checkpoints, compile kernels in advance.
+plan a model of yours, measure and tune matrix products, convert checkpoints, compile kernels in
+advance.
 
   octofold demo                                  FP8 in every linear layer of a real model
   octofold info                                  what works here, and why not more
@@ -26,6 +27,7 @@ plan a model of yours, measure matrix products, convert checkpoints, compile ker
   octofold convert FP8_DIR OUT_DIR --to deepseek-v3
   octofold inspect MODEL_DIR
   octofold cache warm --suite llama-70b --arch sm_90a
+  octofold tune --suite deepseek-v3              the fastest kernels on this GPU
 """
 
 
@@ -54,7 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"octofold {octofold.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (info, demo, advise, bench, quantize, convert, inspect_checkpoint, cache):
+    for command in (
+        *(info, demo, advise, bench, tune),
+        *(quantize, convert, inspect_checkpoint, cache),
+    ):
         command.add_parser(commands)
     return parser
 

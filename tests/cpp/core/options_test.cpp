@@ -30,12 +30,17 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options.nvrtc_library, "");
   EXPECT_FALSE(options.check_groups);
   EXPECT_EQ(options.target, 0);
+  EXPECT_TRUE(options.uses_tuning);
+  EXPECT_EQ(options.tuning_file, "");
 }
 
 TEST(OptionsTest, Values) {
   EXPECT_EQ(parse("OCTOFOLD_NUM_THREADS", "12").num_threads, 12);
   EXPECT_EQ(parse("OCTOFOLD_LOG_LEVEL", "debug").log_level, LogLevel::kDebug);
   EXPECT_EQ(parse("OCTOFOLD_NVRTC", "/x/libnvrtc.so").nvrtc_library, "/x/libnvrtc.so");
+  EXPECT_EQ(parse("OCTOFOLD_TUNING", "/x/table.json").tuning_file, "/x/table.json");
+  EXPECT_TRUE(parse("OCTOFOLD_TUNING", "/x/table.json").uses_tuning);
+  EXPECT_FALSE(parse("OCTOFOLD_TUNING", "0").uses_tuning);
   EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
   EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
   EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_75").target, 75);

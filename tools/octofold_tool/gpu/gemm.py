@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +12,7 @@ from ..report import ToolError
 from ..suites import Shape
 from .check import compared, error_of
 from .limits import Limits
-from .peers import OCTOFOLD, PEERS, Product
+from .peers import OCTOFOLD, PEERS, Peer, Product
 from .timing import MAX_SETS, MIN_BYTES, NewSampler, take_turns
 
 # About 14 significant bits of a sum over all of K.
@@ -95,7 +96,11 @@ def measure(
 
 
 def prepare(
-    shape: Shape, options: GemmOptions, device: torch.device, min_bytes: int
+    shape: Shape,
+    options: GemmOptions,
+    device: torch.device,
+    min_bytes: int,
+    peers: Sequence[Peer] = (OCTOFOLD, *PEERS),
 ) -> tuple[dict[str, list[Product]], dict[str, str]]:
     """Each peer's products, one of each set of random matrices; and who has none, and why."""
     m, n, k = shape
@@ -105,7 +110,7 @@ def prepare(
     while not products or len(products[OCTOFOLD.name]) < sets:
         x = torch.randn(m, k, device=device)
         w = torch.randn(n, k, device=device)
-        for peer in (OCTOFOLD, *PEERS):
+        for peer in peers:
             if peer.name in missing:
                 continue
             try:

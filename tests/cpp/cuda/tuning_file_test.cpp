@@ -1,0 +1,124 @@
+// gemm() follows a table of measured choices, and plans where there is none that it can follow.
+#include "cuda/tuning_file.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <string>
+#include <vector>
+
+#include "octofold/log.h"
+
+#include "core/format.h"
+#include "cuda/fake_runtime.h"
+#include "cuda/gemm.h"
+#include "plan/tuning.h"
+#include "support/gpu_product.h"
+
+namespace octofold::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Contains;
+using testing::HasSubstr;
+
+// The process reads OCTOFOLD_TUNING once. Other tests of this program find no file there.
+class OwnFile : public testing::Environment {
+ public:
+  OwnFile() {
+    std::string pattern = (fs::temp_directory_path() / "octofold-tuning-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    setenv("OCTOFOLD_TUNING", file().c_str(), 1);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path file() const { return folder_ / "table.json"; }
+
+ private:
+  fs::path folder_;
+};
+const auto* const kOwnFile = static_cast<OwnFile*>(testing::AddGlobalTestEnvironment(new OwnFile));
+
+// test::product()'s.
+const octofold::GemmProblem kProduct{
+    .m = 1000, .n = 512, .k = 640, .form = {.b = {DType::kE5M2, Granularity::kBlock128x128}}};
+constexpr const char* kCandidate = "256x128.w2.c1x2x1.b1.early";  // none that is planned for it
+
+class TuningFileTest : public FakeGpuTest {
+ protected:
+  TuningFileTest() {
+    set_log_handler([this](LogLevel level, std::string_view message) {
+      if (level != LogLevel::kDebug) log_.emplace_back(message);
+    });
+  }
+  ~TuningFileTest() override {
+    set_log_handler({});
+    fs::remove_all(kOwnFile->file());
+  }
+
+  void write(std::string_view candidate, std::string_view gpu = "NVIDIA Fake") {
+    std::ofstream(kOwnFile->file()) << core::format(
+        R"({{"octofold": "{}", "gpu": "{}", "compute_capability": "9.0", "multiprocessors": 132,
+            "products": {{"{}": {{"candidate": "{}"}}}}}})",
+        OCTOFOLD_VERSION, gpu, plan::tuning_key(kProduct), candidate);
+  }
+
+  // Threads of a block of the kernel that computes the product.
+  unsigned threads_of(const GemmArguments& arguments = test::product(1000, 512, 640)) {
+    cuda::gemm(runtime().device(0), arguments, {});
+    return state().launches.back().threads;
+  }
+
+  std::vector<std::string> log_;
+};
+
+TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
+  write(kCandidate);
+  EXPECT_EQ(threads_of(), 384u);
+  EXPECT_EQ(threads_of(), 384u);
+  EXPECT_THAT(log_, testing::ElementsAre(HasSubstr("table.json' has 1 products")));
+  // Others are planned: of another size, and elsewhere than TMA reaches.
+  EXPECT_EQ(threads_of(test::product(1001, 512, 640)), 256u);
+  GemmArguments elsewhere = test::product(1000, 512, 640);
+  elsewhere.a.data.strides[0] = 641;
+  threads_of(elsewhere);
+  EXPECT_NE(state().launches.back().blocks, state().launches.front().blocks);
+}
+
+TEST_F(TuningFileTest, WithoutAFileItIsPlanned) {
+  EXPECT_EQ(threads_of(), 256u);
+  EXPECT_THAT(log_, testing::IsEmpty());
+}
+
+TEST_F(TuningFileTest, AnotherGpusTableIsIgnoredAndNamed) {
+  write(kCandidate, "NVIDIA H200");
+  EXPECT_EQ(threads_of(), 256u);
+  EXPECT_EQ(threads_of(test::product(1001, 512, 640)), 256u);
+  EXPECT_THAT(log_, testing::ElementsAre(
+                        testing::AllOf(HasSubstr("table.json' is ignored"),
+                                       HasSubstr("'gpu': expected NVIDIA Fake, got NVIDIA H200"))));
+}
+
+TEST_F(TuningFileTest, ACandidateThatThereIsNotIsNamed) {
+  write("64x17");
+  EXPECT_EQ(threads_of(), 256u);
+  EXPECT_THAT(log_, Contains(testing::AllOf(HasSubstr("m 1000, n 512, k 640"),
+                                            HasSubstr("expected one of 256x128"))));
+}
+
+TEST_F(TuningFileTest, WhatCannotBeReadIsIgnored) {
+  fs::create_directory(kOwnFile->file());
+  EXPECT_EQ(threads_of(), 256u);
+  EXPECT_THAT(log_, testing::ElementsAre(HasSubstr("is ignored: it cannot be read")));
+}
+
+TEST_F(TuningFileTest, LargeFilesAreNotRead) {
+  write(kCandidate);
+  fs::resize_file(kOwnFile->file(), (16 << 20) + 1);
+  const TuningFile read = read_tuning(plan::kHopper, "NVIDIA Fake");
+  EXPECT_THAT(read.fault, HasSubstr("at most 16777216 bytes, got 16777217"));
+  EXPECT_EQ(read.tuning.size(), 0u);
+  EXPECT_EQ(read.file, kOwnFile->file());
+}
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,106 @@
+#include "plan/tuning.h"
+
+#include <gmock/gmock.h>
+#include <string>
+
+#include "octofold/error.h"
+
+#include "core/format.h"
+#include "support/error_of.h"
+
+namespace octofold::plan {
+namespace {
+
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr const char* kName = "NVIDIA H200";
+const octofold::GemmProblem kProduct{.m = 64, .n = 7168, .k = 2048};
+
+std::string table(std::string_view products, std::string_view gpu = kName,
+                  std::string_view version = OCTOFOLD_VERSION) {
+  return core::format(
+      R"({{"octofold": "{}", "gpu": "{}", "compute_capability": "9.0", "multiprocessors": 132,
+          "products": {}}})",
+      version, gpu, products);
+}
+
+std::string one(std::string_view candidate) {
+  return table(core::format(R"({{"{}": {{"candidate": "{}", "microseconds": 7}}}})",
+                            tuning_key(kProduct), candidate));
+}
+
+TEST(TuningTest, KeysTellAllThatDecides) {
+  EXPECT_EQ(tuning_key(kProduct),
+            "gemm: m 64, n 7168, k 2048, a e4m3 1x128, b e4m3 128x128, out bfloat16");
+  octofold::GemmProblem other = kProduct;
+  other.form.fast_accumulation = true;
+  other.form.bias = Addend::kFloat32;
+  EXPECT_THAT(tuning_key(other), AllOf(HasSubstr("bias float32"), HasSubstr("fast_accumulation")));
+}
+
+TEST(TuningTest, FindsContiguousProductsAlone) {
+  const Tuning tuning(one("64x16.swapped.w1.c1x1x2.b3"), kHopper, kName);
+  EXPECT_EQ(tuning.size(), 1u);
+  GemmProblem problem = contiguous(kProduct);
+  EXPECT_EQ(tuning.candidate(problem), "64x16.swapped.w1.c1x1x2.b3");
+  problem.operands_fit_tma = false;
+  EXPECT_EQ(tuning.candidate(problem), "");
+  problem = contiguous(kProduct);
+  problem.product.m = 65;
+  EXPECT_EQ(tuning.candidate(problem), "");
+  problem = contiguous(kProduct);
+  problem.work = config::Work::kGroupedRows;
+  problem.groups = 2;
+  EXPECT_EQ(tuning.candidate(problem), "");
+  EXPECT_EQ(Tuning().candidate(contiguous(kProduct)), "");
+}
+
+TEST(TuningTest, WhetherCIsOutMakesNoDifference) {
+  octofold::GemmProblem product = kProduct;
+  product.form.out = DType::kFloat32;
+  product.form.c = Addend::kFloat32;
+  const std::string text =
+      table(core::format(R"({{"{}": {{"candidate": "x"}}}})", tuning_key(product)));
+  const Tuning tuning(text, kHopper, kName);
+  GemmProblem problem = contiguous(product);
+  for (const bool c_is_out : {false, true}) {
+    problem.c_is_out = c_is_out;
+    EXPECT_EQ(tuning.candidate(problem), "x");
+  }
+}
+
+TEST(TuningTest, OtherGpusAndVersionsAreRefused) {
+  const auto error = [](const std::string& text, const Gpu& gpu = kHopper,
+                        std::string_view name = kName) {
+    return error_of([&] { Tuning(text, gpu, name); }, ErrorCode::kUnsupported);
+  };
+  EXPECT_THAT(error(table("{}", "NVIDIA H100 80GB HBM3")),
+              HasSubstr("'gpu': expected NVIDIA H200, got NVIDIA H100 80GB HBM3"));
+  EXPECT_THAT(error(table("{}", kName, "0.0.9")), HasSubstr("'octofold': expected"));
+  Gpu other = kHopper;
+  other.multiprocessors = 114;
+  EXPECT_THAT(error(table("{}"), other), HasSubstr("'multiprocessors': expected 114, got 132"));
+  EXPECT_THAT(error(table("{}"), gpu_of(89, 132)),
+              HasSubstr("'compute_capability': expected 8.9, got 9.0"));
+}
+
+TEST(TuningTest, WhatIsNoTableIsSaid) {
+  const auto error = [](const std::string& text) {
+    return error_of([&] { Tuning(text, kHopper, kName); }, ErrorCode::kBadFormat);
+  };
+  EXPECT_THAT(error(""), HasSubstr("expected a JSON object, got no JSON"));
+  EXPECT_THAT(error("{"), HasSubstr("no JSON"));
+  EXPECT_THAT(error("[]"), HasSubstr("got array"));
+  EXPECT_THAT(error("{}"), HasSubstr("'octofold': expected a value, got none"));
+  EXPECT_THAT(error(R"({"octofold": 1})"), HasSubstr("'octofold': expected text, got number"));
+  EXPECT_THAT(error(table("[]")), HasSubstr("'products': expected an object, got array"));
+  EXPECT_THAT(error(table(R"({"x": 3})")), HasSubstr("'x': expected an object, got number"));
+  EXPECT_THAT(error(table(R"({"x": {}})")), HasSubstr("'candidate': expected a value, got none"));
+  EXPECT_THAT(error(std::string(100'000, '[')), HasSubstr("no JSON"));
+  EXPECT_THAT(error(std::string(100'000, '[') + std::string(100'000, ']')), HasSubstr("array"));
+}
+
+}  // namespace
+}  // namespace octofold::plan

@@ -1,0 +1,186 @@
+"""octofold tune, as far as it goes without a GPU: all but CUDA's graphs and events."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import octofold
+import pytest
+from octofold import tuning
+from octofold_tool import tune
+from octofold_tool.__main__ import main
+
+torch = pytest.importorskip("torch")
+
+from octofold_tool.gpu import tune as gpu_tune  # noqa: E402
+from octofold_tool.products import GemmOptions  # noqa: E402
+from octofold_tool.report import ToolError  # noqa: E402
+
+CPU = torch.device("cpu")
+OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=5)
+SHAPE = (64, 256, 512)
+
+
+class FakeSampler:
+    """Each candidate takes the seconds that it is given by its name."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.names = seconds, []
+
+    def new_call(self, product: Any, name: str, options: GemmOptions) -> Any:
+        def call() -> None:
+            product.run()
+
+        call.candidate = name  # type: ignore[attr-defined]
+        return call
+
+    def __call__(self, calls: Any) -> Any:
+        name = calls[0].candidate
+        self.names.append(name)
+        return lambda: self.seconds.get(name, 10e-6)
+
+
+def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeSampler]:
+    sampler = FakeSampler(seconds)
+    result = gpu_tune.tune(shape, OPTIONS, 132, sampler, CPU, sampler.new_call, min_bytes=400_000)
+    return result, sampler
+
+
+def test_the_fastest_is_found() -> None:
+    planned = tuning.planned(gpu_tune.problem_of(SHAPE, OPTIONS))
+    result, sampler = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
+    assert result.candidate == "128x64.w2.c1x1x1.b1.early"
+    assert (result.planned, result.microseconds) == (planned, pytest.approx(4.0))
+    assert result.gain == pytest.approx(5 / 4)
+    assert result.timed == len(sampler.names) == len(set(sampler.names))
+    assert set(sampler.names) <= set(tuning.candidates(gpu_tune.problem_of(SHAPE, OPTIONS)))
+    choice = result.choice(OPTIONS)
+    assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)
+    assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
+
+
+def test_what_is_planned_is_always_timed() -> None:
+    planned = tuning.planned(gpu_tune.problem_of(SHAPE, OPTIONS))
+    result, _ = tuned({planned: 50e-6})  # the slowest: no finalist by itself
+    assert result.planned_microseconds == pytest.approx(50)
+    assert result.candidate != planned
+    unchanged, _ = tuned({planned: 1e-6})
+    assert (unchanged.candidate, unchanged.gain) == (planned, 1.0)
+
+
+def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = FakeSampler({})
+
+    def wrong(product: Any, name: str, options: GemmOptions) -> Any:
+        def call() -> None:
+            product.run()
+            if name.startswith("128x64"):
+                product.out[0, 0] = torch.nan
+
+        return call
+
+    with pytest.raises(ToolError, match="a fault of ours"):
+        gpu_tune.tune(SHAPE, OPTIONS, 132, sampler, CPU, wrong, min_bytes=1)
+
+
+def test_sensible_candidates_are_some_of_all() -> None:
+    names = tuning.candidates(gpu_tune.problem_of(SHAPE, OPTIONS))
+    for m in (1, 64, 4096):
+        some = [name for name in names if gpu_tune.is_sensible(name, m)]
+        assert 5 < len(some) < len(names)
+    assert all(".swapped" in name for name in names if gpu_tune.is_sensible(name, 1))
+    assert not any(".swapped" in name for name in names if gpu_tune.is_sensible(name, 4096))
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with an H200 whose products are the CPU's."""
+    gpu = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, octofold.Component(True, ""))
+    file = tmp_path / "NVIDIA_H200.json"
+
+    def table(gpu: Any = 0) -> tuning.Table:
+        products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
+        return tuning.Table(file, "", products)
+
+    def measure(shapes: Any, options: GemmOptions) -> Any:
+        planned = [tuning.planned(gpu_tune.problem_of(shape, options)) for shape in shapes]
+        other = "256x128.w2.c1x1x1.b1.early"
+        return [
+            gpu_tune.Tuned(*shape, other, 10.0, 0.01, name, 10.0 if m == 0 else 12.0, 0.01, 30)
+            for m, (shape, name) in enumerate(zip(shapes, planned, strict=True))
+        ]
+
+    monkeypatch.setattr(tune, "why_not", lambda: None)
+    monkeypatch.setattr(tune, "measure", measure)
+    monkeypatch.setattr(tuning, "table", table)
+    monkeypatch.setattr(tuning, "_gpu", lambda index: gpu)
+    return file
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["tune", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_what_gains_is_kept(
+    capsys: pytest.CaptureFixture[str], one_gpu: Path, tmp_path: Path
+) -> None:
+    shapes = ("--shape", "64,256,512", "--shape", "300,4096,7168")
+    code, out, _ = run(capsys, *shapes, "--json", str(tmp_path / "x.json"))
+    assert code == 0
+    assert f"1 of 2 products in {one_gpu}" in out
+    assert "as planned" in out
+    assert "1.200" in out
+    (key,) = json.loads(one_gpu.read_text())["products"]
+    assert "m 300" in key
+    results = json.loads((tmp_path / "x.json").read_text())["results"]
+    assert [result["m"] for result in results] == [64, 300]
+    # Measured again, and no gain any more: it is planned as before.
+    code, out, _ = run(capsys, *shapes, "--least-gain", "0.5")
+    assert json.loads(one_gpu.read_text())["products"] == {}
+
+    assert run(capsys, "--show")[1].startswith(f"0 products in {one_gpu}, written 20")
+    assert run(capsys, "--clear")[1] == f"removed {one_gpu}\n"
+    assert run(capsys, "--clear")[1] == "there is no table\n"
+    assert run(capsys, "--show")[1] == f"no table: {one_gpu} does not exist\n"
+
+
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], one_gpu: Path) -> None:
+    code, _, _ = run(capsys, "--shape", "300,4096,7168", "--dry-run")
+    assert code == 0
+    assert not one_gpu.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name what to measure"),
+        (("--show", "--suite", "square"), "measure nothing"),
+        (("--shape", "1,2"), "expected M,N,K"),
+        (("--shape", "1,2,3", "--least-gain", "two"), "a share from 0 to 1"),
+        (("--shape", "1,2,3", "--rounds", "2"), "a whole number"),
+    ],
+)
+def test_bad_arguments(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    try:
+        code = main(["tune", *arguments])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_shares_are_numbers() -> None:
+    assert tune.parse_share("0.02") == 0.02
+    with pytest.raises(argparse.ArgumentTypeError):
+        tune.parse_share("1")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--shape", "64,256,512"]) == 2
+    assert "no GPU to measure on" in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""octofold tune: the fastest kernel of each product on this GPU, for gemm() to take."""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import octofold
+from octofold import tuning
+
+from . import gemm_options
+from .bench import check_outputs, parse_rounds, title
+from .gpu.device import why_not
+from .products import GemmOptions
+from .report import ToolError, print_table, tracked, write_json
+from .suites import SUITES, Shape
+
+if TYPE_CHECKING:
+    from .gpu.tune import Tuned
+
+HELP = "measure which kernels are the fastest on this GPU, and take them"
+
+DESCRIPTION = """\
+Time every kernel that could be the fastest for each product, check it, and keep the best in a table
+that octofold.gemm follows on this GPU from the next process on. Products that are not in it are
+planned as before: the table is for exactly these M, N, K, dtypes and scales, of contiguous
+matrices.
+
+  octofold tune --suite deepseek-v3
+  octofold tune --shape 300,4096,7168 --shape 64,4096,7168 --granularity channel,channel
+  octofold tune --show
+  octofold tune --clear
+
+Take a GPU that does nothing else: 2 to 5 seconds a shape, and the kernels' compilation once.
+"""
+
+DEFAULT_ROUNDS = 13
+DEFAULT_LEAST_GAIN = 0.01
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "tune",
+        help=HELP,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    gemm_options.add_shapes(parser, "a named set of shapes")
+    gemm_options.add_kind(parser)
+    parser.add_argument(
+        "--rounds",
+        metavar="COUNT",
+        type=parse_rounds,
+        default=DEFAULT_ROUNDS,
+        help="of the best ones and the planned one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--least-gain",
+        metavar="SHARE",
+        type=parse_share,
+        default=DEFAULT_LEAST_GAIN,
+        help="below it the planned kernel stays (default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="measure, and write no table")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument(
+        "--show", action="store_true", help="where the table is, and if it is followed"
+    )
+    actions.add_argument("--clear", action="store_true", help="remove the table")
+    parser.set_defaults(run=run)
+
+
+def parse_share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a share from 0 to 1, such as 0.01, got '{text}'"
+        )
+    return value
+
+
+def run(arguments: argparse.Namespace) -> None:
+    shapes = arguments.shape or SUITES.get(arguments.suite, ())
+    if arguments.show or arguments.clear:
+        if shapes:
+            raise ToolError("--show and --clear measure nothing: leave --shape and --suite out")
+        (show_table if arguments.show else clear_table)()
+    elif not shapes:
+        raise ToolError("name what to measure: --shape M,N,K or --suite")
+    else:
+        run_tune(arguments, shapes)
+
+
+def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
+    check_outputs(arguments.json)
+    if reason := why_not():
+        raise ToolError(f"no GPU to measure on: {reason}")
+    options = GemmOptions(
+        dtypes=arguments.dtype,
+        granularities=arguments.granularity,
+        out_dtype=arguments.out_dtype,
+        rounds=arguments.rounds,
+        fast_accumulation=arguments.fast_accumulation,
+    )
+    if not arguments.dry_run and tuning.table().file is None:
+        raise ToolError(
+            "there is no place for a table: name a folder in OCTOFOLD_CACHE_DIR, and leave "
+            "OCTOFOLD_TUNING unset"
+        )
+    results = measure(shapes, options)
+    keep = [result for result in results if result.gain >= 1 + arguments.least_gain]
+    show(results, keep, title(options))
+    if arguments.json is not None:
+        document = [dataclasses.asdict(result) for result in results]
+        write_json(arguments.json, {"options": dataclasses.asdict(options), "results": document})
+    if arguments.dry_run:
+        return
+    file = tuning.write(
+        [result.choice(options) for result in keep],
+        forget=[result.choice(options).problem for result in results if result not in keep],
+    )
+    print(f"{len(keep)} of {len(results)} products in {file}")
+
+
+def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
+    import torch
+
+    from .gpu.timing import graph_sampler
+    from .gpu.tune import tune
+
+    gpu = octofold.info().gpus[0]
+    if (gpu.compute_major, gpu.compute_minor) != (9, 0):
+        raise ToolError(
+            "kernels to choose among are Hopper's (9.0) yet, and this GPU is "
+            f"{gpu.compute_major}.{gpu.compute_minor}"
+        )
+    return [
+        tune(shape, options, gpu.multiprocessors, graph_sampler, torch.device("cuda"))
+        for shape in tracked("tune", shapes)
+    ]
+
+
+def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]", kind: str) -> None:
+    columns = ["M,N,K", "planned\nµs", "\n±", "fastest\nµs", "\n±", "gain", "kernel"]
+    rows = [
+        [
+            f"{result.m},{result.n},{result.k}",
+            f"{result.planned_microseconds:.2f}",
+            f"{result.planned_spread:.1%}",
+            f"{result.microseconds:.2f}",
+            f"{result.spread:.1%}",
+            f"{result.gain:.3f}",
+            result.candidate if result in kept else "as planned",
+        ]
+        for result in results
+    ]
+    mean = statistics.geometric_mean([result.gain if result in kept else 1.0 for result in results])
+    totals = ["geometric mean", "", "", "", "", f"{mean:.3f}", ""]
+    print_table(f"tune gemm: {kind}", columns, rows, totals)
+
+
+def show_table() -> None:
+    table = tuning.table()
+    if table.file is None:
+        print("no table: there is no place for one, or OCTOFOLD_TUNING is 0")
+    elif table.fault:
+        print(f"{table.file} is ignored: {table.fault}")
+    elif not table.file.exists():
+        print(f"no table: {table.file} does not exist")
+    else:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(table.file.stat().st_mtime))
+        print(f"{table.products} products in {table.file}, written {written}")
+
+
+def clear_table() -> None:
+    table = tuning.table()
+    print(f"removed {table.file}" if tuning.clear() else "there is no table")
