@@ -52,8 +52,8 @@ VOCABULARY = ("octofold/gemm_form.h", "octofold/vocabulary.h")
 # Folders whose own headers are included by their bare names; a room's carry the room's name.
 FLAT = ["bindings", "bench", "examples"]
 
-# Third-party headers -> the folders (or files) that may use them. Everything else in <> is the standard
-# library or the operating system.
+# Third-party headers -> the folders (or files) that may use them. Everything else in <> is the
+# standard library or the operating system.
 THIRD_PARTY = {
     r"fmt/": ["src", "tests/cpp"],
     r"nlohmann/": ["src/model", "src/plan/tuning.cpp", "tests/cpp/model"],
@@ -73,7 +73,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
 def is_under(path: Path, folder: str) -> bool:
-    """Or is it."""
+    """Or is that file itself."""
     return f"{path.as_posix()}/".startswith(folder + "/")
 
 
