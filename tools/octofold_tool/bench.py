@@ -23,8 +23,9 @@ against the FP64 product of the dequantized operands (at random places, if it is
 anything is timed.
 
 On a GPU, beside cuBLASLt's FP8 products (with the same scales; with one per tensor and no
-promotion) and BF16, all as torch offers them: CUDA graphs over operands larger than the L2 cache,
-and the share of the limit that memory and tensor cores leave, measured in the same run.
+promotion) and BF16, all as torch offers them, and DeepGEMM where it is installed: CUDA graphs over
+operands larger than the L2 cache, and the share of the limit that memory and tensor cores leave,
+measured in the same run.
 
 On the CPU, beside NumPy's FP32 product (OpenBLAS). Shapes that would take too long are left out,
 and named.
@@ -32,6 +33,7 @@ and named.
   octofold bench gemm                                 deepseek-v3 on a GPU, square on the CPU
   octofold bench gemm --suite llama-70b --json llama.json --png llama.png
   octofold bench gemm --shape 1024,4096,7168 --granularity channel,channel
+  octofold bench gemm --sweep 7168,2048 --sweep 4096,7168 --png rows.png
 """
 
 HOST_DESCRIPTION = """\
@@ -43,6 +45,8 @@ GPU keeps up.
 HELP = "measure speed and error of matrix products"
 
 DEFAULT_SUITES: Final = {"cpu": "square", "cuda": "deepseek-v3"}
+MOST_ROWS: Final = 16384
+SWEPT_ROWS: Final = tuple(2**i for i in range(MOST_ROWS.bit_length()))
 DEFAULT_ROUNDS: Final = {"cpu": 9, "cuda": 13}
 
 
@@ -75,9 +79,17 @@ def add_gemm_parser(operations: "argparse._SubParsersAction[argparse.ArgumentPar
         default="auto",
         help="auto (default): the GPU, where there is one with kernels and torch to drive it",
     )
-    gemm_options.add_shapes(
+    shapes = gemm_options.add_shapes(
         parser,
         f"default: {DEFAULT_SUITES['cuda']} on a GPU, {DEFAULT_SUITES['cpu']} on the CPU",
+    )
+    shapes.add_argument(
+        "--sweep",
+        metavar="N,K",
+        type=gemm_options.parse_weight,
+        action="append",
+        help=f"a weight, with M from 1 to {MOST_ROWS} in powers of two (repeatable): charted as "
+        "lines",
     )
     gemm_options.add_kind(parser)
     parser.add_argument(
@@ -127,7 +139,9 @@ def run_gemm(arguments: argparse.Namespace) -> None:
         max_seconds=arguments.max_seconds,
         fast_accumulation=arguments.fast_accumulation,
     )
-    shapes: Sequence[Shape] = arguments.shape or SUITES[arguments.suite or DEFAULT_SUITES[device]]
+    swept = [(m, n, k) for n, k in arguments.sweep or () for m in SWEPT_ROWS]
+    suite = SUITES[arguments.suite or DEFAULT_SUITES[device]]
+    shapes: Sequence[Shape] = arguments.shape or swept or suite
     if device == "cuda":
         from .gpu import bench as gpu_bench  # imports torch
 

@@ -10,7 +10,7 @@ OUT_DTYPES: Final = ("bfloat16", "float16", "float32")
 
 def add_shapes(
     parser: argparse.ArgumentParser, suite_help: str = "", required: bool = False
-) -> None:
+) -> "argparse._MutuallyExclusiveGroup":
     shapes = parser.add_mutually_exclusive_group(required=required)
     shapes.add_argument("--suite", choices=sorted(SUITES), help=suite_help)
     shapes.add_argument(
@@ -20,6 +20,7 @@ def add_shapes(
         action="append",
         help="a shape of your own (repeatable)",
     )
+    return shapes
 
 
 def add_kind(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,14 @@ def parse_shape(text: str) -> Shape:
         raise argparse.ArgumentTypeError(f"expected M,N,K, each at least 1, got '{text}'")
     m, n, k = map(int, sizes)
     return m, n, k
+
+
+def parse_weight(text: str) -> tuple[int, int]:
+    sizes = text.split(",")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected N,K, each at least 1, got '{text}'")
+    n, k = map(int, sizes)
+    return n, k
 
 
 def parse_pair(text: str, example: str) -> tuple[str, str]:

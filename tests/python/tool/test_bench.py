@@ -111,6 +111,25 @@ def test_costs_add_up() -> None:
     assert costs.measurement((20, 30, 4), options) == pytest.approx(5 * 0.5 + 6.8 + 20)
 
 
+def test_sweeps_are_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Report:
+        def show(self) -> None:
+            pass
+
+    def run(shapes: Any, options: Any, title: str) -> Report:
+        seen.extend(shapes)
+        return Report()
+
+    monkeypatch.setattr("octofold_tool.cpu_bench.run", run)
+    sweeps = ["--sweep", "7168,2048", "--sweep", "64,128"]
+    assert main(["bench", "gemm", "--device", "cpu", *sweeps]) == 0
+    assert seen[:3] == [(1, 7168, 2048), (2, 7168, 2048), (4, 7168, 2048)]
+    assert seen[14:16] == [(16384, 7168, 2048), (1, 64, 128)]
+    assert len(seen) == 30
+
+
 def test_suites_are_shapes() -> None:
     assert set(SUITES) == {"deepseek-v3", "llama-70b", "square"}
     for shapes in SUITES.values():

@@ -1,6 +1,9 @@
 """octofold bench on a GPU, as far as it goes without one: all but CUDA's graphs and events."""
 
+import math
+import sys
 import time
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -131,6 +134,54 @@ def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert "Missing: " in out
     write_json(tmp_path / "a.json", report.document())
     write_png(tmp_path / "a.png", report.chart())
+
+
+def test_sweeps_are_lines(tmp_path: Any) -> None:
+    weights = ((128, 512), (64, 256))
+    shapes = [(m, n, k) for n, k in weights for m in (1, 2, 4, 8, 16)]
+    results = [measure(shape, options(), min_bytes=0) for shape in shapes]
+    figure = bench.GpuReport(options(), "a title", LIMITS, results).chart()
+    assert [axis.get_title() for axis in figure.axes] == ["N = 128, K = 512", "N = 64, K = 256"]
+    for axis in figure.axes:
+        labels = [line.get_label() for line in axis.lines]
+        assert labels == list(bench.rates_of(results))  # those that could compute nothing are out
+        assert list(axis.lines[0].get_xdata()) == [1, 2, 4, 8, 16]
+        bfloat16 = axis.lines[labels.index("BF16")]
+        assert list(bfloat16.get_ydata()) == [1.0] * 5
+    ours = figure.axes[0].lines[0].get_ydata()
+    assert list(ours) == pytest.approx([result.ratios["bfloat16"] for result in results[:5]])
+    write_png(tmp_path / "rows.png", figure)
+    rates = bench.rates_of(results[:5])
+    assert rates["Octofold"] == [result.octofold.tflops for result in results[:5]]
+    # One that is missing somewhere has a gap there.
+    del results[1].peers["bfloat16"]
+    assert [math.isnan(rate) for rate in bench.rates_of(results[:5])["BF16"]] == [
+        *(False, True, False, False, False)
+    ]
+
+
+def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of its name, which multiplies as it says, on the CPU."""
+    x, w = torch.randn(16, 512), torch.randn(128, 512)
+
+    def fp8_gemm_nt(left: Any, right: Any, out: Any) -> None:
+        (a, scale_a), (b, scale_b) = left, right
+        assert scale_a.stride() == (1, 16)
+        assert scale_b.is_contiguous()
+        wide = [
+            octofold.ScaledTensor(a, scale_a, "1x128").dequantize(),
+            octofold.ScaledTensor(b, scale_b, "128x128").dequantize(),
+        ]
+        out.copy_(wide[0] @ wide[1].T)
+
+    module = types.ModuleType("deep_gemm")
+    module.fp8_gemm_nt = fp8_gemm_nt  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    product = peers.prepare_deepgemm(x, w, options())
+    assert check.error_of(product) < 3e-3
+    with pytest.raises(ValueError, match="takes e4m3"):
+        peers.prepare_deepgemm(x, w, options(("channel", "channel")))
+    assert all(peer.name != "deepgemm" for peer in peers.PEERS)  # it is not installed here
 
 
 def test_limits_are_measured() -> None:

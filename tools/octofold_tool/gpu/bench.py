@@ -11,10 +11,13 @@ import torch
 from ..products import GemmOptions
 from ..report import COLORS, console, new_figure, print_table, tracked
 from ..suites import Shape
-from .gemm import GpuShapeResult, Timing, measure
+from .gemm import GpuShapeResult, measure
 from .limits import Limits, measure_limits
-from .peers import OCTOFOLD, PEERS
+from .peers import BFLOAT16, OCTOFOLD, PEERS
 from .timing import graph_sampler
+
+LEAST_SWEEP = 4
+"""So many numbers of rows of each weight are lines rather than bars."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,24 +62,52 @@ class GpuReport:
             console().print(f"Missing: {reason}", style="dim")
 
     def chart(self) -> Any:
-        """Rates of all, shape by shape."""
+        """Speed over BF16's by M where weights were swept, else rates of all shape by shape."""
+        weights: dict[tuple[int, int], list[GpuShapeResult]] = {}
+        for result in self.results:
+            weights.setdefault((result.n, result.k), []).append(result)
+        if any(len(results) < LEAST_SWEEP for results in weights.values()):
+            return self._bars()
+        figure, axes = new_figure(len(weights), f"gemm on {gpu_name()}: {self.title}")
+        for axis, ((n, k), results) in zip(axes, weights.items(), strict=True):
+            rates = rates_of(results)
+            own = np.array(rates[BFLOAT16.label])
+            rows = [result.m for result in results]
+            for color, (label, those) in zip(COLORS, rates.items(), strict=False):
+                axis.plot(rows, those / own, color=color, label=label, marker="o", markersize=3)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(rows[::2], [str(m) for m in rows[::2]], fontsize="small")
+            axis.set_ylim(bottom=0)
+            axis.set_title(f"N = {n}, K = {k}", fontsize="medium")
+            axis.set_xlabel("M")
+        axes[0].set_ylabel("speed over BF16")
+        axes[0].legend(frameon=False, loc="lower left")
+        return figure
+
+    def _bars(self) -> Any:
         figure, (axis,) = new_figure(1, f"gemm on {gpu_name()}: {self.title}")
         positions = np.arange(len(self.results))
-        series: dict[str, list[Timing | None]] = {
-            OCTOFOLD.label: [result.octofold for result in self.results]
-        }
-        for peer in PEERS:
-            series[peer.label] = [result.peers.get(peer.name) for result in self.results]
+        series = rates_of(self.results)
         width = 0.8 / len(series)
-        for index, (label, timings) in enumerate(series.items()):
-            rates = [timing.tflops if timing else 0.0 for timing in timings]
+        for index, (label, rates) in enumerate(series.items()):
             offset = (index - (len(series) - 1) / 2) * width
-            axis.bar(positions + offset, rates, width, color=COLORS[index], label=label)
+            heights = [0.0 if np.isnan(rate) else rate for rate in rates]
+            axis.bar(positions + offset, heights, width, color=COLORS[index], label=label)
         axis.set_ylabel("TFLOPS")
         names = [f"{result.m},{result.n},{result.k}" for result in self.results]
         axis.set_xticks(positions, names, rotation=60, ha="right", fontsize="small")
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), frameon=False)
         return figure
+
+
+def rates_of(results: Sequence[GpuShapeResult]) -> dict[str, list[float]]:
+    """TFLOPS of ours and of each peer that could compute any, NaN where it could not."""
+    series = {OCTOFOLD.label: [result.octofold.tflops for result in results]}
+    for peer in PEERS:
+        timings = [result.peers.get(peer.name) for result in results]
+        if any(timings):
+            series[peer.label] = [timing.tflops if timing else float("nan") for timing in timings]
+    return series
 
 
 def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> GpuReport:

@@ -4,6 +4,8 @@ Each takes the same random matrices and makes of them a Product: operands in its
 layouts, an output, and the call. Nothing but the call is timed.
 """
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -91,6 +93,18 @@ def prepare_bfloat16(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
     return Product(lambda: torch.mm(a, b.t(), out=out), a, b, out)
 
 
+def prepare_deepgemm(x: Tensor, w: Tensor, options: GemmOptions) -> Product:
+    """DeepGEMM, where it is installed: 1x128 with 128x128, scales already in its layout."""
+    kind = options.dtypes, options.granularities, options.out_dtype
+    if kind != (("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16"):
+        raise ValueError("DeepGEMM takes e4m3 with 1x128 and 128x128 scales to bfloat16")
+    a, b = quantized(x, w, options.dtypes, options.granularities)
+    out = new_output(x, w, options)
+    function = importlib.import_module("deep_gemm").fp8_gemm_nt
+    left, right = (a.data, torch_scale(a)), (b.data, torch_scale(b))
+    return Product(lambda: function(left, right, out), a, b, out)
+
+
 def scaled_mm(
     a: octofold.ScaledTensor, b: octofold.ScaledTensor, out: Tensor, fast_accumulation: bool
 ) -> Product:
@@ -126,8 +140,14 @@ def torch_scale(x: octofold.ScaledTensor) -> Tensor:
 
 
 OCTOFOLD: Final = Peer("octofold", "Octofold", prepare_octofold)
+BFLOAT16: Final = Peer("bfloat16", "BF16", prepare_bfloat16)
 PEERS: Final = (
     Peer("cublaslt_same_scales", "cuBLASLt, same scales", prepare_same_scales),
     Peer("cublaslt_tensor_scales", "cuBLASLt, tensor", prepare_tensor_scales),
-    Peer("bfloat16", "BF16", prepare_bfloat16),
+    BFLOAT16,
+    *(
+        (Peer("deepgemm", "DeepGEMM", prepare_deepgemm),)
+        if importlib.util.find_spec("deep_gemm")
+        else ()
+    ),
 )
