@@ -39,6 +39,7 @@ DOORS = {
     "src/plan": ["core", "kernels/config"],
     "src/cpu": ["core", "kernels/config"],
     "src/cuda": ["core", "jit", "plan", "kernels/config"],
+    "src/pack": ["core", "jit", "plan", "cuda", "kernels/config"],
     "src/ops": ["core", "jit", "plan", "cpu", "cuda", "kernels/config"],
     "src/model": ["core"],
     "bindings": [],

@@ -1,5 +1,5 @@
-// Compiled kernels on disk. gemm() keeps there what it compiles; here the cache is listed, cleared,
-// and filled in advance, without a GPU.
+// Compiled kernels: those that come with the library, and those on disk. Operations keep there what
+// they compile; here the cache is listed, cleared, and filled in advance, without a GPU.
 #pragma once
 
 #include <chrono>
@@ -28,6 +28,18 @@ struct CachedKernel {
   std::int32_t registers = 0;
 };
 
+/// A kernel that comes with the library, compiled when that was built.
+struct ReadyKernel {
+  std::int64_t bytes = 0;
+  std::string description{};   ///< "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
+  std::string architecture{};  ///< "sm_90a"
+  std::int32_t registers = 0;
+};
+
+/// All of them, by description; none where the library was built without them, or where
+/// OCTOFOLD_READY_KERNELS is 0. Operations take these first: they need neither NVRTC nor the disk.
+OCTOFOLD_API std::vector<ReadyKernel> list_ready_kernels();
+
 /// OCTOFOLD_CACHE_DIR, else octofold in XDG_CACHE_HOME, else in ~/.cache. Empty where there is no
 /// such place: then nothing is kept.
 OCTOFOLD_API std::filesystem::path kernel_cache_folder();
@@ -54,11 +66,13 @@ struct WarmOptions {
 struct WarmReport {
   std::int64_t compiled = 0;  ///< kernels that the cache did not have
   std::int64_t found = 0;     ///< kernels that it had
+  std::int64_t ready = 0;     ///< kernels that come with the library
 };
 
-/// Compiles the kernels of these products into the cache, as the first gemm() of each would: needs
-/// NVRTC, no GPU and no driver. The tensors are taken to be contiguous, at addresses that are
-/// multiples of 16 bytes, as allocators give them; M and N are at least 1.
+/// Compiles the kernels of these products into the cache, as the first gemm() of each would, but
+/// for those that come with the library: needs NVRTC, no GPU and no driver. The tensors are taken
+/// to be contiguous, at addresses that are multiples of 16 bytes, as allocators give them; M and N
+/// are at least 1.
 ///
 /// All problems are checked before anything is compiled, which OCTOFOLD_NUM_THREADS threads do.
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no

@@ -1,4 +1,5 @@
-"""Compiled kernels on disk: gemm() keeps there what it compiles for a GPU.
+"""Compiled kernels: those that come with octofold, and those on disk, where operations keep what
+they compile for a GPU.
 
 >>> octofold.kernel_cache.warm([GemmProblem(4096, 7168, 2048)])  # without a GPU
 >>> octofold.kernel_cache.entries()
@@ -13,7 +14,17 @@ from pathlib import Path
 from ._library import library
 from ._progress import Progress, reporting
 
-__all__ = ["CachedKernel", "GemmProblem", "WarmReport", "clear", "entries", "folder", "warm"]
+__all__ = [
+    "CachedKernel",
+    "GemmProblem",
+    "ReadyKernel",
+    "WarmReport",
+    "clear",
+    "entries",
+    "folder",
+    "ready",
+    "warm",
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,18 @@ class CachedKernel:
     description: str
     architecture: str
     """What it is compiled for, such as "sm_90a"."""
+    registers: int
+    """Of a thread."""
+
+
+@dataclass(frozen=True)
+class ReadyKernel:
+    """A kernel that comes with octofold, compiled when that was built."""
+
+    bytes: int
+    description: str
+    architecture: str
+    """What it is compiled for: "sm_90a"."""
     registers: int
     """Of a thread."""
 
@@ -64,6 +87,8 @@ class WarmReport:
     """Kernels that the cache did not have."""
     found: int
     """Kernels that it had."""
+    ready: int
+    """Kernels that come with octofold."""
 
 
 def folder() -> Path | None:
@@ -91,6 +116,15 @@ def entries() -> tuple[CachedKernel, ...]:
     )
 
 
+def ready() -> tuple[ReadyKernel, ...]:
+    """Those that come with octofold, by description. Operations take these first: they need neither
+    NVRTC nor the disk.
+
+    None where octofold was built without them, or where OCTOFOLD_READY_KERNELS is 0.
+    """
+    return tuple(ReadyKernel(**fields) for fields in library.list_ready_kernels())
+
+
 def clear() -> int:
     """Remove what the cache has written, and nothing else. Returns how many kernels went.
 
@@ -105,7 +139,8 @@ def warm(
     multiprocessors: int = 132,
     progress: Progress | None = None,
 ) -> WarmReport:
-    """Compile the kernels of these products into the cache, as the first gemm() of each would.
+    """Compile the kernels of these products into the cache, as the first gemm() of each would, but
+    for those that come with octofold.
 
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`), no GPU and no driver.
 
@@ -123,4 +158,4 @@ def warm(
     fields = [dataclasses.asdict(problem) for problem in problems]
     with reporting(progress) as report_progress:
         report = library.warm_kernel_cache(fields, architecture, multiprocessors, report_progress)
-    return WarmReport(compiled=report["compiled"], found=report["found"])
+    return WarmReport(**report)

@@ -45,11 +45,12 @@ LogLevel parse_log_level(std::string_view text) {
        "environment variable OCTOFOLD_LOG_LEVEL: expected debug, info or warning, got '{}'", text);
 }
 
-bool parse_check_groups(std::string_view text) {
+bool parse_switch(std::string_view variable, std::string_view text, bool unset) {
+  if (text.empty()) return unset;
   if (text == "1") return true;
-  if (text == "0" || text.empty()) return false;
-  fail(ErrorCode::kInvalidArgument,
-       "environment variable OCTOFOLD_CHECK_GROUPS: expected 0 or 1, got '{}'", text);
+  if (text == "0") return false;
+  fail(ErrorCode::kInvalidArgument, "environment variable {}: expected 0 or 1, got '{}'", variable,
+       text);
 }
 
 // Architectures that differ in what kernels may use.
@@ -82,14 +83,18 @@ Options parse_options(const char* (*getenv)(const char* name)) {
     const char* text = getenv(name);
     return text != nullptr ? text : "";
   };
+  const auto is_on = [&](const char* name, bool unset) {
+    return parse_switch(name, value(name), unset);
+  };
   return {.num_threads = parse_num_threads(value("OCTOFOLD_NUM_THREADS")),
           .log_level = parse_log_level(value("OCTOFOLD_LOG_LEVEL")),
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
               cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
+          .uses_ready_kernels = is_on("OCTOFOLD_READY_KERNELS", true),
           .tuning_file = std::string(value("OCTOFOLD_TUNING")),
           .uses_tuning = value("OCTOFOLD_TUNING") != "0",
-          .check_groups = parse_check_groups(value("OCTOFOLD_CHECK_GROUPS")),
+          .check_groups = is_on("OCTOFOLD_CHECK_GROUPS", false),
           .target = parse_target(value("OCTOFOLD_TARGET"))};
 }
 

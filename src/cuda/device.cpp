@@ -11,8 +11,8 @@
 
 namespace octofold::cuda {
 
-Device::Device(const Driver& driver, int index, Compile compile)
-    : driver_(driver), index_(index), compile_(std::move(compile)) {
+Device::Device(const Driver& driver, int index, KernelSource source)
+    : driver_(driver), index_(index), source_(std::move(source)) {
   int handle = 0;
   driver.check(driver.device_get(&handle, index), core::format("cuda:{}: cuDeviceGet", index));
   const auto ask = [&](int attribute, int& value) {
@@ -68,13 +68,26 @@ const Kernel& Device::kernel(const plan::KernelPlan& plan) {
     slot = &kernels_[plan.kernel];
   }
   const std::lock_guard lock(slot->mutex);
-  if (!slot->kernel) {
-    require_resources(plan);
-    const jit::Binary binary = compile_(program_of(plan, gpu_));
-    const ContextGuard current(driver_, context_);
-    slot->kernel.emplace(driver_, context_, gpu_, plan, binary);
-  }
+  if (!slot->kernel) load_into(slot->kernel, plan);
   return *slot->kernel;
+}
+
+void Device::load_into(std::optional<Kernel>& kernel, const plan::KernelPlan& plan) const {
+  require_resources(plan);
+  const jit::Program program = program_of(plan, gpu_);
+  const auto load = [&](const jit::Binary& binary) {
+    const ContextGuard current(driver_, context_);
+    kernel.emplace(driver_, context_, gpu_, plan, binary);
+  };
+  if (const auto ready = source_.ready ? source_.ready(program) : std::nullopt) {
+    try {
+      return load(*ready);
+    } catch (const Error& error) {  // a driver that is older than the compiler of its time
+      core::log(LogLevel::kWarning, "cuda:{}: what comes with the library is compiled again: {}",
+                index_, error.what());
+    }
+  }
+  load(source_.compile(program));
 }
 
 void Device::require_resources(const plan::KernelPlan& plan) const {

@@ -21,7 +21,11 @@
 
 namespace octofold::cuda {
 
-using Compile = std::function<jit::Binary(const jit::Program&)>;
+/// Where kernels come from: some are ready, any can be compiled.
+struct KernelSource {
+  std::function<jit::Binary(const jit::Program&)> compile{};
+  std::function<std::optional<jit::Binary>(const jit::Program&)> ready{};
+};
 
 /// A loaded kernel and how many blocks of it a problem takes.
 struct Launch {
@@ -58,7 +62,7 @@ class Device {
  public:
   /// Retains the device's primary context, for good: it is the one that torch and the CUDA runtime
   /// use too.
-  Device(const Driver& driver, int index, Compile compile);
+  Device(const Driver& driver, int index, KernelSource source);
 
   int index() const { return index_; }
   const plan::Gpu& gpu() const { return gpu_; }
@@ -103,14 +107,16 @@ class Device {
   }
 
   Launch load(const plan::KernelPlan& plan, const std::string& purpose);
-  /// The plan's kernel, told from others by plan.kernel: compiled and loaded at the first call, by
-  /// one of the threads that ask while the others wait. Throws Error that names plan.description.
+  /// The plan's kernel, told from others by plan.kernel: loaded at the first call, ready or
+  /// compiled then, by one of the threads that ask while the others wait. Throws Error that names
+  /// plan.description.
   const Kernel& kernel(const plan::KernelPlan& plan);
+  void load_into(std::optional<Kernel>& kernel, const plan::KernelPlan& plan) const;
   void require_resources(const plan::KernelPlan& plan) const;
 
   const Driver& driver_;
   int index_;
-  Compile compile_;
+  KernelSource source_;
   plan::Gpu gpu_;
   ContextHandle context_ = nullptr;
 

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "cuda/kernel_headers.h"
+#include "cuda/ready_kernels.h"
 #include "jit/kernel_cache.h"
 
 namespace octofold::cuda {
@@ -17,9 +18,9 @@ int count_devices(const Driver& driver) {
 
 }  // namespace
 
-Runtime::Runtime(const std::string& driver, Compile compile)
+Runtime::Runtime(const std::string& driver, KernelSource source)
     : driver_(driver),
-      compile_(std::move(compile)),
+      source_(std::move(source)),
       slots_(static_cast<std::size_t>(count_devices(driver_))) {}
 
 Device& Runtime::device(int index) {
@@ -28,15 +29,18 @@ Device& Runtime::device(int index) {
                index, slots_.size(), slots_.size() == 1 ? "" : "s");
   }
   Slot& slot = slots_[static_cast<std::size_t>(index)];
-  std::call_once(slot.once, [&] { slot.device.emplace(driver_, index, compile_); });
+  std::call_once(slot.once, [&] { slot.device.emplace(driver_, index, source_); });
   return *slot.device;
 }
 
 Device& device(int index) {
   Driver::require_usable_here();
-  static Runtime& runtime = *new Runtime("libcuda.so.1", [](const jit::Program& program) {
-    return jit::compile_cached(program, kernel_headers());
-  });
+  static Runtime& runtime =
+      *new Runtime("libcuda.so.1", {.compile =
+                                        [](const jit::Program& program) {
+                                          return jit::compile_cached(program, kernel_headers());
+                                        },
+                                    .ready = ready_kernel});
   return runtime.device(index);
 }
 

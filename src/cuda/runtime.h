@@ -14,8 +14,8 @@ namespace octofold::cuda {
 /// Safe to use from several threads. Devices are set up when first asked for.
 class Runtime {
  public:
-  /// Opens a driver as Driver does; `compile` makes the devices' kernels.
-  Runtime(const std::string& driver, Compile compile);
+  /// Opens a driver as Driver does; the devices' kernels are of `source`.
+  Runtime(const std::string& driver, KernelSource source);
 
   /// Throws Error(kInvalidArgument) for an index that no GPU has.
   Device& device(int index);
@@ -27,7 +27,7 @@ class Runtime {
   };
 
   Driver driver_;
-  Compile compile_;
+  KernelSource source_;
   std::vector<Slot> slots_;
 };
 

@@ -81,7 +81,7 @@ bool write_all(int descriptor, std::string_view bytes) {
 }
 
 // What is wrong with a file of these bytes; empty if nothing is.
-std::string fault_of(const std::string& bytes, EntryHead& head) {
+std::string fault_of(std::string_view bytes, EntryHead& head) {
   if (bytes.size() < sizeof(head)) return core::format("it has {} bytes only", bytes.size());
   std::memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != EntryHead::kMagic) return "it is not a cache entry";
@@ -95,7 +95,7 @@ std::string fault_of(const std::string& bytes, EntryHead& head) {
     rest -= size;
   }
   if (rest != 0) return core::format("{} bytes follow its end", rest);
-  std::string unsealed = bytes;
+  std::string unsealed(bytes);
   std::memset(unsealed.data() + offsetof(EntryHead, checksum), 0, sizeof(head.checksum));
   if (XXH3_64bits(unsealed.data(), unsealed.size()) != head.checksum) return "its checksum differs";
   return "";
@@ -145,17 +145,11 @@ CacheKey key_of(const Program& program, const CacheKey& headers, std::string_vie
   return hash.key();
 }
 
-std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason) {
-  reason.clear();
-  const std::optional<std::string> bytes = read_all(file);
-  if (!bytes) {
-    if (errno != ENOENT && errno != ENOTDIR) reason = last_error();
-    return std::nullopt;
-  }
+std::optional<CacheEntry> parse_entry(std::string_view bytes, std::string& reason) {
   EntryHead head;
-  reason = fault_of(*bytes, head);
+  reason = fault_of(bytes, head);
   if (!reason.empty()) return std::nullopt;
-  std::string_view rest = std::string_view(*bytes).substr(sizeof(head));
+  std::string_view rest = bytes.substr(sizeof(head));
   const auto take = [&](std::uint64_t size) {
     const std::string_view part = rest.substr(0, size);
     rest.remove_prefix(size);
@@ -171,7 +165,7 @@ std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::str
   return entry;
 }
 
-void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
+std::string bytes_of(const CacheEntry& entry) {
   EntryHead head{.resources = entry.binary.resources,
                  .key = entry.key,
                  .description_size = entry.description.size(),
@@ -183,7 +177,19 @@ void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
   bytes.append(entry.binary.image.begin(), entry.binary.image.end());
   head.checksum = XXH3_64bits(bytes.data(), bytes.size());
   std::memcpy(bytes.data(), &head, sizeof(head));
+  return bytes;
+}
 
+std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason) {
+  reason.clear();
+  const std::optional<std::string> bytes = read_all(file);
+  if (bytes) return parse_entry(*bytes, reason);
+  if (errno != ENOENT && errno != ENOTDIR) reason = last_error();
+  return std::nullopt;
+}
+
+void write_entry(const std::filesystem::path& file, const CacheEntry& entry) {
+  const std::string bytes = bytes_of(entry);
   std::filesystem::path temporary = file;
   temporary += kTemporarySuffix;
   const auto fail = [&](std::string_view what) {

@@ -1,6 +1,7 @@
 // One compiled kernel as a file: all or nothing, and believed only after it has been checked.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -18,7 +19,7 @@ struct CacheKey {
   std::uint64_t low = 0;
 
   std::string text() const;  ///< 32 hexadecimal digits
-  friend bool operator==(const CacheKey&, const CacheKey&) = default;
+  friend auto operator<=>(const CacheKey&, const CacheKey&) = default;
 };
 
 /// Of the headers, hashed once and for all programs.
@@ -34,6 +35,10 @@ struct CacheEntry {
 
 inline constexpr std::string_view kEntrySuffix = ".kernel";
 inline constexpr std::string_view kTemporarySuffix = ".tmp";
+
+/// An entry as a file has it, and back: nothing, and in `reason` what is wrong with the bytes.
+std::string bytes_of(const CacheEntry& entry);
+std::optional<CacheEntry> parse_entry(std::string_view bytes, std::string& reason);
 
 /// The entry, or nothing and in `reason` what is wrong with the file: empty where there is none.
 std::optional<CacheEntry> read_entry(const std::filesystem::path& file, std::string& reason);

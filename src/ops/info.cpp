@@ -1,10 +1,14 @@
 #include "octofold/info.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <fmt/ranges.h>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "octofold/error.h"
+#include "octofold/kernel_cache.h"
 
 #include "core/format.h"
 #include "core/options.h"
@@ -26,16 +30,27 @@ std::vector<OperationInfo> operations_of(const plan::Gpu& gpu) {
   return operations;
 }
 
+std::size_t ready_for(std::string_view architecture) {
+  const std::vector<ReadyKernel> kernels = list_ready_kernels();
+  return static_cast<std::size_t>(
+      std::ranges::count(kernels, architecture, &ReadyKernel::architecture));
+}
+
 Component backend_of(const GpuInfo& info, const plan::Gpu& gpu, const Component& nvrtc) {
   std::vector<std::string_view> names;
   for (const OperationInfo& operation : info.operations) {
     if (operation.support.available) names.push_back(operation.name);
   }
   if (names.empty()) return {.available = false, .detail = info.operations.front().support.detail};
-  if (!nvrtc.available) return {.available = false, .detail = nvrtc.detail};
+  const std::string architecture = plan::architecture(gpu);
+  const std::size_t ready = ready_for(architecture);
+  if (!nvrtc.available && ready == 0) return {.available = false, .detail = nvrtc.detail};
+  std::string kernels = nvrtc.available ? "compiled when a shape first needs them"
+                                        : core::format("cannot be had: {}", nvrtc.detail);
+  if (ready > 0) kernels = core::format("{} come with the library, others {}", ready, kernels);
   return {.available = true,
-          .detail = core::format("{}, compiled for {} when a shape first needs them",
-                                 fmt::join(names, ", "), plan::architecture(gpu))};
+          .detail = core::format("{}; kernels for {}: {}", fmt::join(names, ", "), architecture,
+                                 kernels)};
 }
 
 void describe(GpuInfo& info, const Component& nvrtc) try {

@@ -1,14 +1,9 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <exception>
 #include <fmt/ranges.h>
-#include <mutex>
+#include <iterator>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +12,8 @@
 #include "core/options.h"
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
+#include "cuda/ready_kernels.h"
+#include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
 #include "ops/gemm.h"
@@ -75,79 +72,6 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
   return programs;
 }
 
-// Elsewhere a cache that cannot be written costs time only; here it is all that matters.
-void compile_and_keep(const jit::Program& program) {
-  jit::compile_cached(program, cuda::kernel_headers());
-  if (jit::is_cached(program, cuda::kernel_headers())) return;
-  core::fail(ErrorCode::kIo, "{}: kernels cannot be kept in '{}'", kOperation,
-             kernel_cache_folder().string());
-}
-
-// By as many threads as one operation may have: kernels do not wait for each other.
-class Compilation {
- public:
-  explicit Compilation(std::span<const jit::Program> programs) : programs_(programs) {}
-
-  /// tell(kernels done) is called by this thread. What it throws, or a kernel, ends the run: no
-  /// other kernel is begun.
-  template <typename Tell>
-  WarmReport run(Tell&& tell) {
-    const std::size_t threads =
-        std::min(programs_.size(), static_cast<std::size_t>(core::options().num_threads));
-    std::vector<std::jthread> workers;  // joined when it ends, however that is
-    const Stop stop{*this};
-    for (std::size_t i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
-    for (std::size_t told = 0; told < programs_.size();) {
-      told = wait_for_more_than(told);
-      tell(static_cast<std::int64_t>(told));
-    }
-    return report_;
-  }
-
- private:
-  // Declared after the workers, so that they are told to stop before they are joined.
-  struct Stop {
-    Compilation& compilation;
-    ~Stop() { compilation.next_ = compilation.programs_.size(); }
-  };
-
-  void work() {
-    for (std::size_t i = next_++; i < programs_.size(); i = next_++) {
-      bool found = false;
-      std::exception_ptr fault;
-      try {
-        found = jit::is_cached(programs_[i], cuda::kernel_headers());
-        if (!found) compile_and_keep(programs_[i]);
-      } catch (...) {
-        fault = std::current_exception();
-      }
-      const std::lock_guard lock(mutex_);
-      if (fault) {
-        fault_ = fault;
-      } else {
-        ++(found ? report_.found : report_.compiled);
-      }
-      changed_.notify_one();
-      if (fault) return;
-    }
-  }
-
-  std::size_t wait_for_more_than(std::size_t told) {
-    std::unique_lock lock(mutex_);
-    const auto done = [&] { return static_cast<std::size_t>(report_.found + report_.compiled); };
-    changed_.wait(lock, [&] { return fault_ || done() > told; });
-    if (fault_) std::rethrow_exception(fault_);
-    return done();
-  }
-
-  std::span<const jit::Program> programs_;
-  std::atomic<std::size_t> next_ = 0;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  WarmReport report_;
-  std::exception_ptr fault_;
-};
-
 CachedKernel described(jit::KernelCache::Listed&& listed) {
   CachedKernel kernel{.file = std::move(listed.file),
                       .bytes = static_cast<std::int64_t>(listed.bytes),
@@ -175,6 +99,18 @@ std::vector<CachedKernel> list_kernel_cache() {
 
 int clear_kernel_cache() { return cache().clear(); }
 
+std::vector<ReadyKernel> list_ready_kernels() {
+  std::vector<ReadyKernel> kernels;
+  for (jit::CacheEntry& entry : cuda::ready_kernels()) {
+    kernels.push_back({.bytes = static_cast<std::int64_t>(entry.binary.image.size()),
+                       .description = std::move(entry.description),
+                       .architecture = std::move(entry.architecture),
+                       .registers = entry.binary.resources.registers});
+  }
+  std::ranges::sort(kernels, {}, &ReadyKernel::description);
+  return kernels;
+}
+
 WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
   const std::vector<jit::Program> programs = programs_of(problems, gpu_of(options));
   if (kernel_cache_folder().empty()) {
@@ -182,12 +118,18 @@ WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOp
                "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",
                kOperation);
   }
+  std::vector<jit::Program> missing;
+  std::ranges::remove_copy_if(programs, std::back_inserter(missing), [](const auto& program) {
+    return cuda::ready_kernel(program).has_value();
+  });
   const auto total = static_cast<std::int64_t>(programs.size());
+  const auto ready = total - static_cast<std::int64_t>(missing.size());
   const auto tell = [&](std::int64_t done) {
-    if (options.progress) options.progress(done, total);
+    if (options.progress) options.progress(ready + done, total);
   };
   tell(0);
-  return Compilation(programs).run(tell);
+  const auto [compiled, found] = jit::compile_all(missing, cuda::kernel_headers(), tell);
+  return {.compiled = compiled, .found = found, .ready = ready};
 }
 
 void set_nvrtc_candidates(std::vector<std::string> files) {

@@ -9,7 +9,7 @@ VARIABLE = re.compile(r"OCTOFOLD_[A-Z_]+")
 
 def test_the_table_is_that_of_the_library() -> None:
     options = (REPOSITORY / "src" / "core" / "options.cpp").read_text()
-    read = set(re.findall(r'value\("([A-Z_]+)"\)', options))
+    read = set(re.findall(r'(?:value|is_on)\("([A-Z_]+)"', options))
     documented = set(VARIABLE.findall((REPOSITORY / "src" / "core" / "options.h").read_text()))
     page = (REPOSITORY / "docs" / "environment.md").read_text()
     rows = set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE))

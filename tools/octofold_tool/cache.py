@@ -1,6 +1,7 @@
 """octofold cache: compiled kernels on disk."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from .suites import SUITES
 HELP = "compiled kernels: list, clear, compile in advance"
 
 DESCRIPTION = """\
-Kernels are compiled when a product first needs them and kept on disk, for all processes of a user.
-See what is there, remove it, or compile kernels before anybody waits for them, on any machine:
-in a container image, say.
+Kernels that common products need on an H100 or H200 come with octofold. Others are compiled when
+they are first needed, and kept on disk, for all processes of a user. See what is there, remove it,
+or compile kernels before anybody waits for them, on any machine: in a container image, say.
 
   octofold cache list
+  octofold cache list --ready
   octofold cache warm --suite deepseek-v3 --arch sm_90a
   octofold cache clear
 
@@ -31,7 +33,7 @@ in ~/.cache.
 WARM_DESCRIPTION = """\
 Compile the kernels of matrix products into the cache, as the first product of each shape would.
 Needs NVRTC (pip install nvidia-cuda-nvrtc), neither a GPU nor a driver. Many shapes share a kernel;
-those that are there already are not compiled again.
+those that are there already, or come with octofold, are not compiled again.
 
   octofold cache warm --shape 4096,7168,2048                        for the GPU of this machine
   octofold cache warm --suite llama-70b --arch sm_90a               without one: for H100 and H200
@@ -60,6 +62,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Show the compiled kernels, newest first, and files that cannot be used: "
         "damaged ones and another version's, which are replaced when their kernels are needed.",
     )
+    listing.add_argument("--ready", action="store_true", help="what comes with octofold instead")
     listing.add_argument("--json", action="store_true", help="print JSON instead")
     listing.set_defaults(run=run_list)
     actions.add_parser(
@@ -106,8 +109,41 @@ def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def run_list(arguments: argparse.Namespace) -> None:
+    if arguments.ready:
+        list_ready(as_json=arguments.json)
+    else:
+        list_cache(as_json=arguments.json)
+
+
+def list_ready(*, as_json: bool) -> None:
+    kernels = kernel_cache.ready()
+    if as_json:
+        print(json.dumps({"kernels": [dataclasses.asdict(kernel) for kernel in kernels]}, indent=2))
+    elif not kernels:
+        print("no kernels come with octofold")
+    else:
+        columns = ("kernel", "for", "registers", "kB")
+        rows = [
+            (
+                kernel.description,
+                kernel.architecture,
+                str(kernel.registers),
+                kilobytes(kernel.bytes),
+            )
+            for kernel in kernels
+        ]
+        total = sum(kernel.bytes for kernel in kernels)
+        totals = (f"{len(kernels)} kernels", "", "", kilobytes(total))
+        print_table("kernels that come with octofold", columns, rows, totals)
+
+
+def kilobytes(count: int) -> str:
+    return f"{count / 1e3:.1f}"
+
+
+def list_cache(*, as_json: bool) -> None:
     kernels = kernel_cache.entries()
-    if arguments.json:
+    if as_json:
         document = {"folder": str(folder()), "kernels": [fields_of(kernel) for kernel in kernels]}
         print(json.dumps(document, indent=2))
     elif not kernels:
@@ -138,12 +174,12 @@ def show(kernels: tuple[CachedKernel, ...]) -> None:
                 kernel.description if usable else f"{kernel.file.name}: unusable: {kernel.fault}",
                 kernel.architecture,
                 str(kernel.registers) if usable else "",
-                f"{kernel.bytes / 1e3:.1f}",
+                kilobytes(kernel.bytes),
                 f"{kernel.written:%Y-%m-%d %H:%M}",
             )
         )
     total = sum(kernel.bytes for kernel in kernels)
-    totals = (f"{len(kernels)} files", "", "", f"{total / 1e3:.1f}", "")
+    totals = (f"{len(kernels)} files", "", "", kilobytes(total), "")
     print_table(str(folder()), columns, rows, totals)
 
 
@@ -181,6 +217,8 @@ def run_warm(arguments: argparse.Namespace) -> None:
         f"{report.compiled + report.found} kernels for {architecture} in {folder()}: "
         f"{report.compiled} compiled, {report.found} there before"
     )
+    if report.ready:
+        print(f"{report.ready} more come with octofold")
 
 
 def target(arguments: argparse.Namespace) -> tuple[str, int]:

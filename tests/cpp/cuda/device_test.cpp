@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "octofold/error.h"
+#include "octofold/log.h"
 
 #include "cuda/fake_runtime.h"
 
@@ -85,6 +86,32 @@ TEST_F(DeviceTest, EachDeviceHasItsOwnKernels) {
     EXPECT_EQ(launch.device, launch.device_of_function);
   }
   EXPECT_EQ(state().launches[1].device, 1);
+}
+
+TEST_F(DeviceTest, WhatIsReadyIsNotCompiled) {
+  ready_ = [](const jit::Program& program) -> std::optional<jit::Binary> {
+    if (program.kernel != "f") return std::nullopt;
+    return jit::Binary{.symbol = "f", .image = {'c', 'u'}, .resources = {}};
+  };
+  for (const char* kernel : {"f", "g", "f"}) launch(0, source_of(kernel));
+  EXPECT_EQ(compilations_, 1);
+  EXPECT_EQ(state().loads, 2);
+}
+
+TEST_F(DeviceTest, WhatIsReadyIsCompiledWhereTheDriverDoesNotKnowIt) {
+  ready_ = [](const jit::Program&) {
+    return jit::Binary{.symbol = "f", .image = {'?'}, .resources = {}};
+  };
+  std::vector<std::string> warnings;
+  set_log_handler([&](LogLevel level, std::string_view message) {
+    if (level == LogLevel::kWarning) warnings.emplace_back(message);
+  });
+  for (int i = 0; i < 2; ++i) launch(0, source_of("f"));
+  set_log_handler({});
+  EXPECT_EQ(compilations_, 1);
+  EXPECT_EQ(state().launches.size(), 2u);
+  EXPECT_THAT(warnings, testing::ElementsAre(AllOf(HasSubstr("comes with the library"),
+                                                   HasSubstr("gemm of a test"))));
 }
 
 TEST_F(DeviceTest, LeavesTheCurrentContextAsItWas) {

@@ -151,9 +151,10 @@ int cuStreamSynchronize(void*) {
   return 0;
 }
 
-int cuModuleLoadData(int** module, const void*) {
+int cuModuleLoadData(int** module, const void* image) {
   if (state.load_error != 0) return state.load_error;
-  if (context_stack.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  if (*static_cast<const char*>(image) == '?') return 200;  // CUDA_ERROR_INVALID_IMAGE
+  if (context_stack.empty()) return 201;                    // CUDA_ERROR_INVALID_CONTEXT
   ++state.loads;
   *module = context_stack.back();
   return 0;

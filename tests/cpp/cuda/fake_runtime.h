@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <gtest/gtest.h>
 #include <memory>
 #include <optional>
@@ -33,11 +34,12 @@ class FakeGpuTest : public testing::Test {
 
   Runtime& runtime() {
     if (!runtime_) {
-      runtime_.emplace(OCTOFOLD_FAKE_DRIVER, [this](const jit::Program& program) {
+      const auto compile = [this](const jit::Program& program) {
         ++compilations_;
         std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
         return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
-      });
+      };
+      runtime_.emplace(OCTOFOLD_FAKE_DRIVER, KernelSource{.compile = compile, .ready = ready_});
     }
     return *runtime_;
   }
@@ -45,6 +47,8 @@ class FakeGpuTest : public testing::Test {
   fake::State& state() { return *state_; }
 
   std::atomic<int> compilations_ = 0;
+  /// What the library brings: nothing, unless a test says otherwise before runtime().
+  std::function<std::optional<jit::Binary>(const jit::Program&)> ready_{};
 
  private:
   fake::State* state_;

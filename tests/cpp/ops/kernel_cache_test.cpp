@@ -175,10 +175,11 @@ class WarmedGemmTest : public cuda::FakeGpuTest {
 
   jit::Program program_of(const GemmArguments& arguments) {
     jit::Program asked;
-    cuda::Runtime runtime(OCTOFOLD_FAKE_DRIVER, [&](const jit::Program& program) {
+    const auto compile = [&](const jit::Program& program) {
       asked = program;
       return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
-    });
+    };
+    cuda::Runtime runtime(OCTOFOLD_FAKE_DRIVER, {.compile = compile});
     cuda::gemm(runtime.device(0), arguments, {});
     return asked;
   }

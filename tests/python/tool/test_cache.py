@@ -31,7 +31,11 @@ class Cache:
         return [sys.executable, "-m", "octofold_tool", "cache", *arguments]
 
     def environment(self, **changes: str) -> dict[str, str]:
-        own = {"OCTOFOLD_CACHE_DIR": str(self.folder), "OCTOFOLD_LOG_LEVEL": "warning"}
+        own = {
+            "OCTOFOLD_CACHE_DIR": str(self.folder),
+            "OCTOFOLD_LOG_LEVEL": "warning",
+            "OCTOFOLD_READY_KERNELS": "0",
+        }
         return {**os.environ, **own, **changes}
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +93,44 @@ def test_warm_list_clear(own: Cache) -> None:
     (own.folder / "notes.txt").touch()
     assert own.output("clear") == f"2 kernels removed from {own.folder}\n"
     assert [path.name for path in own.folder.iterdir()] == ["notes.txt"]
+
+
+def test_common_kernels_come_with_octofold(own: Cache) -> None:
+    """Of DeepSeek-V3's dense products all, without NVRTC."""
+    without_nvrtc = {"OCTOFOLD_NVRTC": "/no/nvrtc.so", "OCTOFOLD_READY_KERNELS": "1"}
+    suite = ("warm", "--arch", "sm_90a", "--suite", "deepseek-v3")
+    result = own.run(*suite, **without_nvrtc)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "0 kernels for sm_90a" in result.stdout
+    assert "more come with octofold" in result.stdout
+    assert not own.folder.exists()
+    assert "/no/nvrtc.so" in own.error(*suite, OCTOFOLD_NVRTC="/no/nvrtc.so")
+    other = own.error(*WARM, "--out-dtype", "float16", **without_nvrtc)
+    assert "/no/nvrtc.so" in other
+
+
+def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
+    result = own.run("list", "--ready", "--json", OCTOFOLD_READY_KERNELS="1")
+    kernels = json.loads(result.stdout)["kernels"]
+    descriptions = [kernel["description"] for kernel in kernels]
+    for start in (
+        "gemm: ",
+        "cast: ",
+        "quantize_norm: ",
+        "top_k: ",
+        "sort_by_expert: ",
+        "combine: ",
+    ):
+        assert any(description.startswith(start) for description in descriptions)
+    for kind in ("a e4m3 channel", "masked groups of rows", "swiglu"):
+        assert any(kind in description for description in descriptions)
+    for kernel in kernels:
+        assert kernel["architecture"] == "sm_90a"
+        assert 0 < kernel["registers"] <= 255
+        assert kernel["bytes"] > 1000
+    table = own.run("list", "--ready", OCTOFOLD_READY_KERNELS="1").stdout
+    assert f"{len(kernels)} kernels" in table
+    assert own.output("list", "--ready") == "no kernels come with octofold\n"
 
 
 @needs_nvrtc

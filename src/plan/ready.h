@@ -1,0 +1,20 @@
+// The kernels that come compiled with the library: what inference in FP8 asks for first on an H100
+// or H200. Pure.
+#pragma once
+
+#include <vector>
+
+#include "plan/kernel_plan.h"
+
+namespace octofold::plan {
+
+/// Each kernel once, for kHopper: those that planners choose for the weights of common models, at
+/// batches of 1 to 16384 rows in BF16, of
+/// - gemm of e4m3: 1x128 · 128x128 and channel · channel, with a bias and without, tensor · tensor;
+/// - grouped_gemm, grouped_gemm_masked and grouped_gated_gemm of e4m3, 1x128 · 128x128;
+/// - casts to e4m3 by the rules of "deepgemm" and "torchao": of all granularities, of SwiGLU to
+///   1x128 and channel, of RMSNorm to 1x128;
+/// - the choice of experts, the order of their rows, and the sum of what they give.
+std::vector<KernelPlan> ready_kernels();
+
+}  // namespace octofold::plan

@@ -1,0 +1,99 @@
+// What operations ask for is what plan/ready.h has: kernels are told apart by all that a call says.
+#include "cuda/ready_kernels.h"
+
+#include <set>
+
+#include "octofold/scale_layout.h"
+
+#include "cuda/casts.h"
+#include "cuda/fake_runtime.h"
+#include "cuda/gemm.h"
+#include "cuda/grouped_gemm.h"
+#include "plan/ready.h"
+#include "support/gpu_product.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::Work;
+using test::address;
+using test::kGpu;
+
+class ReadyKernelsTest : public FakeGpuTest {
+ protected:
+  ReadyKernelsTest() {
+    for (const plan::KernelPlan& kernel : plan::ready_kernels()) all_.insert(kernel.kernel);
+    ready_ = [this](const jit::Program& program) -> std::optional<jit::Binary> {
+      EXPECT_EQ(program.architecture, "sm_90a");
+      EXPECT_TRUE(all_.contains(program.kernel)) << program.description;
+      return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
+    };
+  }
+  ~ReadyKernelsTest() override {
+    EXPECT_EQ(compilations_, 0);
+    EXPECT_GT(state().launches.size(), 0u);
+  }
+  Device& gpu() { return runtime().device(0); }
+
+ private:
+  std::set<std::string> all_;
+};
+
+MutableScaledTensorView codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  return {matrix(address(0x10000), DType::kE4M3, rows, cols, cols, kGpu),
+          scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x20000), kGpu),
+          granularity};
+}
+
+GemmArguments product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  GemmArguments product = test::product(m, n, k);
+  product.b.data.dtype = DType::kE4M3;
+  return product;
+}
+
+TEST_F(ReadyKernelsTest, Casts) {
+  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
+                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+    for (const auto& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
+      const config::CastFormat format{.granularity = granularity, .rule = rule};
+      const auto x = matrix<const void>(address(0x1000), DType::kBFloat16, 333, 7168, 7168, kGpu);
+      quantize(gpu(), {.x = x}, {.rows = codes(granularity, 333, 7168)}, format,
+               ScaleSource::kComputed, {});
+    }
+  }
+}
+
+TEST_F(ReadyKernelsTest, Products) {
+  for (const std::int64_t m : {1, 77, 4096}) {
+    GemmArguments product = product_of(m, 7168, 2048);
+    gemm(gpu(), product, {});
+    product.bias = vector<const void>(address(0x7000), DType::kBFloat16, 7168, kGpu);
+    gemm(gpu(), product, {});
+  }
+}
+
+TEST_F(ReadyKernelsTest, ProductsOfGroups) {
+  constexpr std::int64_t kGroups = 32, kFeatures = 7168, kHidden = 2048;
+  for (const std::int64_t rows : {8, 128, 1024}) {
+    GemmArguments product = product_of(kGroups * rows, kFeatures, kHidden);
+    const TensorView b = product_of(1, kGroups * kFeatures, kHidden).b.data;
+    product.b.data = b;
+    for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
+      const core::Groups groups{.count = kGroups,
+                                .numbers = static_cast<const std::int32_t*>(address(0x9000)),
+                                .scale_stride = kFeatures / 128 * kHidden / 128,
+                                .expected_rows = rows,
+                                .most_rows = kGroups * rows};
+      grouped_gemm(gpu(), {product, groups}, work, {}, "");
+    }
+  }
+}
+
+// The archive that tests are linked from brings none.
+TEST(NoReadyKernelsTest, AreThereInTests) {
+  EXPECT_TRUE(ready_kernels().empty());
+  EXPECT_EQ(ready_kernel({"kernels/sm90/gemm.h", "f", "sm_90a", "a kernel"}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,87 @@
+// Kernels that lie one after another in memory: found by what they are, whoever compiled them.
+#include "jit/kernel_pack.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "octofold/error.h"
+
+#include "support/error_of.h"
+
+namespace octofold::jit {
+namespace {
+
+using test::error_of;
+using testing::HasSubstr;
+
+const CacheKey kHeaders{1, 2};
+
+Program program_of(std::string kernel) {
+  return {.header = "kernels/a.h",
+          .kernel = std::move(kernel),
+          .architecture = "sm_90a",
+          .description = "the kernel a"};
+}
+
+PackedKernel packed(std::string kernel, char fill, std::size_t size) {
+  return {program_of(kernel),
+          {.symbol = kernel, .image = std::vector<char>(size, fill), .resources = {168, 0, 0, 0}}};
+}
+
+std::string two() {
+  const PackedKernel kernels[] = {packed("a<1>", 'x', 5000), packed("a<2>", 'y', 3)};
+  return pack_of(kernels, kHeaders);
+}
+
+TEST(KernelPackTest, FindsWhatWasPacked) {
+  const std::string bytes = two();
+  const KernelPack pack(bytes);
+  EXPECT_EQ(pack.size(), 2u);
+  EXPECT_EQ(pack.find(program_of("a<1>"), kHeaders), packed("a<1>", 'x', 5000).binary);
+  EXPECT_EQ(pack.find(program_of("a<2>"), kHeaders), packed("a<2>", 'y', 3).binary);
+}
+
+TEST(KernelPackTest, OtherKernelsSourcesAndArchitecturesAreNotFound) {
+  const std::string bytes = two();
+  const KernelPack pack(bytes);
+  EXPECT_EQ(pack.find(program_of("a<3>"), kHeaders), std::nullopt);
+  EXPECT_EQ(pack.find(program_of("a<1>"), {1, 3}), std::nullopt);
+  Program other = program_of("a<1>");
+  other.architecture = "sm_120";
+  EXPECT_EQ(pack.find(other, kHeaders), std::nullopt);
+}
+
+TEST(KernelPackTest, NoBytesAreNoKernels) {
+  EXPECT_EQ(KernelPack("").size(), 0u);
+  EXPECT_TRUE(KernelPack("").entries().empty());
+  EXPECT_EQ(KernelPack("").find(program_of("a<1>"), kHeaders), std::nullopt);
+}
+
+TEST(KernelPackTest, ListsAll) {
+  const std::string bytes = two();
+  std::vector<std::string> symbols;
+  for (const CacheEntry& entry : KernelPack(bytes).entries()) {
+    symbols.push_back(entry.binary.symbol);
+    EXPECT_EQ(entry.description, "the kernel a");
+    EXPECT_EQ(entry.architecture, "sm_90a");
+  }
+  EXPECT_THAT(symbols, testing::UnorderedElementsAre("a<1>", "a<2>"));
+}
+
+TEST(KernelPackTest, DamageIsNoKernel) {
+  const std::string bytes = two();
+  for (const std::size_t size : {std::size_t{1}, std::size_t{30}, bytes.size() - 1}) {
+    EXPECT_THAT(error_of([&] { KernelPack(std::string_view(bytes).substr(0, size)); },
+                         ErrorCode::kInternal),
+                HasSubstr("cut short"));
+  }
+  std::string changed = bytes;
+  changed[2000] = 'z';
+  const KernelPack pack(changed);
+  EXPECT_THAT(error_of([&] { pack.find(program_of("a<1>"), kHeaders); }, ErrorCode::kInternal),
+              HasSubstr("its checksum differs"));
+  EXPECT_NE(pack.find(program_of("a<2>"), kHeaders), std::nullopt);
+}
+
+}  // namespace
+}  // namespace octofold::jit

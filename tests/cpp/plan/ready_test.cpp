@@ -1,0 +1,52 @@
+// The kernels that come compiled: enough of them, each once.
+#include "plan/ready.h"
+
+#include <gtest/gtest.h>
+#include <set>
+#include <string>
+
+#include "plan/gemm.h"
+#include "plan/gpu.h"
+
+namespace octofold::plan {
+namespace {
+
+std::set<std::string> names() {
+  std::set<std::string> names;
+  for (const KernelPlan& kernel : ready_kernels()) {
+    EXPECT_TRUE(names.insert(kernel.kernel).second) << kernel.description;
+    EXPECT_LE(kernel.shared_bytes, kHopper.shared_memory_per_block) << kernel.description;
+  }
+  return names;
+}
+
+TEST(ReadyKernelsTest, AllThatDeepSeekV3sDenseLayersNeed) {
+  const std::set<std::string> ready = names();
+  for (const auto& [n, k] :
+       {std::pair(2112, 7168), std::pair(24'576, 1536), std::pair(32'768, 512),
+        std::pair(7168, 16'384), std::pair(4096, 7168), std::pair(7168, 2048)}) {
+    for (int m = 1; m <= 8192; m += m < 1100 ? 1 : 31) {
+      const KernelPlan kernel = plan_gemm(contiguous({m, n, k}), kHopper).kernels.front();
+      EXPECT_TRUE(ready.contains(kernel.kernel)) << m << ": " << kernel.description;
+    }
+  }
+}
+
+// Of sizes that are not in its list, nearly all: what is missing is compiled.
+TEST(ReadyKernelsTest, MostOfWhatOtherModelsNeed) {
+  const std::set<std::string> ready = names();
+  int found = 0, all = 0;
+  for (const int n : {1024, 3072, 4608, 9216, 18'432, 151'936}) {
+    for (const int k : {1024, 2304, 3584, 6144, 12'288}) {
+      for (const int m : {1, 5, 16, 33, 100, 200, 300, 500, 900, 1500, 5000, 12'000}) {
+        const KernelPlan kernel = plan_gemm(contiguous({m, n, k}), kHopper).kernels.front();
+        found += ready.contains(kernel.kernel);
+        ++all;
+      }
+    }
+  }
+  EXPECT_GE(found, all * 97 / 100) << "of " << all;
+}
+
+}  // namespace
+}  // namespace octofold::plan

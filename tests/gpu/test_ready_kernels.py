@@ -1,0 +1,44 @@
+"""Kernels that come with the library run on the GPU, without a compiler."""
+
+import os
+
+import pytest
+from gpu_support import needs_gpu, run_python, skip_without
+from octofold import kernel_cache
+
+# They are Hopper's.
+skip_without("grouped products")
+
+SCRIPT = """
+import os
+os.environ.update({environment!r})
+import octofold, torch
+log = []
+octofold.set_log_handler(lambda level, text: log.append(text))
+torch.manual_seed(0)
+w = torch.randn(7168, 2048, device="cuda", dtype=torch.bfloat16)
+b = octofold.quantize(w, granularity="128x128")
+for rows in (1, 77, 4096):
+    x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    a = octofold.quantize(x)
+    out = octofold.gemm(a, b, out_dtype="bfloat16")
+    exact = octofold.dequantize(a).double() @ octofold.dequantize(b).double().T
+    error = (out.double() - exact).norm() / exact.norm()
+    assert error < 3e-3, (rows, error)
+assert {expected!r} in " ".join(log), log
+"""
+
+
+@needs_gpu
+@pytest.mark.parametrize("ready", [True, False])
+def test_products_need_no_compiler(tmp_path, ready):
+    if not kernel_cache.ready():
+        pytest.skip("this library was built without ready kernels")
+    environment = {**os.environ, "OCTOFOLD_CACHE_DIR": str(tmp_path), "OCTOFOLD_LOG_LEVEL": "debug"}
+    if ready:
+        environment["OCTOFOLD_NVRTC"] = "/no/nvrtc.so"
+    else:
+        environment["OCTOFOLD_READY_KERNELS"] = "0"
+    expected = "comes with the library" if ready else "compiled in"
+    run_python(SCRIPT.format(environment=environment, expected=expected))
+    assert any(tmp_path.glob("*.kernel")) is not ready
