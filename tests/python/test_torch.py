@@ -306,3 +306,29 @@ def test_options_are_checked_where_torch_has_to_know_too():
     )
     with pytest.raises(octofold.InvalidArgumentError, match="'overflow': expected text, got None"):
         octofold.quantize(x, overflow=None)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 5), (5, 0), (4,), (2, 3, 5), (2, 0, 5), ()])
+def test_results_are_allocated_as_torch_does(shape):
+    """By strides of our own, which is quicker."""
+    from octofold._core.torch import EagerTorchFramework, TorchFramework
+
+    like = torch.empty(0)
+    quick, plain = EagerTorchFramework(like), TorchFramework(like)
+    for make in (
+        lambda framework: framework.empty(shape, "e4m3"),
+        lambda framework: framework.empty_scale(shape, "1x128"),
+    ):
+        ours, theirs = make(quick), make(plain)
+        assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+        assert ours.stride() == theirs.stride()
+        assert ours.is_contiguous()
+
+
+def test_scales_on_a_gpu_have_the_strides_of_the_library():
+    from octofold._core.torch import columns_first
+
+    for rows, cols in ((1, 7), (6, 1), (300, 5)):
+        shape, strides = library.scale_layout("1x128", rows, 128 * cols, True)
+        assert tuple(columns_first(tuple(shape))) == tuple(strides)
+    assert tuple(columns_first((2, 3, 5))) == (3, 1, 8)

@@ -167,7 +167,8 @@ class Op:
         except EXPORT_ERRORS as error:
             return self._again_or_fail(error, framework, inputs, options, dtype, out)
         if out is None:
-            return tuple(map(framework.deliver, results))
+            takes_them = framework.library_takes_arrays  # then they are the caller's kind
+            return results if takes_them else tuple(map(framework.deliver, results))
         for array in out:
             if array is not None:
                 framework.mark_written(array)
