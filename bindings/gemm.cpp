@@ -65,7 +65,8 @@ Fields tuning_table(tvm::ffi::String gpu, int64_t compute_major, int64_t compute
   const TuningTable table = octofold::tuning_table(info);
   return {{"file", tvm::ffi::String(table.file.string())},
           {"fault", tvm::ffi::String(table.fault)},
-          {"products", table.products}};
+          {"products", table.products},
+          {"shipped", table.shipped}};
 }
 
 OCTOFOLD_EXPORT_AS(gemm, gemm<>)

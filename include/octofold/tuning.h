@@ -70,6 +70,9 @@ struct TuningTable {
   /// is none.
   std::string fault{};
   std::int64_t products = 0;
+  /// Of the table of this GPU that comes with the library: followed where the other one has
+  /// nothing.
+  std::int64_t shipped = 0;
 };
 
 /// That of a GPU at hand, as it is on disk now: the process reads it once, at its first product.

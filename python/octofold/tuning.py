@@ -31,10 +31,10 @@ class Choice:
 
     problem: GemmProblem
     candidate: str
-    """The fastest's name, one of candidates()."""
+    """The name of what gemm() is to take: the fastest, one of candidates()."""
     microseconds: float
     planned_microseconds: float
-    """Of what gemm() takes without a table, in the same run."""
+    """Of planned(), in the same run."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Table:
     is none."""
     products: int
     """How many it has."""
+    shipped: int
+    """How many the table of this GPU has that comes with octofold: gemm() follows it where the
+    other one has nothing."""
 
 
 def candidates(problem: GemmProblem) -> tuple[str, ...]:
@@ -57,7 +60,8 @@ def candidates(problem: GemmProblem) -> tuple[str, ...]:
 
 
 def planned(problem: GemmProblem, multiprocessors: int = 132) -> str:
-    """The candidate that gemm() takes of contiguous arrays on a Hopper GPU without a table.
+    """The candidate that is reckoned to be the fastest of contiguous arrays on a Hopper GPU: what
+    gemm() takes where no table has the product.
 
     multiprocessors: 132 of H100 (SXM) and H200.
     Raises as gemm() does for dtypes, scales and sizes.
@@ -97,15 +101,13 @@ def table(gpu: Gpu | int = 0) -> Table:
         gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors
     )
     file = str(fields["file"])
-    return Table(Path(file) if file else None, str(fields["fault"]), int(fields["products"]))
+    counts = int(fields["products"]), int(fields["shipped"])
+    return Table(Path(file) if file else None, str(fields["fault"]), *counts)
 
 
-def write(
-    choices: Iterable[Choice], gpu: Gpu | int = 0, *, forget: Iterable[GemmProblem] = ()
-) -> Path:
-    """Put choices into the GPU's table, in place of what it has of the same products, and take out
-    what it has of those to forget. Of a table that is not followed nothing is kept. The file is
-    replaced as a whole, or left as it was.
+def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
+    """Put choices into the GPU's table, in place of what it has of the same products. Of a table
+    that is not followed nothing is kept. The file is replaced as a whole, or left as it was.
 
     Returns the file. Raises IoError where it cannot be written, UnavailableError where there is no
     place for it or no such GPU.
@@ -118,8 +120,6 @@ def write(
             "and leave OCTOFOLD_TUNING unset"
         )
     products = {} if there.fault or not there.products else _read(there.file)["products"]
-    for problem in forget:
-        products.pop(_key(problem), None)
     for choice in choices:
         products[_key(choice.problem)] = {
             "candidate": choice.candidate,

@@ -37,19 +37,23 @@ GroupFaults& Device::group_faults() {
   return *faults_;
 }
 
-const plan::Tuning& Device::tuning() {
-  std::call_once(tuning_once_, [&] {
-    TuningFile read = read_tuning(gpu_, name_);
-    if (!read.fault.empty()) {
-      core::log(LogLevel::kWarning, "cuda:{}: the tuning table '{}' is ignored: {}", index_,
-                read.file.string(), read.fault);
-    } else if (read.tuning.size() > 0) {
-      core::log(LogLevel::kInfo, "cuda:{}: the tuning table '{}' has {} products", index_,
-                read.file.string(), read.tuning.size());
-    }
-    tuning_ = std::move(read.tuning);
-  });
-  return tuning_;
+std::string_view Device::tuned(const plan::GemmProblem& problem) {
+  std::call_once(tuning_once_, [&] { read_tables(); });
+  const std::string_view own = tuning_.candidate(problem);
+  return own.empty() ? shipped_tuning_.candidate(problem) : own;
+}
+
+void Device::read_tables() {
+  TuningFile read = read_tuning(gpu_, name_);
+  if (!read.fault.empty()) {
+    core::log(LogLevel::kWarning, "cuda:{}: the tuning table '{}' is ignored: {}", index_,
+              read.file.string(), read.fault);
+  } else if (read.tuning.size() > 0) {
+    core::log(LogLevel::kInfo, "cuda:{}: the tuning table '{}' has {} products", index_,
+              read.file.string(), read.tuning.size());
+  }
+  tuning_ = std::move(read.tuning);
+  if (core::options().uses_tuning) shipped_tuning_ = plan::shipped_tuning(gpu_, name_);
 }
 
 Launch Device::load(const plan::KernelPlan& plan, const std::string& purpose) {

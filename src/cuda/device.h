@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cuda/driver.h"
 #include "cuda/group_faults.h"
@@ -71,8 +72,9 @@ class Device {
   /// Allocated at the first call.
   GroupFaults& group_faults();
 
-  /// Read at the first call.
-  const plan::Tuning& tuning();
+  /// The candidate that was measured to be the fastest: by the user's table, else by the library's.
+  /// Empty where none was. Tables are read at the first call.
+  std::string_view tuned(const plan::GemmProblem& problem);
 
   /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.
@@ -112,6 +114,7 @@ class Device {
   /// plan.description.
   const Kernel& kernel(const plan::KernelPlan& plan);
   void load_into(std::optional<Kernel>& kernel, const plan::KernelPlan& plan) const;
+  void read_tables();
   void require_resources(const plan::KernelPlan& plan) const;
 
   const Driver& driver_;
@@ -128,6 +131,7 @@ class Device {
   std::string name_;
   std::once_flag tuning_once_;
   plan::Tuning tuning_;
+  plan::Tuning shipped_tuning_;
 
   std::once_flag faults_once_;
   std::optional<GroupFaults> faults_;

@@ -121,7 +121,7 @@ namespace {
 // The candidate that was measured to be the fastest, where one was; else what the planner reckons.
 template <typename Plan>
 auto planned(Device& device, const plan::GemmProblem& problem, Plan&& plan) {
-  const std::string_view tuned = device.tuning().candidate(problem);
+  const std::string_view tuned = device.tuned(problem);
   if (tuned.empty()) return plan();
   try {
     return plan(tuned);

@@ -1,6 +1,5 @@
 #include "cuda/tuning_file.h"
 
-#include <cctype>
 #include <fstream>
 #include <iterator>
 #include <system_error>
@@ -17,17 +16,12 @@ namespace fs = std::filesystem;
 
 constexpr std::uintmax_t kMostBytes = 16 << 20;
 
-// "NVIDIA H200" is NVIDIA_H200.json.
 fs::path file_of(std::string_view gpu_name) {
   const core::Options& options = core::options();
   if (!options.uses_tuning) return {};
   if (!options.tuning_file.empty()) return options.tuning_file;
   if (options.cache_folder.empty() || gpu_name.empty()) return {};
-  std::string name(gpu_name);
-  for (char& letter : name) {
-    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
-  }
-  return fs::path(options.cache_folder) / "tuning" / (name + ".json");
+  return fs::path(options.cache_folder) / "tuning" / plan::tuning_file_name(gpu_name);
 }
 
 }  // namespace

@@ -21,7 +21,10 @@ TuningTable tuning_table(const GpuInfo& gpu) try {
   const cuda::TuningFile read = cuda::read_tuning(target, gpu.name);
   return {.file = read.file,
           .fault = read.fault,
-          .products = static_cast<std::int64_t>(read.tuning.size())};
+          .products = static_cast<std::int64_t>(read.tuning.size()),
+          .shipped = core::options().uses_tuning
+                         ? static_cast<std::int64_t>(plan::shipped_tuning(target, gpu.name).size())
+                         : 0};
 } catch (const Error& error) {  // a target that is none of this GPU's
   return {.fault = error.what()};
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "plan/gpu.h"
 #include "plan/norm.h"
 #include "plan/routing.h"
+#include "plan/tuning.h"
 
 namespace octofold::plan {
 namespace {
@@ -65,6 +67,7 @@ class Kernels {
 };
 
 void add_products(Kernels& kernels) {
+  const Tuning tuned = shipped_tuning(kHopper, "NVIDIA H200");
   constexpr std::pair<Granularity, Granularity> kScales[] = {
       {Granularity::kBlock1x128, Granularity::kBlock128x128},
       {Granularity::kChannel, Granularity::kChannel},
@@ -75,7 +78,10 @@ void add_products(Kernels& kernels) {
       const GemmForm form{.a = {.scales = a}, .b = {.scales = b}, .bias = bias};
       for (const auto& [n, k] : kWeights) {
         for (const std::int64_t m : batches()) {
-          kernels.add(plan_gemm(contiguous({m, n, k, form}), kHopper));
+          const GemmProblem problem = contiguous({m, n, k, form});
+          kernels.add(plan_gemm(problem, kHopper));
+          const std::string_view name = tuned.candidate(problem);
+          if (!name.empty()) kernels.add(plan_gemm(problem, kHopper, name));
         }
       }
     }

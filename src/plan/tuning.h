@@ -1,12 +1,14 @@
 // Which candidates were the fastest on a GPU: what planners take before their own reckoning. Pure;
-// cuda/tuning_file.h reads it from disk.
+// cuda/tuning_file.h reads a user's table from disk, others come with the library.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plan/gemm.h"
 #include "plan/gpu.h"
@@ -28,10 +30,28 @@ class Tuning {
   /// contiguous as those were.
   std::string_view candidate(const GemmProblem& problem) const;
 
-  std::size_t size() const { return candidates_.size(); }
+  std::size_t size() const;
 
  private:
-  std::map<std::string, std::string, std::less<>> candidates_;
+  /// Of products of so many rows.
+  struct Choice {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    std::string candidate{};
+  };
+  /// By all of a product but its rows.
+  std::map<std::string, std::vector<Choice>, std::less<>> choices_;
 };
+
+/// "NVIDIA_H200.json" of "NVIDIA H200".
+std::string tuning_file_name(std::string_view gpu_name);
+
+/// What comes with the library for this GPU (src/plan/tables), measured on one of its kind. Empty
+/// for others.
+Tuning shipped_tuning(const Gpu& gpu, std::string_view gpu_name);
+
+/// The text of the table of this file name; empty where there is none. Defined by a generated file:
+/// cmake/embed_tables.cmake.
+std::string_view shipped_table(std::string_view file_name);
 
 }  // namespace octofold::plan

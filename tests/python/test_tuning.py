@@ -17,6 +17,7 @@ NO_COMPONENT = octofold.Component(True, "")
 GPU = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, NO_COMPONENT)
 PROBLEM = GemmProblem(300, 4096, 7168)
 CHOICE = Choice(PROBLEM, "128x96.w2.c1x1x1.b1.early", 21.12345, 24.0)
+SHIPPED = 45  # src/plan/tables/NVIDIA_H200.json
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_what_is_written_is_followed(folder, tmp_path):
     code = "print(tuning.write([choice], gpu)); print(tuning.table(gpu))"
     file, table = folder(code).splitlines()
     assert file == str(tmp_path / "tuning" / "NVIDIA_H200.json")
-    assert table == repr(tuning.Table(tmp_path / "tuning" / "NVIDIA_H200.json", "", 1))
+    assert table == repr(tuning.Table(tmp_path / "tuning" / "NVIDIA_H200.json", "", 1, SHIPPED))
     document = json.loads((tmp_path / "tuning" / "NVIDIA_H200.json").read_text())
     (key,) = document["products"]
     assert key.startswith("gemm: m 300, n 4096, k 7168, a e4m3 1x128")
@@ -60,17 +61,18 @@ def test_what_is_written_is_followed(folder, tmp_path):
     assert list((tmp_path / "tuning").iterdir()) == [tmp_path / "tuning" / "NVIDIA_H200.json"]
 
 
-def test_products_are_replaced_kept_and_forgotten(folder, tmp_path):
+def test_products_are_replaced_and_kept(folder, tmp_path):
     folder(
         "from dataclasses import replace;"
         "other = replace(choice, problem=GemmProblem(1, 4096, 7168));"
         "third = replace(choice, problem=GemmProblem(2, 4096, 7168));"
         "tuning.write([choice, other], gpu);"
-        "tuning.write([replace(choice, candidate='x'), third], gpu, forget=[other.problem])"
+        "tuning.write([replace(choice, candidate='x'), third], gpu)"
     )
     products = json.loads((tmp_path / "tuning" / "NVIDIA_H200.json").read_text())["products"]
     found = {key.split(",")[0]: value["candidate"] for key, value in products.items()}
-    assert found == {"gemm: m 300": "x", "gemm: m 2": CHOICE.candidate}
+    others = {"gemm: m 1": CHOICE.candidate, "gemm: m 2": CHOICE.candidate}
+    assert found == {"gemm: m 300": "x", **others}
 
 
 def test_of_what_is_not_followed_nothing_is_kept(folder, tmp_path):
@@ -98,7 +100,8 @@ def test_of_what_is_not_followed_nothing_is_kept(folder, tmp_path):
 
 
 def test_places(folder, tmp_path):
-    assert folder("print(tuning.table(gpu).file)", OCTOFOLD_TUNING="0") == "None"
+    none = folder("print(tuning.table(gpu).file, tuning.table(gpu).shipped)", OCTOFOLD_TUNING="0")
+    assert none == "None 0"
     own = tmp_path / "own.json"
     code = "print(tuning.write([choice], gpu), tuning.clear(gpu), tuning.clear(gpu))"
     assert folder(code, OCTOFOLD_TUNING=str(own)) == f"{own} True False"

@@ -122,11 +122,8 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
         write_json(arguments.json, {"options": dataclasses.asdict(options), "results": document})
     if arguments.dry_run:
         return
-    file = tuning.write(
-        [result.choice(options) for result in keep],
-        forget=[result.choice(options).problem for result in results if result not in keep],
-    )
-    print(f"{len(keep)} of {len(results)} products in {file}")
+    file = tuning.write([result.choice(options, planned=result not in keep) for result in results])
+    print(f"{len(results)} products in {file}, {len(keep)} by another kernel than planned")
 
 
 def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
@@ -168,6 +165,8 @@ def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]", kind: str) -> None
 
 def show_table() -> None:
     table = tuning.table()
+    if table.shipped:
+        print(f"{table.shipped} products of this GPU come with octofold")
     if table.file is None:
         print("no table: there is no place for one, or OCTOFOLD_TUNING is 0")
     elif table.fault:

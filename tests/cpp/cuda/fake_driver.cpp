@@ -57,7 +57,7 @@ int cuDeviceGet(int* device, int ordinal) {
 }
 
 int cuDeviceGetName(char* name, int size, int) {
-  std::strncpy(name, "NVIDIA Fake", static_cast<std::size_t>(size));
+  std::strncpy(name, state.device_name, static_cast<std::size_t>(size));
   return 0;
 }
 

@@ -51,6 +51,7 @@ struct State {
   // What the machine is.
   int version = 13000;
   int device_count = 2;
+  const char* device_name = "NVIDIA Fake";
   int compute_major = 9, compute_minor = 0, multiprocessors = 132;
   int shared_memory_per_block = 227 * 1024;
 

@@ -84,6 +84,18 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
   EXPECT_NE(state().launches.back().blocks, state().launches.front().blocks);
 }
 
+// 1,2112,7168 of an H200: by the library's table 64x8 with K in two slices, else in four.
+TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {
+  state().device_name = "NVIDIA H200";
+  GemmArguments product = test::product(1, 2112, 7168);
+  product.b.data.dtype = DType::kE4M3;
+  threads_of(product);
+  EXPECT_EQ(state().launches.back().cluster, 2u);
+  product.b.data.dtype = DType::kE5M2;  // which was not measured
+  threads_of(product);
+  EXPECT_EQ(state().launches.back().cluster, 4u);
+}
+
 TEST_F(TuningFileTest, WithoutAFileItIsPlanned) {
   EXPECT_EQ(threads_of(), 256u);
   EXPECT_THAT(log_, testing::IsEmpty());

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "plan/gemm.h"
 #include "plan/gpu.h"
+#include "plan/tuning.h"
 
 namespace octofold::plan {
 namespace {
@@ -22,12 +24,18 @@ std::set<std::string> names() {
 
 TEST(ReadyKernelsTest, AllThatDeepSeekV3sDenseLayersNeed) {
   const std::set<std::string> ready = names();
+  const Tuning tuned = shipped_tuning(kHopper, "NVIDIA H200");
+  const auto expect_ready = [&](const GemmPlan& plan) {
+    EXPECT_TRUE(ready.contains(plan.kernels.front().kernel)) << plan.kernels.front().description;
+  };
   for (const auto& [n, k] :
        {std::pair(2112, 7168), std::pair(24'576, 1536), std::pair(32'768, 512),
         std::pair(7168, 16'384), std::pair(4096, 7168), std::pair(7168, 2048)}) {
     for (int m = 1; m <= 8192; m += m < 1100 ? 1 : 31) {
-      const KernelPlan kernel = plan_gemm(contiguous({m, n, k}), kHopper).kernels.front();
-      EXPECT_TRUE(ready.contains(kernel.kernel)) << m << ": " << kernel.description;
+      const GemmProblem problem = contiguous({m, n, k});
+      expect_ready(plan_gemm(problem, kHopper));
+      const std::string_view name = tuned.candidate(problem);
+      if (!name.empty()) expect_ready(plan_gemm(problem, kHopper, name));
     }
   }
 }

@@ -57,6 +57,37 @@ TEST(TuningTest, FindsContiguousProductsAlone) {
   EXPECT_EQ(Tuning().candidate(contiguous(kProduct)), "");
 }
 
+TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
+  const std::string of_64 = tuning_key(kProduct);
+  octofold::GemmProblem product = kProduct;
+  product.m = 96;
+  const std::string text = table(
+      core::format(R"({{"{}": {{"candidate": "x", "rows_from": 49}}, "{}": {{"candidate": "y"}}}})",
+                   of_64, tuning_key(product)));
+  const Tuning tuning(text, kHopper, kName);
+  EXPECT_EQ(tuning.size(), 2u);
+  const auto candidate = [&](std::int64_t m) {
+    product.m = m;
+    return tuning.candidate(contiguous(product));
+  };
+  for (const std::int64_t m : {49, 50, 64}) EXPECT_EQ(candidate(m), "x") << m;
+  EXPECT_EQ(candidate(96), "y");
+  for (const std::int64_t m : {1, 48, 65, 95, 97}) EXPECT_EQ(candidate(m), "") << m;
+}
+
+TEST(TuningTest, FilesAreNamedAfterTheGpu) {
+  EXPECT_EQ(tuning_file_name("NVIDIA H100 80GB HBM3"), "NVIDIA_H100_80GB_HBM3.json");
+}
+
+TEST(TuningTest, TheLibrarysTablesAreOfWholeGpus) {
+  EXPECT_GT(shipped_tuning(kHopper, kName).size(), 0u);
+  EXPECT_EQ(shipped_tuning(kHopper, "NVIDIA H2000").size(), 0u);
+  Gpu part = kHopper;
+  part.multiprocessors = 60;
+  EXPECT_EQ(shipped_tuning(part, kName).size(), 0u);
+  EXPECT_EQ(shipped_tuning(gpu_of(80, 132), kName).size(), 0u);
+}
+
 TEST(TuningTest, WhetherCIsOutMakesNoDifference) {
   octofold::GemmProblem product = kProduct;
   product.form.out = DType::kFloat32;
@@ -97,6 +128,8 @@ TEST(TuningTest, WhatIsNoTableIsSaid) {
   EXPECT_THAT(error(R"({"octofold": 1})"), HasSubstr("'octofold': expected text, got number"));
   EXPECT_THAT(error(table("[]")), HasSubstr("'products': expected an object, got array"));
   EXPECT_THAT(error(table(R"({"x": 3})")), HasSubstr("'x': expected an object, got number"));
+  EXPECT_THAT(error(table(R"({"x": {"candidate": "y"}})")), HasSubstr("'gemm: m 64, n 7168"));
+  EXPECT_THAT(error(table(R"({"gemm: m y": {"candidate": "y"}})")), HasSubstr("got gemm: m y"));
   EXPECT_THAT(error(table(R"({"x": {}})")), HasSubstr("'candidate': expected a value, got none"));
   EXPECT_THAT(error(std::string(100'000, '[')), HasSubstr("no JSON"));
   EXPECT_THAT(error(std::string(100'000, '[') + std::string(100'000, ']')), HasSubstr("array"));

@@ -8,6 +8,7 @@ from typing import Any
 import octofold
 import pytest
 from octofold import tuning
+from octofold.kernel_cache import GemmProblem
 from octofold_tool import tune
 from octofold_tool.__main__ import main
 
@@ -55,7 +56,7 @@ def test_the_fastest_is_found() -> None:
     assert result.gain == pytest.approx(5 / 4)
     assert result.timed == len(sampler.names) == len(set(sampler.names))
     assert set(sampler.names) <= set(tuning.candidates(gpu_tune.problem_of(SHAPE, OPTIONS)))
-    choice = result.choice(OPTIONS)
+    choice = result.choice(OPTIONS, planned=False)
     assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)
     assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
 
@@ -101,7 +102,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     def table(gpu: Any = 0) -> tuning.Table:
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
-        return tuning.Table(file, "", products)
+        return tuning.Table(file, "", products, 45)
 
     def measure(shapes: Any, options: GemmOptions) -> Any:
         planned = [tuning.planned(gpu_tune.problem_of(shape, options)) for shape in shapes]
@@ -130,21 +131,28 @@ def test_what_gains_is_kept(
     shapes = ("--shape", "64,256,512", "--shape", "300,4096,7168")
     code, out, _ = run(capsys, *shapes, "--json", str(tmp_path / "x.json"))
     assert code == 0
-    assert f"1 of 2 products in {one_gpu}" in out
+    assert f"2 products in {one_gpu}, 1 by another kernel than planned" in out
     assert "as planned" in out
     assert "1.200" in out
-    (key,) = json.loads(one_gpu.read_text())["products"]
-    assert "m 300" in key
+
+    def names() -> list[str]:
+        products = json.loads(one_gpu.read_text())["products"]
+        return [products[key]["candidate"] for key in sorted(products)]
+
+    planned = tuning.planned(GemmProblem(64, 256, 512))
+    assert names() == ["256x128.w2.c1x1x1.b1.early", planned]  # of 300 rows, and 64
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert [result["m"] for result in results] == [64, 300]
-    # Measured again, and no gain any more: it is planned as before.
+    # Measured again, and no gain any more: it is planned as before, whatever other tables say.
     code, out, _ = run(capsys, *shapes, "--least-gain", "0.5")
-    assert json.loads(one_gpu.read_text())["products"] == {}
+    assert names() == [tuning.planned(GemmProblem(300, 4096, 7168)), planned]
 
-    assert run(capsys, "--show")[1].startswith(f"0 products in {one_gpu}, written 20")
+    shipped, own = run(capsys, "--show")[1].splitlines()
+    assert shipped == "45 products of this GPU come with octofold"
+    assert own.startswith(f"2 products in {one_gpu}, written 20")
     assert run(capsys, "--clear")[1] == f"removed {one_gpu}\n"
     assert run(capsys, "--clear")[1] == "there is no table\n"
-    assert run(capsys, "--show")[1] == f"no table: {one_gpu} does not exist\n"
+    assert f"no table: {one_gpu} does not exist\n" in run(capsys, "--show")[1]
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], one_gpu: Path) -> None:

@@ -47,9 +47,12 @@ class Tuned:
         """The planned one's time over the fastest's."""
         return self.planned_microseconds / self.microseconds
 
-    def choice(self, options: GemmOptions) -> Choice:
+    def choice(self, options: GemmOptions, *, planned: bool) -> Choice:
+        """The fastest, or the planned one."""
         problem = problem_of((self.m, self.n, self.k), options)
-        return Choice(problem, self.candidate, self.microseconds, self.planned_microseconds)
+        theirs = (self.planned, self.planned_microseconds)
+        name, time = theirs if planned else (self.candidate, self.microseconds)
+        return Choice(problem, name, time, self.planned_microseconds)
 
 
 def problem_of(shape: Shape, options: GemmOptions) -> GemmProblem:
