@@ -72,26 +72,26 @@ const Kernel& Device::kernel(const plan::KernelPlan& plan) {
     slot = &kernels_[plan.kernel];
   }
   const std::lock_guard lock(slot->mutex);
-  if (!slot->kernel) load_into(slot->kernel, plan);
+  if (!slot->kernel) slot->kernel.emplace(new_kernel(plan));
   return *slot->kernel;
 }
 
-void Device::load_into(std::optional<Kernel>& kernel, const plan::KernelPlan& plan) const {
+Kernel Device::new_kernel(const plan::KernelPlan& plan) const {
   require_resources(plan);
   const jit::Program program = program_of(plan, gpu_);
   const auto load = [&](const jit::Binary& binary) {
     const ContextGuard current(driver_, context_);
-    kernel.emplace(driver_, context_, gpu_, plan, binary);
+    return Kernel(driver_, context_, gpu_, plan, binary);
   };
-  if (const auto ready = source_.ready ? source_.ready(program) : std::nullopt) {
-    try {
+  try {
+    if (const auto ready = source_.ready ? source_.ready(program) : std::nullopt) {
       return load(*ready);
-    } catch (const Error& error) {  // a driver that is older than the compiler of its time
-      core::log(LogLevel::kWarning, "cuda:{}: what comes with the library is compiled again: {}",
-                index_, error.what());
     }
+  } catch (const Error& error) {  // of a driver that is older than the compiler was, above all
+    core::log(LogLevel::kWarning, "cuda:{}: what comes with the library is compiled again: {}",
+              index_, error.what());
   }
-  load(source_.compile(program));
+  return load(source_.compile(program));
 }
 
 void Device::require_resources(const plan::KernelPlan& plan) const {

@@ -113,7 +113,7 @@ class Device {
   /// compiled then, by one of the threads that ask while the others wait. Throws Error that names
   /// plan.description.
   const Kernel& kernel(const plan::KernelPlan& plan);
-  void load_into(std::optional<Kernel>& kernel, const plan::KernelPlan& plan) const;
+  Kernel new_kernel(const plan::KernelPlan& plan) const;
   void read_tables();
   void require_resources(const plan::KernelPlan& plan) const;
 

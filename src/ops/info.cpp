@@ -31,7 +31,7 @@ std::vector<OperationInfo> operations_of(const plan::Gpu& gpu) {
 }
 
 std::size_t ready_for(std::string_view architecture) {
-  const std::vector<ReadyKernel> kernels = list_ready_kernels();
+  static const std::vector<ReadyKernel> kernels = list_ready_kernels();
   return static_cast<std::size_t>(
       std::ranges::count(kernels, architecture, &ReadyKernel::architecture));
 }
