@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -57,9 +58,7 @@ bool comes_along(const fs::directory_entry& entry) {
                       [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-void write_json(const fs::path& path, const nlohmann::json& value) {
-  write_text_file(path, value.dump(2) + "\n");
-}
+std::string text_of(const nlohmann::json& value) { return value.dump(2) + "\n"; }
 
 /// The steps of each file of the input, by its name.
 std::vector<std::pair<const Shard*, std::vector<const Step*>>> by_file(
@@ -102,7 +101,7 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
   }
   CheckpointReport report = rewriter.finish();
   const auto add = [&](const std::string& name, const nlohmann::json& content) {
-    write_json(staged.path() / name, content);
+    write_text_file(staged.path() / name, text_of(content));
     files.push_back(folder / name);
   };
   if (const auto config = config_of(source, plan)) add(kConfigName, *config);
@@ -133,19 +132,29 @@ CheckpointReport write_file(const CheckpointSource& source, const RewritePlan& p
   const auto files = by_file(source, plan);
   const std::optional<nlohmann::json> config = config_of(source, plan);
   const fs::path config_path = output.parent_path() / kConfigName;
+  std::error_code error;
+  const bool is_taken = fs::exists(fs::symlink_status(config_path, error));
+  std::optional<StagedFile> staged;
+  if (config && !is_taken) {
+    staged.emplace(config_path);
+    write_text(staged->file(), text_of(*config));
+  }
   rewriter.write(files.front().second, files.front().first->metadata, output);
   CheckpointReport report = rewriter.finish();
   report.files = {output};
-  if (!config) return report;
-  std::error_code ignored;
-  if (fs::exists(config_path, ignored)) {
+  if (staged) {
+    try {
+      staged->publish();
+    } catch (...) {  // both or neither
+      fs::remove(output, error);
+      throw;
+    }
+    report.files.push_back(config_path);
+  } else if (config) {
     core::log(LogLevel::kWarning,
               "'{}' is left as it is, and does not say that '{}' is FP8: to write both, name a "
               "folder",
               config_path.string(), output.string());
-  } else {
-    write_json(config_path, *config);
-    report.files.push_back(config_path);
   }
   return report;
 }

@@ -35,10 +35,10 @@ const Family* family_by_names(const ByName& tensors) {
   if (named("_qdata")) return &kTorchao;
   if (!any(tensors, is_fp8)) return nullptr;
   if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
-    const bool more = any(tensors, [](const auto& tensor) {
-      return (is_fp8(tensor) && tensor.shape.size() == 3) ||
-             (tensor.name.ends_with("_scale_inv") && tensor.shape.size() < 2);
-    });
+    const bool more = named("activation_scale") || any(tensors, [](const auto& tensor) {
+                        return (is_fp8(tensor) && tensor.shape.size() == 3) ||
+                               (tensor.name.ends_with("_scale_inv") && tensor.shape.size() < 2);
+                      });
     return more ? &kFineGrainedFp8 : &kDeepSeekV3;
   }
   // [N, 1] and blocks [N/128, K/128], against [N] and blocks [N/128, 1, K/128, 1].
@@ -51,6 +51,25 @@ const Family* family_by_names(const ByName& tensors) {
   const bool is_modelopt = scaled(
       [](const auto& shape) { return shape.size() == 4 || (shape.size() == 1 && shape[0] > 1); });
   return is_modelopt ? &kModelOpt : &kComfyUi;
+}
+
+std::string text_of(const nlohmann::json& value) {
+  return value.is_string() ? quote(value.get<std::string>()) : value.dump();
+}
+
+/// Names that only tensors of quantized weights have, in formats other than FP8.
+void require_high_precision(const ByName& tensors) {
+  constexpr std::string_view kEndings[] = {".weight_scale",  ".weight_scale_inv", ".weight_scale_2",
+                                           ".weight_packed", ".qweight",          ".qzeros"};
+  for (const auto& [name, tensor] : tensors) {
+    for (const std::string_view ending : kEndings) {
+      if (!name.ends_with(ending)) continue;
+      core::fail(ErrorCode::kUnsupported,
+                 "{}: expected weights in FP8 or in high precision, got the tensor {} of weights "
+                 "that are quantized otherwise",
+                 tensor->file.string(), quote(name));
+    }
+  }
 }
 
 const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
@@ -69,7 +88,7 @@ const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
     core::fail(ErrorCode::kUnsupported,
                "{}: expected a quant_method that is FP8 (fp8, compressed-tensors, modelopt, "
                "torchao), got {}",
-               source.folder().string(), method == config->end() ? "none" : quote(method->dump()));
+               source.folder().string(), method == config->end() ? "none" : text_of(*method));
   }
   return family_by_names(tensors);
 }
@@ -223,6 +242,7 @@ CheckpointContents read_contents(const CheckpointSource& source) {
     }
   };
   if (family == nullptr) {
+    require_high_precision(tensors);
     each_tensor([&](const auto& tensor) { contents.others.push_back(tensor); });
     return contents;
   }

@@ -99,9 +99,13 @@ void File::sync() const {
   if (::fsync(descriptor_) != 0) fail_io("write", shown_as_, errno);
 }
 
+void write_text(const File& file, std::string_view text) {
+  file.write_at(0, std::as_bytes(std::span(text)));
+}
+
 void write_text_file(const std::filesystem::path& path, std::string_view text) {
   const File file = File::create_new(path, path);
-  file.write_at(0, std::as_bytes(std::span(text)));
+  write_text(file, text);
   file.sync();
 }
 

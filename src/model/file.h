@@ -54,6 +54,8 @@ class File {
   std::int64_t size_ = 0;
 };
 
+void write_text(const File& file, std::string_view text);
+
 /// Creates the file `path` with this text, on the disk on return.
 void write_text_file(const std::filesystem::path& path, std::string_view text);
 

@@ -1,5 +1,6 @@
 #include "model/json_text.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_set>
 #include <vector>
@@ -46,6 +47,16 @@ std::string quote(std::string_view text) {
   const std::string json = nlohmann::json(text.substr(0, kLongest))
                                .dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore);
   return core::format("'{}{}'", std::string_view(json).substr(1, json.size() - 2), cut ? "…" : "");
+}
+
+std::string quoted(std::span<const std::string> names) {
+  constexpr std::size_t kMost = 10;
+  std::string text;
+  for (const std::string& name : names.first(std::min(kMost, names.size()))) {
+    text.append(text.empty() ? "" : ", ").append(quote(name));
+  }
+  if (names.size() > kMost) text += core::format(" and {} more", names.size() - kMost);
+  return text;
 }
 
 void require_json_object_text(std::string_view where, std::string_view text) {

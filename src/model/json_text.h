@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,9 @@ namespace octofold::model {
 /// `text` between quotes with control characters escaped and its end cut off where it is long: a
 /// name out of a file, fit for a one-line message.
 std::string quote(std::string_view text);
+
+/// Several, up to ten of them.
+std::string quoted(std::span<const std::string> names);
 
 /// Checks what the JSON parser would let pass or describe with the offending bytes: `text` is
 /// well-formed UTF-8 (RFC 3629) without NUL, and its first byte is '{'.

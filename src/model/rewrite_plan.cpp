@@ -168,10 +168,13 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   const std::span<const CheckpointWeight> weights(contents.weights);
   const Granularity common =
       options.granularity ? *options.granularity : target_of(weights, family);
+  const bool all_static =
+      std::all_of(weights.begin(), weights.end(),
+                  [](const CheckpointWeight& weight) { return weight.input_scale.has_value(); });
   for (const CheckpointWeight& weight : weights) {
     const bool own = family.mixes && !options.granularity;
     const Granularity to = own ? target_of(std::span(&weight, 1), family) : common;
-    const bool has_input = !family.spelling().input_scale.empty() &&
+    const bool has_input = !family.spelling().input_scale.empty() && (family.mixes || all_static) &&
                            (to == Granularity::kTensor || !family.tensor_needs_input);
     const bool same = weight.codes.dtype == "F8_E4M3" && repeats(weight.granularity, to);
     plan.steps.push_back({.kind = same ? Step::Kind::kKeep : Step::Kind::kRequantize,
@@ -190,12 +193,15 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
                           .name = tensor.name,
                           .values = tensor});
   }
-  const auto hints = std::count_if(plan.steps.begin(), plan.steps.end(),
-                                   [](const Step& step) { return step.full_precision; });
-  if (hints > 0 && options.family != CheckpointFamily::kComfyUi) {
+  std::vector<std::string> hinted;
+  for (const Step& step : plan.steps) {
+    if (step.full_precision) hinted.push_back(step.name);
+  }
+  if (!hinted.empty() && options.family != CheckpointFamily::kComfyUi) {
     core::log(LogLevel::kWarning,
-              "{} layers are to multiply in high precision, which the family {} cannot say", hints,
-              family.name);
+              "{} weights are to be multiplied in high precision, which the family {} cannot say: "
+              "{}",
+              hinted.size(), family.name, quoted(hinted));
   }
   // Weights first, then the rest: sorted again as the files have them.
   std::stable_sort(plan.steps.begin(), plan.steps.end(), [](const Step& a, const Step& b) {

@@ -31,8 +31,7 @@ bool tells_of_scales(std::string_view key, std::string_view text) {
 
 void log_names(std::string_view what, const std::vector<std::string>& names) {
   if (names.empty()) return;
-  core::log(LogLevel::kWarning, "{} {}: {}{}", names.size(), what, quote(names.front()),
-            names.size() > 1 ? " and others" : "");
+  core::log(LogLevel::kWarning, "{} {}: {}", names.size(), what, quoted(names));
 }
 
 }  // namespace
@@ -73,7 +72,10 @@ CheckpointReport Rewriter::finish() {
   const std::int64_t left_out = total_bytes_ - report_.input_bytes;
   if (left_out > 0) advance(left_out);
   report_.dropped = plan_.dropped;
-  log_names("weights hold NaN or infinity", report_.not_finite);
+  log_names(
+      "weights hold NaN or infinity now, of their own or where the profile makes it of zeros "
+      "(deepseek, torchao-tensor)",
+      report_.not_finite);
   log_names("weights were cast anew, as no scales of the family say the same", report_.requantized);
   log_names("tensors are left out, as the family has no place for them", report_.dropped);
   return report_;

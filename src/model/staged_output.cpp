@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -24,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = ".octofold-";
 constexpr std::string_view kSuffix = ".partial";
+constexpr std::chrono::seconds kMomentBeforeTheLock(30);
 
 /// A name beside `target` that nothing in this process uses. It does not contain the target's name,
 /// so that a long one does not make it too long.
@@ -38,8 +40,9 @@ fs::path temporary_sibling(const fs::path& target) {
   }
 }
 
-/// Whether `name` is one of temporary_sibling()'s, of a process that is no more. One that lives
-/// holds a lock, but for the moment before it has it.
+/// Whether `path` is one of temporary_sibling()'s, of a process that is no more. One that lives
+/// holds a lock, but for the moment before it has it: what is new is left alone where a process has
+/// the id that the name says, as it has in each container whose only process is the first.
 bool is_abandoned(const fs::path& path) {
   const std::string name = path.filename();
   if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
@@ -48,15 +51,18 @@ bool is_abandoned(const fs::path& path) {
   const bool unlocked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
   ::close(descriptor);
   const auto id = static_cast<pid_t>(std::strtol(name.c_str() + kPrefix.size(), nullptr, 10));
-  return unlocked && id != ::getpid() && ::kill(id, 0) != 0 && errno == ESRCH;
+  const bool is_gone = ::kill(id, 0) != 0 && errno == ESRCH;
+  std::error_code error;
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, error);
+  return unlocked && !error && (is_gone || age > kMomentBeforeTheLock);
 }
 
 /// Removes what processes that were killed left in this folder.
 void remove_abandoned(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
+       !error && entry != end; entry.increment(error)) {
     if (is_abandoned(entry->path())) found.push_back(entry->path());
   }
   for (const fs::path& path : found) {
@@ -106,7 +112,10 @@ StagedFile::StagedFile(const fs::path& target) : StagedFile(target, File::create
 StagedFile::StagedFile(const fs::path& target, std::optional<File> unnamed)
     : target_(target),
       path_(unnamed ? fs::path() : temporary_sibling(target)),
-      file_(unnamed ? std::move(*unnamed) : File::create_new(path_, target)) {}
+      file_(unnamed ? std::move(*unnamed) : File::create_new(path_, target)) {
+  ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
+  remove_abandoned(target.parent_path());
+}
 
 StagedFile::~StagedFile() {
   if (!published_ && !path_.empty()) ::unlink(path_.c_str());

@@ -11,7 +11,8 @@ namespace octofold::model {
 
 class StagedFile {
  public:
-  /// Throws Error(kIo) where the target's folder cannot be written.
+  /// Removes what killed processes left beside the target, with a line in the log. Throws
+  /// Error(kIo) where the target's folder cannot be written.
   explicit StagedFile(const std::filesystem::path& target);
   /// Unless publish() succeeded nothing remains, on most file systems not even of a process that
   /// was killed: there the file has no name until then.

@@ -8,8 +8,8 @@ import octofold
 FAMILIES = """\
 Families: deepseek-v3 (128x128), finegrained-fp8 (transformers'; 128x128, tensor),
 compressed-tensors (vLLM, llm-compressor; channel, tensor, 128x128, 1x128), modelopt (NVIDIA's;
-channel, tensor, 128x128), torchao (channel, tensor, 128x128), comfyui (single files of diffusion
-models; tensor).
+channel, 128x128, and tensor beside static scales of inputs), torchao (channel, tensor, 128x128),
+comfyui (single files of diffusion models; tensor).
 """
 
 

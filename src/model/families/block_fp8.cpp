@@ -9,7 +9,8 @@
 namespace octofold::model {
 namespace {
 
-constexpr Spelling kSpellings[] = {{"*", "*_scale_inv", "?activation_scale"}};
+constexpr Spelling kDeepSeekSpellings[] = {{"*", "*_scale_inv", ""}};
+constexpr Spelling kFineGrainedSpellings[] = {{"*", "*_scale_inv", "?activation_scale"}};
 constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
 constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
 
@@ -62,7 +63,7 @@ std::optional<nlohmann::json> deepseek_config(const Description& checkpoint) {
 
 constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .name = "deepseek-v3",
-                                      .spellings = kSpellings,
+                                      .spellings = kDeepSeekSpellings,
                                       .granularities = kBlocks,
                                       .of_stacks = {},
                                       .unscaled = false,
@@ -77,7 +78,7 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
 
 constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp8,
                                           .name = "finegrained-fp8",
-                                          .spellings = kSpellings,
+                                          .spellings = kFineGrainedSpellings,
                                           .granularities = kBlocksOrTensor,
                                           .of_stacks = kBlocks,
                                           .unscaled = false,

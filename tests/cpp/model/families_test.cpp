@@ -228,28 +228,40 @@ NamedTensor ones(std::string name, std::vector<std::int64_t> shape) {
 
 TEST(Families, StaticInputsGoWhereTheyHaveAPlace) {
   const TestFolder folder;
-  write_checkpoint(
-      folder / "in.safetensors",
-      {codes("a.weight", {64, 64}), ones("a.weight_scale", {1}), ones("a.input_scale", {1}),
-       codes("b.weight", {64, 64}), ones("b.weight_scale", {1}), ones("b.input_scale", {1})});
+  std::vector<NamedTensor> tensors = {codes("a.weight", {64, 64}), ones("a.weight_scale", {1}),
+                                      codes("b.weight", {64, 64}), ones("b.weight_scale", {1}),
+                                      ones("a.input_scale", {1})};
   test::write_file(folder / "config.json",
                    R"({"quantization_config":{"quant_method":"compressed-tensors"}})");
-  const auto convert = [&](CheckpointFamily family, std::string_view output) {
+  write_checkpoint(folder / "some.safetensors", tensors);
+  tensors.push_back(ones("b.input_scale", {1}));
+  write_checkpoint(folder / "all.safetensors", tensors);
+  const auto dropped = [&](const char* input, CheckpointFamily family) {
     set_log_handler([](LogLevel, std::string_view) {});
+    std::filesystem::remove(folder / "out.safetensors");
     const auto report =
-        convert_checkpoint(folder / "in.safetensors", folder / output, {.family = family});
+        convert_checkpoint(folder / input, folder / "out.safetensors", {.family = family});
     set_log_handler({});
-    return report;
+    return report.dropped;
   };
-  EXPECT_TRUE(convert(CheckpointFamily::kModelOpt, "a.safetensors").dropped.empty());
-  EXPECT_TRUE(read_checkpoint(folder / "a.safetensors").contains("a.input_scale"));
+  const auto has = [&](const char* name) {
+    return read_checkpoint(folder / "out.safetensors").contains(name);
+  };
+  EXPECT_EQ(dropped("all.safetensors", CheckpointFamily::kModelOpt), Names{});
+  EXPECT_TRUE(has("a.input_scale"));
+  EXPECT_EQ(dropped("all.safetensors", CheckpointFamily::kFineGrainedFp8), Names{});
+  EXPECT_TRUE(has("a.activation_scale"));
+  for (const auto family : {CheckpointFamily::kTorchao, CheckpointFamily::kDeepSeekV3}) {
+    EXPECT_EQ(dropped("all.safetensors", family), (Names{"a.input_scale", "b.input_scale"}));
+  }
+  // A config that says one thing of all layers says "dynamic" where some have none.
+  EXPECT_EQ(dropped("some.safetensors", CheckpointFamily::kFineGrainedFp8), Names{"a.input_scale"});
+  EXPECT_EQ(dropped("some.safetensors", CheckpointFamily::kComfyUi), Names{});
   expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "deepseek-v3", "got channel"}, [&] {
     convert_checkpoint(
-        folder / "in.safetensors", folder / "c.safetensors",
+        folder / "all.safetensors", folder / "c.safetensors",
         {.family = CheckpointFamily::kDeepSeekV3, .granularity = Granularity::kChannel});
   });
-  EXPECT_EQ(convert(CheckpointFamily::kTorchao, "b.safetensors").dropped,
-            (Names{"a.input_scale", "b.input_scale"}));
 }
 
 TEST(Families, SmallWeightsAmongBlocksCostNoOtherAnything) {

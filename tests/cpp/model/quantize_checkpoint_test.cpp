@@ -1,15 +1,20 @@
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <fmt/format.h>
 #include <stdexcept>
+#include <sys/file.h>
 
 #include "octofold/checkpoint.h"
 #include "octofold/log.h"
 
 #include "checkpoints.h"
+#include "model/file.h"
 
 namespace octofold {
 namespace {
 
+namespace fs = std::filesystem;
 using model::SafetensorsDType;
 using test::expect_copied;
 using test::expect_error;
@@ -155,15 +160,6 @@ TEST(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
   EXPECT_EQ(log.find("'a*'"), std::string::npos);
 }
 
-TEST(QuantizeCheckpoint, ScalesThatExistAlreadyAreAnError) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1),
-                                               float_tensor("a.weight_scale_inv", {1, 1}, 2)});
-  expect_error(ErrorCode::kInvalidArgument, {"'input'", "'a.weight_scale_inv'", "'a.weight'"},
-               [&] { quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors"); });
-  EXPECT_EQ(folder.names(), Names{"in.safetensors"});
-}
-
 TEST(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
   const TestFolder folder;
   const auto expect = [&](const NamedTensor& tensor, const QuantizeCheckpointOptions& options,
@@ -195,10 +191,59 @@ TEST(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
         .not_finite;
   };
   EXPECT_EQ(named(CastProfile::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
-  test::expect_contains(log, "1 weights hold NaN or infinity: 'bad.weight'");
+  test::expect_contains(log, "1 weights hold NaN or infinity now");
+  test::expect_contains(log, ": 'bad.weight'");
   // 0 / 0: the rule of DeepSeek's own casts.
   EXPECT_EQ(named(CastProfile::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
   set_log_handler({});
+}
+
+TEST(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
+  const TestFolder folder;
+  for (const char* name : {"a.weight_scale", "a.weight_scale_inv", "a.qweight"}) {
+    const fs::path input = folder / (std::string(name) + ".safetensors");
+    write_checkpoint(input, {float_tensor("b.weight", {9, 9}, 1), float_tensor(name, {9, 1}, 2)});
+    test::expect_error(ErrorCode::kUnsupported, {name, "quantized otherwise"},
+                       [&] { quantize_checkpoint(input, folder / "out.safetensors"); });
+    EXPECT_EQ(folder.names(), Names{input.filename()});
+    fs::remove(input);
+  }
+}
+
+// By a process of an id that lives, as that of a container's first process always does.
+TEST(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {9, 9}, 1)});
+  const fs::path old = folder / ".octofold-1-0.partial", young = folder / ".octofold-1-1.partial",
+                 locked = folder / ".octofold-1-2.partial";
+  fs::create_directory(old);
+  for (const fs::path& path : {old / "model.safetensors", young, locked}) {
+    test::write_file(path, "half");
+  }
+  const auto a_minute_ago = fs::file_time_type::clock::now() - std::chrono::minutes(1);
+  for (const fs::path& path : {old, locked}) fs::last_write_time(path, a_minute_ago);
+  const model::File held = model::File::open_for_reading(locked);
+  ASSERT_EQ(flock(held.descriptor(), LOCK_EX | LOCK_NB), 0);
+  std::string log;
+  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+  set_log_handler({});
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(young));
+  EXPECT_TRUE(fs::exists(locked));
+  test::expect_contains(log, "-1-0.partial', which a run that was killed had left");
+}
+
+TEST(QuantizeCheckpoint, AConfigThatLeadsNowhereIsLeft) {
+  const TestFolder inputs, outputs;
+  write_checkpoint(inputs / "in.safetensors", {float_tensor("a.weight", {9, 9}, 1)});
+  test::write_file(inputs / "config.json", "{}");
+  fs::create_symlink("nowhere", outputs / "config.json");
+  set_log_handler([](LogLevel, std::string_view) {});
+  const auto report = quantize_checkpoint(inputs / "in.safetensors", outputs / "out.safetensors");
+  set_log_handler({});
+  EXPECT_EQ(report.files, std::vector<fs::path>{outputs / "out.safetensors"});
+  EXPECT_TRUE(fs::is_symlink(outputs / "config.json"));
 }
 
 TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {

@@ -161,7 +161,7 @@ def test_scales_survive_the_way_there_and_back_and_hints_are_said_to_go(tmp_path
     octofold.set_log_handler(lambda level, text: logged.append(text))
     try:
         octofold.convert_checkpoint(*names[:2], "compressed-tensors")
-        assert any("1 layers are to multiply in high precision" in text for text in logged)
+        assert any("1 weights are to be multiplied in high precision" in text for text in logged)
         octofold.convert_checkpoint(*names[1:], "comfyui")
     finally:
         octofold.set_log_handler(None)
