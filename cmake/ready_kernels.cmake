@@ -5,8 +5,8 @@
 # NVRTC is what OCTOFOLD_NVRTC names, in the environment as ever, else that of the Python which
 # builds the wheel, else the system's.
 function(octofold_find_nvrtc result)
-  if(DEFINED ENV{OCTOFOLD_NVRTC})
-    set(${result} $ENV{OCTOFOLD_NVRTC} PARENT_SCOPE)
+  if(NOT "$ENV{OCTOFOLD_NVRTC}" STREQUAL "")
+    set(${result} "$ENV{OCTOFOLD_NVRTC}" PARENT_SCOPE)
     return()
   endif()
   find_package(Python 3.11 COMPONENTS Interpreter)
@@ -22,7 +22,7 @@ endfunction()
 function(octofold_add_ready_kernels target)
   octofold_open_doors(${target} src/cuda src/jit)
   set(nvrtc "")
-  if(OCTOFOLD_READY_KERNELS)
+  if(OCTOFOLD_READY_KERNELS AND NOT CMAKE_CROSSCOMPILING)  # the program runs as we build
     octofold_find_nvrtc(nvrtc)
     if(NOT nvrtc)
       message(WARNING "No NVRTC here: the library comes without ready kernels. "
@@ -54,6 +54,8 @@ function(octofold_add_ready_kernels target)
 #include "cuda/ready_kernels.h"
 
 asm(R"(
+  .globl octofold_ready_kernels_begin, octofold_ready_kernels_end
+  .hidden octofold_ready_kernels_begin, octofold_ready_kernels_end
   .pushsection .rodata
   .balign 16
 octofold_ready_kernels_begin:

@@ -69,10 +69,10 @@ struct WarmReport {
   std::int64_t ready = 0;     ///< kernels that come with the library
 };
 
-/// Compiles the kernels of these products into the cache, as the first gemm() of each would, but
-/// for those that come with the library: needs NVRTC, no GPU and no driver. The tensors are taken
-/// to be contiguous, at addresses that are multiples of 16 bytes, as allocators give them; M and N
-/// are at least 1.
+/// Compiles the kernels of these products into the cache, as the first gemm() of each would where
+/// no table of measured choices has it, but for those that come with the library: needs NVRTC, no
+/// GPU and no driver. The tensors are taken to be contiguous, at addresses that are multiples of 16
+/// bytes, as allocators give them; M and N are at least 1.
 ///
 /// All problems are checked before anything is compiled, which OCTOFOLD_NUM_THREADS threads do.
 /// Throws Error: kInvalidArgument names the argument of gemm() or the option; kUnsupported: no

@@ -139,8 +139,8 @@ def warm(
     multiprocessors: int = 132,
     progress: Progress | None = None,
 ) -> WarmReport:
-    """Compile the kernels of these products into the cache, as the first gemm() of each would, but
-    for those that come with octofold.
+    """Compile the kernels of these products into the cache, as the first gemm() of each would where
+    no table of measured choices has it (octofold.tuning), but for those that come with octofold.
 
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`), no GPU and no driver.
 

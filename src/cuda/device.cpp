@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "cuda/context.h"

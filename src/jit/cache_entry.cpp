@@ -16,7 +16,7 @@ namespace octofold::jit {
 namespace {
 
 // The file: this, then description, architecture, symbol and image without separators. Numbers as
-// the machine has them: a cache does not travel.
+// the machine has them: machines of one kind share caches.
 struct EntryHead {
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kVersion;

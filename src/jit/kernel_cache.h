@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,8 +44,6 @@ class KernelCache {
   /// Removes all that the cache has written and nothing else; returns how many entries went. Throws
   /// Error(kIo) where a file cannot be removed.
   int clear() const;
-
-  const std::filesystem::path& folder() const { return folder_; }
 
  private:
   std::filesystem::path file_of(const CacheKey& key) const;

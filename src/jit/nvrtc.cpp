@@ -256,7 +256,10 @@ Component probe_nvrtc() {
 }
 
 std::string compiler_identity() {
-  const std::string file = files_to_try().front();
+  // The first of several may be too old: then it takes opening to know which one compiles.
+  const std::string first = files_to_try().front();
+  const bool is_sure = !core::options().nvrtc_library.empty() || first.ends_with(".so.13");
+  const std::string& file = is_sure ? first : nvrtc().file;
   std::string build = file.find('/') != file.npos ? build_id(file) : "";
   if (build.empty()) build = core::format("{}.{}", nvrtc().major, nvrtc().minor);
   return core::format("{} {}", build, fmt::join(kOptions, " "));

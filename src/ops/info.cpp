@@ -1,8 +1,9 @@
 #include "octofold/info.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <fmt/ranges.h>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,9 +32,13 @@ std::vector<OperationInfo> operations_of(const plan::Gpu& gpu) {
 }
 
 std::size_t ready_for(std::string_view architecture) {
-  static const std::vector<ReadyKernel> kernels = list_ready_kernels();
-  return static_cast<std::size_t>(
-      std::ranges::count(kernels, architecture, &ReadyKernel::architecture));
+  static const auto counts = [] {
+    std::map<std::string, std::size_t, std::less<>> by_architecture;
+    for (const ReadyKernel& kernel : list_ready_kernels()) ++by_architecture[kernel.architecture];
+    return by_architecture;
+  }();
+  const auto found = counts.find(architecture);
+  return found == counts.end() ? 0 : found->second;
 }
 
 Component backend_of(const GpuInfo& info, const plan::Gpu& gpu, const Component& nvrtc) {

@@ -5,6 +5,7 @@
 #include "octofold/error.h"
 
 #include "core/check.h"
+#include "core/format.h"
 #include "core/options.h"
 #include "cuda/tuning_file.h"
 #include "ops/gemm.h"

@@ -4,7 +4,6 @@
 //   octofold_pack FILE       OCTOFOLD_NVRTC, OCTOFOLD_CACHE_DIR and OCTOFOLD_NUM_THREADS as ever
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -44,7 +43,13 @@ int main(int count, char** arguments) try {
     std::fprintf(stderr, "usage: octofold_pack FILE\n");
     return 2;
   }
-  const std::string bytes = octofold::packed();
+  std::string bytes;
+  try {
+    bytes = octofold::packed();
+  } catch (const octofold::Error& error) {  // none, or one that is too old: all else goes on
+    if (error.code() != octofold::ErrorCode::kUnavailable) throw;
+    std::fprintf(stderr, "octofold_pack: no kernels come ready: %s\n", error.what());
+  }
   std::ofstream file(arguments[1], std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();

@@ -1,6 +1,5 @@
 #include "plan/ready.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>

@@ -332,3 +332,16 @@ def test_scales_on_a_gpu_have_the_strides_of_the_library():
         shape, strides = library.scale_layout("1x128", rows, 128 * cols, True)
         assert tuple(columns_first(tuple(shape))) == tuple(strides)
     assert tuple(columns_first((2, 3, 5))) == (3, 1, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
+def test_bytes_of_any_dtype_are_compared(dtype):
+    """Of odd sizes and without dimensions too: models' tied tensors are such."""
+    from octofold._core.torch import same_bytes
+
+    for shape in ((3,), (5, 7), ()):
+        one = torch.full(shape, 2, dtype=dtype)
+        other = one.clone()
+        assert same_bytes(one, other)
+        other.view(-1)[-1] = 3
+        assert not same_bytes(one, other)

@@ -31,7 +31,8 @@ in ~/.cache.
 """
 
 WARM_DESCRIPTION = """\
-Compile the kernels of matrix products into the cache, as the first product of each shape would.
+Compile the kernels of matrix products into the cache, as the first product of each shape would
+where no table of measured kernels has it (octofold tune).
 Needs NVRTC (pip install nvidia-cuda-nvrtc), neither a GPU nor a driver. Many shapes share a kernel;
 those that are there already, or come with octofold, are not compiled again.
 

@@ -143,11 +143,14 @@ def address(tensor: Tensor) -> int:
     return tensor.data_ptr()
 
 
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def same_bytes(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape, device and bytes."""
     if (left.dtype, left.shape, left.device) != (right.dtype, right.shape, right.device):
         return False
-    integers = torch.uint8 if left.dtype.itemsize == 1 else torch.int32
+    integers = _INTEGERS[left.dtype.itemsize]
     return torch.equal(left.view(integers), right.view(integers))
 
 

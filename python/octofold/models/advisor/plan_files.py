@@ -115,12 +115,13 @@ def write_whole(path: Path, text: str) -> None:
     """Through a file beside it, which takes its place at the end."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise _io_error(error, f"cannot write '{path}'") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _io_error(error: OSError, what: str) -> Exception:

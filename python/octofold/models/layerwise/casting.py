@@ -139,11 +139,12 @@ def _storage(layer: Module, native: bool | str, keep_original: bool, non_blockin
 
 def _store(layer: Module, stored_as: str, compute_dtype: torch.dtype, storage: Storage) -> None:
     codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
-    layer._parameters["weight"] = StoredWeight(codes)
-    layer.register_buffer(storage.scale_name, scale)
+    kind = stored_class(type(layer))
+    layer.register_buffer(storage.scale_name, scale)  # may be refused: the weight is still there
     layer.compute_dtype = compute_dtype  # type: ignore[assignment]
     layer.storage = storage  # type: ignore[assignment]
-    change_class(layer, stored_class(type(layer)))
+    layer._parameters["weight"] = StoredWeight(codes)
+    change_class(layer, kind)
 
 
 def _restore(layer: StoredLayer) -> None:
