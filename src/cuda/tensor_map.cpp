@@ -75,8 +75,9 @@ config::TensorMap encode_grouped_tensor_map(const Driver& driver, const TensorVi
                                             int box_rows, int box_columns) {
   const auto stride = static_cast<std::uint64_t>(plan::tma_row_bytes(matrix));
   const auto rows = static_cast<std::uint64_t>(box_rows);
-  const auto* const before = static_cast<const char*>(matrix.data) - rows * stride;
-  return encode(driver, matrix.dtype, before,
+  // A number and no pointer: it may lie before the allocation, of which nothing is read there.
+  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(matrix.data) - rows * stride;
+  return encode(driver, matrix.dtype, reinterpret_cast<const void*>(before),
                 {.rank = 3,
                  .sizes = {static_cast<std::uint64_t>(matrix.shape[1]), rows,
                            static_cast<std::uint64_t>(matrix.shape[0]) + 1},
