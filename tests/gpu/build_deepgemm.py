@@ -1,0 +1,35 @@
+"""Builds DeepGEMM's extension in place, to be measured beside ours, on a machine without network:
+
+    python tests/gpu/build_deepgemm.py FOLDER      then PYTHONPATH=FOLDER
+
+FOLDER has its csrc and deep_gemm, fmt's headers as fmt/fmt, and CUTLASS's include/cute and
+include/cutlass in deep_gemm/include, of the revisions that it names as submodules. About 40 s; its
+kernels are compiled by nvcc at their first calls, 2 s each.
+"""
+
+import pathlib
+import shutil
+import sys
+
+from torch.utils.cpp_extension import load
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]).resolve()
+    build = folder / "build"
+    build.mkdir(exist_ok=True)
+    load(
+        name="_C",
+        sources=[str(folder / "csrc" / "python_api.cpp")],
+        extra_include_paths=[str(folder / "deep_gemm" / "include"), str(folder / "fmt")],
+        extra_cflags=["-std=c++17", "-O1", "-w"],
+        extra_ldflags=["-lnvrtc", "-lcuda"],
+        build_directory=str(build),
+        with_cuda=True,
+        is_python_module=False,
+    )
+    shutil.copy(build / "_C.so", folder / "deep_gemm")
+
+
+if __name__ == "__main__":
+    main()
