@@ -140,8 +140,9 @@ def _masked_gemm(put: Put, a: str, b: str) -> Any:
 
 
 def _grouped_gemm_k(put: Put, a: str, b: str) -> Any:
+    # Whole blocks of 128: what is behind a shorter group would have to be 0.
     operands = put(_operand(a, 48, 512, seed=1)), put(_operand(b, 64, 512, seed=2))
-    return grouped_gemm_k(*operands, put(_integers(0, 100, 256)), out_dtype="float32")
+    return grouped_gemm_k(*operands, put(_integers(0, 128, 256)), out_dtype="float32")
 
 
 def _grouped_gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
