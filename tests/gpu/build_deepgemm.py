@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import sys
 
-from torch.utils.cpp_extension import load
+from torch.utils.cpp_extension import CUDA_HOME, load
 
 
 def main():
@@ -21,7 +21,11 @@ def main():
     load(
         name="_C",
         sources=[str(folder / "csrc" / "python_api.cpp")],
-        extra_include_paths=[str(folder / "deep_gemm" / "include"), str(folder / "fmt")],
+        extra_include_paths=[
+            str(folder / "deep_gemm" / "include"),
+            str(folder / "fmt"),
+            f"{CUDA_HOME}/include/cccl",
+        ],
         extra_cflags=["-std=c++17", "-O1", "-w"],
         extra_ldflags=["-lnvrtc", "-lcuda"],
         build_directory=str(build),

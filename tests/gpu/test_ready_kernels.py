@@ -16,13 +16,15 @@ import octofold, torch
 log = []
 octofold.set_log_handler(lambda level, text: log.append(text))
 torch.manual_seed(0)
+def on_cpu(tensor):  # no kernel that casts back comes along
+    return tensor.to("cpu").dequantize().to("cuda").double()
 w = torch.randn(7168, 2048, device="cuda", dtype=torch.bfloat16)
 b = octofold.quantize(w, granularity="128x128")
 for rows in (1, 77, 4096):
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     a = octofold.quantize(x)
     out = octofold.gemm(a, b, out_dtype="bfloat16")
-    exact = a.dequantize().double() @ b.dequantize().double().T
+    exact = on_cpu(a) @ on_cpu(b).T
     error = (out.double() - exact).norm() / exact.norm()
     assert error < 3e-3, (rows, error)
 assert {expected!r} in " ".join(log), log
