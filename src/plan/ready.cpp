@@ -66,7 +66,8 @@ class Kernels {
 };
 
 void add_products(Kernels& kernels) {
-  const Tuning tuned = shipped_tuning(kHopper, "NVIDIA H200");
+  std::vector<Tuning> tables;
+  for (const std::string_view gpu : kTunedGpus) tables.push_back(shipped_tuning(kHopper, gpu));
   constexpr std::pair<Granularity, Granularity> kScales[] = {
       {Granularity::kBlock1x128, Granularity::kBlock128x128},
       {Granularity::kChannel, Granularity::kChannel},
@@ -79,8 +80,10 @@ void add_products(Kernels& kernels) {
         for (const std::int64_t m : batches()) {
           const GemmProblem problem = contiguous({m, n, k, form});
           kernels.add(plan_gemm(problem, kHopper));
-          const std::string_view name = tuned.candidate(problem);
-          if (!name.empty()) kernels.add(plan_gemm(problem, kHopper, name));
+          for (const Tuning& table : tables) {
+            const std::string_view name = table.candidate(problem);
+            if (!name.empty()) kernels.add(plan_gemm(problem, kHopper, name));
+          }
         }
       }
     }

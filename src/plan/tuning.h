@@ -46,6 +46,9 @@ class Tuning {
 /// "NVIDIA_H200.json" of "NVIDIA H200".
 std::string tuning_file_name(std::string_view gpu_name);
 
+/// Those that the library brings a table for.
+inline constexpr std::string_view kTunedGpus[] = {"NVIDIA H200", "NVIDIA H100 80GB HBM3"};
+
 /// What comes with the library for this GPU (src/plan/tables), measured on one of its kind. Empty
 /// for others.
 Tuning shipped_tuning(const Gpu& gpu, std::string_view gpu_name);

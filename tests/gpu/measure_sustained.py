@@ -2,6 +2,7 @@
 of ours and of each peer.
 
     python tests/gpu/measure_sustained.py RESULTS.json [--shape M,N,K ...] [--seconds 0.9]
+        [--candidate NAME ...] [--only PEER ...]
 
 CUDA graphs go round operands of more than 256 MB. The rate is that of the last third of the time,
 energy that of the whole window by NVML's counter, the clock a mean of samples. Peers take turns,
@@ -10,6 +11,7 @@ medians of the rounds; every product is checked against FP64 first.
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import statistics
 import time
@@ -17,7 +19,9 @@ import time
 import torch
 from octofold_tool.gpu.check import error_of
 from octofold_tool.gpu.gemm import PEER_ERROR_LIMIT, prepare
+from octofold_tool.gpu.peers import OCTOFOLD
 from octofold_tool.gpu.timing import MIN_BYTES, captured, new_event, replay_seconds
+from octofold_tool.gpu.tune import by_candidate
 from octofold_tool.products import GemmOptions
 
 SHAPES = ("4096,4096,7168", "4096,7168,16384", "4096,24576,1536")
@@ -72,9 +76,17 @@ def window(nvml, graph, calls, seconds):
 
 def measured(nvml, shape, options):
     """Of each peer: TFLOPS, picojoules of an operation, clock."""
-    products, missing = prepare(shape, GemmOptions(**FORM), torch.device("cuda"), MIN_BYTES)
+    form = GemmOptions(**FORM)
+    products, missing = prepare(shape, form, torch.device("cuda"), MIN_BYTES)
+    for name in options.candidate:
+        products[name] = [
+            dataclasses.replace(product, run=by_candidate(product, name, form))
+            for product in products[OCTOFOLD.name]
+        ]
     runs = {}
     for name, group in products.items():
+        if options.only and name not in options.only:
+            continue
         if not max(error_of(product) for product in group) < PEER_ERROR_LIMIT:
             missing[name] = "wrong"
             continue
@@ -114,6 +126,8 @@ def main():
     )
     parser.add_argument("results")
     parser.add_argument("--shape", action="append", metavar="M,N,K")
+    parser.add_argument("--candidate", nargs="*", default=(), help="of octofold.tuning, beside")
+    parser.add_argument("--only", nargs="*", default=(), help="names of peers and candidates")
     parser.add_argument("--seconds", type=float, default=0.9)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

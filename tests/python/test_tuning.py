@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import octofold
 import pytest
@@ -17,7 +19,8 @@ NO_COMPONENT = octofold.Component(True, "")
 GPU = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, NO_COMPONENT)
 PROBLEM = GemmProblem(300, 4096, 7168)
 CHOICE = Choice(PROBLEM, "128x96.w2.c1x1x1.b1.early", 21.12345, 24.0)
-SHIPPED = 45  # src/plan/tables/NVIDIA_H200.json
+TABLES = Path(__file__).parents[2] / "src" / "plan" / "tables"
+SHIPPED = len(json.loads((TABLES / "NVIDIA_H200.json").read_text())["products"])
 
 
 @pytest.fixture
@@ -128,6 +131,20 @@ def test_candidates_and_what_is_planned():
     fast = dataclasses.replace(PROBLEM, a_granularity="tensor", b_granularity="tensor")
     assert tuning.planned(fast) in tuning.candidates(fast)
     assert tuning.planned(dataclasses.replace(PROBLEM, m=512), 64) in names
+
+
+@pytest.mark.parametrize("file", sorted(TABLES.iterdir()), ids=lambda file: file.stem)
+def test_tables_that_come_along_gain(file):
+    products = json.loads(file.read_text())["products"]
+    assert len(products) > 20
+    for key, choice in products.items():
+        m, n, k = (int(re.search(rf"\b{size} (\d+)", key)[1]) for size in "mnk")
+        problem = GemmProblem(m, n, k)
+        assert tuning._key(problem) == key
+        assert choice["candidate"] in tuning.candidates(problem)
+        assert choice["candidate"] != tuning.planned(problem)
+        if "planned_microseconds" in choice:  # else the planner's has not been timed there
+            assert choice["microseconds"] * 1.03 < choice["planned_microseconds"] + 0.02
 
 
 def test_bad_arguments():
