@@ -2,7 +2,12 @@
 // is tested on a GPU.
 #include "cuda/gemm.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
 #include <gmock/gmock.h>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -259,6 +264,34 @@ TEST_F(GemmTest, AGpuThatIsTooOldIsToldWhatThereIs) {
       error_of([&] { gemm(product(1000, 512, 640)); }, ErrorCode::kUnsupported);
   EXPECT_THAT(error, HasSubstr("8.6"));
   EXPECT_THAT(error, HasSubstr("CPU backend"));
+}
+
+// What is planned stays: a call of one of many problems finds it as quickly as that of one.
+TEST_F(GemmTest, ManyProblemsInTurnTakeAboutAsLong) {
+  constexpr int kProblems = 200;
+  state().params_bytes = 0;
+  state().launches.reserve(40'000);
+  std::vector<GemmArguments> problems;
+  for (int m = 1; m <= kProblems; ++m) problems.push_back(product(m, 512, 640));
+  for (const GemmArguments& problem : problems) gemm(problem);
+  const int compiled = compilations_;
+  const auto microseconds = [&](int count) {
+    double least = std::numeric_limits<double>::infinity();  // others may use the machine
+    for (int repetition = 0; repetition < 20; ++repetition) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int call = 0; call < kProblems; ++call) {
+        gemm(problems[static_cast<std::size_t>(call % count)]);
+      }
+      const std::chrono::duration<double, std::micro> time =
+          std::chrono::steady_clock::now() - begin;
+      least = std::min(least, time.count() / kProblems);
+    }
+    return least;
+  };
+  const double of_one = microseconds(1), of_many = microseconds(kProblems);
+  std::printf("one problem %.2f µs, %d in turn %.2f µs\n", of_one, kProblems, of_many);
+  EXPECT_EQ(compilations_, compiled);
+  EXPECT_LT(of_many, 4 * of_one);
 }
 
 }  // namespace
