@@ -104,6 +104,8 @@ def test_a_plan_that_is_not_faster_in_fact_is_dropped(known, monkeypatch):
     assert not plan.changed
     assert any("was not faster" in note for note in plan.notes)
     assert plan.whole.bytes_planned == plan.whole.bytes_own
+    assert plan.layers[0].option("blockwise").seconds < plan.layers[0].own.seconds
+    assert "the model as a whole is no faster" in plan.layers[0].why_own
 
 
 def test_with_a_real_clock(clock):

@@ -94,7 +94,8 @@ def advise(
                 "the plan was not faster than the model as it is, so nothing is changed: "
                 f"{times.planned * 1e3:.3f} ms beside {times.own * 1e3:.3f}"
             )
-            found = Found([None] * len(advisor.candidates), 0.0, 0.0)
+            why = "the model as a whole is no faster with the plan that it was part of"
+            found = Found([None] * len(advisor.candidates), 0.0, 0.0, why)
             times = advisor.times(found)
         advisor.steps.done()
     bounds = target, max_error, max_bytes

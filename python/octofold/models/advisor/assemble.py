@@ -34,7 +34,7 @@ def assemble(
     """bounds: target, max_error, max_bytes; alone: why layers that are no candidates stay."""
     target, max_error, max_bytes = bounds
     pairs = zip(candidates, found.picked, strict=True)
-    layers = [_layer(candidate, choice, target) for candidate, choice in pairs]
+    layers = [_layer(candidate, choice, target, found.why_none) for candidate, choice in pairs]
     measured = {layer.name for layer in layers}
     by_name = dict(model.named_modules())
     for name, why in alone.items():
@@ -89,7 +89,7 @@ def _whole(
     )
 
 
-def _layer(candidate: Candidate, choice: Choice | None, target: str) -> Layer:
+def _layer(candidate: Candidate, choice: Choice | None, target: str, why_none: str) -> Layer:
     record = candidate.record
     linear = record.linear
     return Layer(
@@ -103,17 +103,19 @@ def _layer(candidate: Candidate, choice: Choice | None, target: str) -> Layer:
         ),
         options=tuple(candidate.options),
         chosen=OWN if choice is None else choice.way,
-        why_own=None if choice is not None else _why_own(candidate, target),
+        why_own=None if choice is not None else _why_own(candidate, target, why_none),
     )
 
 
-def _why_own(candidate: Candidate, target: str) -> str:
+def _why_own(candidate: Candidate, target: str, why_none: str) -> str:
     usable = [o for o in candidate.options if o.way != OWN and o.why_not is None]
     if not usable:
         reasons = {o.why_not: None for o in candidate.options if o.why_not is not None}
         return "no way can run it: " + "; ".join(map(str, reasons))
     if not choices_of(candidate.options, target):
         return "no way is faster here" if target == "time" else "no way takes less memory"
+    if why_none:
+        return why_none
     if target == "error":
         return "the bound on bytes is kept without it"
     least = min(option.effect for option in usable if option.effect is not None)

@@ -28,6 +28,8 @@ class Found:
     error: float
     predicted: float
     """The error by the sum of the squares of the layers' effects."""
+    why_none: str = ""
+    """Where nothing is picked though layers would gain: why."""
 
 
 def predicted_error(picked: Picked, floor: float) -> float:
