@@ -55,11 +55,10 @@ def show_matrix(as_json: bool) -> None:
         print(f"Nothing was tried: {matrix.untried}; the matrix is what would work.")
     for failure in matrix.failures():
         print(f"FAILED: {failure}")
-    reasons = {
-        support.why_not
-        for row in matrix.rows
-        for support in row.support.values()
-        if support.how != "none"
-    }
-    for reason in sorted(reasons - {""}):
-        print(f"Why not: {reason}")
+    operations: dict[str, dict[str, None]] = {}  # of each reason, in the matrix's order
+    for row in matrix.rows:
+        for support in row.support.values():
+            if support.how != "none" and support.why_not:
+                operations.setdefault(support.why_not, {})[row.operation] = None
+    for reason, names in operations.items():
+        print(f"Why no {', '.join(names)}: {reason}")
