@@ -5,6 +5,8 @@
 #include <fstream>
 #include <gmock/gmock.h>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "octofold/log.h"
@@ -12,6 +14,7 @@
 #include "core/format.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/gemm.h"
+#include "plan/gemm.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
 
@@ -84,16 +87,34 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
   EXPECT_NE(state().launches.back().blocks, state().launches.front().blocks);
 }
 
-// 1,2112,7168 of an H200: by the library's table 64x8 with K in two slices, else in four.
 TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {
   state().device_name = "NVIDIA H200";
-  GemmArguments product = test::product(1, 2112, 7168);
-  product.b.data.dtype = DType::kE4M3;
-  threads_of(product);
-  EXPECT_EQ(state().launches.back().cluster, 2u);
-  product.b.data.dtype = DType::kE5M2;  // which was not measured
-  threads_of(product);
-  EXPECT_EQ(state().launches.back().cluster, 4u);
+  const plan::Tuning table = plan::shipped_tuning(plan::kHopper, "NVIDIA H200");
+  const auto launched = [&](GemmArguments& product, DType b) {
+    product.b.data.dtype = b;
+    threads_of(product);
+    return state().launches.back().cluster;
+  };
+  int told_apart = 0;  // by the size of their clusters
+  for (const auto& [n, k] : {std::pair(1024, 8192), std::pair(4096, 7168), std::pair(7168, 16'384),
+                             std::pair(2112, 7168), std::pair(10'240, 8192)}) {
+    for (const int m : {1, 16, 64}) {
+      const plan::GemmProblem problem = plan::contiguous({m, n, k});
+      const std::string_view name = table.candidate(problem);
+      if (name.empty()) continue;
+      const auto cluster_of = [](const plan::GemmPlan& plan) {
+        return static_cast<unsigned>(plan.kernels.front().cluster_size);
+      };
+      const unsigned named = cluster_of(plan::plan_gemm(problem, plan::kHopper, name));
+      const unsigned planned = cluster_of(plan::plan_gemm(problem, plan::kHopper));
+      if (named == planned) continue;
+      ++told_apart;
+      GemmArguments product = test::product(m, n, k);
+      EXPECT_EQ(launched(product, DType::kE4M3), named) << m << ',' << n << ',' << k;
+      EXPECT_EQ(launched(product, DType::kE5M2), planned) << "was not measured";
+    }
+  }
+  EXPECT_GT(told_apart, 0);
 }
 
 TEST_F(TuningFileTest, WithoutAFileItIsPlanned) {
