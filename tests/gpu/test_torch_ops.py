@@ -71,18 +71,22 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
     like = octofold.quantize(x, granularity=granularity, transpose=transpose)
     results = fp8(*like.shape), torch.zeros_like(like.scale)
     options = (granularity, None, "saturate", "te", transpose, None)
-    opcheck(torch.ops.octofold.quantize, (x, None, None, *results, *options))
+    opcheck(torch.ops.octofold.quantize.out, (x, None, None, *results, *options))
+    opcheck(torch.ops.octofold.quantize.default, (x, None, None, *options, "e4m3"))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
     cast = octofold.quantize(random(130, 300), granularity=granularity)
     out = random(130, 300, dtype=torch.bfloat16)
-    opcheck(torch.ops.octofold.dequantize, (cast.data, cast.scale, None, out, granularity))
+    operands = cast.data, cast.scale, None
+    opcheck(torch.ops.octofold.dequantize.out, (*operands, out, granularity))
+    opcheck(torch.ops.octofold.dequantize.default, (*operands, granularity, "bfloat16"))
 
 
 def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert, (random(130, 300), fp8(130, 300), "nan"))
+    opcheck(torch.ops.octofold.convert.out, (random(130, 300), fp8(130, 300), "nan"))
+    opcheck(torch.ops.octofold.convert.default, (random(130, 300), "nan", "e4m3"))
 
 
 def test_to_device():

@@ -11,8 +11,12 @@ settings.load_profile("octofold")
 
 @pytest.fixture
 def opcheck(monkeypatch):
-    """torch.library.opcheck, which compares inputs before and after by torch.allclose: that has no
-    FP8, so here it compares FP8 by bytes."""
+    """check(op, arguments, dtype): torch.library.opcheck of an op by the arguments of its overload
+    `out` (inputs, results, options), and of the one that returns its results by theirs; dtype: of
+    the results, None: that of the first.
+
+    opcheck compares inputs before and after by torch.allclose: that has no FP8, so here it compares
+    FP8 by bytes."""
     torch = pytest.importorskip("torch")
     allclose = torch.allclose
 
@@ -23,4 +27,33 @@ def opcheck(monkeypatch):
 
     monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
     octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers the ops
-    return torch.library.opcheck
+    from octofold._core.ops import TABLE
+    from octofold._core.torch import DTYPES
+
+    names = {dtype: name for name, dtype in DTYPES.items()}
+
+    def zeroed(*arguments, **options):
+        """For what no group has, and is left as the memory was."""
+        return torch.empty_strided(*arguments, **options).zero_()
+
+    monkeypatch.setattr(octofold._core.torch, "_empty_strided", zeroed)
+
+    def check(op, arguments, dtype=None):
+        row = TABLE[op.__name__]
+        first, last = len(row.inputs), len(row.inputs) + len(row.results)
+        inputs, results = arguments[:first], arguments[first:last]
+        options = arguments[last : last + len(row.options)]
+        torch.library.opcheck(op.out, arguments)
+        if dtype is None:
+            dtype = names[next(result for result in results if result is not None).dtype]
+        torch.library.opcheck(op.default, (*inputs, *options, dtype))
+        returned = op.default(*inputs, *options, dtype)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        for index, new in zip(row.returned, returned, strict=True):
+            given = results[index]
+            if given is None:
+                assert new.dtype == torch.bool
+            else:
+                assert (new.shape, new.dtype) == (given.shape, given.dtype)
+
+    return check

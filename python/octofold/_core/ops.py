@@ -79,7 +79,8 @@ class Op:
         for it, if it may); texts, truth values and numbers become options; the dtype of results,
         the stream and `out` are no business of the library. Raises TypeError for a parameter of any
         other type: dropped, the library would never see it.
-    results: names of what is written. What ends in "?" may be left out.
+    results: names of what is written. What ends in "?" may be left out; "workspace" is memory that
+        the library works in.
     allocate: (framework, inputs, options, dtype) → new results.
     function: gives the library's function, as it is first needed: (*inputs, *results, *options,
         stream).
@@ -116,6 +117,7 @@ class Op:
             else:
                 raise TypeError(f"{name}: no op takes a parameter {parameter!r} of type {kind!r}")
         self.results = list(results)
+        self.returned = [i for i, result in enumerate(results) if not _is_workspace(result)]
         self.in_place = None if in_place is None else self.inputs.index(in_place + "?")
         TABLE[name] = self
 
@@ -179,18 +181,22 @@ class Op:
         return [name.removesuffix("?") for name in (*self.inputs, *self.results)]
 
     def schema(self) -> str:
-        """Of the torch op: all inputs, then all results, which it writes, then the options."""
-        arrays = [(name, "Tensor") for name in self.inputs]
-        arrays += [(name, f"Tensor(r{index}!)") for index, name in enumerate(self.results)]
-        parameters = [
-            f"{kind}{'?' * name.endswith('?')} {name.removesuffix('?').replace('.', '_')}"
-            for name, kind in arrays
+        """Of the torch op: the inputs, the options, the dtype of the results, which it returns."""
+        parameters = [_parameter(name, "Tensor") for name in self.inputs]
+        parameters += [_parameter(name, kind.schema) for name, kind in self.options.items()]
+        results = ", ".join(["Tensor"] * len(self.returned))
+        return f"{self.name}({', '.join(parameters)}, str result_dtype) -> ({results})"
+
+    def schema_of_out(self) -> str:
+        """Of its overload that writes: the inputs, the results, the options."""
+        parameters = [_parameter(name, "Tensor") for name in self.inputs]
+        parameters += [
+            _parameter(name, f"Tensor(r{index}!)") for index, name in enumerate(self.results)
         ]
-        for name, option in self.options.items():
-            parameters.append(f"{option.schema} {name.replace('.', '_')}")
+        parameters += [_parameter(name, kind.schema) for name, kind in self.options.items()]
         if self.in_place is not None:
             parameters.append("bool in_place")
-        return f"{self.name}({', '.join(parameters)}) -> ()"
+        return f"{self.name}.out({', '.join(parameters)}) -> ()"
 
     def _export(
         self, framework: Framework, arrays: Arrays, names: Sequence[str], writable: bool
@@ -244,6 +250,15 @@ class Op:
             if not isinstance(value, option.types):
                 raise invalid_argument(self.name, name, option.words, repr(value))
         return plain
+
+
+def _parameter(name: str, kind: str) -> str:
+    """Of a torch op's schema. Arrays whose name ends in "?" may be None."""
+    return f"{kind}{'?' * name.endswith('?')} {name.removesuffix('?').replace('.', '_')}"
+
+
+def _is_workspace(result: str) -> bool:
+    return result.removesuffix("?").split(".")[-1] == "workspace"
 
 
 def _is_scaled(kind: Any) -> bool:

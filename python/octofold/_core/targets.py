@@ -167,8 +167,9 @@ def casts_of(
         of_transpose = transposed_granularity or granularity
         factors = transposed_channel_scale
         casts += (ScaledTensor(transposed, transposed_scale, of_transpose, factors),)
-    if columns and columns[-1] is not None:
-        return *casts, ColumnReductions(*columns[:2])
+    reductions = columns[:2]
+    if any(one is not None for one in reductions):
+        return *casts, ColumnReductions(*reductions)
     return casts[0] if len(casts) == 1 else casts
 
 

@@ -1,11 +1,13 @@
 """The ops as torch's own.
 
 Calls go to the library at once wherever torch need not know of them. Where it has to (a compiler, a
-tracer, a mode, tensors without memory), results are allocated by torch, and a registered op writes
-them: torch.ops.octofold.<name>, which a compiler takes as it is. No op has a gradient: backward
-through one raises RuntimeError.
+tracer, a mode such as selective checkpointing's, tensors without memory), they go through a
+registered op: torch.ops.octofold.<name> returns its results and changes no argument, so that torch
+may keep them, drop them or call it again; its overload <name>.out writes what a caller gave as
+`out`. No op has a gradient: backward through one raises RuntimeError.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,9 @@ from .streams import StreamLike, stream_handle
 from .torch import LIBRARY_TAKES_TENSORS, TorchFramework, torch_framework_of
 
 _PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
+_ABSENT: Final = torch.bool
+"""Of an empty tensor in the place of a result that is left out: a schema has no optional results,
+and none of ours is of this dtype."""
 
 # Bound once: looking these up takes as long as the answers.
 _is_compiling: Final = torch.compiler.is_compiling
@@ -110,18 +115,23 @@ def _specialized(option: Any) -> Any:
 
 
 def _make(op: Op, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    results = op.allocate(TorchFramework(inputs[0]), inputs, options, dtype)
-    return _write(op, inputs, options, results)
+    returned = _REGISTERED[op.name](*inputs, *options, dtype)
+    results: list[Tensor | None] = [None] * len(op.results)
+    for index, result in zip(
+        op.returned, (returned,) if len(op.returned) == 1 else returned, strict=True
+    ):
+        results[index] = None if result.dtype == _ABSENT else result
+    return tuple(results)
 
 
 def _write(op: Op, inputs: Arrays, options: Options, results: Arrays) -> Arrays:
-    """By the registered op. It may not take what it writes a second time."""
+    """Into `results`. An op may not take what it writes a second time."""
     if op.in_place is not None:
         in_place = inputs[op.in_place] is results[0]
         options = (*options, in_place)
         if in_place:
             inputs = _with(inputs, op.in_place, None)
-    _REGISTERED[op.name](*inputs, *results, *options)
+    _WRITING[op.name](*inputs, *results, *options)
     return results
 
 
@@ -199,8 +209,32 @@ def _on_stream(
 
 
 def _register(op: Op) -> Any:
-    """The torch op, as one kernel for every device and a fake, which has nothing to write."""
-    _LIBRARY.define(op.schema(), tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    """The torch op, as one kernel for every device and a fake, which allocates the results."""
+    count = len(op.inputs)
+
+    def returned(results: Arrays, like: Tensor) -> Any:
+        tensors = tuple(
+            like.new_empty(0, dtype=_ABSENT) if results[index] is None else results[index]
+            for index in op.returned
+        )
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def kernel(*arguments: Any) -> Any:
+        inputs, options, dtype = arguments[:count], arguments[count:-1], arguments[-1]
+        framework = torch_framework_of(inputs[0])
+        return returned(op.launch(framework, inputs, options, dtype, None), inputs[0])
+
+    def fake(*arguments: Any) -> Any:
+        inputs, options, dtype = arguments[:count], arguments[count:-1], arguments[-1]
+        framework = TorchFramework(inputs[0])
+        return returned(op.allocate(framework, inputs, options, dtype), inputs[0])
+
+    _define(op.name, op.schema(), kernel, fake)
+    return getattr(torch.ops.octofold, op.name).default
+
+
+def _register_writing(op: Op) -> Any:
+    """Its overload that writes, with a fake that has nothing to write."""
     first_result, first_option = len(op.inputs), len(op.inputs) + len(op.results)
     last = first_option + len(op.options)
 
@@ -221,11 +255,17 @@ def _register(op: Op) -> Any:
         inputs, options = arguments[:first_result], arguments[first_option:last]
         op.launch(torch_framework_of(inputs[0]), inputs, options, "", results)
 
-    _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"octofold::{op.name}", lambda *arguments: None, lib=_LIBRARY)
-    return getattr(torch.ops.octofold, op.name).default
+    _define(f"{op.name}.out", op.schema_of_out(), kernel, lambda *arguments: None)
+    return getattr(torch.ops.octofold, op.name).out
+
+
+def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"octofold::{name}", fake, lib=_LIBRARY)
 
 
 _LIBRARY: Final = torch.library.Library("octofold", "DEF")  # type: ignore[no-untyped-call]
 _REGISTERED: Final = {name: _register(op) for name, op in TABLE.items()}
+_WRITING: Final = {name: _register_writing(op) for name, op in TABLE.items()}
 Torch.types, Torch.call = _PLAIN_TYPES, staticmethod(call)

@@ -21,6 +21,7 @@ from .mlp import MLP
 from .norm_linear import NormLinear
 from .recipes import Delayed, Product, Recipe
 from .router import TopKRouter, route
+from .weight_casts import keep_casts
 from .weight_only import WeightOnlyLinear
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "convert_experts",
     "convert_weight_only",
     "fp8_wins",
+    "keep_casts",
     "recipes",
     "restore",
     "route",

@@ -16,6 +16,7 @@ from .casts import cast_grouped, cast_options, cast_weight, walkable
 from .expert_casts import transposed_experts
 from .expert_chain import Projection, compute_experts, grouped_product
 from .functional import refuse_second_derivatives, result_dtype
+from .main_grad import mark_gradient
 from .recipes import Recipe
 
 
@@ -145,6 +146,10 @@ class _Experts(torch.autograd.Function):
         )
         ctx.are_cast = first_codes is not None, second_codes is not None
         ctx.main_grads = first_main_grad, second_main_grad
+        ctx.weights = (
+            None if first_main_grad is None else first_weight,
+            None if second_main_grad is None else second_weight,
+        )
         return made.out
 
     @staticmethod
@@ -158,6 +163,9 @@ class _Experts(torch.autograd.Function):
         dtype = ctx.dtype
         first_dtype, second_dtype, first_bias_dtype, second_bias_dtype = ctx.dtypes
         to_first, to_second = ctx.main_grads
+        for weight, is_needed in zip(ctx.weights, (needs.first, needs.second), strict=True):
+            if weight is not None and is_needed:
+                mark_gradient(weight)
         grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
         assert grad_input is not None
         assert grad_weight is not None

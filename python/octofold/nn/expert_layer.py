@@ -24,9 +24,10 @@ from .expert_fitting import (
     require_same_device,
 )
 from .fitting import is_fp8
-from .linear import is_dtensor, main_grad_of
+from .linear import is_dtensor
+from .main_grad import main_grad_of
 from .recipes import Recipe
-from .weight_casts import WeightCasts
+from .weight_casts import weight_casts
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -56,7 +57,7 @@ class Experts(Module):
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
-    The casts of the weights are kept until these change, as octofold.nn.Linear does. FP8 weights
+    Each forward casts the weights as they are then, but for octofold.nn.keep_casts(). FP8 weights
     are buffers, and have no gradients; to(), half() and the like move them and convert nothing of
     them.
     Raises InvalidArgumentError that names the argument.
@@ -151,11 +152,6 @@ class Experts(Module):
         """What is cast, and how."""
         return self._recipe
 
-    def forget_casts(self) -> None:
-        """Cast the weights anew in the next forward, whether or not they seem to have changed."""
-        for kept in self._weight_casts.values():
-            kept.clear()
-
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, second = (self.weight(name) for name in self._names)
         require_same_device(_NAME, input, first)
@@ -222,7 +218,6 @@ class Experts(Module):
             else:
                 self.register_parameter(name, _parameter(weight))
             self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
-        self._weight_casts = {name: WeightCasts() for name in self._names}
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
@@ -235,20 +230,18 @@ class Experts(Module):
         if is_dtensor(weight):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
-        kept = self._weight_casts[name]
-        casts = kept.of((weight,), self._recipe, None, transposed, False, self._is_sharded)
+        casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
         main_grad = None
         if self.main_grad and torch.is_grad_enabled() and weight.requires_grad:
             if self._is_sharded:
                 expected = "False where FSDP shards the weight: it reduces weight.grad"
                 raise invalid_argument(_NAME, "main_grad", expected, "True")
-            main_grad = main_grad_of(weight)
+            main_grad = main_grad_of(_NAME, weight)
         return Projection(weight, bias, casts, main_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.forget_casts()
         keep_dtypes(self, held)
         return self
 

@@ -11,6 +11,7 @@ from .casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
 from .choice import product_casts
 from .delayed import GRADIENT, delayed_scale
 from .fitting import require_fitting
+from .main_grad import mark_gradient
 from .products import (
     bias_gradient,
     cast_gradient,
@@ -207,6 +208,7 @@ class _Linear(torch.autograd.Function):
         ctx.amax_history = amax_history
         ctx.x_dtype = x.dtype
         ctx.main_grad = main_grad
+        ctx.weight = None if main_grad is None else weight
         ctx.weight_dtype = weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
@@ -240,8 +242,9 @@ class _Linear(torch.autograd.Function):
             dw = weight_gradient(dy, dy_transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:
                 ctx.channel_amax.copy_(amax)
-        if ctx.main_grad is not None:
+        if ctx.main_grad is not None and needs_weight:
             dw = None
+            mark_gradient(ctx.weight)
         if needs_bias:
             db = bias_gradient(dy, sums, ctx.bias_dtype)
         return dx, dw, db, *[None] * 10

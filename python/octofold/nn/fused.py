@@ -11,6 +11,7 @@ from .activated import activated, activated_gradient, cast_activation_gradient
 from .casts import GradientCasts, walkable
 from .chain import Chain, Layer, compute
 from .functional import refuse_second_derivatives, result_dtype
+from .main_grad import mark_gradient
 from .normed import norm_gradients, normed
 from .products import (
     bias_gradient,
@@ -181,6 +182,11 @@ class _Chain(torch.autograd.Function):
         ctx.chain, ctx.dtype, ctx.x_dtype = chain, dtype, x.dtype
         ctx.rows_of_first = first_weight.shape[0]
         ctx.main_grads = main_grad_of_first, main_grad_of_also, main_grad_of_second
+        ctx.weights = (
+            None if main_grad_of_first is None else first_weight,
+            None if main_grad_of_also is None else also_first,
+            None if main_grad_of_second is None else second_weight,
+        )
         ctx.dtypes = _dtypes(norm_weight, norm_bias, first_weight, also_first, first_bias)
         ctx.dtypes += _dtypes(second_weight, second_bias)
         return made.y if residual is None else (made.y, made.x)
@@ -239,8 +245,10 @@ class _Chain(torch.autograd.Function):
                 d_norm_bias = None if d_norm_bias is None else d_norm_bias.to(of_norm_bias)
         gradients = (dx, dx, d_norm, d_norm_bias, d_first, d_also, d_bias, d_second, d_second_bias)
         needed = [*ctx.needs_input_grad[:9]]
-        for index, main_grad in ((4, to_first), (5, to_also), (7, to_second)):
-            needed[index] = needed[index] and main_grad is None
+        for index, weight in zip((4, 5, 7), ctx.weights, strict=True):
+            if needed[index] and weight is not None:
+                mark_gradient(weight)
+                needed[index] = False
         wanted = zip(gradients, needed, strict=True)
         return *[g if is_needed else None for g, is_needed in wanted], *[None] * 13
 

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from .._log import warn_once
 from ..errors import invalid_argument
-from .buffers import keep_dtypes
 from .choice import fp8_wins
 from .delayed import INPUT, delayed_scale, new_history
 from .fitting import is_fp8, require_features, require_fitting
 from .functional import linear_with_casts
+from .main_grad import main_grad_of
 from .recipes import Recipe, recipe_of
-from .weight_casts import WeightCasts
+from .weight_casts import weight_casts
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
 _OWN_BUFFERS: Final = ("amax_history", "channel_amax")
-_OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_weight_casts", "_is_sharded")
+_OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -40,9 +40,8 @@ class Linear(torch.nn.Linear):
     forward: x [..., in] of bfloat16, float16 or float32, whatever the weight's dtype, to [..., out]
     in the dtype of x, or in autocast's; octofold.linear() says what is kept for backward.
 
-    The casts of the weight are kept until it changes, so that gradient accumulation makes them
-    once; under torch.compile and FSDP each forward makes them. What changes a weight past torch's
-    version counter, as writing to weight.data does, has to call forget_casts().
+    Each forward casts the weight as it is then, whoever wrote it; octofold.nn.keep_casts() has it
+    cast once for several forwards.
     Raises InvalidArgumentError that names the argument.
     """
 
@@ -118,18 +117,9 @@ class Linear(torch.nn.Linear):
         return self._recipe
 
     @property
-    def weight_casts(self) -> WeightCasts:
-        """What is kept of them."""
-        return self._weight_casts
-
-    @property
     def is_sharded(self) -> bool:
         """Whether FSDP has had the weight."""
         return self._is_sharded
-
-    def forget_casts(self) -> None:
-        """Cast the weight anew in the next forward, whether or not it seems to have changed."""
-        self._weight_casts.clear()
 
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""
@@ -139,7 +129,7 @@ class Linear(torch.nn.Linear):
         if self._is_sharded:
             expected = "False where FSDP shards the weight: it reduces weight.grad"
             raise invalid_argument(_NAME, "main_grad", expected, "True")
-        return main_grad_of(weight)
+        return main_grad_of(_NAME, weight)
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, recipe = self.weight, self.bias, self._recipe
@@ -150,14 +140,14 @@ class Linear(torch.nn.Linear):
             if not fp8_wins(*sizes, recipe, input.device):
                 return self._plain(input, main_grad)
         x_scale = history = None
+        if recipe.keeps_state:
+            self._place_state()
         if recipe.delayed is not None:
             history, dtype = self.amax_history, recipe.input_dtype
             assert history is not None
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
-        casts = self._weight_casts.of(
-            (weight,), recipe, history, both, self.training, self._is_sharded
-        )
+        casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
         state = x_scale, history, self.channel_amax
         return linear_with_casts(input, weight, bias, recipe, casts, main_grad, *state)
 
@@ -182,7 +172,6 @@ class Linear(torch.nn.Linear):
         self._recipe = recipe
         self.main_grad = main_grad
         self.force_fp8 = force_fp8
-        self._weight_casts = WeightCasts()
         device = self.weight.device
         history = None if recipe.delayed is None else new_history(recipe.delayed, device)
         self.register_buffer("amax_history", history, persistent=False)
@@ -205,11 +194,25 @@ class Linear(torch.nn.Linear):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        held = {name: self._buffers[name] for name in _OWN_BUFFERS}
+        # The state keeps its dtypes, and its values where to_empty() leaves any to chance: what
+        # gives the weight its values then, a checkpoint, has none for the state.
+        state = {name: self._buffers[name] for name in _OWN_BUFFERS}
+        self._buffers.update(dict.fromkeys(_OWN_BUFFERS))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.forget_casts()
-        keep_dtypes(self, {name: buffer for name, buffer in held.items() if buffer is not None})
+        self._buffers.update(state)
+        self._place_state()
         return self
+
+    def _place_state(self) -> None:
+        """Put the state of a recipe where the weight is: zeros if it was on meta."""
+        device = self.weight.device
+        for name in _OWN_BUFFERS:
+            buffer = self._buffers[name]
+            if buffer is not None and buffer.device != device:
+                on_meta = buffer.is_meta
+                self._buffers[name] = (
+                    torch.zeros_like(buffer, device=device) if on_meta else buffer.to(device)
+                )
 
     def _load_from_state_dict(
         self,
@@ -231,6 +234,7 @@ class Linear(torch.nn.Linear):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
 
 
 def _with_state_of(module: torch.nn.Linear, kind: type[AnyLinear]) -> AnyLinear:
@@ -245,16 +249,3 @@ def _with_state_of(module: torch.nn.Linear, kind: type[AnyLinear]) -> AnyLinear:
 def is_dtensor(value: object) -> bool:
     """Whether a parameter is one that FSDP2 has sharded."""
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
-
-
-def main_grad_of(weight: Tensor) -> Tensor:
-    held = getattr(weight, "main_grad", None)
-    if held is None:
-        held = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        weight.main_grad = held  # type: ignore[attr-defined]
-    if not isinstance(held, Tensor) or held.dtype != torch.float32 or held.shape != weight.shape:
-        is_tensor = isinstance(held, Tensor)
-        got = f"{held.dtype} {list(held.shape)}" if is_tensor else type(held).__qualname__
-        expected = f"float32 {list(weight.shape)}, the shape of the weight"
-        raise invalid_argument(_NAME, "weight.main_grad", expected, got)
-    return held

@@ -1,6 +1,5 @@
 """Two linear layers and the activation between them, as one module."""
 
-from collections.abc import Callable
 from typing import Any, Final, Self
 
 import torch
@@ -27,7 +26,6 @@ from .parts import (
     wins,
 )
 from .recipes import Recipe
-from .weight_casts import WeightCasts
 
 _NAME: Final = "octofold.nn.MLP"
 
@@ -139,13 +137,6 @@ class MLP(Module):
         module._hold(tuple(first), down, activation, own_norm, keep_fp8)
         return module.train(linears[0].training)
 
-    def forget_casts(self) -> None:
-        """Cast the weights anew in the next forward, whether or not they seem to have changed."""
-        self._weight_casts.clear()
-        for linear in (*self._first(), self.down_proj):
-            if isinstance(linear, Linear):
-                linear.forget_casts()
-
     def forward(
         self, input: Tensor, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -166,10 +157,9 @@ class MLP(Module):
         before = input, residual, norm_weight, norm_bias
         differentiates = torch.is_grad_enabled()
         both = differentiates and any(t is not None and t.requires_grad for t in before)
-        kept = self._weight_casts if len(first) > 1 else first[0].weight_casts
-        layer = layer_of(_NAME, first, kept, recipe, both)
+        layer = layer_of(_NAME, first, recipe, both)
         both = both or (differentiates and layer.needs_gradient())
-        second = layer_of(_NAME, (down,), down.weight_casts, recipe, both)
+        second = layer_of(_NAME, (down,), recipe, both)
         chain = Chain(_NAME, recipe, norm, self.activation, self.keep_fp8)
         y, total = run(*before, layer, second, chain)
         return y if residual is None else (y, total)
@@ -197,7 +187,6 @@ class MLP(Module):
         for name, linear in zip(names, first, strict=True):
             setattr(self, name, linear)
         self.down_proj = down
-        self._weight_casts = WeightCasts()
 
     def _first(self) -> tuple[Any, ...]:
         return tuple(self._modules[name] for name in self._names)
@@ -209,8 +198,3 @@ class MLP(Module):
         gate_up = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         y: Tensor = self.down_proj(activated(gate_up, self.activation))
         return y if residual is None else (y, total)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._weight_casts.clear()
-        return self

@@ -107,7 +107,7 @@ class NormLinear(Module):
             return self._by_parts(input, residual)
         before = input, residual, norm_weight, norm_bias
         both = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in before)
-        layer = layer_of(_NAME, (linear,), linear.weight_casts, recipe, both)
+        layer = layer_of(_NAME, (linear,), recipe, both)
         y, total = run(*before, layer, None, Chain(_NAME, recipe, norm))
         return y if residual is None else (y, total)
 

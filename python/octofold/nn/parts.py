@@ -13,7 +13,7 @@ from .choice import fp8_wins
 from .linear import Linear, is_dtensor
 from .normed import Norm
 from .recipes import Recipe
-from .weight_casts import WeightCasts
+from .weight_casts import weight_casts
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 
@@ -97,7 +97,7 @@ def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
 
 
 def layer_of(
-    operation: str, linears: tuple[Linear, ...], kept: WeightCasts, recipe: Recipe, both: bool
+    operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: bool
 ) -> Layer:
     """Layers side by side as one of a chain; with the weights' transposed casts if `both`."""
     weights = tuple(linear.weight for linear in linears)
@@ -109,5 +109,5 @@ def layer_of(
     if bias is not None and len(linears) > 1:
         bias = torch.cat([linear.bias for linear in linears])
     main_grads = tuple(linear.wanted_main_grad() for linear in linears)
-    casts = kept.of(weights, recipe, None, both, False, sharded)
+    casts = weight_casts(weights, recipe, None, both, False, sharded)
     return Layer(weights, bias, casts, main_grads)

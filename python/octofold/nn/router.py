@@ -114,7 +114,7 @@ class TopKRouter(Module):
         self.groups, self.top_groups = groups, top_groups
         weight = torch.empty((experts, hidden_features), device=device, dtype=dtype)
         self.weight = Parameter(weight)
-        bias = torch.zeros(experts, device=device, dtype=torch.float32) if choice_bias else None
+        bias = torch.empty(experts, device=device, dtype=torch.float32) if choice_bias else None
         self.register_buffer("e_score_correction_bias", bias)
         self.reset_parameters()
 
@@ -133,9 +133,11 @@ class TopKRouter(Module):
         return logits, weights, ids
 
     def reset_parameters(self) -> None:
-        """As torch.nn.Linear does."""
+        """As torch.nn.Linear does; the bias of the choice becomes zeros."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         torch.nn.init.uniform_(self.weight, -bound, bound)
+        if self.e_score_correction_bias is not None:
+            self.e_score_correction_bias.zero_()
 
     def extra_repr(self) -> str:
         experts, hidden = self.weight.shape
