@@ -85,9 +85,6 @@ class Built:
     def results(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The output, and the gradients of x, the routing weights, w13 and w2."""
         given = self.inputs
-        if self.way.weights_change:
-            for weight in self.weights:
-                torch.autograd.graph.increment_version(weight)
         if not self.trains:
             with torch.no_grad():
                 return self.forward(given), ()

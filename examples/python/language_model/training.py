@@ -185,10 +185,6 @@ class Trainer:
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Of the same windows in every run. Waits for the device."""
-        if self._graph is not None:
-            # A replay writes weights behind torch's back: what was cast before it is out of date.
-            for parameter in self.model.parameters():
-                torch.autograd.graph.increment_version(parameter)
         context, batch = self.size.context, self.size.batch
         count = min(VALIDATION_SEQUENCES, (len(self.validation) - 1) // context) // batch * batch
         if count == 0:

@@ -155,6 +155,13 @@ class _WithoutGradient(torch.autograd.Function):
         raise RuntimeError(f"octofold.{ctx.name} has no gradient, and backward came through it")
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(
+            f"octofold.{ctx.name} has no derivative, and forward-mode differentiation (torch.func.jvp) "
+            "came through it: use backward()"
+        )
+
+    @staticmethod
     def vmap(
         info: Any, dims: tuple[Any, ...], op: Op, options: Options, dtype: str, *inputs: Any
     ) -> tuple[Arrays, tuple[int | None, ...]]:

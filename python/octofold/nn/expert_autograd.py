@@ -15,7 +15,8 @@ from .activated import activated_gradient
 from .casts import cast_grouped, cast_options, cast_weight, walkable
 from .expert_casts import transposed_experts
 from .expert_chain import Projection, compute_experts, grouped_product
-from .functional import refuse_second_derivatives, result_dtype
+from .first_order import refuse_in_backward, refuse_transforms
+from .functional import result_dtype
 from .main_grad import mark_gradient
 from .recipes import Recipe
 
@@ -55,6 +56,7 @@ def run_experts(
             for codes in layer.casts:
                 operands += (None, None) if codes is None else (codes.data, codes.scale)
         operands += tuple(layer.main_grad for layer in layers)
+        refuse_transforms("experts")
         y: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
             *operands, topk_ids, *routing, activation, recipe, dtype
         )
@@ -154,7 +156,7 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivatives("experts")
+        refuse_in_backward("experts", dy)
         needs = _Needs(*ctx.needs_input_grad[:6])
         offsets, sources, positions, weights, ids, y, gate_up, *rest = ctx.saved_tensors
         x_transposed, h_transposed = rest[:2], rest[2:4]

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError, invalid_argument
+from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
 from .choice import product_casts
 from .delayed import GRADIENT, delayed_scale
+from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .main_grad import mark_gradient
 from .products import (
@@ -77,6 +78,7 @@ def linear_with_casts(
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
+        refuse_transforms("linear")
         y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
             x,
             weight,
@@ -116,15 +118,6 @@ def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
         )
         raise invalid_argument(operation, "recipe", expected, str(recipe))
     return recipe
-
-
-def refuse_second_derivatives(operation: str) -> None:
-    """In a backward."""
-    if torch.is_grad_enabled():
-        raise UnsupportedError(
-            f"octofold.{operation}: its backward cannot be differentiated: expected backward() or "
-            "grad() without create_graph, got create_graph=True"
-        )
 
 
 def _forward(
@@ -215,7 +208,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("linear")
+        refuse_in_backward("linear", dy)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x, x_scale, weight, weight_scale, factors, amax = ctx.saved_tensors
         recipe: Recipe = ctx.recipe

@@ -10,7 +10,8 @@ from ..scaled_tensor import ScaledTensor
 from .activated import activated, activated_gradient, cast_activation_gradient
 from .casts import GradientCasts, walkable
 from .chain import Chain, Layer, compute
-from .functional import refuse_second_derivatives, result_dtype
+from .first_order import refuse_in_backward, refuse_transforms
+from .functional import result_dtype
 from .main_grad import mark_gradient
 from .normed import norm_gradients, normed
 from .products import (
@@ -58,6 +59,7 @@ def run(
                 operands += none if codes is None else (codes.data, codes.scale)
         main_grads = *first.main_grads, *[None] * (2 - len(first.main_grads))
         main_grads += (None,) if second is None or not second.main_grads else second.main_grads
+        refuse_transforms(chain.name)
         results = _Chain.apply(*operands, *main_grads, chain, dtype)  # type: ignore[no-untyped-call]
         y, total = (results, x) if residual is None else results
     else:
@@ -194,7 +196,7 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, of_sum: Tensor | None = None) -> tuple[Any, ...]:
         chain, dtype = ctx.chain, ctx.dtype
-        refuse_second_derivatives(chain.name)
+        refuse_in_backward(chain.name, dy)
         recipe, needs, saved = chain.recipe, _needs(ctx), _Saved(*ctx.saved_tensors)
         of_norm, of_norm_bias, of_first, of_also, of_bias, of_second, of_second_bias = ctx.dtypes
         to_first, to_also, to_second = ctx.main_grads

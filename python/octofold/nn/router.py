@@ -12,7 +12,7 @@ from ..errors import invalid_argument
 from ..routing import top_k, top_k_gradient
 from .buffers import keep_dtypes
 from .expert_fitting import require_counts
-from .functional import refuse_second_derivatives
+from .first_order import refuse_in_backward, refuse_transforms
 
 _NAME: Final = "octofold.nn.TopKRouter"
 
@@ -35,6 +35,7 @@ def route(
     those of octofold.top_k(); the gradient has the dtype of logits.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
+        refuse_transforms("nn.route")
         routed: tuple[Tensor, Tensor] = _Route.apply(  # type: ignore[no-untyped-call]
             logits, bias, k, scoring, normalize, groups, top_groups, scale
         )
@@ -64,7 +65,7 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, dw: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nn.route")
+        refuse_in_backward("nn.route", dw)
         logits, ids = ctx.saved_tensors
         scoring, normalize, scale = ctx.options
         dw = dw.contiguous()

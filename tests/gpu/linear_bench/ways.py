@@ -85,12 +85,6 @@ def new_linear(out_features: int, in_features: int, device: torch.device) -> nn.
     return nn.Sequential(layer)
 
 
-def weights_changed(model: nn.Module) -> None:
-    """As after an optimizer's step: no cast of a weight may be used again. Nothing for the GPU."""
-    for parameter in model.parameters():
-        torch.autograd.graph.increment_version(parameter)
-
-
 def trained(model: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A step's forward and backward: output and gradients of x and of the parameters, which are new
     memory each, as after zero_grad()."""

@@ -104,10 +104,6 @@ def check_fsdp(rank, expected, initial, reshard_after_forward):
     assert model[0].weight.to_local().shape == (96, 256)
     train(model, rank)
     assert list(model.state_dict()) == names
-    for layer in (model[0], model[2]):
-        # FSDP gathers a weight into a parameter of one version, often at one address: kept casts
-        # would be of the step before, and as large as the whole weight.
-        assert layer._weight_casts._entry is None
     full = [parameter.full_tensor() for parameter in model.parameters()]
     require_same(full, expected, initial)
     model[0].main_grad = True
@@ -125,7 +121,6 @@ def check_fsdp_of_fused_modules(rank):
     fully_shard(model)
     train(model, rank)
     require_same([parameter.full_tensor() for parameter in model.parameters()], expected, initial)
-    assert model[1]._weight_casts._entry is None
     model = new_fused_model()
     fully_shard(model[0].linear)
     with pytest.raises(octofold.InvalidArgumentError, match="'weight': expected whole weights"):
@@ -143,7 +138,6 @@ def check_fsdp_of_experts(rank):
     assert experts.gate_up_proj.to_local().shape == (2, 256, 256)
     train(model, rank)
     require_same([parameter.full_tensor() for parameter in model.parameters()], expected, initial)
-    assert all(kept._entry is None for kept in experts._weight_casts.values())
     experts.main_grad = True
     with pytest.raises(octofold.InvalidArgumentError, match="'main_grad': expected False where"):
         loss_of(model, 0, rank)

@@ -26,6 +26,15 @@ def gradients(function, x, weight, bias, dy):
     return y.detach(), *[None if leaf is None else leaf.grad for leaf in leaves]
 
 
+def gradients_of(module):
+    """Copies of the gradients of its parameters, of those that have one in .grad."""
+    return [
+        p.grad.clone()
+        for p in module.parameters()
+        if p.grad is not None and not hasattr(p, "main_grad")
+    ]
+
+
 def exact(x, weight, bias, dy):
     """The same in FP64."""
     operands = [None if t is None else t.double() for t in (x, weight, bias)]

@@ -4,7 +4,7 @@ import copy
 
 import octofold
 import pytest
-from layer_support import NAMES, STATELESS, gradients, random
+from layer_support import NAMES, STATELESS, gradients, gradients_of, random
 
 torch = pytest.importorskip("torch")
 
@@ -21,8 +21,7 @@ def step(layer, x, dy):
     x = x.detach().clone().requires_grad_()
     y = layer(x)
     y.backward(dy.to(y.dtype))
-    parameters = [None if p.grad is None else p.grad.clone() for p in layer.parameters()]
-    return [y.detach(), x.grad, *parameters]
+    return [y.detach(), x.grad, *gradients_of(layer)]
 
 
 def assert_same(actual, expected):

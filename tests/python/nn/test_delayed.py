@@ -61,13 +61,14 @@ def test_what_is_not_finite_propagates_and_is_forgotten(value):
 
 
 def test_history_of_a_layer():
-    """One entry a step of x and of the gradient, one a version of the weight; in training alone."""
+    """One entry a step of x, of the weight and of the gradient; in training alone."""
     layer = nn.Linear(300, 200, recipe=recipe_of(history=3))
-    seen = {INPUT: [], WEIGHT: [float(layer.weight.detach().abs().max())], GRADIENT: []}
+    seen = {INPUT: [], WEIGHT: [], GRADIENT: []}
     for _ in range(2):
         x, dy = random(65, 300), random(65, 200)
         layer(x.requires_grad_()).backward(dy)
         seen[INPUT].insert(0, float(x.detach().abs().max()))
+        seen[WEIGHT].insert(0, float(layer.weight.detach().abs().max()))
         seen[GRADIENT].insert(0, float(dy.abs().max()))
     for row, amaxes in seen.items():
         expected = amaxes + [0.0] * (3 - len(amaxes))

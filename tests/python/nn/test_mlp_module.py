@@ -100,22 +100,21 @@ def test_of_sizes(name):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_weights_are_cast_once_per_version(together, casts):
+def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(together, casts):
     module = nn.MLP.from_linears(*linears(together=together))
     whole, x = (2 * HIDDEN, IN), random(130, IN)
-    for count in (1, 1, 2, 3):
-        if count == 2:
-            torch.optim.SGD(module.parameters(), 0.1).step()
-        if count == 3:
-            module.forget_casts()
+    for _ in range(2):
         step(module, x)
-        assert casts.count(whole) == casts.count((OUT, HIDDEN)) == count
-    if not together:
+    assert casts.count(whole) == casts.count((OUT, HIDDEN)) == 2
+    casts.clear()
+    with nn.keep_casts(module):
+        for _ in range(2):
+            step(module, x)
+        assert casts.count(whole) == casts.count((OUT, HIDDEN)) == 1
         with torch.no_grad():
-            module.up_proj.weight.add_(1)
-        step(module, x)
-        assert casts.count(whole) == 4
-        assert casts.count((OUT, HIDDEN)) == 3
+            module.down_proj.weight.add_(1)
+        with pytest.raises(octofold.InvalidArgumentError, match="weights that stay as they are"):
+            step(module, x)
 
 
 def test_sizes_do_not_recompile():

@@ -6,13 +6,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...nn.functional import linear_with_casts, refuse_second_derivatives
+from ...nn.first_order import refuse_in_backward, refuse_transforms
+from ...nn.functional import linear_with_casts
 from ...nn.products import bias_gradient
 from ...nn.recipes import Product, Recipe
 from ...nn.recipes import blockwise as _blockwise
 from ...scaled_tensor import ScaledTensor
 from .storage import from_storage
 
+_NAME: Final = "models (a linear layer with its weight in FP8)"
 _RECIPES: Final = {
     torch.float8_e4m3fn: Recipe(output=_blockwise.output, grad_input=None, grad_weight=None),
     torch.float8_e5m2: Recipe(
@@ -27,6 +29,7 @@ def linear_of_codes(x: Tensor, weight: ScaledTensor, bias: Tensor | None, native
     or with a copy of the weight in the dtype of x. Either way the gradient by x is that of the
     product with x as it is, by a copy."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        refuse_transforms(_NAME)
         y: Tensor = _Codes.apply(  # type: ignore[no-untyped-call]
             x, bias, weight.data, weight.scale, weight.granularity, native
         )
@@ -85,7 +88,7 @@ class _Codes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("models (a linear layer with its weight in FP8)")
+        refuse_in_backward(_NAME, dy)
         codes, scale = ctx.saved_tensors
         needs_x, needs_bias = ctx.needs_input_grad[:2]
         dx = dy @ from_storage(codes, scale, ctx.granularity, dy.dtype) if needs_x else None

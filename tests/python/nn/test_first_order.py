@@ -1,0 +1,92 @@
+"""What torch may do to gradients: right, or an error that says what to do instead."""
+
+import octofold
+import pytest
+from layer_support import random
+
+torch = pytest.importorskip("torch")
+
+nn = octofold.nn
+
+
+def experts():
+    module = nn.Experts(64, 64, 4)
+    ids, weights = torch.randint(4, (5, 2), dtype=torch.int32), torch.ones(5, 2)
+    return module, lambda x: module(x, ids[: len(x)], weights[: len(x)])
+
+
+def weight_only():
+    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(64, 64))
+    return layer, lambda x: layer(x.bfloat16())
+
+
+def stored():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    octofold.models.enable_layerwise_casting(model, skip_modules_pattern=None)
+    return model, model
+
+
+def of_module(module):
+    return module, module
+
+
+CASES = {
+    "linear": lambda: of_module(nn.Linear(64, 64)),
+    "norm and linear": lambda: of_module(nn.NormLinear(64, 64)),
+    "mlp": lambda: of_module(nn.MLP(64, 64)),
+    "experts": experts,
+    "mixture of experts": lambda: of_module(nn.MixtureOfExperts(64, 64, 4, 2)),
+    "weight only": weight_only,
+    "layerwise casting": stored,
+}
+
+
+def total(run):
+    return lambda x: run(x).float().sum()
+
+
+TRANSFORMS = {
+    "grad": lambda run, x: torch.func.grad(total(run))(x),
+    "vjp": lambda run, x: torch.func.vjp(run, x),
+    "jvp": lambda run, x: torch.func.jvp(run, (x,), (x,)),
+    "jacrev": lambda run, x: torch.func.jacrev(run)(x),
+    "gradients for each sample": lambda run, x: torch.func.vmap(torch.func.grad(total(run)))(
+        x[:, None]
+    ),
+    "vmap": lambda run, x: torch.func.vmap(run)(x.requires_grad_()[None]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_transforms_of_gradients_are_refused(case, transform):
+    _, run = CASES[case]()
+    errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients
+    with pytest.raises(errors, match=r"octofold\..*torch\.func.*backward\(\)"):
+        transform(run, random(5, 64))
+
+
+BATCHES = {
+    "jacobian": lambda y, x, run: torch.autograd.functional.jacobian(run, x, vectorize=True),
+    "batched gradients": lambda y, x, run: torch.autograd.grad(
+        y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True
+    ),
+}
+
+
+@pytest.mark.parametrize("differentiate", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("case", CASES)
+def test_batches_of_gradients_are_refused(case, differentiate):
+    _, run = CASES[case]()
+    x = random(5, 64).requires_grad_()
+    with pytest.raises(octofold.UnsupportedError, match="vectorize=True.*is_grads_batched=True"):
+        differentiate(run(x), x, run)
+
+
+def test_jacobian_one_gradient_at_a_time():
+    layer, x = nn.Linear(64, 3, bias=False), random(2, 64)
+    jacobian = torch.autograd.functional.jacobian(layer, x)
+    assert jacobian.shape == (2, 3, 2, 64)
+    assert not jacobian[0, :, 1].any()
+    error = (jacobian[0, :, 0] - layer.weight.detach()).norm() / layer.weight.detach().norm()
+    assert error < 0.05

@@ -1,0 +1,68 @@
+"""Selective activation checkpointing, which saves the results of chosen operations and runs the
+others again: gradients have the bits of a pass without it, whatever is saved."""
+
+from functools import partial
+
+import octofold
+import pytest
+from layer_support import NAMES, random
+
+torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint")
+
+nn = octofold.nn
+
+
+def operations():
+    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers them
+    from octofold._core.ops import TABLE
+
+    return [getattr(torch.ops.octofold, name).default for name in TABLE]
+
+
+def products():
+    names = "gemm", "grouped_gemm", "grouped_gemm_k", "grouped_gated_gemm"
+    return [op for op in operations() if op.__name__.split(".")[0] in names]
+
+
+POLICIES = {"nothing": lambda: [], "products": products, "all": operations}
+
+
+def gradients(function, x, parameters):
+    y = function(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *parameters))]
+
+
+def cases():
+    for recipe in NAMES:
+        yield recipe, lambda recipe=recipe: nn.Linear(256, 128, recipe=recipe)
+    yield "norm and linear", lambda: nn.NormLinear(256, 128)
+    yield "mlp", lambda: nn.MLP(256, 128, norm="rms")
+    yield "experts", lambda: nn.MixtureOfExperts(256, 128, 4, 2)
+
+
+CASES = dict(cases())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_a_plain_pass(case, policy):
+    module = CASES[case]()
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    x = random(65, 256).requires_grad_()
+
+    def run(x):
+        return torch.tanh(module(x))
+
+    def checkpointed(x):
+        contexts = partial(
+            checkpoint.create_selective_checkpoint_contexts, POLICIES[policy]()
+        )
+        return checkpoint.checkpoint(run, x, use_reentrant=False, context_fn=contexts)
+
+    expected = gradients(run, x, module.parameters())
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])  # a recipe's state, as it was
+    actual = gradients(checkpointed, x, module.parameters())
+    for left, right in zip(actual, expected, strict=True):
+        assert torch.equal(left, right)
