@@ -31,7 +31,7 @@ def linear(
 
     x: [..., in] bfloat16, float16 or float32, any strides; zero tokens too.
     weight: [out, in] of any of these dtypes, whatever that of x; cast in each call
-        (octofold.nn.Linear keeps the casts of a weight that has not changed).
+        (octofold.nn.keep_casts() keeps those of an octofold.nn.Linear).
     bias: [out], of any of these dtypes.
     recipe: an octofold.nn.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
         "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" need a layer, to keep what they

@@ -44,7 +44,7 @@ class MLP(Module):
     | with a norm                    | norm                                |
 
     gate_proj and up_proj stay two parameters. They are one product all the same: they are put one
-    below the other as they are cast, which copies them once per version.
+    below the other as they are cast, which copies them.
 
     in_features, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no delayed scaling nor
         two-level scales, and the output in FP8.
