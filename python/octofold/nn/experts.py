@@ -38,9 +38,9 @@ def experts(
     topk_weights: [..., k] of any of the dtypes of x; float32 is best.
     w13: [experts, 2·inner, hidden] of a gated activation, each expert's gate rows first; else
         [experts, inner, hidden]. In high precision, of any of these dtypes, cast in each call
-        (octofold.nn.keep_casts() keeps those of octofold.nn.Experts); or a ScaledTensor, as checkpoints have them, with
-        the scales that octofold.grouped_gemm() takes, of the recipe's granularity: used as it is,
-        without a gradient.
+        (octofold.nn.keep_casts() keeps those of octofold.nn.Experts); or a ScaledTensor, as
+        checkpoints have them, with the scales that octofold.grouped_gemm() takes, of the recipe's
+        granularity: used as it is, without a gradient.
     w2: [experts, hidden, inner], likewise.
     activation: as of octofold.mlp().
     recipe: as of octofold.linear(), with all products in FP8.
