@@ -6,7 +6,9 @@ SHELL := bash
 
 VENV := .venv/bin
 PRESET ?= release
-PYTEST = $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile tests/python tests/project
+# A worker for each core: threads of torch's on top of them would halve the speed.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile \
+  tests/python tests/project
 # Not empty: what fails runs once more, and both runs are shown.
 RETRY ?=
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]

@@ -82,8 +82,10 @@ def new_model(device: str) -> torch.nn.Module:
     return torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), layers[2])
 
 
-def trained_loss(model: torch.nn.Module, optimizer: Any, steps: int, device: str) -> float:
-    """The mean loss of the last steps."""
+def losses_of(
+    model: torch.nn.Module, optimizer: Any, steps: int, device: str
+) -> tuple[float, float]:
+    """Of the first step, and the mean of the last ones."""
     generator = torch.Generator(device).manual_seed(1)
     target = torch.randn(128, 128, generator=generator, device=device) / 11
     dtype = next(model.parameters()).dtype
@@ -100,7 +102,7 @@ def trained_loss(model: torch.nn.Module, optimizer: Any, steps: int, device: str
                 loss += error.detach() / MICRO_BATCHES
         optimizer.step()
         losses.append(loss)
-    return float(torch.stack(losses[-max(1, steps // 10) :]).mean())
+    return float(losses[0]), float(torch.stack(losses[-max(1, steps // 10) :]).mean())
 
 
 def main() -> int:
@@ -114,12 +116,12 @@ def main() -> int:
     octofold.nn.convert(model, main_grad=True, force_fp8=True)
     octofold.nn.convert(plain, force_fp8=True)
     run = options.steps, options.device
-    by_main_grad = trained_loss(
+    first, by_main_grad = losses_of(
         model, MainGradOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3), *run
     )
-    by_grad = trained_loss(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), *run)
-    print(f"loss with main_grad and BF16 weights: {by_main_grad:.4f}")
-    print(f"loss with grad and FP32 weights:      {by_grad:.4f}")
+    print(f"loss with main_grad and BF16 weights: {first:.4f} -> {by_main_grad:.4f}")
+    first, by_grad = losses_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), *run)
+    print(f"loss with grad and FP32 weights:      {first:.4f} -> {by_grad:.4f}")
     return 0 if abs(by_main_grad - by_grad) < 0.1 * by_grad else 1
 
 
