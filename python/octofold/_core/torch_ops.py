@@ -157,8 +157,8 @@ class _WithoutGradient(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise RuntimeError(
-            f"octofold.{ctx.name} has no derivative, and forward-mode differentiation (torch.func.jvp) "
-            "came through it: use backward()"
+            f"octofold.{ctx.name} has no derivative, and forward-mode differentiation "
+            "(torch.func.jvp) came through it: use backward()"
         )
 
     @staticmethod

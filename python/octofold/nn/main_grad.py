@@ -1,6 +1,6 @@
 """Gradients of weights that are added to `weight.main_grad`, as Megatron has it."""
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -38,20 +38,25 @@ class _InMainGrad(Tensor):
 
     @staticmethod
     def __new__(cls, weight: Tensor) -> "_InMainGrad":
-        made: _InMainGrad = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: _InMainGrad = Tensor._make_wrapper_subclass(
             cls, weight.shape, strides=weight.stride(), dtype=weight.dtype, device=weight.device
         )
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _NO_READS:
-            return args[0] if isinstance(args[0], Tensor) else None
-        _refuse(func)
+        if func not in _NO_READS:
+            raise UnsupportedError(
+                f"octofold.nn: {func}: expected nobody to read weight.grad of a layer with "
+                "main_grad=True, as the gradient is in weight.main_grad: use an optimizer that "
+                "reads it there, as examples/python/main_grad_optimizer.py does, or layers without "
+                "main_grad, also for a weight that other modules use too"
+            )
+        return args[0] if isinstance(args[0], Tensor) else None
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<the gradient is in weight.main_grad, {list(self.shape)}>"
 
 
@@ -61,12 +66,3 @@ _NO_READS: Final = (
     torch.ops.aten.zero_.default,
     torch.ops.aten._foreach_zero_.default,
 )
-
-
-def _refuse(func: object) -> NoReturn:
-    raise UnsupportedError(
-        f"octofold.nn: {func}: expected nobody to read weight.grad of a layer with main_grad=True, "
-        "as the gradient is in weight.main_grad: use an optimizer that reads it there, as "
-        "examples/python/main_grad_optimizer.py does, or layers without main_grad, also for a "
-        "weight that other modules use too"
-    )

@@ -96,9 +96,7 @@ def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
     return True
 
 
-def layer_of(
-    operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: bool
-) -> Layer:
+def layer_of(operation: str, linears: tuple[Linear, ...], recipe: Recipe, both: bool) -> Layer:
     """Layers side by side as one of a chain; with the weights' transposed casts if `both`."""
     weights = tuple(linear.weight for linear in linears)
     if any(is_dtensor(weight) for weight in weights):

@@ -79,7 +79,7 @@ BATCHES = {
 def test_batches_of_gradients_are_refused(case, differentiate):
     _, run = CASES[case]()
     x = random(5, 64).requires_grad_()
-    with pytest.raises(octofold.UnsupportedError, match="vectorize=True.*is_grads_batched=True"):
+    with pytest.raises(octofold.UnsupportedError, match=r"vectorize=True.*is_grads_batched=True"):
         differentiate(run(x), x, run)
 
 

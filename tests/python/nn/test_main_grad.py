@@ -94,7 +94,7 @@ def test_who_reads_grad_is_told(read):
         run().sum().backward()
         weights = [p for p in module.parameters() if hasattr(p, "main_grad")]
         assert weights
-        with pytest.raises(octofold.UnsupportedError, match="the gradient is in weight.main_grad"):
+        with pytest.raises(octofold.UnsupportedError, match=r"the gradient is in weight.main_grad"):
             read(weights)
 
 

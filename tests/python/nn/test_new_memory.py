@@ -16,9 +16,7 @@ MODULES = {recipe: lambda recipe=recipe: nn.Linear(SIZE, SIZE, recipe=recipe) fo
 MODULES |= {
     "norm and linear": lambda: nn.NormLinear(SIZE, SIZE),
     "mlp": lambda: nn.MLP(SIZE, SIZE, norm="layer"),
-    "experts": lambda: nn.MixtureOfExperts(
-        SIZE, SIZE, 4, 2, scoring="sigmoid", choice_bias=True
-    ),
+    "experts": lambda: nn.MixtureOfExperts(SIZE, SIZE, 4, 2, scoring="sigmoid", choice_bias=True),
     "inference": lambda: nn.InferenceLinear.from_linear(torch.nn.Linear(SIZE, SIZE)),
 }
 

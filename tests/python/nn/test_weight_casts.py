@@ -234,14 +234,14 @@ def test_what_changes_while_casts_are_kept_is_an_error(write):
 
 def test_a_fault_leaves_nothing_kept(casts):
     layer, x = nn.Linear(96, 64), random(33, 96)
-    with pytest.raises(ZeroDivisionError), nn.keep_casts(layer):
-        layer(x)
-        raise ZeroDivisionError
+    with pytest.raises(octofold.InvalidArgumentError), nn.keep_casts(layer):
+        layer(x[:, :-1])
+    layer(x)
     layer(x)
     assert casts.count((64, 96)) == 2
-    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected a torch.nn.Module"):
-        with nn.keep_casts(layer.weight):
-            pass
+    is_none = pytest.raises(octofold.InvalidArgumentError, match=r"'model': .* a torch\.nn\.Module")
+    with is_none, nn.keep_casts(layer.weight):
+        pass
 
 
 @pytest.mark.parametrize("seed", range(8))
