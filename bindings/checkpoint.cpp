@@ -26,12 +26,21 @@ Strings strings_of(const Range& texts) {
   return strings;
 }
 
+Fields reasons_of(const std::vector<LeftAlone>& weights) {
+  Fields reasons;
+  for (const LeftAlone& weight : weights) {
+    reasons.Set(weight.name, tvm::ffi::String(weight.reason));
+  }
+  return reasons;
+}
+
 Fields fields_of(const CheckpointReport& report) {
   return {{"quantized", strings_of(report.quantized)},
           {"copied", strings_of(report.copied)},
           {"requantized", strings_of(report.requantized)},
           {"not_finite", strings_of(report.not_finite)},
           {"dropped", strings_of(report.dropped)},
+          {"left_alone", reasons_of(report.left_alone)},
           {"input_bytes", report.input_bytes},
           {"output_bytes", report.output_bytes},
           {"files", strings_of(report.files)}};

@@ -81,12 +81,19 @@ struct CheckpointContents {
 /// than FP8; kIo.
 OCTOFOLD_API CheckpointContents inspect_checkpoint(const std::filesystem::path& input);
 
+/// A weight that could have been FP8 by its shape and type, and is not.
+struct LeftAlone {
+  std::string name;
+  std::string reason;
+};
+
 struct CheckpointReport {
   std::vector<std::string> quantized;        ///< names of the weights in FP8
   std::vector<std::string> copied;           ///< names of all other tensors
   std::vector<std::string> requantized;      ///< weights that were cast anew, with another error
   std::vector<std::string> not_finite;       ///< weights with codes or scales of NaN or infinity
   std::vector<std::string> dropped;          ///< tensors that the family has no place for
+  std::vector<LeftAlone> left_alone;         ///< of the tensors copied; by quantize_checkpoint()
   std::int64_t input_bytes = 0;              ///< tensor data read
   std::int64_t output_bytes = 0;             ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
@@ -110,23 +117,26 @@ struct QuantizeCheckpointOptions {
   CheckpointProgress progress{};
 };
 
-/// Embeddings, routers and output heads: what DeepSeek-V3's own FP8 checkpoint leaves unquantized.
+/// Embeddings, routers, output heads, and weights that models read without their layer.
 OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 
 /// Rewrites a safetensors checkpoint with its linear weights in FP8, as the family has them: each
-/// 2-D F32, F16 or BF16 `*.weight` that no skip pattern matches, and fused 3-D experts where the
-/// family has such; all else is copied.
+/// 2-D F64, F32, F16 or BF16 `*.weight` that no skip pattern matches, and fused 3-D experts where
+/// the family has such; all else is copied. Left alone with a reason is what the libraries that load
+/// the family would not read right: matrices stored as [in, out] (transformers' Conv1D), experts
+/// with biases or so stored, sizes that blocks of 128 do not divide where they have to.
 ///
 /// input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
 /// with either. output: a path of the same kind, which must not exist yet. An index goes into a
 /// folder that does not exist or is empty, and so does a folder, with all files that lie beside the
-/// weights (tokenizer, generation config) but weights in other formats. config.json gets its
-/// `quantization_config`, which names what was left as it is.
+/// weights, in folders below too, but weights in other formats, which are logged. config.json gets
+/// its `quantization_config`, which names what was left as it is.
 /// Memory use does not grow with the checkpoint. The output appears whole or not at all.
 /// Weights with NaN or infinity are logged and reported, not refused.
 /// Throws Error: kBadFormat for a file that is not valid safetensors, kIo for what the system
 /// refuses (a full disk …), kInvalidArgument for paths and patterns, for a checkpoint that is
-/// quantized already, and where no weight is to be quantized.
+/// quantized already, where no weight is to be quantized, for pipelines of Diffusers, and for
+/// models that the libraries of the family would not load.
 /// Format: https://github.com/huggingface/safetensors (README, "Format").
 OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& input,
                                                   const std::filesystem::path& output,

@@ -25,6 +25,9 @@ class CheckpointReport:
     """Of the weights in FP8, those with codes or scales of NaN or infinity."""
     dropped: tuple[str, ...]
     """Tensors that the family has no place for."""
+    left_alone: Mapping[str, str]
+    """Weights that could have been FP8 by their shape and type and are not, with the reason: a skip
+    pattern, or what the family's libraries would not read right. By quantize_checkpoint() alone."""
     input_bytes: int
     """Tensor data read."""
     output_bytes: int
@@ -78,7 +81,8 @@ class CheckpointContents:
 
 
 def default_skip_patterns() -> tuple[str, ...]:
-    """Embeddings, routers and output heads: what quantize_checkpoint leaves as it is."""
+    """What quantize_checkpoint leaves as it is: embeddings, routers, output heads, and weights that
+    models read without their layer (Mamba's `dt_proj`, T5's `wo`)."""
     return tuple(map(str, library.default_skip_patterns()))
 
 
@@ -125,15 +129,19 @@ def quantize_checkpoint(
 ) -> CheckpointReport:
     """Rewrite a safetensors checkpoint with its linear weights in FP8.
 
-    Each 2-D floating-point `*.weight` that no skip pattern matches becomes F8_E4M3 with FP32
-    scales, named and shaped as the family has them, and so do fused 3-D experts in the family
-    finegrained-fp8; all else is copied.
+    Each 2-D floating-point `*.weight` (of FP64 too) that no skip pattern matches becomes F8_E4M3
+    with FP32 scales, named and shaped as the family has them, and so do fused 3-D experts in the
+    family finegrained-fp8; all else is copied. What the libraries that load the family would not
+    read right stays as it is, logged and named in `left_alone`: matrices stored as [in, out]
+    (transformers' Conv1D in GPT-2), experts so stored or with biases, and sizes that are no
+    multiples of 128 where the family's scales are of whole blocks.
 
     input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
         with either.
     output: a path of the same kind, which must not exist yet (a folder may be there, empty). An
-        index and a folder take along what lies beside the weights (tokenizer, generation config);
-        config.json gets its `quantization_config`. The output appears whole or not at all.
+        index and a folder take along what lies beside the weights (tokenizer, generation config)
+        and in folders below, but caches and weights in other formats, which are logged; config.json
+        gets its `quantization_config`. The output appears whole or not at all.
     skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
         default_skip_patterns() unless use_default_skips is false.
     profile, power_of_two: as in quantize().
@@ -146,7 +154,8 @@ def quantize_checkpoint(
     reported.
     Raises BadFormatError for a file that is not valid safetensors, IoError for what the system
     refuses (a missing file is a FileNotFoundError too), InvalidArgumentError for paths, patterns,
-    a checkpoint that is FP8 already, and where no weight is to be quantized.
+    a checkpoint that is FP8 already, where no weight is to be quantized, for a pipeline of
+    Diffusers, and for models that the libraries of the family would not load (it says which would).
     """
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
@@ -193,6 +202,7 @@ def _report(fields: Mapping[str, Any]) -> CheckpointReport:
     names = ("quantized", "copied", "requantized", "not_finite", "dropped")
     return CheckpointReport(
         **{name: tuple(map(str, fields[name])) for name in names},
+        left_alone={str(name): str(reason) for name, reason in fields["left_alone"].items()},
         input_bytes=fields["input_bytes"],
         output_bytes=fields["output_bytes"],
         files=tuple(map(Path, fields["files"])),

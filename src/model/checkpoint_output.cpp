@@ -1,14 +1,15 @@
 #include "model/checkpoint_output.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/folder_files.h"
 #include "model/rewriter.h"
 #include "model/staged_output.h"
 
@@ -41,21 +42,6 @@ void check_folder(std::string_view operation, const fs::path& output, const fs::
     fail(operation, "a path in a folder other than the current one, which would be replaced",
          output);
   }
-}
-
-/// Weights in other formats, and what the family describes anew.
-bool comes_along(const fs::directory_entry& entry) {
-  const std::string name = entry.path().filename();
-  constexpr std::array<std::string_view, 12> kLeft = {".safetensors", ".safetensors.index.json",
-                                                      ".bin",         ".bin.index.json",
-                                                      ".pt",          ".pth",
-                                                      ".gguf",        ".h5",
-                                                      ".msgpack",     ".onnx",
-                                                      ".ckpt",        ".partial"};
-  return entry.is_regular_file() && name != kConfigName && name != "hf_quant_config.json" &&
-         !name.starts_with(".") &&
-         std::none_of(kLeft.begin(), kLeft.end(),
-                      [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
 std::string text_of(const nlohmann::json& value) { return value.dump(2) + "\n"; }
@@ -113,14 +99,11 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
     metadata["total_size"] = report.output_bytes;
     add(index_name, {{"metadata", std::move(metadata)}, {"weight_map", std::move(weight_map)}});
   }
-  for (const fs::directory_entry& entry :
-       fs::directory_iterator(source.folder().empty() ? fs::path(".") : source.folder())) {
-    if (!comes_along(entry)) continue;
-    const fs::path name = entry.path().filename();
-    std::error_code error;
-    fs::copy_file(entry.path(), staged.path() / name, error);
-    if (error) fail_io("copy", entry.path(), error.value());
-    files.push_back(folder / name);
+  const fs::path input = source.folder().empty() ? fs::path(".") : source.folder();
+  std::set<std::string> weights;
+  for (const Shard& shard : source.shards()) weights.insert(shard.name);
+  for (const fs::path& path : copy_along(input, staged.path(), weights)) {
+    files.push_back(folder / path);
   }
   staged.publish();
   report.files = std::move(files);
@@ -180,6 +163,7 @@ void check_output(std::string_view operation, const fs::path& input, const fs::p
          output);
   }
   if (kind == InputKind::kFolder) {
+    require_one_model(operation, input);
     check_folder(operation, output, new_folder(output));
     return;
   }

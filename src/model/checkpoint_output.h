@@ -16,7 +16,8 @@
 namespace octofold::model {
 
 /// Throws Error(kInvalidArgument) for an output that is of another kind than the input, the input
-/// itself, there already, or in a folder that has something in it.
+/// itself, there already, or in a folder that has something in it; for the input where it is a
+/// pipeline of Diffusers.
 void check_output(std::string_view operation, const std::filesystem::path& input,
                   const std::filesystem::path& output);
 

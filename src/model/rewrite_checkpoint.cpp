@@ -1,19 +1,45 @@
 // The two operations that write checkpoints.
 #include "octofold/checkpoint.h"
 
+#include "core/check.h"
 #include "model/checkpoint_output.h"
 #include "model/checkpoint_source.h"
 #include "model/contents.h"
 #include "model/rewrite_plan.h"
 
 namespace octofold {
+namespace {
 
 namespace fs = std::filesystem;
+
+/// Throws where config.json names a library that does not know the family: it would refuse the
+/// folder, or take codes for weights where the family says nothing in config.json.
+void require_owner(std::string_view operation, const model::CheckpointSource& source,
+                   CheckpointFamily family) {
+  if (source.kind() == model::InputKind::kFile || !source.config()) return;
+  const bool of_diffusers = source.config()->contains("_diffusers_version");
+  const bool of_transformers = source.config()->contains("architectures");
+  if (of_diffusers && family != CheckpointFamily::kTorchao) {
+    core::fail_argument(
+        operation, "family",
+        "torchao, which Diffusers loads (comfyui takes the model's file instead of its folder)",
+        name(family));
+  }
+  if (of_transformers && family == CheckpointFamily::kComfyUi) {
+    core::fail_argument(operation, "family",
+                        "one that transformers loads, whose folder this is (comfyui takes the "
+                        "model's file instead)",
+                        name(family));
+  }
+}
+
+}  // namespace
 
 CheckpointReport quantize_checkpoint(const fs::path& input, const fs::path& output,
                                      const QuantizeCheckpointOptions& options) {
   model::check_output("quantize_checkpoint", input, output);
   const model::CheckpointSource source("quantize_checkpoint", input);
+  require_owner("quantize_checkpoint", source, options.family);
   const model::RewritePlan plan = model::plan_quantization(model::read_contents(source), options);
   return model::write_checkpoint(source, plan,
                                  {.profile = options.profile, .power_of_two = options.power_of_two},
@@ -24,6 +50,7 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
                                     const ConvertCheckpointOptions& options) {
   model::check_output("convert_checkpoint", input, output);
   const model::CheckpointSource source("convert_checkpoint", input);
+  require_owner("convert_checkpoint", source, options.family);
   const model::RewritePlan plan = model::plan_conversion(model::read_contents(source), options);
   return model::write_checkpoint(source, plan, {}, options.progress, output);
 }

@@ -1,6 +1,8 @@
 #include "model/rewrite_plan.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <span>
 #include <unordered_set>
 
@@ -16,6 +18,18 @@ namespace {
 
 bool holds(std::span<const Granularity> granularities, Granularity wanted) {
   return std::find(granularities.begin(), granularities.end(), wanted) != granularities.end();
+}
+
+/// The floating-point type that most tensors beside the weights in FP8 have.
+std::string dtype_of(const CheckpointContents& contents) {
+  std::map<std::string, int> counts = {{"BF16", 0}, {"F16", 0}, {"F32", 0}};
+  for (const CheckpointTensor& tensor : contents.others) {
+    const auto found = counts.find(tensor.dtype);
+    if (found != counts.end()) ++found->second;
+  }
+  return std::max_element(counts.begin(), counts.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
 }
 
 /// Throws where the family writes no such scales of a weight of this shape.
@@ -39,6 +53,9 @@ bool lacks_input(const CheckpointWeight& weight, const Family& family, Granulari
 }
 
 bool fits(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
+  const MatrixSizes sizes(weight.codes.shape);
+  // Of a family that knows one granularity alone a layer cannot have another.
+  if (family.mixes && !family.takes_sizes(granularity, sizes.rows, sizes.cols)) return false;
   return holds(family.granularities_of(weight.codes.shape), granularity) &&
          !lacks_input(weight, family, granularity);
 }
@@ -66,15 +83,58 @@ Granularity target_of(std::span<const CheckpointWeight> weights, const Family& f
   return family.granularities.front();
 }
 
+/// Whether this is a matrix of one expert, whose scales its family's libraries do not load.
+bool is_expert_amiss(const Family& family, const Step& step) {
+  return step.is_weight() && step.values.shape.size() == 2 &&
+         step.name.find(".experts.") != std::string::npos && !holds(family.of_experts, step.to);
+}
+
 /// Checkpoints that are right, and that a library cannot load.
 void warn_of_experts(const RewritePlan& plan) {
-  if (plan.family->about_experts.empty()) return;
-  const auto experts = std::count_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) {
-    return step.is_weight() && step.name.find(".experts.") != std::string::npos;
-  });
+  const auto experts = std::count_if(
+      plan.steps.begin(), plan.steps.end(),
+      [&](const Step& step) { return is_expert_amiss(*plan.family, step); });
   if (experts == 0) return;
   core::log(LogLevel::kWarning, "{} weights of experts are of the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
+}
+
+/// Throws where a library that owns the family would not load what the plan makes.
+void require_loadable(std::string_view operation, const RewritePlan& plan) {
+  const Family& family = *plan.family;
+  for (const Step& step : plan.steps) {
+    if (!step.is_weight()) continue;
+    if (is_expert_amiss(family, step)) {
+      core::fail_argument(
+          operation, "granularity",
+          core::format("scales that experts load with: {}. Other ways: skip '*.experts.*', which "
+                       "leaves them as they are, or the families deepseek-v3 and finegrained-fp8",
+                       family.about_experts),
+          core::format("{} scales of {} in the family {}", name(step.to), quote(step.name),
+                       family.name));
+    }
+    const std::string_view refusal = family.refusal(step.name);
+    if (refusal.empty()) continue;
+    core::fail_argument(operation, "family", core::format("one that loads: {}", refusal),
+                        core::format("{} and {}", family.name, quote(step.name)));
+  }
+}
+
+/// Throws where nothing is to be quantized, with the reasons there are.
+void require_some(std::string_view operation, const RewritePlan& plan) {
+  if (std::any_of(plan.steps.begin(), plan.steps.end(),
+                  [](const Step& step) { return step.is_weight(); })) {
+    return;
+  }
+  std::string got = core::format("none among {} tensors", plan.steps.size());
+  std::set<std::string> said;
+  for (const LeftAlone& weight : plan.left_alone) {
+    if (!said.insert(weight.reason).second) continue;
+    got.append(core::format("; {}: {}", quote(weight.name), weight.reason));
+    if (said.size() == 3) break;
+  }
+  core::fail_argument(operation, "input",
+                      "matrices named *.weight that no pattern skips and the family takes", got);
 }
 
 void require_free_names(std::string_view operation, const RewritePlan& plan) {
@@ -114,24 +174,23 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
         core::format("one that needs no static scales of inputs in the family {}", family.name),
         name(granularity));
   }
-  const WeightSelection selection(options, family);
-  selection.warn_of_idle_patterns(contents.others);
-  RewritePlan plan{&family, {}, {}};
-  bool any = false;
+  const WeightSelection selection(options, family, granularity, contents.others);
+  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}};
   for (const CheckpointTensor& tensor : contents.others) {
-    const bool chosen = selection.contains(tensor);
-    any = any || chosen;
+    bool chosen = selection.is_candidate(tensor);
+    if (chosen) {
+      std::string reason = selection.reason_against(tensor);
+      chosen = reason.empty();
+      if (!chosen) plan.left_alone.push_back({tensor.name, std::move(reason)});
+    }
     if (chosen) require_granularity(kOperation, family, tensor, granularity);
     plan.steps.push_back({.kind = chosen ? Step::Kind::kQuantize : Step::Kind::kCopy,
                           .name = tensor.name,
                           .values = tensor,
                           .to = granularity});
   }
-  if (!any) {
-    core::fail_argument(kOperation, "input", "matrices named *.weight that no pattern skips",
-                        core::format("none among {} tensors", contents.others.size()));
-  }
-  warn_of_experts(plan);
+  require_some(kOperation, plan);
+  require_loadable(kOperation, plan);
   require_free_names(kOperation, plan);
   return plan;
 }
@@ -164,7 +223,8 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
           name(*options.granularity));
     }
   }
-  RewritePlan plan{&family, {}, {}};
+  RewritePlan plan{.family = &family, .steps = {}, .dropped = {}};
+  plan.dtype = dtype_of(contents);
   const std::span<const CheckpointWeight> weights(contents.weights);
   const Granularity common =
       options.granularity ? *options.granularity : target_of(weights, family);
@@ -220,7 +280,10 @@ Description describe(const RewritePlan& plan) {
                                      .shape = step.values.shape,
                                      .granularity = step.to,
                                      .static_input = step.input_scale.has_value(),
-                                     .full_precision = step.full_precision});
+                                     .full_precision = step.full_precision,
+                                     .dtype = step.kind == Step::Kind::kQuantize
+                                                  ? step.values.dtype
+                                                  : plan.dtype});
       if (step.input_scale) {
         description.others.push_back(spelled(plan.family->spelling().input_scale, step.name));
       }

@@ -38,6 +38,10 @@ struct RewritePlan {
   const Family* family;
   std::vector<Step> steps;           ///< by file of the input, in the order of their data
   std::vector<std::string> dropped;  ///< tensors that the family has no place for
+  /// Weights that could have been FP8, and why they are not.
+  std::vector<LeftAlone> left_alone{};
+  /// What the model computes in, as safetensors spells it.
+  std::string dtype = "BF16";
 };
 
 /// Throws what quantize_checkpoint() throws of what a checkpoint holds. Warns in the log of

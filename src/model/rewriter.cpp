@@ -1,12 +1,15 @@
 #include "model/rewriter.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
 #include "model/contents.h"
 #include "model/json_text.h"
+#include "model/weight_selection.h"
 
 namespace octofold::model {
 namespace {
@@ -27,6 +30,30 @@ std::vector<std::int64_t> scale_shape_of(const Family& family, const Step& step)
 bool tells_of_scales(std::string_view key, std::string_view text) {
   return key == "_quantization_metadata" || key == "tensor_names" ||
          text.starts_with(R"({"_type")");
+}
+
+/// Doubles to floats, in place.
+void narrow(std::vector<std::byte>& values) {
+  const std::size_t count = values.size() / sizeof(double);
+  for (std::size_t i = 0; i < count; ++i) {
+    double value = 0;
+    std::memcpy(&value, values.data() + i * sizeof(double), sizeof(double));
+    const auto narrowed = static_cast<float>(value);
+    std::memcpy(values.data() + i * sizeof(float), &narrowed, sizeof(float));
+  }
+  values.resize(count * sizeof(float));
+}
+
+/// A line for each reason but patterns, which are the caller's own choice or documented.
+void log_left_alone(const std::vector<LeftAlone>& weights) {
+  std::map<std::string, std::vector<std::string>> by_reason;
+  for (const LeftAlone& weight : weights) {
+    if (!weight.reason.starts_with(kByPattern)) by_reason[weight.reason].push_back(weight.name);
+  }
+  for (const auto& [reason, names] : by_reason) {
+    core::log(LogLevel::kWarning, "{} weights are left as they are, as {}: {}", names.size(),
+              reason, quoted(names));
+  }
 }
 
 void log_names(std::string_view what, const std::vector<std::string>& names) {
@@ -72,6 +99,8 @@ CheckpointReport Rewriter::finish() {
   const std::int64_t left_out = total_bytes_ - report_.input_bytes;
   if (left_out > 0) advance(left_out);
   report_.dropped = plan_.dropped;
+  report_.left_alone = plan_.left_alone;
+  log_left_alone(report_.left_alone);
   log_names(
       "weights hold NaN or infinity now, of their own or where the profile makes it of zeros "
       "(deepseek, torchao-tensor)",
@@ -166,8 +195,11 @@ void Rewriter::keep(const Step& step, SafetensorsWriter& output) {
 void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
   const MatrixSizes sizes(step.values.shape);
   const bool from_fp8 = step.kind == Step::Kind::kRequantize;
-  const DType dtype = from_fp8 ? fp8_of(step.values)
-                               : *quantizable_dtype(*find_safetensors_dtype(step.values.dtype));
+  const bool is_double = step.values.dtype == "F64";
+  const DType dtype = from_fp8    ? fp8_of(step.values)
+                      : is_double ? DType::kFloat32
+                                  : *quantizable_dtype(*find_safetensors_dtype(step.values.dtype));
+  const std::int64_t value_bytes = is_double ? sizeof(double) : size_of(dtype);
   const std::vector<WeightScales> old_scales =
       from_fp8 ? scales_of(step) : std::vector<WeightScales>();
   const std::string codes_name = spelled(plan_.family->spelling().codes, step.name);
@@ -176,11 +208,12 @@ void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
   bool finite = true;
   for (std::int64_t index = 0; index < sizes.matrices; ++index) {
     const auto values = [&](const Tile& tile, bool again) {
-      input_.resize(tile.size() * size_of(dtype));
+      input_.resize(tile.size() * value_bytes);
       for_each_run(tile, std::span(input_), [&](std::int64_t offset, std::span<std::byte> run) {
-        data_.read(step.values, index * elements * size_of(dtype) + offset, run);
+        data_.read(step.values, index * elements * value_bytes + offset, run);
       });
       if (!again) advance(std::ssize(input_));
+      if (is_double) narrow(input_);
       const TensorView bytes = matrix(std::as_const(input_).data(), dtype, tile.rows, tile.cols);
       if (!from_fp8) return bytes;
       wide_.resize(tile.size() * sizeof(float));
@@ -192,7 +225,7 @@ void Rewriter::cast(const Step& step, SafetensorsWriter& output) {
       output.write(codes_name, index * elements + offset, bytes);
     };
     const WeightScales made = caster_.cast(
-        {sizes.rows, sizes.cols, step.to, from_fp8 ? 4 : size_of(dtype), values, codes}, finite);
+        {sizes.rows, sizes.cols, step.to, from_fp8 ? 4 : value_bytes, values, codes}, finite);
     scales.insert(scales.end(), made.values.begin(), made.values.end());
   }
   if (step.scale) advance(step.scale->bytes);

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "model/contents.h"
 #include "model/json_text.h"
 #include "model/safetensors_dtype.h"
 
@@ -13,10 +14,14 @@ namespace octofold {
 const std::vector<std::string>& default_skip_patterns() {
   static const std::vector<std::string> patterns = {
       // Embeddings; eh_proj joins one with hidden states in DeepSeek-V3's multi-token prediction.
-      "*embed*", "*wte*", "*wpe*", "shared.weight", "*relative_attention_bias*", "*eh_proj*",
+      "*embed*", "*wte*", "*wpe*", "shared.weight", "*.shared.weight", "*relative_attention_bias*",
+      "*eh_proj*",
       // Routers, and the weights by which a sparse-attention indexer ranks tokens: small, and an
       // error there picks other experts or tokens.
       "*.gate.weight", "*_gate.weight", "*router*", "*indexer.weights_proj*",
+      // Weights that their model reads by itself: Mamba's steps in time, and the output of T5's
+      // feed-forward layers, which transformers keeps in FP32.
+      "*.dt_proj.weight", "*.DenseReluDense.wo.weight",
       // Output heads.
       "*lm_head*", "*.head.weight", "head.weight", "output.weight", "score.weight", "*classifier*"};
   return patterns;
@@ -31,43 +36,18 @@ bool matches(const std::string& pattern, const std::string& name) {
   return ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 
-/// transformers' names of all experts' matrices in one tensor.
-bool is_fused_experts(std::string_view name) {
-  for (const std::string_view ending :
-       {".experts.gate_up_proj", ".experts.down_proj", ".experts.up_proj", ".experts.gate_proj"}) {
-    if (name.ends_with(ending)) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const Family& family)
-    : options_(options), family_(family), skip_(options.skip) {
-  for (const std::string& pattern : skip_) {
+void require_patterns(const std::vector<std::string>& patterns) {
+  for (const std::string& pattern : patterns) {
     if (pattern.empty() || pattern.find('\0') != std::string::npos) {
       core::fail_argument("quantize_checkpoint", "skip", "glob patterns of one character or more",
                           quote(pattern));
     }
   }
-  if (options.use_default_skips) {
-    const std::vector<std::string>& defaults = default_skip_patterns();
-    skip_.insert(skip_.end(), defaults.begin(), defaults.end());
-  }
 }
 
-bool WeightSelection::contains(const CheckpointTensor& tensor) const {
-  const auto dtype = find_safetensors_dtype(tensor.dtype);
-  const bool matrix = tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
-  const bool stack =
-      tensor.shape.size() == 3 && is_fused_experts(tensor.name) && !family_.of_stacks.empty();
-  return (matrix || stack) && tensor.bytes > 0 && dtype && quantizable_dtype(*dtype) &&
-         std::none_of(skip_.begin(), skip_.end(),
-                      [&](const std::string& pattern) { return matches(pattern, tensor.name); });
-}
-
-void WeightSelection::warn_of_idle_patterns(const std::vector<CheckpointTensor>& tensors) const {
-  for (const std::string& pattern : options_.skip) {
+void warn_of_idle_patterns(const std::vector<std::string>& patterns,
+                           const std::vector<CheckpointTensor>& tensors) {
+  for (const std::string& pattern : patterns) {
     if (std::none_of(tensors.begin(), tensors.end(), [&](const CheckpointTensor& tensor) {
           return matches(pattern, tensor.name);
         })) {
@@ -75,6 +55,43 @@ void WeightSelection::warn_of_idle_patterns(const std::vector<CheckpointTensor>&
                 quote(pattern));
     }
   }
+}
+
+}  // namespace
+
+WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const Family& family,
+                                 Granularity granularity,
+                                 const std::vector<CheckpointTensor>& tensors)
+    : family_(family), granularity_(granularity), skip_(options.skip), layout_(tensors) {
+  require_patterns(options.skip);
+  warn_of_idle_patterns(options.skip, tensors);
+  if (options.use_default_skips) {
+    const std::vector<std::string>& defaults = default_skip_patterns();
+    skip_.insert(skip_.end(), defaults.begin(), defaults.end());
+  }
+}
+
+bool WeightSelection::is_candidate(const CheckpointTensor& tensor) const {
+  const auto dtype = find_safetensors_dtype(tensor.dtype);
+  const bool matrix = tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
+  const bool stack = tensor.shape.size() == 3 && is_stack_of_experts(tensor.name) &&
+                     !family_.of_stacks.empty();
+  return (matrix || stack) && tensor.bytes > 0 && dtype &&
+         (quantizable_dtype(*dtype) || *dtype == SafetensorsDType::kF64);
+}
+
+std::string WeightSelection::reason_against(const CheckpointTensor& tensor) const {
+  const auto pattern =
+      std::find_if(skip_.begin(), skip_.end(),
+                   [&](const std::string& candidate) { return matches(candidate, tensor.name); });
+  if (pattern != skip_.end()) return std::string(kByPattern) + quote(*pattern);
+  const std::string_view objection = layout_.objection(tensor);
+  if (!objection.empty()) return std::string(objection);
+  const MatrixSizes sizes(tensor.shape);
+  if (family_.takes_sizes(granularity_, sizes.rows, sizes.cols)) return "";
+  return core::format(
+      "a size is no multiple of 128, and {} is read with {} scales of whole blocks alone",
+      family_.name, name(granularity_));
 }
 
 }  // namespace octofold::model

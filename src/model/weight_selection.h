@@ -1,31 +1,39 @@
-// Which tensors of a checkpoint in high precision become FP8.
+// Which tensors of a checkpoint in high precision become FP8, and why others do not.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octofold/checkpoint.h"
 
 #include "model/families/family.h"
+#include "model/linear_layout.h"
 
 namespace octofold::model {
 
+/// How the reasons begin that patterns give.
+inline constexpr std::string_view kByPattern = "its name matches ";
+
 class WeightSelection {
  public:
-  /// Throws Error(kInvalidArgument) for a pattern that is empty or holds a NUL.
-  WeightSelection(const QuantizeCheckpointOptions& options, const Family& family);
+  /// Throws Error(kInvalidArgument) for a pattern that is empty or holds a NUL. Warns in the log of
+  /// patterns of the caller's that match none of the tensors.
+  WeightSelection(const QuantizeCheckpointOptions& options, const Family& family,
+                  Granularity granularity, const std::vector<CheckpointTensor>& tensors);
 
-  /// Whether this tensor becomes FP8: a matrix named `*.weight`, or where the family has stacks
-  /// fused experts, of numbers that quantize() casts, that no pattern skips.
-  bool contains(const CheckpointTensor& tensor) const;
+  /// Whether a tensor could become FP8: a matrix named `*.weight`, or where the family has stacks
+  /// fused experts, of numbers that the rewriter casts.
+  bool is_candidate(const CheckpointTensor& tensor) const;
 
-  /// Warns in the log of patterns of the caller's that match none of the tensors.
-  void warn_of_idle_patterns(const std::vector<CheckpointTensor>& tensors) const;
+  /// Why a candidate stays as it is; empty: it becomes FP8.
+  std::string reason_against(const CheckpointTensor& tensor) const;
 
  private:
-  const QuantizeCheckpointOptions& options_;
   const Family& family_;
+  Granularity granularity_;
   std::vector<std::string> skip_;
+  LinearLayout layout_;
 };
 
 }  // namespace octofold::model

@@ -1,6 +1,7 @@
 """What the commands on checkpoints share: options, and what they say of a run."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import octofold
@@ -33,11 +34,27 @@ def add_granularity(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def by_reason(left_alone: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of the weights for each reason there is."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_alone.items():
+        names.setdefault(reason, []).append(name)
+    return names
+
+
+def shortened(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
 def show(report: octofold.CheckpointReport) -> None:
     before, after = report.input_bytes / 1e6, report.output_bytes / 1e6
     share = f" ({after / before:.0%} of it)" if before else ""
     anew = f", {len(report.requantized)} of them anew" if report.requantized else ""
     print(f"{len(report.quantized)} weights to FP8{anew}, {len(report.copied)} tensors copied")
     print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
+    for reason, names in by_reason(report.left_alone).items():
+        print(f"{len(names)} left as they are, as {reason}: {shortened(names)}")
     for path in report.files:
         print(f"  {path}")

@@ -13,8 +13,11 @@ DESCRIPTION = f"""\
 Rewrite a safetensors checkpoint with its linear weights in FP8: each 2-D floating-point `*.weight`
 becomes F8_E4M3 with F32 scales beside it, named as the family has them (deepseek-v3: one multiplier
 per 128×128 block in `*.weight_scale_inv`). Everything else is copied. Of a folder config.json, the
-tokenizer and the rest come along, so that a server can be pointed at OUT. Checkpoints larger than
-memory are fine. The output appears whole or not at all.
+tokenizer, folders below and the rest come along, so that a server can be pointed at OUT.
+Checkpoints larger than memory are fine. The output appears whole or not at all.
+
+What the libraries of the family would not read right is left as it is and named, or refused before
+anything is written. Of a pipeline of Diffusers each model is taken by itself.
 
   octofold quantize MODEL_DIR OUT_DIR --family compressed-tensors
   octofold quantize model.safetensors model-fp8.safetensors

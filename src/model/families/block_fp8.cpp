@@ -17,6 +17,14 @@ constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granulari
 /// Both have it; DeepSeek's own says the format too.
 bool is_fp8(const nlohmann::json& config) { return text_at(config, "quant_method") == "fp8"; }
 
+/// Without a GPU transformers takes a block's size from the quotient of the shapes.
+bool takes_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  const auto is_read = [](std::int64_t size) {
+    return size <= kScaleBlock || size % kScaleBlock == 0;
+  };
+  return granularity == Granularity::kTensor || (is_read(rows) && is_read(cols));
+}
+
 bool names_format(const nlohmann::json& config) { return config.contains("fmt"); }
 
 /// null: a scale for each tensor.
@@ -66,11 +74,14 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .spellings = kDeepSeekSpellings,
                                       .granularities = kBlocks,
                                       .of_stacks = {},
-                                      .unscaled = false,
+                                      .of_experts = kBlocks,
+.unscaled = false,
                                       .mixes = false,
                                       .tensor_needs_input = false,
                                       .about_experts = "",
-                                      .scale_shape = plain_scale_shape,
+                                      .refusal = no_refusal,
+.takes_sizes = any_sizes,
+.scale_shape = plain_scale_shape,
                                       .recognizes = recognizes_deepseek,
                                       .config = deepseek_config,
                                       .side_files = no_side_files,
@@ -81,11 +92,14 @@ constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp
                                           .spellings = kFineGrainedSpellings,
                                           .granularities = kBlocksOrTensor,
                                           .of_stacks = kBlocks,
-                                          .unscaled = false,
+                                          .of_experts = kBlocksOrTensor,
+.unscaled = false,
                                           .mixes = false,
                                           .tensor_needs_input = false,
                                           .about_experts = "",
-                                          .scale_shape = plain_scale_shape,
+                                          .refusal = no_refusal,
+.takes_sizes = takes_sizes,
+.scale_shape = plain_scale_shape,
                                           .recognizes = recognizes_finegrained,
                                           .config = config_of,
                                           .side_files = no_side_files,

@@ -1,7 +1,11 @@
 // compressed-tensors, which llm-compressor and vLLM write and read. Source: its `quantization` and
 // `compressors` packages, version 0.20.
+#include <algorithm>
+#include <set>
+
 #include "octofold/scale_layout.h"
 
+#include "core/check.h"
 #include "model/families/family.h"
 
 namespace octofold::model {
@@ -10,6 +14,8 @@ namespace {
 constexpr Spelling kSpellings[] = {{"*", "*_scale", "?input_scale"}};
 constexpr Granularity kGranularities[] = {Granularity::kChannel, Granularity::kTensor,
                                           Granularity::kBlock128x128, Granularity::kBlock1x128};
+
+constexpr Granularity kOfExperts[] = {Granularity::kChannel, Granularity::kTensor};
 
 std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, std::int64_t cols) {
   if (granularity == Granularity::kChannel) return {rows, 1};
@@ -72,6 +78,54 @@ nlohmann::json input_arguments(const Description::Weight& weight) {
   return inputs;
 }
 
+/// The ending of a module's name that it has with and without the prefix of its base model.
+std::string ending_of(const std::string& module) {
+  const std::size_t first = module.find('.');
+  const bool has_three_parts =
+      first != std::string::npos && module.find('.', first + 1) != std::string::npos;
+  return has_three_parts ? module.substr(first + 1) : module;
+}
+
+std::string escaped(std::string_view text) {
+  std::string regex;
+  for (const char c : text) {
+    if (std::string_view(R"(.^$|()[]{}*+?\)").find(c) != std::string_view::npos) regex += '\\';
+    regex += c;
+  }
+  return regex;
+}
+
+/// Whether a module lies in a list of layers: a part of its name is a number.
+bool in_a_list(std::string_view module) {
+  for (std::size_t begin = 0; begin < module.size();) {
+    const std::size_t dot = std::min(module.find('.', begin), module.size());
+    const std::string_view part = module.substr(begin, dot - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos) {
+      return true;
+    }
+    begin = dot + 1;
+  }
+  return false;
+}
+
+/// A regular expression for what a model has outside its lists of layers and the file has not in
+/// FP8: heads that are tied to embeddings or new, whatever they are called. Of lists nothing is
+/// said, as libraries rename what is in them.
+std::string outside_the_lists(const Description& checkpoint) {
+  std::set<std::string> endings;
+  for (const Description::Weight& weight : checkpoint.weights) {
+    const std::string module = module_of(weight.name);
+    if (!in_a_list(module)) endings.insert(escaped(ending_of(module)));
+  }
+  std::string quantized;
+  for (const std::string& ending : endings) {
+    quantized.append(quantized.empty() ? "" : "|").append(ending);
+  }
+  const std::string but =
+      quantized.empty() ? "" : core::format(R"((?!(?:.*\.)?(?:{})$))", quantized);
+  return core::format(R"(re:(?!(?:.*\.)?\d+(?:\.|$)){}.*$)", but);
+}
+
 /// One group for each kind of weight; of several each names its layers.
 std::optional<nlohmann::json> config_of(const Description& checkpoint) {
   std::map<std::pair<Granularity, bool>, std::vector<std::string>> kinds;
@@ -91,10 +145,12 @@ std::optional<nlohmann::json> config_of(const Description& checkpoint) {
         {"targets", targets},
         {"weights", weight_arguments(kind.first)}};
   }
+  std::vector<std::string> ignored = checkpoint.skipped;
+  ignored.push_back(outside_the_lists(checkpoint));
   return nlohmann::json{{"config_groups", groups},
                         {"format", "float-quantized"},
                         {"global_compression_ratio", nullptr},
-                        {"ignore", checkpoint.skipped},
+                        {"ignore", ignored},
                         {"kv_cache_scheme", nullptr},
                         {"quant_method", "compressed-tensors"},
                         {"quantization_status", "compressed"}};
@@ -107,11 +163,17 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .spellings = kSpellings,
                                              .granularities = kGranularities,
                                              .of_stacks = {},
-                                             .unscaled = false,
+                                             .of_experts = kOfExperts,
+.unscaled = false,
                                              .mixes = true,
                                              .tensor_needs_input = false,
-                                             .about_experts = "",
-                                             .scale_shape = shape_of,
+                                             .about_experts =
+                                                 "transformers loads no block scales of experts "
+                                                 "(channel and tensor it does, and 128x128 in the "
+                                                 "family deepseek-v3)",
+                                             .refusal = no_refusal,
+.takes_sizes = whole_blocks,
+.scale_shape = shape_of,
                                              .recognizes = recognizes,
                                              .config = config_of,
                                              .side_files = no_side_files,

@@ -36,6 +36,7 @@ struct Description {
     Granularity granularity;
     bool static_input;
     bool full_precision;
+    std::string dtype;  ///< of its values, as safetensors spells it
   };
   std::vector<Weight> weights;
   std::vector<std::string> others;   ///< names of all other tensors
@@ -55,12 +56,19 @@ struct Family {
   std::span<const Granularity> granularities;  ///< of weights, the first where nobody chose
   /// What weights [experts, N, K] are written with; none: it has no such weights.
   std::span<const Granularity> of_stacks;
+  /// What experts that are a matrix each are loaded with by whoever loads the family.
+  std::span<const Granularity> of_experts;
   bool unscaled;  ///< reads codes without scales as values
   bool mixes;     ///< can say of each weight which granularity it has
   /// Static scales of inputs go with scales of tensors, and neither without the other.
   bool tensor_needs_input;
-  /// What to say where experts' matrices are FP8; empty: nothing.
+  /// What to say where experts' matrices have other scales; empty: nothing.
   std::string_view about_experts;
+  /// Why a weight of this name would not load, or with other values, and what else to do; empty: it
+  /// loads.
+  std::string_view (*refusal)(std::string_view weight);
+  /// Whether such scales of a matrix of these sizes are read right.
+  bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
                                            std::int64_t cols);
@@ -94,7 +102,11 @@ const Family& family_of(CheckpointFamily id);
 [[noreturn]] void fail_unsupported(const Family& family, std::string_view expected,
                                    std::string_view got);
 
-/// What most families have of the last three.
+/// What most families have.
+std::string_view no_refusal(std::string_view weight);
+bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
+/// Blocks must divide what they scale: rows and columns, or columns alone.
+bool whole_blocks(Granularity granularity, std::int64_t rows, std::int64_t cols);
 std::vector<SideFile> no_side_files(const Description& checkpoint);
 std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 /// scale_shape() of the public API, with [] for a tensor's.

@@ -62,6 +62,20 @@ std::vector<std::int64_t> block_of(const Description::Weight& weight) {
   return {};
 }
 
+constexpr std::string_view torch_name(std::string_view dtype) {
+  if (dtype == "F64") return "float64";
+  if (dtype == "F32") return "float32";
+  return dtype == "F16" ? "float16" : "bfloat16";
+}
+
+/// Its entries name parameters as the file does, and transformers asks for them by the names that
+/// it gives to those of ViT and its kin.
+std::string_view refusal(std::string_view weight) {
+  if (weight.find(".attention.attention.") == std::string_view::npos) return "";
+  return "transformers loads such layers of vision transformers under other names than torchao's "
+         "header has; it loads the families compressed-tensors and finegrained-fp8 of them";
+}
+
 /// Every entry is text, and what it says JSON.
 std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
   std::map<std::string, std::string> entries;
@@ -73,7 +87,7 @@ std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
     nlohmann::json tensor =
         value("Float8Tensor", {{"act_quant_kwargs", nullptr},
                                {"block_size", block_of(weight)},
-                               {"dtype", value("torch.dtype", "bfloat16")},
+                               {"dtype", value("torch.dtype", torch_name(weight.dtype))},
                                {"kernel_preference", value("KernelPreference", "AUTO")},
                                {"mm_config", nullptr}});
     tensor["_tensor_data_names"] = {"qdata", "scale"};
@@ -91,13 +105,16 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .spellings = kSpellings,
                                    .granularities = kGranularities,
                                    .of_stacks = {},
-                                   .unscaled = false,
+                                   .of_experts = {},
+.unscaled = false,
                                    .mixes = true,
                                    .tensor_needs_input = false,
                                    .about_experts =
                                        "transformers loads no experts that are of it (--skip "
                                        "'*.experts.*' leaves them as they are)",
-                                   .scale_shape = shape_of,
+                                   .refusal = refusal,
+.takes_sizes = whole_blocks,
+.scale_shape = shape_of,
                                    .recognizes = recognizes,
                                    .config = config_of,
                                    .side_files = no_side_files,

@@ -52,7 +52,6 @@ TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
       float_tensor("lm_head.weight", {16, 8}, 7),
       float_tensor("layers.0.weight_matrix", {16, 8}, 8),
       {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
-      {"double.weight", SafetensorsDType::kF64, {1, 2}, std::string(16, 'd')},
       {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
   std::vector<NamedTensor> all = weights;
   all.insert(all.end(), others.begin(), others.end());
@@ -136,13 +135,17 @@ TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
        {"model.embed_tokens.weight", "model.layers.3.mlp.gate.weight", "lm_head.weight",
         "model.layers.61.eh_proj.weight", "model.layers.61.shared_head.head.weight",
         "transformer.wte.weight", "transformer.wpe.weight", "mlp.shared_expert_gate.weight",
-        "embeddings.word_embeddings.weight", "classifier.weight", "score.weight"}) {
+        "embeddings.word_embeddings.weight", "classifier.weight", "score.weight", "shared.weight",
+        "model.shared.weight", "text_encoders.t5xxl.transformer.shared.weight",
+        "backbone.layers.0.mixer.dt_proj.weight",
+        "encoder.block.0.layer.1.DenseReluDense.wo.weight"}) {
     EXPECT_FALSE(becomes_fp8(name)) << name;
   }
   for (const char* name :
        {"model.layers.3.mlp.gate_proj.weight", "model.layers.3.self_attn.kv_a_proj_with_mqa.weight",
         "model.layers.3.mlp.experts.7.down_proj.weight", "encoder.layer.0.output.dense.weight",
-        "encoder.layer.0.attention.self.query.weight"}) {
+        "encoder.layer.0.attention.self.query.weight", "layers.0.attention.wo.weight",
+        "model.layers.0.mlp.shared.up.weight"}) {
     EXPECT_TRUE(becomes_fp8(name)) << name;
   }
 }

@@ -1,0 +1,296 @@
+// What quantize_checkpoint() leaves alone or refuses, since the libraries that load a family would
+// read it otherwise, and what it says of it.
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "octofold/checkpoint.h"
+#include "octofold/log.h"
+
+#include "checkpoints.h"
+
+namespace octofold {
+namespace {
+
+namespace fs = std::filesystem;
+using model::SafetensorsDType;
+using nlohmann::json;
+using test::expect_copied;
+using test::expect_error;
+using test::float_tensor;
+using test::NamedTensor;
+using test::Names;
+using test::read_checkpoint;
+using test::TestFolder;
+using test::write_checkpoint;
+
+std::map<std::string, std::string> reasons_of(const CheckpointReport& report) {
+  std::map<std::string, std::string> reasons;
+  for (const LeftAlone& weight : report.left_alone) reasons[weight.name] = weight.reason;
+  return reasons;
+}
+
+/// What becomes of these tensors, and what was logged.
+struct Outcome {
+  CheckpointReport report;
+  std::map<std::string, std::string> reasons;
+  std::map<std::string, NamedTensor> tensors;
+  std::string log;
+};
+
+Outcome quantize(const std::vector<NamedTensor>& tensors,
+                 const QuantizeCheckpointOptions& options) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", tensors);
+  Outcome outcome;
+  set_log_handler([&](LogLevel, std::string_view message) { outcome.log += message; });
+  outcome.report =
+      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors", options);
+  set_log_handler({});
+  outcome.reasons = reasons_of(outcome.report);
+  outcome.tensors = read_checkpoint(folder / "out.safetensors");
+  return outcome;
+}
+
+TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
+  const std::vector<NamedTensor> conv1d = {
+      float_tensor("h.0.attn.c_attn.weight", {8, 24}, 1), float_tensor("h.0.attn.c_attn.bias", {24}, 2),
+      float_tensor("h.0.attn.c_proj.weight", {8, 8}, 3), float_tensor("h.0.attn.c_proj.bias", {8}, 4),
+      float_tensor("h.0.mlp.c_proj.weight", {32, 8}, 5), float_tensor("h.0.mlp.c_proj.bias", {8}, 6),
+      float_tensor("h.0.attn.q_attn.weight", {8, 8}, 7), float_tensor("h.0.attn.q_attn.bias", {8}, 8)};
+  std::vector<NamedTensor> all = conv1d;
+  all.push_back(float_tensor("other.up.weight", {24, 8}, 9));
+  all.push_back(float_tensor("other.up.bias", {24}, 10));
+  all.push_back(float_tensor("other.square.weight", {8, 8}, 11));
+  all.push_back(float_tensor("other.square.bias", {8}, 12));
+  for (const CheckpointFamily family : checkpoint_families()) {
+    if (family == CheckpointFamily::kModelOpt) continue;
+    SCOPED_TRACE(name(family));
+    const Outcome outcome = quantize(all, {.family = family, .granularity = std::nullopt});
+    EXPECT_EQ(outcome.report.quantized, (Names{"other.square.weight", "other.up.weight"}));
+    for (const NamedTensor& tensor : conv1d) {
+      expect_copied(outcome.tensors, tensor);
+      if (!tensor.name.ends_with(".weight")) continue;
+      test::expect_contains(outcome.reasons.at(tensor.name), "[in, out] (transformers' Conv1D)");
+    }
+    test::expect_contains(outcome.log, "4 weights are left as they are, as it is stored as");
+  }
+  expect_error(ErrorCode::kInvalidArgument, {"'input'", "c_attn.weight", "Conv1D"},
+               [&] { quantize(conv1d, {}); });
+  set_log_handler({});
+}
+
+TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
+  const NamedTensor fine = float_tensor("a.experts.gate_up_proj", {2, 512, 128}, 1);
+  const NamedTensor fine_down = float_tensor("a.experts.down_proj", {2, 128, 256}, 2);
+  const NamedTensor turned = float_tensor("b.experts.gate_up_proj", {2, 128, 512}, 3);
+  const NamedTensor turned_down = float_tensor("b.experts.down_proj", {2, 256, 128}, 4);
+  const NamedTensor biased = float_tensor("c.experts.down_proj", {2, 128, 128}, 5);
+  const Outcome outcome =
+      quantize({fine, fine_down, turned, turned_down, biased,
+                float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
+               {.family = CheckpointFamily::kFineGrainedFp8});
+  EXPECT_EQ(outcome.report.quantized, (Names{fine_down.name, fine.name}));
+  test::expect_contains(outcome.reasons.at(turned.name), "[experts, in, out]");
+  test::expect_contains(outcome.reasons.at(turned_down.name), "[experts, in, out]");
+  test::expect_contains(outcome.reasons.at(biased.name), "biases");
+  expect_copied(outcome.tensors, biased);
+}
+
+TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
+  const std::vector<NamedTensor> all = {
+      float_tensor("whole.weight", {256, 128}, 1), float_tensor("tall.weight", {200, 128}, 2),
+      float_tensor("wide.weight", {128, 200}, 3), float_tensor("small.weight", {100, 100}, 4)};
+  const auto left = [&](CheckpointFamily family, Granularity granularity) {
+    Names names;
+    for (const auto& [name, reason] :
+         quantize(all, {.family = family, .granularity = granularity}).reasons) {
+      test::expect_contains(reason, "no multiple of 128");
+      names.push_back(name);
+    }
+    return names;
+  };
+  using enum CheckpointFamily;
+  const Names ragged = {"small.weight", "tall.weight", "wide.weight"};
+  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock128x128), ragged);
+  EXPECT_EQ(left(kTorchao, Granularity::kBlock128x128), ragged);
+  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock1x128),
+            (Names{"small.weight", "wide.weight"}));
+  EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128), (Names{"tall.weight", "wide.weight"}));
+  EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
+  EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
+}
+
+TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
+  const Outcome outcome =
+      quantize({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
+                float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
+               {.skip = {"b.*"}});
+  EXPECT_EQ(outcome.reasons, (std::map<std::string, std::string>{
+                                 {"b.weight", "its name matches 'b.*'"},
+                                 {"lm_head.weight", "its name matches '*lm_head*'"}}));
+  EXPECT_EQ(outcome.log, "");
+}
+
+TEST(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
+  NamedTensor weight = float_tensor("a.weight", {130, 140}, 1);
+  std::string doubles(2 * weight.bytes.size(), '\0');
+  for (std::size_t i = 0; i < weight.bytes.size() / 4; ++i) {
+    float value = 0;
+    std::memcpy(&value, weight.bytes.data() + 4 * i, 4);
+    const double wide = value;
+    std::memcpy(doubles.data() + 8 * i, &wide, 8);
+  }
+  NamedTensor wide = weight;
+  wide.dtype = SafetensorsDType::kF64;
+  wide.bytes = doubles;
+  const Outcome outcome = quantize({wide}, {});
+  test::expect_quantized(outcome.tensors, weight);
+  EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
+}
+
+TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
+  const std::vector<NamedTensor> experts = {
+      float_tensor("l.0.experts.0.up_proj.weight", {128, 128}, 1),
+      float_tensor("l.0.q.weight", {128, 128}, 2)};
+  const auto refuse = [&](const QuantizeCheckpointOptions& options) {
+    expect_error(ErrorCode::kInvalidArgument, {"experts", "'*.experts.*'", "deepseek-v3"},
+                 [&] { quantize(experts, options); });
+    set_log_handler({});
+    QuantizeCheckpointOptions without = options;
+    without.skip = {"*.experts.*"};
+    EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
+  };
+  refuse({.family = CheckpointFamily::kTorchao});
+  refuse({.family = CheckpointFamily::kCompressedTensors,
+          .granularity = Granularity::kBlock128x128});
+  EXPECT_EQ(quantize(experts, {.family = CheckpointFamily::kCompressedTensors})
+                .report.quantized.size(),
+            2u);
+}
+
+TEST(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
+  expect_error(ErrorCode::kInvalidArgument, {"'family'", "vision", "compressed-tensors"}, [] {
+    quantize({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
+             {.family = CheckpointFamily::kTorchao});
+  });
+  set_log_handler({});
+}
+
+/// Whether compressed-tensors leaves a module alone that is not in the file.
+bool is_ignored(const json& config, const std::string& module) {
+  for (const std::string entry : config.at("quantization_config").at("ignore")) {
+    if (entry == module) return true;
+    // Python's re.match, whose whole text these match.
+    if (entry.starts_with("re:") && std::regex_match(module, std::regex(entry.substr(3)))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
+  const TestFolder folder;
+  fs::create_directory(folder / "in");
+  write_checkpoint(folder / "in" / "model.safetensors",
+                   {float_tensor("bert.encoder.layer.0.dense.weight", {8, 8}, 1),
+                    float_tensor("bert.pooler.dense.weight", {8, 8}, 2),
+                    float_tensor("vocab_transform.weight", {8, 8}, 3)});
+  test::write_file(folder / "in" / "config.json", "{}");
+  quantize_checkpoint(folder / "in", folder / "out",
+                      {.family = CheckpointFamily::kCompressedTensors});
+  const json config = json::parse(test::read_file(folder / "out" / "config.json"));
+  for (const char* module : {"cls.predictions.decoder", "lm_head.decoder", "vocab_projector",
+                             "decoder", "generator_lm_head", "proj_out", "model.proj_out",
+                             "score", "classifier.dense"}) {
+    EXPECT_TRUE(is_ignored(config, module)) << module;
+  }
+  for (const char* module : {"bert.encoder.layer.0.dense", "encoder.layer.0.dense",
+                             "layers.0.renamed", "0.dense", "bert.pooler.dense", "pooler.dense",
+                             "model.bert.pooler.dense", "vocab_transform",
+                             "distilbert.vocab_transform"}) {
+    EXPECT_FALSE(is_ignored(config, module)) << module;
+  }
+}
+
+TEST(WeightSelection, TorchaoSaysTheTypeThatTheWeightHad) {
+  NamedTensor half = float_tensor("l.half.weight", {8, 8}, 1);
+  half.dtype = SafetensorsDType::kF16;
+  half.bytes.resize(8 * 8 * 2);
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {half, float_tensor("l.full.weight", {8, 8}, 2),
+                                               float_tensor("l.norm.weight", {8}, 3)});
+  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+                      {.family = CheckpointFamily::kTorchao});
+  const auto dtype_of = [](const fs::path& path, const char* name) {
+    const json entry = json::parse(model::SafetensorsReader(path).metadata().at(name));
+    return entry.at("_data").at("dtype").at("_data").get<std::string>();
+  };
+  EXPECT_EQ(dtype_of(folder / "out.safetensors", "l.half.weight"), "float16");
+  EXPECT_EQ(dtype_of(folder / "out.safetensors", "l.full.weight"), "float32");
+  // Of a conversion: the type of what is not FP8.
+  quantize_checkpoint(folder / "in.safetensors", folder / "ct.safetensors",
+                      {.family = CheckpointFamily::kCompressedTensors});
+  convert_checkpoint(folder / "ct.safetensors", folder / "ao.safetensors",
+                     {.family = CheckpointFamily::kTorchao});
+  EXPECT_EQ(dtype_of(folder / "ao.safetensors", "l.half.weight"), "float32");
+}
+
+TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
+  const TestFolder folder;
+  const fs::path in = folder / "in";
+  write_checkpoint((fs::create_directories(in), in / "model.safetensors"),
+                   {float_tensor("a.weight", {8, 8}, 1)});
+  test::write_file(in / "config.json", "{}");
+  test::write_file(in / "modules.json",
+                   R"([{"path":""},{"path":"1_Pooling"},{"path":"2_Dense"}])");
+  for (const char* path : {"1_Pooling/config.json", "2_Dense/pytorch_model.bin", "onnx/model.onnx",
+                           "onnx/config.json", ".git/HEAD", ".cache/x", ".gitattributes",
+                           "pytorch_model.bin", "a/b/c.txt"}) {
+    fs::create_directories((in / path).parent_path());
+    test::write_file(in / path, path);
+  }
+  std::string log;
+  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  const CheckpointReport report = quantize_checkpoint(in, in / "out");
+  set_log_handler({});
+  Names files;
+  for (const fs::path& path : report.files) files.push_back(path.lexically_relative(in / "out"));
+  std::sort(files.begin(), files.end());
+  EXPECT_EQ(files, (Names{".gitattributes", "1_Pooling/config.json", "2_Dense/pytorch_model.bin",
+                          "a/b/c.txt", "config.json", "model.safetensors", "modules.json",
+                          "onnx/config.json"}));
+  for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
+  EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
+  test::expect_contains(log,
+                        "2 files of weights are left behind: "
+                        "'onnx/model.onnx', 'pytorch_model.bin'");
+}
+
+TEST(FolderFiles, PipelinesAndFamiliesThatAFolderIsNotOfAreRefused) {
+  const TestFolder folder;
+  for (const char* model : {"transformer", "vae"}) {
+    fs::create_directories(folder / "pipe" / model);
+    write_checkpoint(folder / "pipe" / model / "model.safetensors",
+                     {float_tensor("a.weight", {8, 8}, 1)});
+    test::write_file(folder / "pipe" / model / "config.json",
+                     R"({"_class_name":"X","_diffusers_version":"0.42"})");
+  }
+  test::write_file(folder / "pipe" / "model_index.json", "{}");
+  expect_error(ErrorCode::kInvalidArgument,
+               {"'input'", "model_index.json", "'transformer', 'vae'", "torchao"},
+               [&] { quantize_checkpoint(folder / "pipe", folder / "out"); });
+  expect_error(ErrorCode::kInvalidArgument, {"'family'", "torchao", "Diffusers", "deepseek-v3"},
+               [&] { quantize_checkpoint(folder / "pipe" / "vae", folder / "out"); });
+  EXPECT_FALSE(fs::exists(folder / "out"));
+  quantize_checkpoint(folder / "pipe" / "vae", folder / "out",
+                      {.family = CheckpointFamily::kTorchao});
+  test::write_file(folder / "pipe" / "vae" / "config.json", R"({"architectures":["X"]})");
+  expect_error(ErrorCode::kInvalidArgument, {"'family'", "transformers", "comfyui"}, [&] {
+    quantize_checkpoint(folder / "pipe" / "vae", folder / "no",
+                        {.family = CheckpointFamily::kComfyUi});
+  });
+}
+
+}  // namespace
+}  // namespace octofold

@@ -1,0 +1,241 @@
+"""Tiny random models of transformers and Diffusers, a row each of the families' matrix."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 96
+TOKENS = (torch.arange(24).reshape(2, 12) * 7) % VOCABULARY
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of the matrix."""
+
+    name: str
+    make: Callable[[], torch.nn.Module]
+    inputs: Callable[[], dict[str, torch.Tensor]]
+    dtype: torch.dtype = torch.bfloat16
+
+    def outputs(self, model: torch.nn.Module) -> torch.Tensor:
+        """The first output, as FP32."""
+        with torch.no_grad():
+            result = model(**self.inputs())
+        return (result.to_tuple() if hasattr(result, "to_tuple") else result)[0].float()
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    return {"input_ids": TOKENS}
+
+
+def pairs() -> dict[str, torch.Tensor]:
+    return {"input_ids": TOKENS, "decoder_input_ids": TOKENS.flip(1)}
+
+
+def images() -> dict[str, torch.Tensor]:
+    pixels = torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+    return {"pixel_values": pixels.to(torch.bfloat16)}
+
+
+def sounds() -> dict[str, torch.Tensor]:
+    features = torch.linspace(-1, 1, 16 * 40).reshape(1, 16, 40).to(torch.bfloat16)
+    return {"input_features": features, "decoder_input_ids": TOKENS[:1]}
+
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+}
+DECODER = {**SIZES, "num_key_value_heads": 2, "head_dim": 64}
+TEXT_PAIR = {
+    "d_model": 128,
+    "vocab_size": VOCABULARY,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+
+
+def of(
+    architecture: str, config: str, **options: Any
+) -> Callable[[], torch.nn.Module]:
+    """Makes a model of transformers by the names of its class and its config's."""
+
+    def make() -> torch.nn.Module:
+        return getattr(transformers, architecture)(getattr(transformers, config)(**options))
+
+    return make
+
+
+EXPERTS = {"moe_intermediate_size": 256, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **SIZES,
+    **EXPERTS,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}
+
+TEXT_ROWS = [
+    Row("Llama", of("LlamaForCausalLM", "LlamaConfig", **DECODER), tokens),
+    Row("Qwen3", of("Qwen3ForCausalLM", "Qwen3Config", **DECODER, tie_word_embeddings=True), tokens),
+    Row(
+        "Qwen3-MoE",
+        of("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **DECODER, **EXPERTS, num_experts=4),
+        tokens,
+    ),
+    Row(
+        "Mixtral",
+        of(
+            "MixtralForCausalLM", "MixtralConfig", **DECODER, num_local_experts=4,
+            num_experts_per_tok=2,
+        ),
+        tokens,
+    ),
+    Row("DeepSeek-V3", of("DeepseekV3ForCausalLM", "DeepseekV3Config", **DEEPSEEK), tokens),
+    Row(
+        "gpt-oss",
+        of(
+            "GptOssForCausalLM", "GptOssConfig", **DECODER, num_local_experts=4,
+            num_experts_per_tok=2, layer_types=["full_attention"],
+        ),
+        tokens,
+    ),
+    Row("Gemma 3", of("Gemma3ForCausalLM", "Gemma3TextConfig", **DECODER), tokens),
+    Row(
+        "Phi-3",
+        of(
+            "Phi3ForCausalLM", "Phi3Config", **SIZES, num_key_value_heads=2, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2,
+        ),
+        tokens,
+    ),
+    Row(
+        "GPT-2",
+        of("GPT2LMHeadModel", "GPT2Config", n_embd=128, n_layer=1, n_head=2, vocab_size=VOCABULARY,
+           n_positions=64, bos_token_id=1, eos_token_id=2),
+        tokens,
+    ),
+    Row("BERT", of("BertForMaskedLM", "BertConfig", **SIZES), tokens, torch.float32),
+    Row("RoBERTa", of("RobertaForMaskedLM", "RobertaConfig", **SIZES), tokens),
+    Row(
+        "ModernBERT",
+        of("ModernBertForMaskedLM", "ModernBertConfig", **SIZES, pad_token_id=0, bos_token_id=1,
+           eos_token_id=2, cls_token_id=1, sep_token_id=2),
+        tokens,
+    ),
+    Row("BART", of("BartForConditionalGeneration", "BartConfig", **TEXT_PAIR), pairs),
+    Row(
+        "T5",
+        of("T5ForConditionalGeneration", "T5Config", d_model=128, d_ff=256, d_kv=64, num_heads=2,
+           num_layers=1, vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0,
+           eos_token_id=1, is_gated_act=True, feed_forward_proj="gated-gelu"),
+        pairs,
+    ),
+    Row(
+        "Marian",
+        of("MarianMTModel", "MarianConfig", **{**TEXT_PAIR, "decoder_start_token_id": 0}),
+        pairs,
+        torch.float16,
+    ),
+    Row(
+        "Whisper",
+        of("WhisperForConditionalGeneration", "WhisperConfig",
+           **{key: value for key, value in TEXT_PAIR.items() if key != "max_position_embeddings"},
+           num_mel_bins=16, max_source_positions=20, max_target_positions=64,
+           suppress_tokens=None, begin_suppress_tokens=None),
+        sounds,
+    ),
+    Row(
+        "ViT",
+        of("ViTForImageClassification", "ViTConfig", hidden_size=128, intermediate_size=256,
+           num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8),
+        images,
+    ),
+    Row(
+        "Mamba",
+        of("MambaForCausalLM", "MambaConfig", hidden_size=128, num_hidden_layers=1,
+           vocab_size=VOCABULARY, state_size=8, time_step_rank=8, pad_token_id=0, bos_token_id=0,
+           eos_token_id=0),
+        tokens,
+    ),
+]  # fmt: skip
+
+
+def diffusion(architecture: str, **options: Any) -> Callable[[], torch.nn.Module]:
+    """Makes a model of Diffusers by the name of its class."""
+
+    def make() -> torch.nn.Module:
+        import diffusers
+
+        return getattr(diffusers, architecture)(**options)
+
+    return make
+
+
+def values(*shape: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).to(torch.bfloat16)
+
+
+DIFFUSION_ROWS = [
+    Row(
+        "UNet",
+        diffusion("UNet2DConditionModel", block_out_channels=(32, 64), layers_per_block=1,
+                  down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+                  up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=64,
+                  attention_head_dim=8, norm_num_groups=8, sample_size=8),
+        lambda: {"sample": values(1, 4, 8, 8), "timestep": torch.tensor([5]),
+                 "encoder_hidden_states": values(1, 6, 64)},
+    ),
+    Row(
+        "Flux",
+        diffusion("FluxTransformer2DModel", in_channels=16, num_layers=1, num_single_layers=1,
+                  attention_head_dim=32, num_attention_heads=4, joint_attention_dim=128,
+                  pooled_projection_dim=64, axes_dims_rope=(8, 8, 16)),
+        lambda: {"hidden_states": values(1, 16, 16), "encoder_hidden_states": values(1, 6, 128),
+                 "pooled_projections": values(1, 64), "timestep": torch.tensor([0.5]).bfloat16(),
+                 "img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3)},
+    ),
+    Row(
+        "SD3",
+        diffusion("SD3Transformer2DModel", sample_size=8, patch_size=2, in_channels=4,
+                  num_layers=1, attention_head_dim=32, num_attention_heads=4,
+                  joint_attention_dim=128, caption_projection_dim=128, pooled_projection_dim=64,
+                  out_channels=4, pos_embed_max_size=8),
+        lambda: {"hidden_states": values(1, 4, 8, 8), "encoder_hidden_states": values(1, 6, 128),
+                 "pooled_projections": values(1, 64), "timestep": torch.tensor([5])},
+    ),
+    Row(
+        "Wan",
+        diffusion("WanTransformer3DModel", patch_size=(1, 2, 2), num_attention_heads=4,
+                  attention_head_dim=32, in_channels=4, out_channels=4, text_dim=128,
+                  freq_dim=32, ffn_dim=256, num_layers=1, rope_max_seq_len=32),
+        lambda: {"hidden_states": values(1, 4, 1, 8, 8), "timestep": torch.tensor([5]),
+                 "encoder_hidden_states": values(1, 6, 128)},
+    ),
+]  # fmt: skip
