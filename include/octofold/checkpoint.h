@@ -122,9 +122,9 @@ OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 
 /// Rewrites a safetensors checkpoint with its linear weights in FP8, as the family has them: each
 /// 2-D F64, F32, F16 or BF16 `*.weight` that no skip pattern matches, and fused 3-D experts where
-/// the family has such; all else is copied. Left alone with a reason is what the libraries that load
-/// the family would not read right: matrices stored as [in, out] (transformers' Conv1D), experts
-/// with biases or so stored, sizes that blocks of 128 do not divide where they have to.
+/// the family has such; all else is copied. Left alone with a reason is what the libraries that
+/// load the family would not read right: matrices stored as [in, out] (transformers' Conv1D),
+/// experts with biases or so stored, sizes that blocks of 128 do not divide where they have to.
 ///
 /// input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
 /// with either. output: a path of the same kind, which must not exist yet. An index goes into a

@@ -12,14 +12,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
+bool of_diffusers(const model::CheckpointSource& source) {
+  return source.config() && source.config()->contains("_diffusers_version");
+}
+
 /// Throws where config.json names a library that does not know the family: it would refuse the
 /// folder, or take codes for weights where the family says nothing in config.json.
 void require_owner(std::string_view operation, const model::CheckpointSource& source,
                    CheckpointFamily family) {
   if (source.kind() == model::InputKind::kFile || !source.config()) return;
-  const bool of_diffusers = source.config()->contains("_diffusers_version");
   const bool of_transformers = source.config()->contains("architectures");
-  if (of_diffusers && family != CheckpointFamily::kTorchao) {
+  if (of_diffusers(source) && family != CheckpointFamily::kTorchao) {
     core::fail_argument(
         operation, "family",
         "torchao, which Diffusers loads (comfyui takes the model's file instead of its folder)",
@@ -40,7 +43,8 @@ CheckpointReport quantize_checkpoint(const fs::path& input, const fs::path& outp
   model::check_output("quantize_checkpoint", input, output);
   const model::CheckpointSource source("quantize_checkpoint", input);
   require_owner("quantize_checkpoint", source, options.family);
-  const model::RewritePlan plan = model::plan_quantization(model::read_contents(source), options);
+  model::RewritePlan plan = model::plan_quantization(model::read_contents(source), options);
+  plan.of_diffusers = of_diffusers(source);
   return model::write_checkpoint(source, plan,
                                  {.profile = options.profile, .power_of_two = options.power_of_two},
                                  options.progress, output);
@@ -51,7 +55,8 @@ CheckpointReport convert_checkpoint(const fs::path& input, const fs::path& outpu
   model::check_output("convert_checkpoint", input, output);
   const model::CheckpointSource source("convert_checkpoint", input);
   require_owner("convert_checkpoint", source, options.family);
-  const model::RewritePlan plan = model::plan_conversion(model::read_contents(source), options);
+  model::RewritePlan plan = model::plan_conversion(model::read_contents(source), options);
+  plan.of_diffusers = of_diffusers(source);
   return model::write_checkpoint(source, plan, {}, options.progress, output);
 }
 

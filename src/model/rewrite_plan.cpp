@@ -91,9 +91,9 @@ bool is_expert_amiss(const Family& family, const Step& step) {
 
 /// Checkpoints that are right, and that a library cannot load.
 void warn_of_experts(const RewritePlan& plan) {
-  const auto experts = std::count_if(
-      plan.steps.begin(), plan.steps.end(),
-      [&](const Step& step) { return is_expert_amiss(*plan.family, step); });
+  const auto experts = std::count_if(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
+    return is_expert_amiss(*plan.family, step);
+  });
   if (experts == 0) return;
   core::log(LogLevel::kWarning, "{} weights of experts are of the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
@@ -107,11 +107,11 @@ void require_loadable(std::string_view operation, const RewritePlan& plan) {
     if (is_expert_amiss(family, step)) {
       core::fail_argument(
           operation, "granularity",
-          core::format("scales that experts load with: {}. Other ways: skip '*.experts.*', which "
-                       "leaves them as they are, or the families deepseek-v3 and finegrained-fp8",
-                       family.about_experts),
-          core::format("{} scales of {} in the family {}", name(step.to), quote(step.name),
-                       family.name));
+          core::format("scales that experts of the family {} load with: {} (or skip '*.experts.*', "
+                       "which leaves them as they are, or the families deepseek-v3 and "
+                       "finegrained-fp8, whose 128x128 scales load)",
+                       family.name, family.about_experts),
+          core::format("{} scales of {}", name(step.to), quote(step.name)));
     }
     const std::string_view refusal = family.refusal(step.name);
     if (refusal.empty()) continue;
@@ -274,16 +274,16 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
 
 Description describe(const RewritePlan& plan) {
   Description description;
+  description.of_diffusers = plan.of_diffusers;
   for (const Step& step : plan.steps) {
     if (step.is_weight()) {
-      description.weights.push_back({.name = step.name,
-                                     .shape = step.values.shape,
-                                     .granularity = step.to,
-                                     .static_input = step.input_scale.has_value(),
-                                     .full_precision = step.full_precision,
-                                     .dtype = step.kind == Step::Kind::kQuantize
-                                                  ? step.values.dtype
-                                                  : plan.dtype});
+      description.weights.push_back(
+          {.name = step.name,
+           .shape = step.values.shape,
+           .granularity = step.to,
+           .static_input = step.input_scale.has_value(),
+           .full_precision = step.full_precision,
+           .dtype = step.kind == Step::Kind::kQuantize ? step.values.dtype : plan.dtype});
       if (step.input_scale) {
         description.others.push_back(spelled(plan.family->spelling().input_scale, step.name));
       }

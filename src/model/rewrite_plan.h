@@ -42,6 +42,7 @@ struct RewritePlan {
   std::vector<LeftAlone> left_alone{};
   /// What the model computes in, as safetensors spells it.
   std::string dtype = "BF16";
+  bool of_diffusers = false;  ///< config.json is one of Diffusers
 };
 
 /// Throws what quantize_checkpoint() throws of what a checkpoint holds. Warns in the log of

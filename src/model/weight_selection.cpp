@@ -74,16 +74,16 @@ WeightSelection::WeightSelection(const QuantizeCheckpointOptions& options, const
 bool WeightSelection::is_candidate(const CheckpointTensor& tensor) const {
   const auto dtype = find_safetensors_dtype(tensor.dtype);
   const bool matrix = tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
-  const bool stack = tensor.shape.size() == 3 && is_stack_of_experts(tensor.name) &&
-                     !family_.of_stacks.empty();
+  const bool stack =
+      tensor.shape.size() == 3 && is_stack_of_experts(tensor.name) && !family_.of_stacks.empty();
   return (matrix || stack) && tensor.bytes > 0 && dtype &&
          (quantizable_dtype(*dtype) || *dtype == SafetensorsDType::kF64);
 }
 
 std::string WeightSelection::reason_against(const CheckpointTensor& tensor) const {
-  const auto pattern =
-      std::find_if(skip_.begin(), skip_.end(),
-                   [&](const std::string& candidate) { return matches(candidate, tensor.name); });
+  const auto pattern = std::find_if(skip_.begin(), skip_.end(), [&](const std::string& candidate) {
+    return matches(candidate, tensor.name);
+  });
   if (pattern != skip_.end()) return std::string(kByPattern) + quote(*pattern);
   const std::string_view objection = layout_.objection(tensor);
   if (!objection.empty()) return std::string(objection);

@@ -164,16 +164,15 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .granularities = kGranularities,
                                              .of_stacks = {},
                                              .of_experts = kOfExperts,
-.unscaled = false,
+                                             .unscaled = false,
                                              .mixes = true,
                                              .tensor_needs_input = false,
                                              .about_experts =
-                                                 "transformers loads no block scales of experts "
-                                                 "(channel and tensor it does, and 128x128 in the "
-                                                 "family deepseek-v3)",
+                                                 "transformers loads their scales of channels and "
+                                                 "tensors alone",
                                              .refusal = no_refusal,
-.takes_sizes = whole_blocks,
-.scale_shape = shape_of,
+                                             .takes_sizes = whole_blocks,
+                                             .scale_shape = shape_of,
                                              .recognizes = recognizes,
                                              .config = config_of,
                                              .side_files = no_side_files,

@@ -41,6 +41,7 @@ struct Description {
   std::vector<Weight> weights;
   std::vector<std::string> others;   ///< names of all other tensors
   std::vector<std::string> skipped;  ///< modules whose matrices are not FP8, without ".weight"
+  bool of_diffusers = false;         ///< config.json is one of Diffusers
 };
 
 /// A JSON file to be written beside the weights.

@@ -79,9 +79,13 @@ std::string_view refusal(std::string_view weight) {
 /// Every entry is text, and what it says JSON.
 std::map<std::string, std::string> metadata_of(const Description& checkpoint) {
   std::map<std::string, std::string> entries;
-  std::vector<std::string> names = checkpoint.others;
+  std::vector<std::string> names;
   for (const std::string& name : checkpoint.others) {
+    // torchao splits the names that it is told at a dot, and hands on what it is not told of.
+    // Diffusers knows that, and loads no tensor but those that are told.
+    if (name.find('.') == std::string::npos && !checkpoint.of_diffusers) continue;
     entries[name] = nlohmann::json{{"_type", "Tensor"}}.dump();
+    names.push_back(name);
   }
   for (const Description::Weight& weight : checkpoint.weights) {
     nlohmann::json tensor =
@@ -106,15 +110,13 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .granularities = kGranularities,
                                    .of_stacks = {},
                                    .of_experts = {},
-.unscaled = false,
+                                   .unscaled = false,
                                    .mixes = true,
                                    .tensor_needs_input = false,
-                                   .about_experts =
-                                       "transformers loads no experts that are of it (--skip "
-                                       "'*.experts.*' leaves them as they are)",
+                                   .about_experts = "transformers loads no experts that are of it",
                                    .refusal = refusal,
-.takes_sizes = whole_blocks,
-.scale_shape = shape_of,
+                                   .takes_sizes = whole_blocks,
+                                   .scale_shape = shape_of,
                                    .recognizes = recognizes,
                                    .config = config_of,
                                    .side_files = no_side_files,

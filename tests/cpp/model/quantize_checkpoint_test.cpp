@@ -44,15 +44,14 @@ TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
       float_tensor("layers.0.tiny.weight", {1, 1}, 2),
       half_tensor("layers.1.up.weight", SafetensorsDType::kF16, DType::kFloat16, {128, 256}),
       half_tensor("layers.1.down.weight", SafetensorsDType::kBF16, DType::kBFloat16, {129, 127})};
-  const std::vector<NamedTensor> others = {
-      float_tensor("layers.0.q_proj.bias", {300}, 3),
-      float_tensor("layers.0.conv.weight", {4, 2, 3}, 4),
-      float_tensor("model.embed_tokens.weight", {16, 8}, 5),
-      float_tensor("layers.0.mlp.gate.weight", {8, 16}, 6),
-      float_tensor("lm_head.weight", {16, 8}, 7),
-      float_tensor("layers.0.weight_matrix", {16, 8}, 8),
-      {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
-      {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
+  const std::vector<NamedTensor> others = {float_tensor("layers.0.q_proj.bias", {300}, 3),
+                                           float_tensor("layers.0.conv.weight", {4, 2, 3}, 4),
+                                           float_tensor("model.embed_tokens.weight", {16, 8}, 5),
+                                           float_tensor("layers.0.mlp.gate.weight", {8, 16}, 6),
+                                           float_tensor("lm_head.weight", {16, 8}, 7),
+                                           float_tensor("layers.0.weight_matrix", {16, 8}, 8),
+                                           {"empty.weight", SafetensorsDType::kF32, {0, 128}, ""},
+                                           {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
   std::vector<NamedTensor> all = weights;
   all.insert(all.end(), others.begin(), others.end());
   write_checkpoint(folder / "in.safetensors", all, {{"format", "pt"}});

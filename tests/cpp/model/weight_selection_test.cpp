@@ -53,11 +53,14 @@ Outcome quantize(const std::vector<NamedTensor>& tensors,
 }
 
 TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
-  const std::vector<NamedTensor> conv1d = {
-      float_tensor("h.0.attn.c_attn.weight", {8, 24}, 1), float_tensor("h.0.attn.c_attn.bias", {24}, 2),
-      float_tensor("h.0.attn.c_proj.weight", {8, 8}, 3), float_tensor("h.0.attn.c_proj.bias", {8}, 4),
-      float_tensor("h.0.mlp.c_proj.weight", {32, 8}, 5), float_tensor("h.0.mlp.c_proj.bias", {8}, 6),
-      float_tensor("h.0.attn.q_attn.weight", {8, 8}, 7), float_tensor("h.0.attn.q_attn.bias", {8}, 8)};
+  const std::vector<NamedTensor> conv1d = {float_tensor("h.0.attn.c_attn.weight", {8, 24}, 1),
+                                           float_tensor("h.0.attn.c_attn.bias", {24}, 2),
+                                           float_tensor("h.0.attn.c_proj.weight", {8, 8}, 3),
+                                           float_tensor("h.0.attn.c_proj.bias", {8}, 4),
+                                           float_tensor("h.0.mlp.c_proj.weight", {32, 8}, 5),
+                                           float_tensor("h.0.mlp.c_proj.bias", {8}, 6),
+                                           float_tensor("h.0.attn.q_attn.weight", {8, 8}, 7),
+                                           float_tensor("h.0.attn.q_attn.bias", {8}, 8)};
   std::vector<NamedTensor> all = conv1d;
   all.push_back(float_tensor("other.up.weight", {24, 8}, 9));
   all.push_back(float_tensor("other.up.bias", {24}, 10));
@@ -86,10 +89,9 @@ TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   const NamedTensor turned = float_tensor("b.experts.gate_up_proj", {2, 128, 512}, 3);
   const NamedTensor turned_down = float_tensor("b.experts.down_proj", {2, 256, 128}, 4);
   const NamedTensor biased = float_tensor("c.experts.down_proj", {2, 128, 128}, 5);
-  const Outcome outcome =
-      quantize({fine, fine_down, turned, turned_down, biased,
-                float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
-               {.family = CheckpointFamily::kFineGrainedFp8});
+  const Outcome outcome = quantize({fine, fine_down, turned, turned_down, biased,
+                                    float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
+                                   {.family = CheckpointFamily::kFineGrainedFp8});
   EXPECT_EQ(outcome.report.quantized, (Names{fine_down.name, fine.name}));
   test::expect_contains(outcome.reasons.at(turned.name), "[experts, in, out]");
   test::expect_contains(outcome.reasons.at(turned_down.name), "[experts, in, out]");
@@ -116,7 +118,8 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   EXPECT_EQ(left(kTorchao, Granularity::kBlock128x128), ragged);
   EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock1x128),
             (Names{"small.weight", "wide.weight"}));
-  EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128), (Names{"tall.weight", "wide.weight"}));
+  EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128),
+            (Names{"tall.weight", "wide.weight"}));
   EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
   EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
 }
@@ -162,11 +165,11 @@ TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
     EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
   };
   refuse({.family = CheckpointFamily::kTorchao});
-  refuse({.family = CheckpointFamily::kCompressedTensors,
-          .granularity = Granularity::kBlock128x128});
-  EXPECT_EQ(quantize(experts, {.family = CheckpointFamily::kCompressedTensors})
-                .report.quantized.size(),
-            2u);
+  refuse(
+      {.family = CheckpointFamily::kCompressedTensors, .granularity = Granularity::kBlock128x128});
+  EXPECT_EQ(
+      quantize(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
+      2u);
 }
 
 TEST(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
@@ -200,15 +203,15 @@ TEST(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
   quantize_checkpoint(folder / "in", folder / "out",
                       {.family = CheckpointFamily::kCompressedTensors});
   const json config = json::parse(test::read_file(folder / "out" / "config.json"));
-  for (const char* module : {"cls.predictions.decoder", "lm_head.decoder", "vocab_projector",
-                             "decoder", "generator_lm_head", "proj_out", "model.proj_out",
-                             "score", "classifier.dense"}) {
+  for (const char* module :
+       {"cls.predictions.decoder", "lm_head.decoder", "vocab_projector", "decoder",
+        "generator_lm_head", "proj_out", "model.proj_out", "score", "classifier.dense"}) {
     EXPECT_TRUE(is_ignored(config, module)) << module;
   }
-  for (const char* module : {"bert.encoder.layer.0.dense", "encoder.layer.0.dense",
-                             "layers.0.renamed", "0.dense", "bert.pooler.dense", "pooler.dense",
-                             "model.bert.pooler.dense", "vocab_transform",
-                             "distilbert.vocab_transform"}) {
+  for (const char* module :
+       {"bert.encoder.layer.0.dense", "encoder.layer.0.dense", "layers.0.renamed", "0.dense",
+        "bert.pooler.dense", "pooler.dense", "model.bert.pooler.dense", "vocab_transform",
+        "distilbert.vocab_transform"}) {
     EXPECT_FALSE(is_ignored(config, module)) << module;
   }
 }
@@ -236,17 +239,32 @@ TEST(WeightSelection, TorchaoSaysTheTypeThatTheWeightHad) {
   EXPECT_EQ(dtype_of(folder / "ao.safetensors", "l.half.weight"), "float32");
 }
 
+TEST(WeightSelection, TorchaoIsToldOfNamesWithoutADotByDiffusersAlone) {
+  const TestFolder folder;
+  fs::create_directory(folder / "in");
+  write_checkpoint(
+      folder / "in" / "model.safetensors",
+      {float_tensor("l.weight", {8, 8}, 1), float_tensor("final_logits_bias", {8}, 2)});
+  const auto told = [&](const char* config, const char* output) {
+    test::write_file(folder / "in" / "config.json", config);
+    quantize_checkpoint(folder / "in", folder / output, {.family = CheckpointFamily::kTorchao});
+    const model::SafetensorsReader reader(folder / output / "model.safetensors");
+    return json::parse(reader.metadata().at("tensor_names")).get<Names>();
+  };
+  EXPECT_EQ(told(R"({"architectures":["X"]})", "a"), Names{"l.weight"});
+  EXPECT_EQ(told(R"({"_diffusers_version":"1"})", "b"), (Names{"final_logits_bias", "l.weight"}));
+}
+
 TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   const TestFolder folder;
   const fs::path in = folder / "in";
   write_checkpoint((fs::create_directories(in), in / "model.safetensors"),
                    {float_tensor("a.weight", {8, 8}, 1)});
   test::write_file(in / "config.json", "{}");
-  test::write_file(in / "modules.json",
-                   R"([{"path":""},{"path":"1_Pooling"},{"path":"2_Dense"}])");
-  for (const char* path : {"1_Pooling/config.json", "2_Dense/pytorch_model.bin", "onnx/model.onnx",
-                           "onnx/config.json", ".git/HEAD", ".cache/x", ".gitattributes",
-                           "pytorch_model.bin", "a/b/c.txt"}) {
+  test::write_file(in / "modules.json", R"([{"path":""},{"path":"1_Pooling"},{"path":"2_Dense"}])");
+  for (const char* path :
+       {"1_Pooling/config.json", "2_Dense/pytorch_model.bin", "onnx/model.onnx", "onnx/config.json",
+        ".git/HEAD", ".cache/x", ".gitattributes", "pytorch_model.bin", "a/b/c.txt"}) {
     fs::create_directories((in / path).parent_path());
     test::write_file(in / path, path);
   }
