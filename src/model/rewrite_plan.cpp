@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "model/contents.h"
 #include "model/json_text.h"
+#include "model/linear_layout.h"
 #include "model/weight_scales.h"
 #include "model/weight_selection.h"
 
@@ -293,6 +294,14 @@ Description describe(const RewritePlan& plan) {
     const bool matrix = step.values.shape.size() == 2 || step.values.shape.size() == 3;
     if (matrix && module_of(step.name) != step.name) {
       description.skipped.push_back(module_of(step.name));
+    }
+    // transformers makes FP8 experts of a module, and knows its name alone.
+    if (is_stack_of_experts(step.name)) {
+      std::string experts = step.name.substr(0, step.name.rfind('.'));
+      if (std::find(description.skipped.begin(), description.skipped.end(), experts) ==
+          description.skipped.end()) {
+        description.skipped.push_back(std::move(experts));
+      }
     }
   }
   // A head tied to the embeddings has no tensor: transformers would take it for an FP8 layer.

@@ -88,7 +88,8 @@ std::string WeightSelection::reason_against(const CheckpointTensor& tensor) cons
   const std::string_view objection = layout_.objection(tensor);
   if (!objection.empty()) return std::string(objection);
   const MatrixSizes sizes(tensor.shape);
-  if (family_.takes_sizes(granularity_, sizes.rows, sizes.cols)) return "";
+  const bool is_stack = tensor.shape.size() == 3;  // of those GPUs read blocks of any size
+  if (is_stack || family_.takes_sizes(granularity_, sizes.rows, sizes.cols)) return "";
   return core::format(
       "a size is no multiple of 128, and {} is read with {} scales of whole blocks alone",
       family_.name, name(granularity_));

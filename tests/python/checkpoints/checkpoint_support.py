@@ -23,8 +23,8 @@ BF16 = reference.DTYPES["bfloat16"]
 E4M3 = reference.DTYPES["e4m3"]
 
 
-def wide_tensors(rng, rows=300, cols=260):
-    """Of a model with two linear layers, sizes no multiples of 128, and what is never FP8."""
+def wide_tensors(rng, rows=384, cols=256):
+    """Of two linear layers, of sizes that every family takes, and of what is never FP8."""
 
     def normal(*shape):
         return rng.normal(0, 0.05, shape).astype(np.float32).astype(BF16)
@@ -50,7 +50,7 @@ def write_folder(folder, tensors, config=None, metadata=None):
 
 def write_wide(folder, rng):
     """What quantize_checkpoint() takes."""
-    return write_folder(folder, wide_tensors(rng), {"model_type": "x", "hidden_size": 260})
+    return write_folder(folder, wide_tensors(rng), {"model_type": "x", "hidden_size": 256})
 
 
 def read_config(folder):

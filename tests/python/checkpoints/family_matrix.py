@@ -115,9 +115,7 @@ def table(cells: dict[tuple[str, tuple[str, str]], str]) -> str:
     heads = [f"`{family}` {granularity}" for family, granularity in COLUMNS]
     lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name in ROWS:
-        lines.append(
-            f"| {name} | " + " | ".join(cells[name, column] for column in COLUMNS) + " |"
-        )
+        lines.append(f"| {name} | " + " | ".join(cells[name, column] for column in COLUMNS) + " |")
     return "\n".join(lines) + "\n"
 
 

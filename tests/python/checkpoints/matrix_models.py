@@ -72,9 +72,7 @@ TEXT_PAIR = {
 }
 
 
-def of(
-    architecture: str, config: str, **options: Any
-) -> Callable[[], torch.nn.Module]:
+def of(architecture: str, config: str, **options: Any) -> Callable[[], torch.nn.Module]:
     """Makes a model of transformers by the names of its class and its config's."""
 
     def make() -> torch.nn.Module:
@@ -103,7 +101,11 @@ DEEPSEEK = {
 
 TEXT_ROWS = [
     Row("Llama", of("LlamaForCausalLM", "LlamaConfig", **DECODER), tokens),
-    Row("Qwen3", of("Qwen3ForCausalLM", "Qwen3Config", **DECODER, tie_word_embeddings=True), tokens),
+    Row(
+        "Qwen3",
+        of("Qwen3ForCausalLM", "Qwen3Config", **DECODER, tie_word_embeddings=True),
+        tokens,
+    ),
     Row(
         "Qwen3-MoE",
         of("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **DECODER, **EXPERTS, num_experts=4),

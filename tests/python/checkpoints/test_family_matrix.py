@@ -12,7 +12,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
-from checkpoint_support import relative_error  # noqa: E402
+from checkpoint_support import raw_tensors, relative_error  # noqa: E402
 from family_matrix import CELLS, COLUMNS, ROWS, cell, documented, make_source  # noqa: E402
 from matrix_models import SIZES, TOKENS  # noqa: E402
 from model_support import quiet  # noqa: E402
@@ -48,6 +48,36 @@ def test_the_owner_loads_it_or_it_is_refused(sources, said, tmp_path, name, colu
 
 def test_the_table_has_each_cell_and_no_other(said):
     assert list(said) == CELLS
+
+
+@pytest.mark.parametrize("family", ["finegrained-fp8", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", ["Llama", "gpt-oss", "Phi-3", "BERT", "ModernBERT", "BART", "T5", "Whisper", "Mamba"]
+)
+def test_layers_on_a_gpu_are_fp8_where_the_file_is(sources, tmp_path, family, name):
+    """With a GPU transformers makes FP8 layers before it loads. Where it would, needs none."""
+    from transformers.integrations.finegrained_fp8 import FP8Linear, replace_with_fp8_linear
+
+    out = tmp_path / "out"
+    report = octofold.quantize_checkpoint(sources(name).folder, out, family=family)
+    said = json.loads((out / "config.json").read_text())["quantization_config"]
+    config = transformers.FineGrainedFP8Config(**{**said, "fmt": None})
+    with torch.device("meta"):
+        model = ROWS[name].make()
+    # As the quantizer adds to what the config says.
+    left = [*config.modules_to_not_convert, *(model._keep_in_fp32_modules or ())]
+    replace_with_fp8_linear(model, left, config, pre_quantized=True)
+    layers = {
+        f"{module_name}.weight": module
+        for module_name, module in model.named_modules()
+        if isinstance(module, FP8Linear)
+    }
+    assert set(report.quantized) <= layers.keys()
+    # Of layers that are not in the file the weights are tied to others, and not FP8 then.
+    assert not set(report.copied) & layers.keys()
+    raw = raw_tensors(out)
+    for weight in report.quantized:
+        assert layers[weight].weight_scale_inv.shape == raw[f"{weight}_scale_inv"].shape
 
 
 @pytest.mark.parametrize("family", ["compressed-tensors", "torchao", "finegrained-fp8"])
@@ -117,7 +147,7 @@ def test_a_pipeline_is_refused_and_its_models_are_not(sources, tmp_path):
         "scheduler": ["diffusers", "DDIMScheduler"],
     }
     (pipe / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(octofold.InvalidArgumentError, match="one by one.*'unet'.*torchao"):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"one by one.*'unet'.*torchao"):
         octofold.quantize_checkpoint(pipe, tmp_path / "out", family="torchao")
     octofold.quantize_checkpoint(pipe / "unet", tmp_path / "unet", family="torchao")
     (pipe / "unet").rename(tmp_path / "wide")

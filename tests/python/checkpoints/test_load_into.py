@@ -18,11 +18,11 @@ class Block(nn.Module):
     def __init__(self, tied=True, device=None, dtype=torch.bfloat16):
         super().__init__()
         options = {"device": device, "dtype": dtype}
-        self.embed_tokens = nn.Embedding(32, 160, **options)
-        self.norm = nn.LayerNorm(160, **options)
-        self.up = nn.Linear(160, 200, **options)
-        self.down = nn.Linear(200, 160, bias=False, **options)
-        self.lm_head = nn.Linear(160, 32, bias=False, **options)
+        self.embed_tokens = nn.Embedding(32, 256, **options)
+        self.norm = nn.LayerNorm(256, **options)
+        self.up = nn.Linear(256, 384, **options)
+        self.down = nn.Linear(384, 256, bias=False, **options)
+        self.lm_head = nn.Linear(256, 32, bias=False, **options)
         self.register_buffer("steps", torch.zeros(3, dtype=torch.int64, device=device))
         self.register_buffer("cache", torch.ones(2), persistent=False)
         if tied:
@@ -170,7 +170,7 @@ def test_other_layers_get_values(tmp_path):
         pass
 
     torch.manual_seed(1)
-    model = nn.ModuleDict({"a": Special(130, 64), "embed": nn.Embedding(40, 130)})
+    model = nn.ModuleDict({"a": Special(128, 64), "embed": nn.Embedding(40, 128)})
     model.register_parameter("experts", nn.Parameter(torch.randn(3, 130, 140)))
     state = model.state_dict() | {"mlp.experts.up_proj": model.experts.detach()}
     del state["experts"]
@@ -229,7 +229,7 @@ def test_a_checkpoint_without_fp8(tmp_path, original):
 
 
 def wrong_shape(block):
-    block.down = nn.Linear(200, 161, bias=False)
+    block.down = nn.Linear(384, 257, bias=False)
 
 
 def another_name(block):
@@ -247,7 +247,7 @@ def another_dtype(block):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (wrong_shape, r"checkpoint\['down\.weight'\]': expected \[161, 200\].*got \[160, 200\]"),
+        (wrong_shape, r"checkpoint\['down\.weight'\]': expected \[257, 384\].*got \[256, 384\]"),
         (another_name, r"got none named other\.weight, other\.bias"),
         (one_name_less, r"got others named norm\.bias, norm\.weight"),
         (another_dtype, r"checkpoint\['steps'\]': expected torch\.float32.*got I64"),

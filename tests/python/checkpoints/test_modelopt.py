@@ -108,7 +108,7 @@ def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
         tmp_path / "in", tmp_path / "out", family="modelopt", granularity=granularity
     )
     written = load_file(tmp_path / "out" / "model.safetensors")
-    shapes = {"channel": ([300], [260]), "128x128": ([3, 1, 3, 1], [3, 1, 3, 1])}[granularity]
+    shapes = {"channel": ([384], [256]), "128x128": ([3, 1, 2, 1], [2, 1, 3, 1])}[granularity]
     assert list(written["blocks.0.up.weight_scale"].shape) == shapes[0]
     assert list(written["blocks.0.down.weight_scale"].shape) == shapes[1]
     assert written["blocks.0.up.weight_scale"].dtype == torch.float32

@@ -98,17 +98,25 @@ def test_the_way_there_and_back_is_exact(tmp_path, rng):
         assert "tensor_names" not in (opened.metadata() or {})
 
 
-@pytest.mark.parametrize("skip", ["*.experts.*", "x"])
-def test_what_transformers_does_not_load_is_said(tmp_path, rng, skip):
+def test_experts_that_transformers_does_not_load_are_refused(tmp_path, rng):
     tensors = wide_tensors(rng)
     tensors["layers.0.mlp.experts.3.up_proj.weight"] = tensors["blocks.0.up.weight"]
     write_folder(tmp_path / "in", tensors, {})
+    with pytest.raises(octofold.InvalidArgumentError, match=r"transformers.*skip '\*\.experts"):
+        octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", family="torchao")
+    assert not (tmp_path / "out").exists()
+    report = octofold.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", skip="*.experts.*", family="torchao"
+    )
+    assert len(report.quantized) == 2
+    # A conversion, which has other readers too, says it.
+    octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "a", family="compressed-tensors")
     logged = []
     octofold.set_log_handler(lambda level, text: logged.append(text))
     try:
-        octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", skip, family="torchao")
+        octofold.convert_checkpoint(tmp_path / "a", tmp_path / "b", "torchao")
     finally:
         octofold.set_log_handler(None)
-    said = [text for text in logged if "weights of experts" in text]
-    assert len(said) == (skip == "x")
-    assert all("1 weights of experts" in text and "transformers" in text for text in said)
+    (said,) = [text for text in logged if "weights of experts" in text]
+    assert "1 weights of experts" in said
+    assert "transformers" in said
