@@ -48,6 +48,21 @@ void require_granularity(std::string_view operation, const Family& family,
       name(wanted));
 }
 
+/// Throws where the family's libraries would read other values than are written.
+void require_sizes(std::string_view operation, const Family& family, const CheckpointTensor& weight,
+                   Granularity wanted) {
+  if (weight.shape.size() != 2 || !family.leaves_other_sizes ||
+      family.takes_sizes(wanted, weight.shape[0], weight.shape[1])) {
+    return;
+  }
+  core::fail_argument(
+      operation, "granularity",
+      core::format("one with which {} is read in the family {} (blocks of 128 do not divide {}x{}: "
+                   "another granularity, or none, which chooses one)",
+                   quote(weight.name), family.name, weight.shape[0], weight.shape[1]),
+      name(wanted));
+}
+
 /// Scales of tensors may want static scales of inputs beside them.
 bool lacks_input(const CheckpointWeight& weight, const Family& family, Granularity granularity) {
   return granularity == Granularity::kTensor && family.tensor_needs_input && !weight.input_scale;
@@ -98,6 +113,22 @@ void warn_of_experts(const RewritePlan& plan) {
   if (experts == 0) return;
   core::log(LogLevel::kWarning, "{} weights of experts are of the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
+}
+
+/// Checkpoints that are right, and that not everybody reads right.
+void warn_of_sizes(const RewritePlan& plan) {
+  if (plan.family->about_sizes.empty()) return;
+  std::vector<std::string> names;
+  for (const Step& step : plan.steps) {
+    const std::vector<std::int64_t>& shape = step.values.shape;
+    if (step.is_weight() && shape.size() == 2 &&
+        !plan.family->takes_sizes(step.to, shape[0], shape[1])) {
+      names.push_back(step.name);
+    }
+  }
+  if (names.empty()) return;
+  core::log(LogLevel::kWarning, "{} weights have sizes that are no multiples of 128: {}: {}",
+            names.size(), plan.family->about_sizes, quoted(names));
 }
 
 /// Throws where a library that owns the family would not load what the plan makes.
@@ -192,6 +223,7 @@ RewritePlan plan_quantization(const CheckpointContents& contents,
   }
   require_some(kOperation, plan);
   require_loadable(kOperation, plan);
+  warn_of_sizes(plan);
   require_free_names(kOperation, plan);
   return plan;
 }
@@ -216,6 +248,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     }
     if (!options.granularity) continue;
     require_granularity(kOperation, family, weight.codes, *options.granularity);
+    require_sizes(kOperation, family, weight.codes, *options.granularity);
     if (lacks_input(weight, family, *options.granularity)) {
       core::fail_argument(
           kOperation, "granularity",
@@ -269,6 +302,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     return std::pair(a.values.file, a.values.offset) < std::pair(b.values.file, b.values.offset);
   });
   warn_of_experts(plan);
+  warn_of_sizes(plan);
   require_free_names(kOperation, plan);
   return plan;
 }

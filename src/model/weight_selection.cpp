@@ -89,7 +89,10 @@ std::string WeightSelection::reason_against(const CheckpointTensor& tensor) cons
   if (!objection.empty()) return std::string(objection);
   const MatrixSizes sizes(tensor.shape);
   const bool is_stack = tensor.shape.size() == 3;  // of those GPUs read blocks of any size
-  if (is_stack || family_.takes_sizes(granularity_, sizes.rows, sizes.cols)) return "";
+  if (is_stack || !family_.leaves_other_sizes ||
+      family_.takes_sizes(granularity_, sizes.rows, sizes.cols)) {
+    return "";
+  }
   return core::format(
       "a size is no multiple of 128, and {} is read with {} scales of whole blocks alone",
       family_.name, name(granularity_));

@@ -17,6 +17,10 @@ constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granulari
 /// Both have it; DeepSeek's own says the format too.
 bool is_fp8(const nlohmann::json& config) { return text_at(config, "quant_method") == "fp8"; }
 
+constexpr std::string_view kAboutSizes =
+    "transformers without a GPU reads blocks of other sizes, or refuses them (servers, and "
+    "transformers with a GPU, read 128x128)";
+
 /// Without a GPU transformers takes a block's size from the quotient of the shapes.
 bool takes_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
   const auto is_read = [](std::int64_t size) {
@@ -80,7 +84,9 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .tensor_needs_input = false,
                                       .about_experts = "",
                                       .refusal = no_refusal,
-                                      .takes_sizes = any_sizes,
+                                      .takes_sizes = takes_sizes,
+                                      .leaves_other_sizes = false,
+                                      .about_sizes = kAboutSizes,
                                       .scale_shape = plain_scale_shape,
                                       .recognizes = recognizes_deepseek,
                                       .config = deepseek_config,
@@ -99,6 +105,8 @@ constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp
                                           .about_experts = "",
                                           .refusal = no_refusal,
                                           .takes_sizes = takes_sizes,
+                                          .leaves_other_sizes = true,
+                                          .about_sizes = kAboutSizes,
                                           .scale_shape = plain_scale_shape,
                                           .recognizes = recognizes_finegrained,
                                           .config = config_of,

@@ -46,6 +46,11 @@ bool recognizes(const nlohmann::json& config) {
   return true;
 }
 
+/// Inputs are cast in groups of 128 then, which must divide K; the last rows may be fewer.
+bool whole_groups(Granularity granularity, std::int64_t, std::int64_t cols) {
+  return !varies_along_k(granularity) || cols % kScaleBlock == 0;
+}
+
 nlohmann::json arguments(std::string_view strategy, bool dynamic) {
   return {{"dynamic", dynamic}, {"num_bits", 8},   {"strategy", strategy},
           {"symmetric", true},  {"type", "float"}, {"group_size", nullptr}};
@@ -171,7 +176,9 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                                  "transformers loads their scales of channels and "
                                                  "tensors alone",
                                              .refusal = no_refusal,
-                                             .takes_sizes = whole_blocks,
+                                             .takes_sizes = whole_groups,
+                                             .leaves_other_sizes = true,
+                                             .about_sizes = "",
                                              .scale_shape = shape_of,
                                              .recognizes = recognizes,
                                              .config = config_of,

@@ -72,12 +72,6 @@ std::string_view no_refusal(std::string_view) { return ""; }
 
 bool any_sizes(Granularity, std::int64_t, std::int64_t) { return true; }
 
-bool whole_blocks(Granularity granularity, std::int64_t rows, std::int64_t cols) {
-  if (!varies_along_k(granularity)) return true;
-  return cols % kScaleBlock == 0 &&
-         (granularity != Granularity::kBlock128x128 || rows % kScaleBlock == 0);
-}
-
 std::vector<SideFile> no_side_files(const Description&) { return {}; }
 
 std::map<std::string, std::string> no_metadata(const Description&) { return {}; }

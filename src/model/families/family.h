@@ -68,8 +68,12 @@ struct Family {
   /// Why a weight of this name would not load, or with other values, and what else to do; empty: it
   /// loads.
   std::string_view (*refusal)(std::string_view weight);
-  /// Whether such scales of a matrix of these sizes are read right.
+  /// Whether such scales of a matrix of these sizes are read right, whoever reads them.
   bool (*takes_sizes)(Granularity granularity, std::int64_t rows, std::int64_t cols);
+  /// Whether matrices of other sizes are left as they are.
+  bool leaves_other_sizes;
+  /// What to say where they are not.
+  std::string_view about_sizes;
   /// Shape of the scales of one matrix.
   std::vector<std::int64_t> (*scale_shape)(Granularity granularity, std::int64_t rows,
                                            std::int64_t cols);
@@ -106,8 +110,6 @@ const Family& family_of(CheckpointFamily id);
 /// What most families have.
 std::string_view no_refusal(std::string_view weight);
 bool any_sizes(Granularity granularity, std::int64_t rows, std::int64_t cols);
-/// Blocks must divide what they scale: rows and columns, or columns alone.
-bool whole_blocks(Granularity granularity, std::int64_t rows, std::int64_t cols);
 std::vector<SideFile> no_side_files(const Description& checkpoint);
 std::map<std::string, std::string> no_metadata(const Description& checkpoint);
 /// scale_shape() of the public API, with [] for a tensor's.

@@ -18,6 +18,12 @@ std::vector<std::int64_t> shape_of(Granularity granularity, std::int64_t rows, s
   return scale_shape(granularity, rows, cols);
 }
 
+/// Its dequantize() takes a block's size from the quotient of the shapes.
+bool whole_blocks(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+  return granularity != Granularity::kBlock128x128 ||
+         (rows % kScaleBlock == 0 && cols % kScaleBlock == 0);
+}
+
 bool recognizes(const nlohmann::json& config) {
   return text_at(config, "quant_method") == "torchao";
 }
@@ -116,6 +122,8 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .about_experts = "transformers loads no experts that are of it",
                                    .refusal = refusal,
                                    .takes_sizes = whole_blocks,
+                                   .leaves_other_sizes = true,
+                                   .about_sizes = "",
                                    .scale_shape = shape_of,
                                    .recognizes = recognizes,
                                    .config = config_of,

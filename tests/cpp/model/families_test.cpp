@@ -23,9 +23,6 @@ using test::read_checkpoint;
 using test::TestFolder;
 using test::write_checkpoint;
 
-constexpr std::int64_t kRows = 300;
-constexpr std::int64_t kCols = 260;
-
 /// The values that a checkpoint's weight stands for.
 std::vector<float> values_of(const std::filesystem::path& path, const std::string& name) {
   const CheckpointContents contents = inspect_checkpoint(path);
@@ -105,15 +102,12 @@ class FamilyPairs : public testing::TestWithParam<std::pair<CheckpointFamily, Ch
 TEST_P(FamilyPairs, ConversionKeepsWhatScalesCanSay) {
   const auto [from, to] = GetParam();
   const TestFolder folder;
-  // transformers reads blocks of this family that are whole, alone.
-  const bool whole = from == CheckpointFamily::kFineGrainedFp8;
-  const std::int64_t rows = whole ? 384 : kRows;
-  const NamedTensor weight = float_tensor("a.proj.weight", {rows, whole ? 256 : kCols}, 1);
-  const NamedTensor bias = float_tensor("a.proj.bias", {rows}, 2);
+  const bool fine = from == CheckpointFamily::kFineGrainedFp8;  // it takes no other blocks
+  const NamedTensor weight = float_tensor("a.proj.weight", {fine ? 384 : 300, fine ? 256 : 260}, 1);
+  const NamedTensor bias = float_tensor("a.proj.bias", {weight.shape[0]}, 2);
   write_checkpoint(folder / "in.safetensors", {weight, bias}, {{"format", "pt"}});
   test::write_file(folder / "config.json", R"({"model_type":"x"})");
-  std::filesystem::create_directory(folder / "from");
-  std::filesystem::create_directory(folder / "to");
+  for (const char* name : {"from", "to"}) std::filesystem::create_directory(folder / name);
   const auto source = folder.path() / "from/model.safetensors";
   const auto target = folder.path() / "to/model.safetensors";
   quantize_checkpoint(folder / "in.safetensors", source, {.family = from});
@@ -186,21 +180,21 @@ TEST(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
 
 TEST(Families, FusedExpertsAreStacksOfMatrices) {
   const TestFolder folder;
-  const NamedTensor experts = float_tensor("l.experts.gate_up_proj", {3, 256, 100}, 1);
+  const NamedTensor experts = float_tensor("l.experts.gate_up_proj", {3, 200, 150}, 1);
   write_checkpoint(folder / "in.safetensors", {experts, float_tensor("a.weight", {9, 9}, 2)});
   const auto report = quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
                                           {.family = CheckpointFamily::kFineGrainedFp8});
   EXPECT_EQ(report.quantized.size(), 2u);
   const auto output = read_checkpoint(folder / "out.safetensors");
   EXPECT_EQ(output.at("l.experts.gate_up_proj_scale_inv").shape,
-            (std::vector<std::int64_t>{3, 2, 1}));
+            (std::vector<std::int64_t>{3, 2, 2}));
   for (std::int64_t i = 0; i < 3; ++i) {
-    const std::size_t size = 256 * 100;
+    const std::size_t size = 200 * 150;
     const NamedTensor one = {
-        "x", SafetensorsDType::kF32, {256, 100}, experts.bytes.substr(4 * size * i, 4 * size)};
+        "x", experts.dtype, {200, 150}, experts.bytes.substr(4 * size * i, 4 * size)};
     const auto [codes, scales] = test::quantized(one);
     EXPECT_TRUE(output.at("l.experts.gate_up_proj").bytes.substr(size * i, size) == codes);
-    EXPECT_EQ(output.at("l.experts.gate_up_proj_scale_inv").bytes.substr(8 * i, 8), scales);
+    EXPECT_EQ(output.at("l.experts.gate_up_proj_scale_inv").bytes.substr(16 * i, 16), scales);
   }
   expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "l.experts.gate_up_proj"}, [&] {
     quantize_checkpoint(

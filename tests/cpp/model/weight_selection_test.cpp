@@ -114,14 +114,42 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   };
   using enum CheckpointFamily;
   const Names ragged = {"small.weight", "tall.weight", "wide.weight"};
-  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock128x128), ragged);
+  EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock128x128),
+            (Names{"small.weight", "wide.weight"}));
   EXPECT_EQ(left(kTorchao, Granularity::kBlock128x128), ragged);
   EXPECT_EQ(left(kCompressedTensors, Granularity::kBlock1x128),
             (Names{"small.weight", "wide.weight"}));
   EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128),
             (Names{"tall.weight", "wide.weight"}));
   EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
+  test::expect_contains(quantize(all, {.family = kDeepSeekV3}).log,
+                        "2 weights have sizes that are no multiples of 128: transformers");
   EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
+}
+
+TEST(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
+  const TestFolder folder;
+  write_checkpoint(folder / "in.safetensors", {float_tensor("l.wide.weight", {128, 200}, 1),
+                                               float_tensor("l.whole.weight", {128, 256}, 2)});
+  set_log_handler([](LogLevel, std::string_view) {});
+  quantize_checkpoint(folder / "in.safetensors", folder / "fp8.safetensors");
+  using enum CheckpointFamily;
+  for (const CheckpointFamily family : {kCompressedTensors, kTorchao}) {
+    SCOPED_TRACE(name(family));
+    const fs::path output = folder / (std::string(name(family)) + ".safetensors");
+    const auto report = convert_checkpoint(folder / "fp8.safetensors", output, {.family = family});
+    EXPECT_EQ(report.requantized, Names{"l.wide.weight"});
+    expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "l.wide.weight", "128x200"}, [&] {
+      convert_checkpoint(folder / "fp8.safetensors", folder / "no.safetensors",
+                         {.family = family, .granularity = Granularity::kBlock128x128});
+    });
+  }
+  std::string log;
+  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  convert_checkpoint(folder / "fp8.safetensors", folder / "fine.safetensors",
+                     {.family = kFineGrainedFp8});
+  set_log_handler({});
+  test::expect_contains(log, "1 weights have sizes that are no multiples of 128: transformers");
 }
 
 TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {

@@ -14,7 +14,7 @@ pytest.importorskip("torchao")
 pytest.importorskip("diffusers")
 from checkpoint_support import raw_tensors, relative_error  # noqa: E402
 from family_matrix import CELLS, COLUMNS, ROWS, cell, documented, make_source  # noqa: E402
-from matrix_models import SIZES, TOKENS  # noqa: E402
+from matrix_models import DECODER, SIZES, TOKENS, Row, of, tokens  # noqa: E402
 from model_support import quiet  # noqa: E402
 
 
@@ -44,6 +44,34 @@ def said():
 )
 def test_the_owner_loads_it_or_it_is_refused(sources, said, tmp_path, name, column):
     assert cell(sources(name), *column, tmp_path) == said[name, column]
+
+
+RAGGED = Row(
+    "ragged",
+    of("LlamaForCausalLM", "LlamaConfig", **{**DECODER, "intermediate_size": 192}),
+    tokens,
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "granularity", "said"),
+    [
+        ("finegrained-fp8", "128x128", "loads, without 3 of 7"),
+        ("finegrained-fp8", "tensor", "loads"),
+        ("compressed-tensors", "channel", "loads"),
+        ("compressed-tensors", "tensor", "loads"),
+        ("compressed-tensors", "128x128", "loads, without 1 of 7"),
+        ("compressed-tensors", "1x128", "loads, without 1 of 7"),
+        ("torchao", "channel", "loads"),
+        ("torchao", "tensor", "loads"),
+        ("torchao", "128x128", "loads, without 3 of 7"),
+    ],
+)
+def test_sizes_that_blocks_do_not_divide(tmp_path, family, granularity, said):
+    """Intermediate sizes of 192: N of two layers, and K of one."""
+    source = make_source(RAGGED, tmp_path / "in")
+    assert cell(source, family, granularity, tmp_path) == said
 
 
 def test_the_table_has_each_cell_and_no_other(said):

@@ -273,7 +273,7 @@ def test_inspect_and_convert(
     assert code == 0
     assert "1 weights to FP8, 1 of them anew" in out
     assert "cast anew" in err
-    code, out, err = run(capsys, "convert", paths["fp8"], paths["back"], "--to", "torchao")
+    code, out, err = run(capsys, "convert", paths["fp8"], paths["back"], "--to", "modelopt")
     assert (code, err) == (0, "")
     assert run(capsys, "convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
 
