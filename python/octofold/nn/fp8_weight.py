@@ -13,6 +13,7 @@ from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
 from .buffers import keep_dtypes
 from .fitting import is_fp8
+from .saving import give_numbers
 
 
 class Fp8Weight(Module):
@@ -28,7 +29,8 @@ class Fp8Weight(Module):
     | 1x128           | weight, weight_scale [out, ⌈in/128⌉]                |                    |
 
     Scales are float32 multipliers, whatever their names say; to(), half() and the like move weight
-    and scales, and convert neither.
+    and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
+    stand for.
 
     own_name: the class's, as messages have it.
     """
@@ -90,6 +92,13 @@ class Fp8Weight(Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         keep_dtypes(self, before)
         return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        dtype = None if self.bias is None else self.bias.dtype
+        give_numbers(destination, prefix, self.scale_name, self.scaled_weight.dequantize, dtype)
 
     def _load_from_state_dict(
         self,

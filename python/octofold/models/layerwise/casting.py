@@ -139,6 +139,13 @@ def _storage(layer: Module, native: bool | str, keep_original: bool, non_blockin
 
 def _store(layer: Module, stored_as: str, compute_dtype: torch.dtype, storage: Storage) -> None:
     codes, scale = cast_to_storage(_weight(layer), stored_as, storage.granularity)
+    store_codes(layer, codes, scale, compute_dtype, storage)
+
+
+def store_codes(
+    layer: Module, codes: Tensor, scale: Tensor, compute_dtype: torch.dtype, storage: Storage
+) -> None:
+    """A layer of the SUPPORTED classes keeps these for its weight from now on."""
     kind = stored_class(type(layer))
     layer.register_buffer(storage.scale_name, scale)  # may be refused: the weight is still there
     layer.compute_dtype = compute_dtype  # type: ignore[assignment]

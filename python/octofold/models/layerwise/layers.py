@@ -19,6 +19,7 @@ from torch.nn import Module
 from ...nn.buffers import keep_dtypes
 from ...nn.fitting import is_fp8
 from ...nn.functional import result_dtype
+from ...nn.saving import give_numbers
 from ...nn.weight_only import weight_only_linear
 from ...scaled_tensor import ScaledTensor
 from .choice import NATIVE, WEIGHT_ONLY, linear_way
@@ -99,6 +100,13 @@ class StoredLayer(Module):
         self._parameters["weight"] = stored(self.weight)
         self.storage.dtype = dtype
         return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        storage = self.storage
+        give_numbers(destination, prefix, storage.scale_name, self.wide_weight, storage.dtype)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
