@@ -5,6 +5,8 @@
 >>> octofold.models.enable_layerwise_casting(model)          # all weights in FP8, in place
 >>> octofold.models.disable_layerwise_casting(model)         # the way back
 >>> octofold.models.load_checkpoint_into(model, checkpoint)  # weights in FP8, whose family ever
+>>> octofold.models.save(model, folder)                      # with its layers in FP8
+>>> octofold.models.load(type(model), folder)                # the same again
 
 docs/advisor.md, docs/casting.md and docs/checkpoints.md tell the rest.
 """
@@ -13,8 +15,10 @@ from .advisor.advise import advise
 from .advisor.apply import apply
 from .advisor.plan import Plan
 from .cast_linear import CastLinear
+from .kept.load import load
+from .kept.save import save
 from .layerwise.casting import disable_layerwise_casting, enable_layerwise_casting
-from .load import load_checkpoint_into
+from .load_into import load_checkpoint_into
 
 __all__ = [
     "CastLinear",
@@ -23,5 +27,7 @@ __all__ = [
     "apply",
     "disable_layerwise_casting",
     "enable_layerwise_casting",
+    "load",
     "load_checkpoint_into",
+    "save",
 ]

@@ -1,0 +1,143 @@
+"""Folders that models are kept in: what is in them beside others' files, and how they appear."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from ...errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
+from .layers import Record, require_record
+
+RECORDS: Final = "octofold.json"
+WEIGHTS: Final = "octofold.safetensors"
+"""Of models that no family can keep. By this name from_pretrained() finds no weights, where it
+would take codes for numbers."""
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Records:
+    """What RECORDS says."""
+
+    family: str | None
+    """Whose conventions the files of weights follow; None: names and buffers are the model's."""
+    layers: Mapping[str, Record]
+    """By their names, those with a weight in FP8."""
+    same: Mapping[str, str]
+    """Names of tensors that are others, by whose names they are found."""
+
+
+def require_new(operation: str, folder: object) -> Path:
+    """The path, where nothing is or an empty folder."""
+    if not isinstance(folder, str | os.PathLike):
+        got = type(folder).__qualname__
+        raise invalid_argument(operation, "folder", "a path (str or os.PathLike)", got)
+    path = Path(folder).absolute()
+    if path.is_symlink() or path.exists():
+        if not path.is_dir():
+            raise invalid_argument(operation, "folder", "a new or empty folder", f"a file, {path}")
+        if any(path.iterdir()):
+            got = f"{path}, which has files"
+            raise invalid_argument(operation, "folder", "a new or empty folder", got)
+    return path
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A folder to write to that is this one when the block has ended, and nowhere if it fails."""
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise io_error(error, f"cannot write '{path}'") from error
+
+
+def write_records(folder: Path, records: Records) -> None:
+    """As read_records() takes them."""
+    content = {
+        "format": _FORMAT,
+        "family": records.family,
+        "layers": dict(records.layers),
+        "same": dict(records.same),
+    }
+    (folder / RECORDS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_records(operation: str, folder: object) -> tuple[Path, Records]:
+    """The folder's path, and what save() has recorded there."""
+    if not isinstance(folder, str | os.PathLike):
+        got = type(folder).__qualname__
+        raise invalid_argument(operation, "folder", "a path (str or os.PathLike)", got)
+    path = Path(folder)
+    file = path / RECORDS
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        what = f"{operation}: argument 'folder': expected what octofold.models.save() wrote"
+        raise io_error(error, f"{what}: cannot open '{file}'") from None
+    except (ValueError, RecursionError) as error:
+        raise BadFormatError(f"{file}: expected JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        got = repr(content.get("format", "nothing")) if isinstance(content, dict) else "no object"
+        raise BadFormatError(f"{file}: field 'format': expected {_FORMAT}, got {got}")
+    for field in ("layers", "same"):
+        if not isinstance(content.get(field), dict):
+            got = repr(content.get(field))
+            raise BadFormatError(f"{file}: field '{field}': expected an object, got {got}")
+    for name, record in content["layers"].items():
+        try:
+            require_record(record)
+        except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+            where = f"{file}: field 'layers', layer {name!r}"
+            got = f"{record!r} ({error})"
+            raise BadFormatError(f"{where}: expected a layer of Octofold, got {got}") from None
+    return path, Records(content.get("family"), content["layers"], content["same"])
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Of all files of weights, on the CPU."""
+    from safetensors import SafetensorError
+
+    load_file = _safetensors().load_file
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            tensors.update(load_file(file))
+        except SafetensorError as error:
+            raise BadFormatError(f"{file}: expected a safetensors file: {error}") from None
+        except OSError as error:
+            raise io_error(error, f"cannot read '{file}'") from None
+    return tensors
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """As safetensors has them."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _safetensors().save_file(whole, file, {"format": "pt"})
+
+
+def io_error(error: OSError, what: str) -> Exception:
+    """As the library's own."""
+    made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror or error}")
+    return made
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        text = "octofold.models.save and load: expected the package safetensors (pip install it)"
+        raise UnavailableError(text) from error
+    return safetensors.torch

@@ -1,0 +1,130 @@
+"""What a layer with an FP8 weight is, as a record that a file keeps, and the layer of a record."""
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..._core.torch import DTYPES, NAMES
+from ...nn.fp8_weight import Fp8Weight
+from ...nn.inference import InferenceLinear
+from ...nn.recipes import Delayed, Product, Recipe
+from ...nn.weight_only import WeightOnlyLinear
+from ...scaled_tensor import ScaledTensor
+from ..cast_linear import CastLinear
+from ..layerwise.casting import store_codes
+from ..layerwise.layers import SUPPORTED, StoredLayer
+from ..layerwise.storage import Storage, cast_to_storage
+
+Record = dict[str, Any]
+"""kind: a name below; granularity, weight_dtype: of its scales and codes; and what its kind takes
+beside them."""
+
+_FROZEN: Final = {"WeightOnlyLinear": WeightOnlyLinear, "CastLinear": CastLinear}
+_INFERENCE: Final = "InferenceLinear"
+STORED: Final = "layerwise"
+
+
+def record_of(module: Module) -> Record | None:
+    """None: it has no FP8 weight of Octofold's."""
+    if isinstance(module, StoredLayer):
+        storage = module.storage
+        return {
+            "kind": STORED,
+            "granularity": storage.granularity,
+            "weight_dtype": NAMES[module.weight.dtype],
+            "compute_dtype": NAMES[module.compute_dtype],
+            "wide_dtype": NAMES[storage.dtype],
+            "native": storage.native,
+            "requires_grad": storage.requires_grad,
+        }
+    if not isinstance(module, Fp8Weight):
+        return None
+    weight = module.scaled_weight
+    record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
+    if isinstance(module, InferenceLinear):
+        return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe)}
+    kind = next(name for name, one in _FROZEN.items() if type(module) is one)
+    return {"kind": kind, **record}
+
+
+def scale_name_of(module: Module) -> str:
+    """Of its buffer."""
+    if isinstance(module, StoredLayer):
+        return module.storage.scale_name
+    assert isinstance(module, Fp8Weight)
+    return module.scale_name
+
+
+def why_not(record: Record, module: Module) -> str | None:
+    """Why a module cannot become a layer of this record; None where it can."""
+    supported = SUPPORTED if record["kind"] == STORED else (torch.nn.Linear,)
+    if isinstance(module, StoredLayer) or not isinstance(module, supported):
+        return type(module).__qualname__
+    return None
+
+
+def weight_of(record: Record, weight: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of what a file has for a weight. Without scales it has the numbers that they
+    stand for, of which the cast makes the same codes again."""
+    if scale is not None:
+        return weight, scale
+    return cast_to_storage(weight, record["weight_dtype"], record["granularity"])
+
+
+def layer_of(
+    record: Record, module: Module, codes: Tensor, scale: Tensor, bias: Tensor | None
+) -> Module:
+    """The layer of a record in the place of a module: the module itself where casting is of its own
+    class, else another."""
+    if record["kind"] == STORED:
+        wide = DTYPES[record["wide_dtype"]]
+        storage = Storage(record["granularity"], record["native"], wide, record["requires_grad"])
+        if bias is not None:
+            module._parameters["bias"] = Parameter(bias)
+        store_codes(module, codes, scale, DTYPES[record["compute_dtype"]], storage)
+        return module
+    assert isinstance(module, torch.nn.Linear)
+    sizes = module.in_features, module.out_features
+    weight = ScaledTensor(codes, scale, record["granularity"])
+    if record["kind"] == _INFERENCE:
+        layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", recipe=_recipe(record["recipe"]))
+        layer.hold(weight, bias)
+    else:
+        kind = _FROZEN[record["kind"]]
+        options = {name: record[name] for name in ("granularity", "weight_dtype")}
+        layer = kind(*sizes, False, "meta", **options)
+        layer.hold(weight, None if bias is None else Parameter(bias))
+    return layer.train(module.training)
+
+
+def require_record(record: Any) -> None:
+    """That this is one. Raises ValueError, KeyError, TypeError or AttributeError, as does making
+    what it says."""
+    kind = record["kind"]
+    if kind == _INFERENCE:
+        InferenceLinear(1, 1, False, "meta", recipe=_recipe(record["recipe"]))
+    elif kind in _FROZEN:
+        options = {name: record[name] for name in ("granularity", "weight_dtype")}
+        _FROZEN[kind](1, 1, False, "meta", **options)
+    elif kind == STORED:
+        for name in ("weight_dtype", "compute_dtype", "wide_dtype"):
+            DTYPES[record[name]]
+        if record["granularity"] not in ("128x128", "channel"):
+            raise ValueError(f"granularity {record['granularity']!r}")
+        if record["native"] not in ("auto", True, False):
+            raise ValueError(f"native {record['native']!r}")
+        bool(record["requires_grad"])
+    else:
+        raise ValueError(f"kind {kind!r}")
+
+
+def _recipe(values: dict[str, Any]) -> Recipe:
+    made = dict(values)
+    for name in ("output", "grad_input", "grad_weight"):
+        made[name] = None if made[name] is None else Product(**made[name])
+    if made.get("delayed") is not None:
+        made["delayed"] = Delayed(**made["delayed"])
+    return Recipe(**{field.name: made[field.name] for field in fields(Recipe)})
