@@ -128,7 +128,7 @@ def with_hooks(model):
 
 
 def enabled(model, **options):
-    return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=None, **options)
+    return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=(), **options)
 
 
 WAYS = {

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -223,4 +224,10 @@ def moved_to(inputs: Any, device: str) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """Its first sentences: as many as make 300 characters, one at least."""
+    text = " ".join(str(error).split())
+    if len(text) <= 300:
+        return text or type(error).__name__
+    ends = [match.start() + 1 for match in re.finditer(r"[.!?] (?=[A-Z])", text)]
+    fitting = [end for end in ends if end <= 300]
+    return text[: fitting[-1] if fitting else ends[0] if ends else len(text)]

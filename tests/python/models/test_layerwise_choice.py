@@ -71,11 +71,12 @@ def test_what_is_skipped(log):
     assert cast() == {"block.proj", "block.proj_out"}
     assert any("block.attention is left alone" in message for message in log)
     every = {"block.norm_out", "block.proj", "block.proj_out", "proj_out"}
-    assert cast(skip_modules_pattern=None) == every
+    assert cast(skip_modules_pattern=()) == every
+    assert cast(skip_modules_pattern=None) == cast(skip_modules_pattern="auto") == cast()
     assert cast(skip_modules_pattern=r"block\.n") == every - {"block.norm_out"}
     assert cast(skip_modules_pattern=("^proj_", "absent")) == every - {"proj_out"}
     assert any("'absent' is found in no name" in message for message in log)
-    assert cast(skip_modules_classes=(Block,), skip_modules_pattern=None) == {"proj_out"}
+    assert cast(skip_modules_classes=(Block,), skip_modules_pattern=()) == {"proj_out"}
 
 
 def test_models_say_what_to_skip():
@@ -94,7 +95,10 @@ def test_models_say_what_to_skip():
 
     assert cast() == ["word", "wi"]
     assert cast(skip_modules_pattern="wi") == ["word"]
-    assert cast(skip_modules_pattern=None) == ["wo", "word", "embedder", "wi"]
+    assert cast(skip_modules_pattern=None) == ["word", "wi"]
+    assert cast(skip_modules_pattern=()) == ["word", "wi"]
+    # What is around the module that is given has no say.
+    assert hasattr(models.enable_layerwise_casting(Model().wo), "storage")
 
 
 def test_tied_weights_are_left_alone(log):

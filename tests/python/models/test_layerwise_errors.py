@@ -41,7 +41,6 @@ ENABLE, UNDO = models.enable_layerwise_casting, models.disable_layerwise_casting
         (model, {"non_blocking": 1}, "'non_blocking': expected True or False, got 1"),
         (model, {"keep_originals": None}, "'keep_originals': expected True or False"),
         (model, {"skip_modules_pattern": 3}, "'skip_modules_pattern': expected a tuple, got int"),
-        (model, {"skip_modules_pattern": ()}, "'skip_modules_pattern': expected patterns, or None"),
         (model, {"skip_modules_pattern": ("a", 3)}, "'skip_modules_pattern': expected \"auto\""),
         (model, {"skip_modules_pattern": "("}, r"a regular expression or a tuple.*got '\(' \("),
         (model, {"skip_modules_pattern": "norm"}, "found in a name of a module, got 'norm', found"),
@@ -50,7 +49,7 @@ ENABLE, UNDO = models.enable_layerwise_casting, models.disable_layerwise_casting
         (model, {"skip_modules_classes": (3,)}, "'skip_modules_classes': expected classes of mod"),
         (
             model,
-            {"skip_modules_classes": (torch.nn.Module,), "skip_modules_pattern": None},
+            {"skip_modules_classes": (torch.nn.Module,), "skip_modules_pattern": ()},
             "every layer of Sequential skipped",
         ),
         (torch.nn.ReLU, {}, "'module': expected linear, convolution or embedding layers.*ReLU"),
@@ -79,6 +78,16 @@ def test_refuses(make, options, message):
     for one, other in zip(module.parameters(), before.parameters(), strict=True):
         if one.device.type != "meta":
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_the_reason_is_in_the_message():
+    """Also where other modules are skipped as asked for: of a model whose layers have another
+    library's casting."""
+    made = torch.nn.ModuleDict({"proj": torch.nn.Linear(8, 8), "norm": torch.nn.LayerNorm(8)})
+    made["proj"].forward = made["proj"].forward
+    message = r"its forward was replaced \(1\); skipped as asked for \(1\)"
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        ENABLE(made)
 
 
 def test_twice_and_undoing_nothing():

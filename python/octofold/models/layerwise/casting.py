@@ -25,7 +25,7 @@ def enable_layerwise_casting(
     module: Module,
     storage_dtype: Any = "e4m3",
     compute_dtype: Any = None,
-    skip_modules_pattern: str | tuple[str, ...] | None = "auto",
+    skip_modules_pattern: str | tuple[str, ...] | None = None,
     skip_modules_classes: tuple[type[Module], ...] | None = None,
     non_blocking: bool = False,
     *,
@@ -40,9 +40,10 @@ def enable_layerwise_casting(
     compute_dtype: to compute with; results have the dtype of what comes in, as before. None: that
         of the model's weights if it has 16 bits, else bfloat16 (float16 on GPUs without).
     skip_modules_pattern: regular expressions; modules in whose name one is found are left alone,
-        with all in them. "auto": Diffusers' own, which mean norms, embeddings of positions and
-        patches, and the projections at both ends. With either, models' own wishes count too
-        (`_skip_layerwise_casting_patterns`, `_keep_in_fp32_modules`). None: nothing is skipped.
+        with all in them. None (and "auto"): Diffusers' own, which mean norms, embeddings of
+        positions and patches, and the projections at both ends. (): none of these. Whichever is
+        given, models' own wishes count too (`_skip_layerwise_casting_patterns`,
+        `_keep_in_fp32_modules`), except those of modules around the one that is given here.
     skip_modules_classes: modules of these classes are left alone, with all in them.
     non_blocking: of the copies from the CPU by which originals come back.
     native: "auto": a linear layer is computed as is quickest for its tokens on its GPU: FP8 times
@@ -195,13 +196,14 @@ def _require_layers(module: Module, selection: Selection) -> None:
     if selection.layers:
         return
     what = type(module).__qualname__
-    if selection.skipped:
+    reasons = Counter(selection.reasons.values())
+    listed = "".join(f"; {reason} ({n})" for reason, n in reasons.items())
+    if selection.skipped and not reasons:
         argument, expected = "skip_modules_pattern", "to leave a layer (and skip_modules_classes)"
         raise invalid_argument(NAME, argument, expected, f"every layer of {what} skipped")
     expected = "linear, convolution or embedding layers with weights of their own"
-    reasons = Counter(selection.reasons.values())
-    got = f"{what} without" + "".join(f"; {reason} ({n})" for reason, n in reasons.items())
-    raise invalid_argument(NAME, "module", expected, got)
+    skipped = f"; skipped as asked for ({selection.skipped})" if selection.skipped else ""
+    raise invalid_argument(NAME, "module", expected, f"{what} without{listed}{skipped}")
 
 
 def _require_castable(selection: Selection, native: bool | str) -> None:

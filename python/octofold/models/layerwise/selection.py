@@ -38,16 +38,11 @@ class Patterns:
     def __init__(self, given: Any) -> None:
         """given: as enable_layerwise_casting() takes skip_modules_pattern."""
         argument = "skip_modules_pattern"
-        self.are_default = isinstance(given, str) and given == "auto"
-        self.is_none = given is None
+        self.are_default = given is None or (isinstance(given, str) and given == "auto")
         if self.are_default:
             texts: tuple[Any, ...] = DEFAULT_PATTERNS
-        elif given is None:
-            texts = ()
         else:
             texts = (given,) if isinstance(given, str) else tuple_of(argument, given)
-            if not texts:
-                raise invalid_argument(NAME, argument, "patterns, or None to skip none", "none")
         self._expressions = []
         for text in texts:
             try:
@@ -136,8 +131,7 @@ def _walk(
         what = type(module).__qualname__
         selection.reasons[name] = f"torch.nn.{what} reads the weights of its layers itself"
         return
-    if not patterns.is_none:
-        of_models = of_models + _own_patterns(module)
+    of_models = of_models + _own_patterns(module)
     adapters = _names(module, "adapter_layer_names") + _names(module, "other_param_names")
     for child_name, child in module.named_children():
         if child_name not in adapters:

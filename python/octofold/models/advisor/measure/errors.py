@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,10 +89,9 @@ class _Rounded(Module):
         super().__init__()
         self._of = (linear,)  # not a submodule
 
-    @property
-    def weight(self) -> Tensor:
-        """For models that look at it."""
-        return self._of[0].weight
+    def __getattr__(self, name: str) -> Any:
+        """The layer's, for models that look at its weight, its bias or its sizes."""
+        return getattr(self.__dict__["_of"][0], name)
 
     def forward(self, input: Tensor) -> Tensor:
         (linear,) = self._of
