@@ -98,7 +98,8 @@ class Fp8Weight(Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         dtype = None if self.bias is None else self.bias.dtype
-        give_numbers(destination, prefix, self.scale_name, self.scaled_weight.dequantize, dtype)
+        numbers = self.scaled_weight.dequantize
+        give_numbers(self, destination, prefix, self.scale_name, numbers, dtype)
 
     def _load_from_state_dict(
         self,

@@ -10,6 +10,7 @@ miss models of which only a part was changed; so the layers look who is asking.
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,14 @@ from ..errors import invalid_argument
 from .fitting import is_fp8
 
 _WRITER: Final = "save_pretrained"
+_OF_ADAPTERS: Final = "get_peft_model_state_dict"
+"""peft's, which asks for all of a state_dict() and takes the adapters and, of models that got new
+tokens, the embeddings and the head."""
 _WIDE: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def give_numbers(
+    layer: Module,
     destination: dict[str, Any],
     prefix: str,
     scale_name: str,
@@ -31,7 +36,8 @@ def give_numbers(
     own_dtype: torch.dtype | None,
 ) -> None:
     """Where save_pretrained() asks: in a state_dict() that has a layer's codes and scales, numbers
-    in their place, on the CPU.
+    in their place, on the CPU. Not so where it takes adapters alone, for which all weights in 16
+    bits would be made in vain.
 
     numbers: makes them in a dtype.
     own_dtype: the dtype that the weight had; None: it is not known, and is the model's.
@@ -40,8 +46,8 @@ def give_numbers(
     codes = destination.get(f"{prefix}weight")
     if not isinstance(codes, Tensor) or not is_fp8(codes):
         return
-    writer = _writer()
-    if writer is None:
+    writer, of_adapters = _writer()
+    if writer is None or (of_adapters and not _is_of_tokens(layer, writer)):
         return
     if codes.is_meta:
         expected = (
@@ -54,14 +60,28 @@ def give_numbers(
     destination.pop(f"{prefix}{scale_name}", None)
 
 
-def _writer() -> Any:
-    """What the innermost save_pretrained() that is running is a method of; None: none runs."""
-    frame = sys._getframe(1)
+def _writer() -> tuple[Any, bool]:
+    """What the innermost save_pretrained() that is running is a method of (None: none runs), and
+    whether it is asking for adapters."""
+    frame: FrameType | None = sys._getframe(1)
+    of_adapters = False
     while frame is not None:
-        if frame.f_code.co_name == _WRITER:
-            return frame.f_locals.get("self", frame)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+        name = frame.f_code.co_name
+        of_adapters = of_adapters or name == _OF_ADAPTERS
+        if name == _WRITER:
+            return frame.f_locals.get("self", frame), of_adapters
+        frame = frame.f_back
+    return None, False
+
+
+def _is_of_tokens(layer: Module, model: Any) -> bool:
+    """Whether it is the model's embedding or its head, or what peft has wrapped there."""
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        found = getattr(model, name, None)
+        one = found() if callable(found) else None
+        if one is layer or getattr(one, "base_layer", None) is layer:
+            return True
+    return False
 
 
 def _dtype_of(writer: object) -> torch.dtype:

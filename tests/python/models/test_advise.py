@@ -236,6 +236,19 @@ def test_a_model_that_looks_at_its_weights_keeps_those_layers():
     assert two.chosen != "own"
 
 
+def test_torchs_own_encoder_keeps_its_layers():
+    """Its fast path reads their weights and biases past them, in the run that rounds too."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1).bfloat16().eval()
+    plan = models.advise(model, torch.randn(2, 5, 32).bfloat16())
+    assert plan.whole.error == 0
+    assert not plan.changed
+    assert len(plan.layers) == 2
+    for layer in plan.layers:
+        assert all(option.why_not for option in layer.options if option.way != "own")
+
+
 def test_a_bold_layer_is_kept_out():
     """What one layer does to the answer counts, not its own error."""
     model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(3)])

@@ -3,7 +3,6 @@ which gets numbers, and by octofold.models.save, whose folders load to the same 
 
 import copy
 import os
-import pickle
 import re
 
 import octofold
@@ -27,6 +26,8 @@ from kept_support import (  # noqa: E402
     weight_only,
 )
 from octofold import models, nn  # noqa: E402
+from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from test_layerwise_libraries import flux, in_16_bits, unet  # noqa: E402
 
 CHANGES = [models.enable_layerwise_casting, mixed, weight_only, a_part, e5m2]
@@ -94,7 +95,9 @@ def test_whatever_calls_save_pretrained(change, tmp_path):
     Sentences(model).save(tmp_path / "a")
     assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
     copy.deepcopy(model).save_pretrained(tmp_path / "b")
-    pickle.loads(pickle.dumps(model)).save_pretrained(tmp_path / "c")
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    again.save_pretrained(tmp_path / "c")
     for name in "abc":
         assert relative_error(outcome(loaded(type(model), tmp_path / name), inputs), y) < 0.02
 
@@ -104,6 +107,39 @@ def test_whatever_calls_save_pretrained(change, tmp_path):
         tmp_path / "d", torch_dtype=torch.bfloat16, use_safetensors=False
     )
     assert relative_error(outcome(other, inputs), y) < 0.02
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_adapters_are_saved_alone(own, tmp_path, monkeypatch):
+    """By peft and by transformers, without making all weights in 16 bits; but the embedding and
+    the head are numbers, which peft saves too where it is asked to."""
+    peft = pytest.importorskip("peft")
+    model, inputs, _ = made(llama, models.enable_layerwise_casting)
+    lora = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    if own:
+        model.add_adapter(lora)
+    else:
+        model = peft.get_peft_model(model, lora)
+    y = outcome(model, inputs)
+    made_wide = []
+    wide_weight = StoredLayer.wide_weight
+    monkeypatch.setattr(
+        StoredLayer,
+        "wide_weight",
+        lambda layer, dtype: made_wide.append(layer.weight.shape) or wide_weight(layer, dtype),
+    )
+    model.save_pretrained(tmp_path, **({} if own else {"save_embedding_layers": True}))
+    assert made_wide == [(128, 128)] * 2
+    state = load_file(tmp_path / "adapter_model.safetensors")
+    assert {value.dtype.itemsize for value in state.values()} <= {2, 4}
+    assert len(state) == (4 if own else 6)
+
+    torch.manual_seed(0)
+    other = models.enable_layerwise_casting(llama()[0].eval())
+    other = peft.PeftModel.from_pretrained(other, tmp_path)
+    assert relative_error(outcome(other, inputs), y) < 0.02
+    with other.disable_adapter():
+        assert relative_error(outcome(other, inputs), y) > 0.05
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -178,13 +214,10 @@ def test_others_read_models_of_transformers(make, change, tmp_path):
     names = [name for name in checkpoint if checkpoint.weight(name) is not None]
     assert len(names) > 3
     for name in names:
-        weight = modules[name.removesuffix(".weight")]
-        ours = getattr(weight, "scaled_weight", None)
-        if ours is not None:
-            assert checkpoint[name].equals(ours)
-        else:
-            wide = weight.wide_weight(torch.float32)
-            assert torch.equal(checkpoint[name].dequantize(), wide)
+        layer = modules[name.removesuffix(".weight")]
+        stored = hasattr(layer, "wide_weight")
+        wide = layer.wide_weight(torch.float32) if stored else layer.scaled_weight.dequantize()
+        assert torch.equal(checkpoint[name].dequantize(), wide)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +288,7 @@ def test_refuses_and_leaves_all_as_it_was(tmp_path):
         ):
             models.save(model, folder)
     assert [path.name for path in full.iterdir()] == ["file"]
-    with pytest.raises(wrong, match="'model': expected a torch.nn.Module, got int"):
+    with pytest.raises(wrong, match=r"'model': expected a torch\.nn\.Module, got int"):
         models.save(3, tmp_path / "new")
 
     (tmp_path / "empty").mkdir()
@@ -267,9 +300,9 @@ def test_refuses_and_leaves_all_as_it_was(tmp_path):
     with pytest.raises(wrong, match=r"'model': expected '.*' of \[\d+, \d+\], as was saved"):
         models.load(smaller, kept)
     assert torch.equal(outcome(smaller, inputs_of_smaller), before)
-    with pytest.raises(wrong, match="'model': expected a layer 'model.layers.0"):
+    with pytest.raises(wrong, match=r"'model': expected a layer 'model\.layers\.0"):
         models.load(torch.nn.Linear(3, 3), kept)
-    with pytest.raises(wrong, match="'model': expected a torch.nn.Module or its class, got str"):
+    with pytest.raises(wrong, match=r"'model': expected a torch\.nn\.Module or its class, got str"):
         models.load("model", kept)
     with pytest.raises(FileNotFoundError, match=r"models.save\(\) wrote: cannot open"):
         models.load(type(model), tmp_path / "absent")

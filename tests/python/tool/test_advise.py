@@ -150,6 +150,31 @@ def test_what_is_wrong_is_said_in_a_line(
         main(["advise", "a:b", "--max-bytes", "1", "--max-error", "1"])
 
 
+def test_errors_of_others_are_told_in_whole_sentences() -> None:
+    from octofold_tool.advise import one_line
+
+    long = "x" * 200
+    assert one_line(ValueError(f"It is\nso. {long}.")) == f"It is so. {long}."
+    assert one_line(ValueError(f"First {long}. Second v1.2 is. {long}.")) == (
+        f"First {long}. Second v1.2 is."
+    )
+    assert one_line(ValueError(f"{long} {long}. Then.")) == f"{long} {long}."
+    assert one_line(ValueError(f"{long} {long}")) == f"{long} {long}"
+    assert one_line(ValueError()) == "ValueError"
+
+
+def test_a_folder_without_a_tokenizer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(FOLDER / name)
+    message = failure(capsys, str(tmp_path), "--device", "cpu")
+    assert "no tokenizer that makes inputs of text" in message
+    said = " ".join(message.split()).partition(" (name a function")[0]
+    assert said.endswith((".", "!", "?"))
+
+
 def test_without_transformers_it_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

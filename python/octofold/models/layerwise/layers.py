@@ -106,7 +106,7 @@ class StoredLayer(Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         storage = self.storage
-        give_numbers(destination, prefix, storage.scale_name, self.wide_weight, storage.dtype)
+        give_numbers(self, destination, prefix, storage.scale_name, self.wide_weight, storage.dtype)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
