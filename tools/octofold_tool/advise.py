@@ -34,6 +34,7 @@ octofold.models.advise. The current folder is looked into for the module.
 """
 
 FILES: Final = ("plan.json", "report.html", "report.txt")
+_TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.vocab", "*.tiktoken")
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -176,6 +177,12 @@ def load_folder(
         model = transformers.AutoModel.from_pretrained(folder, dtype=wanted, local_files_only=True)
     except Exception as error:
         raise ToolError(f"{folder}: transformers cannot load it: {one_line(error)}") from None
+    if not any(path for glob in _TOKENIZERS for path in folder.glob(glob)):
+        # transformers makes one without words for some models, which takes all words for unknown.
+        raise ToolError(
+            f"{folder}: it has no files of a tokenizer that makes inputs of text, such as "
+            "tokenizer.json (name a function that returns (model, inputs): module:function)"
+        )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if tokenizer.pad_token is None:

@@ -27,7 +27,7 @@ from kept_support import (  # noqa: E402
 )
 from octofold import models, nn  # noqa: E402
 from octofold.models.layerwise.layers import StoredLayer  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from test_layerwise_libraries import flux, in_16_bits, unet  # noqa: E402
 
 CHANGES = [models.enable_layerwise_casting, mixed, weight_only, a_part, e5m2]
@@ -250,6 +250,18 @@ def test_any_module_is_kept(tmp_path):
     assert type(other) is nn.WeightOnlyLinear
     assert torch.equal(other(x), layer(x))
 
+    def with_views():
+        module = torch.nn.Linear(128, 4)
+        module.register_buffer("whole", torch.arange(6.0).reshape(3, 2))
+        module.register_buffer("part", module.whole[1:])
+        module.register_buffer("first", module.whole[:1])
+        return module
+
+    models.save(with_views(), tmp_path / "views")
+    state = models.load(with_views(), tmp_path / "views").state_dict()
+    assert state["part"].tolist() == [[2, 3], [4, 5]]
+    assert state["first"].tolist() == [[0, 1]]
+
     def twice():
         linear = torch.nn.Linear(128, 128, dtype=torch.bfloat16)
         return torch.nn.Sequential(linear, torch.nn.ReLU(), linear, torch.nn.Linear(128, 8))
@@ -293,6 +305,10 @@ def test_refuses_and_leaves_all_as_it_was(tmp_path):
 
     (tmp_path / "empty").mkdir()
     kept = models.save(model, tmp_path / "empty")
+    any_class = pytest.importorskip("transformers").AutoModelForCausalLM
+    again = models.load(any_class, str(kept))
+    assert type(again) is type(model)
+    assert torch.equal(outcome(again, inputs), y)
     with pytest.raises(wrong, match="'model': expected a model as its class makes it, got Weight"):
         models.load(model, kept)
     smaller, inputs_of_smaller = small_llama()
@@ -342,3 +358,21 @@ def test_damaged_records(damage, message, tmp_path):
     file.write_text(damage(file.read_text()))
     with pytest.raises(octofold.BadFormatError, match=message):
         models.load(type(model), tmp_path / "kept")
+
+
+def test_damaged_weights(tmp_path):
+    model, _, _ = made(llama, weight_only)
+    kept = models.save(model, tmp_path / "kept")
+    (file,) = kept.glob("*.safetensors")
+    state = load_file(file)
+    norm = state.pop("model.norm.weight")
+    for change, message in (
+        ({}, "expected the names of the model that was saved, got one with 'model.norm.weight'"),
+        ({"model.norm.weight": norm, "more": norm.clone()}, "was saved, got one without more"),
+    ):
+        save_file({**state, **change}, file)
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            models.load(type(model), kept)
+    file.write_bytes(b"none")
+    with pytest.raises(octofold.BadFormatError, match="expected a safetensors file"):
+        models.load(type(model), kept)

@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said_in_a_line(
 def test_errors_of_others_are_told_in_whole_sentences() -> None:
     from octofold_tool.advise import one_line
 
-    long = "x" * 200
+    long = "X" * 200
     assert one_line(ValueError(f"It is\nso. {long}.")) == f"It is so. {long}."
     assert one_line(ValueError(f"First {long}. Second v1.2 is. {long}.")) == (
         f"First {long}. Second v1.2 is."
@@ -163,16 +163,12 @@ def test_errors_of_others_are_told_in_whole_sentences() -> None:
     assert one_line(ValueError()) == "ValueError"
 
 
-def test_a_folder_without_a_tokenizer(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_folder_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(FOLDER / name)
     message = failure(capsys, str(tmp_path), "--device", "cpu")
-    assert "no tokenizer that makes inputs of text" in message
-    said = " ".join(message.split()).partition(" (name a function")[0]
-    assert said.endswith((".", "!", "?"))
+    assert "no files of a tokenizer that makes inputs of text, such as tokenizer.json" in message
 
 
 def test_without_transformers_it_is_named(

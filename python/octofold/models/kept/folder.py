@@ -108,9 +108,9 @@ def read_records(operation: str, folder: object) -> tuple[Path, Records]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Of all files of weights, on the CPU."""
+    load_file = _safetensors().load_file
     from safetensors import SafetensorError
 
-    load_file = _safetensors().load_file
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -123,8 +123,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """As safetensors has them."""
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """As safetensors has them, which knows no parts of one memory."""
+    whole: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        memory = value.untyped_storage().data_ptr()
+        whole[name] = value.clone() if memory in seen else value
+        seen.add(memory)
     _safetensors().save_file(whole, file, {"format": "pt"})
 
 
