@@ -303,6 +303,12 @@ def test_refuses_and_leaves_all_as_it_was(tmp_path):
     with pytest.raises(wrong, match=r"'model': expected a torch\.nn\.Module, got int"):
         models.save(3, tmp_path / "new")
 
+    class Mine(nn.WeightOnlyLinear):
+        pass
+
+    with pytest.raises(wrong, match=r"'model': expected layers of .*Mine, which a file cannot"):
+        models.save(Mine(128, 128), tmp_path / "new")
+
     (tmp_path / "empty").mkdir()
     kept = models.save(model, tmp_path / "empty")
     any_class = pytest.importorskip("transformers").AutoModelForCausalLM

@@ -163,8 +163,11 @@ def test_errors_of_others_are_told_in_whole_sentences() -> None:
     assert one_line(ValueError()) == "ValueError"
 
 
-def test_a_folder_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(FOLDER / name)
     message = failure(capsys, str(tmp_path), "--device", "cpu")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.torch import DTYPES, NAMES
+from ...errors import invalid_argument
 from ...nn.fp8_weight import Fp8Weight
 from ...nn.inference import InferenceLinear
 from ...nn.recipes import Delayed, Product, Recipe
@@ -44,9 +45,13 @@ def record_of(module: Module) -> Record | None:
         return None
     weight = module.scaled_weight
     record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
-    if isinstance(module, InferenceLinear):
+    if type(module) is InferenceLinear:
         return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe)}
-    kind = next(name for name, one in _FROZEN.items() if type(module) is one)
+    kind = next((name for name, one in _FROZEN.items() if type(module) is one), None)
+    if kind is None:
+        expected = f"layers of {', '.join((_INFERENCE, *_FROZEN))}, or of layerwise casting"
+        got = f"a {type(module).__qualname__}, which a file cannot make again"
+        raise invalid_argument("octofold.models.save", "model", expected, got)
     return {"kind": kind, **record}
 
 
