@@ -24,7 +24,7 @@ def random(*shape, dtype=torch.float32):
 def model_of(recipe, dtype=torch.float32, **options):
     layers = torch.nn.Linear(IN, OUT), torch.nn.SiLU(), torch.nn.Linear(OUT, IN, bias=False)
     model = torch.nn.Sequential(*layers).to(DEVICE, dtype)
-    return nn.convert(model, recipe, force_fp8=True, **options)
+    return nn.convert(model, recipe, force_fp8=True, **options).model
 
 
 def step(layer, x, dy):

@@ -57,7 +57,8 @@ def load_checkpoint_into(
     strict: whether names of one that the other lacks are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
-    heads tied to embeddings) are dequantized into their parameters. Layers that hold FP8 weights
+    heads tied to embeddings, layers whose weight other modules read, as T5's `wo`) are dequantized
+    into their parameters. Layers that hold FP8 weights
     already take weights of the same scales. All other parameters and buffers are loaded in place.
     What is tied stays tied. All is read before the first parameter changes, so that errors leave
     the module as it was.

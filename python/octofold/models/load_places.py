@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..nn.fp8_weight import Fp8Weight
+from ..nn.weight_readers import weight_readers
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Slot:
     tensor: Tensor
     names: list[str] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    is_read_by_others: bool = False
+    """Whether modules read it past the layer that it is of."""
 
     @property
     def fp8_layers(self) -> list[Fp8Weight]:
@@ -39,8 +42,8 @@ class Slot:
     @property
     def is_weight_of_linears(self) -> bool:
         """And nothing else's: of each a torch.nn.Linear itself, as what is derived from it may
-        compute something else."""
-        return all(
+        compute something else, and read by nobody else."""
+        return not self.is_read_by_others and all(
             type(place.owner) is torch.nn.Linear and place.attribute == "weight"
             for place in self.places
         )
@@ -59,11 +62,13 @@ class Slot:
 def slots_of(module: Module) -> list[Slot]:
     """All parameters and persistent buffers; the scales of FP8 layers come with their weights."""
     slots: dict[int, Slot] = {}
+    readers = weight_readers(module)
     for name, place, tensor in _places(module):
         slot = slots.setdefault(id(tensor), Slot(tensor))
         slot.names.append(name)
         if place not in slot.places:
             slot.places.append(place)
+        slot.is_read_by_others |= id(place.owner) in readers
     return list(slots.values())
 
 

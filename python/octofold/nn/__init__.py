@@ -10,6 +10,8 @@ docs/training.md says how they go with the rest of torch, docs/recipes.md what r
 
 from . import recipes
 from .choice import fp8_wins
+from .conv1d import Conv1D
+from .conversion import Conversion
 from .convert import convert, restore
 from .convert_experts import convert_experts
 from .convert_weight_only import convert_weight_only
@@ -26,6 +28,8 @@ from .weight_only import WeightOnlyLinear
 
 __all__ = [
     "MLP",
+    "Conv1D",
+    "Conversion",
     "Delayed",
     "Experts",
     "InferenceLinear",

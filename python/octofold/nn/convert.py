@@ -1,21 +1,19 @@
 """Models to FP8 layers, and back."""
 
-from collections.abc import Callable, Container, Iterator, Sized
-from typing import Final, TypeAlias
+from typing import Final
 
-import torch
 from torch.nn import Module
 
 from ..errors import invalid_argument
+from .conv1d import Conv1D, conv1ds, is_conv1d
+from .conversion import Conversion
 from .linear import Linear
 from .mlp import MLP
 from .norm_linear import NormLinear
+from .picking import ModuleFilter, pick
 from .recipes import Recipe, recipe_of
 
 _NAME: Final = "octofold.nn.convert"
-
-ModuleFilter: TypeAlias = Callable[[Module, str], bool]
-"""(module, its fully qualified name) → whether to convert it."""
 
 
 def convert(
@@ -25,56 +23,69 @@ def convert(
     *,
     main_grad: bool = False,
     force_fp8: bool = False,
-) -> Module:
-    """Make each torch.nn.Linear of a model an octofold.nn.Linear with the same parameters.
+) -> Conversion:
+    """Make each torch.nn.Linear of a model an octofold.nn.Linear with the same parameters, and each
+    Conv1D of transformers (GPT-2) an octofold.nn.Conv1D.
 
     model: changed in place; if it is a torch.nn.Linear itself, left as it is.
     recipe, main_grad, force_fp8: as of octofold.nn.Linear.
     module_filter_fn: (module, fully qualified name) → whether to convert it, as torchao's: asked
-        for each linear layer; None: all. A model's last layer is often left out:
-        `lambda module, fqn: fqn != "lm_head"`.
+        for each layer that can be converted. None: all but output heads (also those that are tied
+        to embeddings) and adapters of PEFT.
 
-    Subclasses of torch.nn.Linear are left alone, as they may compute something else, and so are the
-    layers of octofold.nn.MLP and NormLinear. A layer that
-    stands in several places is asked for once, by the first of its names, and stays one layer.
-    Convert before fully_shard() and torch.compile, and make the optimizer before or after: it sees
-    the same parameters. restore() is the way back.
+    Left alone, whatever the filter says, is what would compute something else: subclasses of
+    torch.nn.Linear, parametrized layers, layers of octofold.nn.MLP and NormLinear, layers whose
+    forward was replaced, and layers whose weight other modules read, as torch's
+    TransformerEncoderLayer does in evaluation. A layer that stands in several places is asked for
+    once, by the first of its names, and stays one layer. Convert before fully_shard() and
+    torch.compile, and make the optimizer before or after: it sees the same parameters. restore() is
+    the way back.
 
-    Returns the model; of a torch.nn.Linear the new layer.
-    Raises InvalidArgumentError that names the argument: for a filter that picks no layer, for
+    Returns a report that has the model, or of a torch.nn.Linear the new layer, and says of each
+    layer what became of it.
+    Raises InvalidArgumentError that names the argument: where no layer is to be converted, for
     layers picked that are octofold.nn.Linear already. The model is then as it was.
     """
     recipe = recipe_of(_NAME, recipe)
-    require_model(_NAME, model, module_filter_fn)
-    fused = {
-        id(part)
-        for module in model.modules()
+    alone = {
+        id(part): f"it is a part of octofold.nn.{type(module).__name__}"
+        for module in (model.modules() if isinstance(model, Module) else ())
         if isinstance(module, MLP | NormLinear)
         for part in module.modules()
         if isinstance(part, Linear)
     }
+    if recipe.keeps_state or main_grad:
+        alone |= conv1ds(
+            model, "octofold.nn.Conv1D has no main_grad, and no recipe that keeps state"
+        )
+    picked = pick(_NAME, model, module_filter_fn, (Linear,), alone)
     new: dict[int, Module] = {}
-    for name, module in picked(model, module_filter_fn, (Linear,), fused):
-        if isinstance(module, Linear):
-            expected = "linear layers that are not converted yet (octofold.nn.restore() undoes it)"
-            raise invalid_argument(_NAME, "model", expected, f"octofold.nn.Linear at {name!r}")
-        layer = Linear.from_linear(module, recipe, main_grad=main_grad, force_fp8=force_fp8)
-        new[id(module)] = layer
-    require_some(_NAME, model, module_filter_fn, new)
-    return replaced(model, new)
+    converted: dict[str, str] = {}
+    for name, layer in picked.layers.items():
+        fp8: Linear | Conv1D
+        if is_conv1d(layer):
+            fp8 = Conv1D.from_conv1d(layer, recipe, force_fp8=force_fp8)
+        else:
+            fp8 = Linear.from_linear(layer, recipe, main_grad=main_grad, force_fp8=force_fp8)
+        new[id(layer)] = fp8
+        converted[name] = f"octofold.nn.{type(fp8).__name__}, recipe={recipe}"
+    return Conversion(replaced(model, new), converted, picked.left_alone)
 
 
 def restore(model: Module) -> Module:
     """Undo convert(): each octofold.nn.Linear becomes a torch.nn.Linear with the same parameters,
-    in place. Returns the model; of an octofold.nn.Linear the new layer. A model that has none is
-    returned as it is.
+    and each octofold.nn.Conv1D a Conv1D of transformers, in place. Returns the model; of a layer
+    the new one. A model that has none is returned as it is.
     """
     if not isinstance(model, Module):
         got = type(model).__qualname__
         raise invalid_argument("octofold.nn.restore", "model", "a torch.nn.Module", got)
-    new: dict[int, Module] = {
-        id(module): module.to_linear() for module in model.modules() if isinstance(module, Linear)
-    }
+    new: dict[int, Module] = {}
+    for module in model.modules():
+        if isinstance(module, Linear):
+            new[id(module)] = module.to_linear()
+        elif isinstance(module, Conv1D):
+            new[id(module)] = module.to_conv1d()
     return replaced(model, new)
 
 
@@ -86,39 +97,3 @@ def replaced(model: Module, new: dict[int, Module]) -> Module:
             if id(child) in new:
                 setattr(parent, name, new[id(child)])
     return new.get(id(model), model)
-
-
-def require_model(operation: str, model: object, module_filter_fn: object) -> None:
-    """That these are a module and a ModuleFilter, or None."""
-    if not isinstance(model, Module):
-        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
-    if module_filter_fn is not None and not callable(module_filter_fn):
-        expected = "a function (module, fqn) -> bool, or None"
-        raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))
-
-
-def picked(
-    model: Module,
-    module_filter_fn: ModuleFilter | None,
-    others: tuple[type[torch.nn.Linear], ...] = (),
-    but: Container[int] = (),
-) -> Iterator[tuple[str, torch.nn.Linear]]:
-    """Each torch.nn.Linear that the filter picks, and modules of `others`, with their names; `but`
-    those of these identities."""
-    for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear and not isinstance(module, others):
-            continue
-        if id(module) not in but and (module_filter_fn is None or module_filter_fn(module, name)):
-            yield name, module
-
-
-def require_some(
-    operation: str, model: Module, module_filter_fn: ModuleFilter | None, found: Sized
-) -> None:
-    """That there is a layer to convert."""
-    if len(found) == 0:
-        argument = "model" if module_filter_fn is None else "module_filter_fn"
-        expected = "a torch.nn.Linear" if module_filter_fn is None else "to pick a torch.nn.Linear"
-        count = sum(type(module) is torch.nn.Linear for module in model.modules())
-        got = f"{type(model).__qualname__} with {count} of them"
-        raise invalid_argument(operation, argument, expected, got)

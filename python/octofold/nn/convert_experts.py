@@ -10,11 +10,12 @@ from torch.nn.functional import linear
 
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
-from .convert import ModuleFilter, replaced
+from .convert import replaced
 from .expert_fitting import expert_recipe_of
 from .expert_layer import Experts
 from .linear import Linear
 from .mlp import MLP
+from .picking import ModuleFilter
 from .recipes import Recipe
 from .router import route
 

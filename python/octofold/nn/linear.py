@@ -1,7 +1,7 @@
 """torch.nn.Linear in FP8."""
 
 from collections.abc import Callable
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .fitting import is_fp8, require_features, require_fitting
 from .functional import linear_with_casts
 from .main_grad import main_grad_of
 from .recipes import Recipe, recipe_of
+from .twins import with_state_of
 from .weight_casts import weight_casts
 
 _NAME: Final = "octofold.nn.Linear"
@@ -22,8 +23,6 @@ _OWN_BUFFERS: Final = ("amax_history", "channel_amax")
 _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 
 _is_compiling: Final = torch.compiler.is_compiling
-
-AnyLinear = TypeVar("AnyLinear", bound=torch.nn.Linear)
 
 
 class Linear(torch.nn.Linear):
@@ -97,13 +96,13 @@ class Linear(torch.nn.Linear):
             expected = "a weight that is not sharded yet: convert before fully_shard()"
             raise invalid_argument(operation, "linear", expected, "a DTensor")
         require_features(operation, linear.in_features, linear.out_features)
-        layer = _with_state_of(linear, cls)
+        layer = with_state_of(linear, cls)
         layer._adopt(recipe, main_grad, force_fp8)
         return layer
 
     def to_linear(self) -> torch.nn.Linear:
         """The way back: a torch.nn.Linear with these very parameters, hooks and so on."""
-        linear = _with_state_of(self, torch.nn.Linear)
+        linear = with_state_of(self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
         for name in _OWN_BUFFERS:
@@ -235,15 +234,6 @@ class Linear(torch.nn.Linear):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
-
-
-def _with_state_of(module: torch.nn.Linear, kind: type[AnyLinear]) -> AnyLinear:
-    """A module of another class with all that one holds: parameters and hooks are the same ones."""
-    twin = kind.__new__(kind)
-    twin.__dict__.update(module.__dict__)
-    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        twin.__dict__[name] = module.__dict__[name].copy()
-    return twin
 
 
 def is_dtensor(value: object) -> bool:

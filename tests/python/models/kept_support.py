@@ -91,7 +91,7 @@ def weight_only(model):
     """All but heads, which may be tied."""
     return nn.convert_weight_only(
         model, module_filter_fn=lambda layer, name: not name.endswith(("lm_head", "decoder"))
-    )
+    ).model
 
 
 def e5m2(model):

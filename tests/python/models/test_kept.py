@@ -266,7 +266,7 @@ def test_any_module_is_kept(tmp_path):
         linear = torch.nn.Linear(128, 128, dtype=torch.bfloat16)
         return torch.nn.Sequential(linear, torch.nn.ReLU(), linear, torch.nn.Linear(128, 8))
 
-    model = nn.convert_weight_only(twice())
+    model = nn.convert_weight_only(twice()).model
     models.save(model, tmp_path / "twice")
     other = models.load(twice(), tmp_path / "twice")
     assert other[0] is other[2]

@@ -69,7 +69,7 @@ def test_what_is_skipped(log):
         return {name for name, one in model.named_modules() if hasattr(one, "storage")}
 
     assert cast() == {"block.proj", "block.proj_out"}
-    assert any("block.attention is left alone" in message for message in log)
+    assert any("block.attention.out_proj is left alone" in message for message in log)
     every = {"block.norm_out", "block.proj", "block.proj_out", "proj_out"}
     assert cast(skip_modules_pattern=()) == every
     assert cast(skip_modules_pattern=None) == cast(skip_modules_pattern="auto") == cast()

@@ -23,7 +23,8 @@ def new_model(recipe="blockwise"):
     model = torch.nn.Sequential(
         torch.nn.Linear(256, 192), torch.nn.GELU(), torch.nn.Linear(192, 130, bias=False)
     )
-    return octofold.nn.convert(model.to(device()), recipe, force_fp8=True)
+    octofold.nn.convert(model, recipe, force_fp8=True)
+    return model.to(device())
 
 
 def new_fused_model():

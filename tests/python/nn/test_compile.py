@@ -32,7 +32,7 @@ def assert_same(actual, expected):
 
 def model_of(recipe, **options):
     layers = torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 130, bias=False)
-    return nn.convert(torch.nn.Sequential(*layers), recipe, **options)
+    return nn.convert(torch.nn.Sequential(*layers), recipe, **options).model
 
 
 @pytest.mark.parametrize("recipe", NAMES)

@@ -121,7 +121,7 @@ def test_activation_checkpointing(recipe, use_reentrant, casts):
     model = nn.convert(
         torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.GELU(), torch.nn.Linear(200, 300)),
         recipe,
-    )
+    ).model
     x, dy = random(65, 300), random(65, 300)
     expected = step(model, x, dy)
     wrapped = Checkpointed(model, use_reentrant)

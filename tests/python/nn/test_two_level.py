@@ -83,7 +83,7 @@ def test_activation_checkpointing(use_reentrant):
     first = nn.convert(
         torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.GELU(), torch.nn.Linear(200, 300)),
         RECIPE,
-    )
+    ).model
     second = copy.deepcopy(first)
     for _ in range(3):
         x, dy = random(65, 300), random(65, 300)

@@ -136,7 +136,7 @@ def test_models_are_converted():
     ).half()
     x = random(7, 64, dtype=torch.float16)
     expected = model(x)
-    assert nn.convert_weight_only(model, module_filter_fn=lambda m, fqn: fqn != "2") is model
+    assert nn.convert_weight_only(model, module_filter_fn=lambda m, fqn: fqn != "2").model is model
     assert isinstance(model[0], nn.WeightOnlyLinear)
     assert type(model[2]) is torch.nn.Linear
     nn.convert_weight_only(model, "channel", "e5m2")

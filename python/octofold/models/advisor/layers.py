@@ -7,6 +7,9 @@ from typing import Final
 import torch
 from torch.nn import Module
 
+from ...nn.picking import objection
+from ...nn.weight_readers import weight_readers
+
 _ATTENTION: Final = (
     "attention computes in its own dtype: octofold.attention is for keys and values that a server "
     "keeps in FP8, and no plan puts it into a model"
@@ -36,10 +39,11 @@ def linears_of(model: Module) -> tuple[dict[str, torch.nn.Linear], dict[str, str
                 places.setdefault(id(parameter), f"{path}.{key}".lstrip("."))
     linears: dict[str, torch.nn.Linear] = {}
     alone: dict[str, str] = {}
+    readers = weight_readers(model)
     for path, module in model.named_modules():
         if type(module) is not torch.nn.Linear:
             continue
-        why = _why_alone(module)
+        why = readers.get(id(module)) or _why_alone(module)
         if why is None and len(holders[id(module.weight)]) > 1:
             why = f"its weight is tied: {places[id(module.weight)]} is the same"
         if why is None:
@@ -53,8 +57,9 @@ def _why_alone(linear: torch.nn.Linear) -> str | None:
     hooks = (linear._forward_hooks, linear._forward_pre_hooks)
     if any(hooks):
         return "it has hooks, which another layer would lose"
-    if "forward" in linear.__dict__:
-        return "its forward was replaced (as by accelerate), which another layer would lose"
+    why = objection(linear)
+    if why is not None:
+        return why
     if linear.weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"its weight is {str(linear.weight.dtype).removeprefix('torch.')}"
     if hasattr(linear.weight, "device_mesh"):

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from ..._log import note
 from ...errors import invalid_argument
+from ...nn.weight_readers import names_of, weight_readers, wide_patterns
 from .layers import SUPPORTED, StoredLayer
 from .stored_weight import is_plain_parameter
 
@@ -18,8 +19,6 @@ NAME: Final = "octofold.models.enable_layerwise_casting"
 DEFAULT_PATTERNS: Final = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
 """Diffusers' own."""
 _WRAPPERS: Final = ("base_model.model.",)  # of peft, which models know nothing of
-_READ_WEIGHTS: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
-"""Modules that read their layers' weights past the layers."""
 
 
 @dataclass
@@ -79,8 +78,9 @@ def select(module: Module, patterns: Patterns, classes: tuple[type[Module], ...]
     """The layers to cast. Raises InvalidArgumentError, with nothing changed."""
     selection = Selection()
     elsewhere: dict[int, str] = {}
+    readers = weight_readers(module)
     for name, layer in _walk(module, "", patterns, (), classes, selection, set()):
-        reason = _why_not(layer)
+        reason = readers.get(id(layer)) or _why_not(layer)
         if reason is None:
             selection.layers[name] = layer
         else:
@@ -127,12 +127,8 @@ def _walk(
     if isinstance(module, SUPPORTED):
         yield name, module
         return
-    if isinstance(module, _READ_WEIGHTS):
-        what = type(module).__qualname__
-        selection.reasons[name] = f"torch.nn.{what} reads the weights of its layers itself"
-        return
     of_models = of_models + _own_patterns(module)
-    adapters = _names(module, "adapter_layer_names") + _names(module, "other_param_names")
+    adapters = names_of(module, "adapter_layer_names") + names_of(module, "other_param_names")
     for child_name, child in module.named_children():
         if child_name not in adapters:
             full_name = f"{name}.{child_name}" if name else child_name
@@ -142,15 +138,7 @@ def _walk(
 def _own_patterns(module: Module) -> tuple[str, ...]:
     """What a model of Diffusers or transformers says of itself: patterns, and components of names
     whose modules stay in FP32."""
-    keep = _names(module, "_keep_in_fp32_modules") + _names(module, "_keep_in_fp32_modules_strict")
-    components = tuple(rf"(^|\.){re.escape(name)}($|\.)" for name in keep)
-    return _names(module, "_skip_layerwise_casting_patterns") + components
-
-
-def _names(module: Module, attribute: str) -> tuple[str, ...]:
-    """An attribute of the module's class that holds names; peft's layers say so of adapters."""
-    names = getattr(type(module), attribute, None)
-    return tuple(names) if isinstance(names, tuple | list | set | frozenset) else ()
+    return names_of(module, "_skip_layerwise_casting_patterns") + wide_patterns(module)
 
 
 def _why_not(layer: Module) -> str | None:
