@@ -196,7 +196,6 @@ class Linear(torch.nn.Linear):
         # The state keeps its dtypes, and its values where to_empty() leaves any to chance: what
         # gives the weight its values then, a checkpoint, has none for the state.
         state = {name: self._buffers[name] for name in _OWN_BUFFERS}
-        self._buffers.update(dict.fromkeys(_OWN_BUFFERS))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._buffers.update(state)
         self._place_state()

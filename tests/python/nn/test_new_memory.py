@@ -95,4 +95,5 @@ def test_parameters_are_reset_on_new_memory(name):
     for part in module.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
+    assert all(buffer.isfinite().all() for buffer in module.buffers())
     assert all(y.isfinite().all() for y in passes(module, random(65, SIZE)))
