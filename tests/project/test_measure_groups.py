@@ -46,7 +46,7 @@ def test_expert_layers_are_right_and_measured(tmp_path: Path) -> None:
     path = tmp_path / "experts.jsonl"
     output = run(sys.executable, EXPERTS, path, *SMALL, "--no-peers")
     assert rows_of(path, "failed") == []
-    assert len(rows_of(path, "layer")) == 8
+    assert len(rows_of(path, "layer")) == 7
     assert len(rows_of(path, "steps")) == 3
     assert len(rows_of(path, "host")) == 5
     assert "TFLOPS" not in output  # which are of graphs
