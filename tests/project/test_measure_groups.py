@@ -48,7 +48,7 @@ def test_expert_layers_are_right_and_measured(tmp_path: Path) -> None:
     assert rows_of(path, "failed") == []
     assert len(rows_of(path, "layer")) == 7
     assert len(rows_of(path, "steps")) == 3
-    assert len(rows_of(path, "host")) == 5
+    assert len(rows_of(path, "host")) == 4
     assert "TFLOPS" not in output  # which are of graphs
     of_training = [row for row in rows_of(path, "errors") if row["trains"]]
     names = ("y", "dx", "dweights", "dw13", "dw2")
