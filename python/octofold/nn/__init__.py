@@ -18,6 +18,7 @@ from .convert_weight_only import convert_weight_only
 from .expert_layer import Experts
 from .inference import InferenceLinear
 from .linear import Linear
+from .lora import lora_config
 from .mixture import MixtureOfExperts
 from .mlp import MLP
 from .norm_linear import NormLinear
@@ -45,6 +46,7 @@ __all__ = [
     "convert_weight_only",
     "fp8_wins",
     "keep_casts",
+    "lora_config",
     "recipes",
     "restore",
     "route",

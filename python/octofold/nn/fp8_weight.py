@@ -81,6 +81,10 @@ class Fp8Weight(Module):
         else:
             self.register_buffer("bias", bias)
 
+    def recast(self, weight: Tensor) -> None:
+        """Take a weight [out, in] of high precision, cast as the layer's own was."""
+        raise NotImplementedError
+
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "

@@ -3,6 +3,7 @@
 from typing import Any, Final, Self
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from .._core.dtypes import FP8, dtype_name
@@ -62,6 +63,9 @@ class FrozenLinear(Fp8Weight):
         )
         layer.hold(quantize(linear.weight.detach(), codes, granularity), linear.bias)
         return layer.train(linear.training)
+
+    def recast(self, weight: Tensor) -> None:
+        self.hold(quantize(weight, self.weight.dtype, self._granularity), self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self._granularity}, dtype={self.weight.dtype}"

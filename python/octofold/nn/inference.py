@@ -81,10 +81,16 @@ class InferenceLinear(Fp8Weight):
         if torch.is_grad_enabled() and input.requires_grad:
             raise UnsupportedError(
                 f"{_NAME}: argument 'x': expected nothing to differentiate (torch.no_grad(), or "
-                "octofold.nn.Linear, which has gradients), got a tensor that requires grad"
+                "octofold.nn.Linear or WeightOnlyLinear, which have gradients), got a tensor that "
+                "requires grad"
             )
         casts = self.scaled_weight, None
         return linear_with_casts(input, self.weight, self.bias, self._recipe, casts)
+
+    def recast(self, weight: Tensor) -> None:
+        rows, _ = cast_weight(weight, self._recipe, True, False)
+        assert rows is not None
+        self.hold(rows, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self._recipe}"

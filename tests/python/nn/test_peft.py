@@ -1,0 +1,182 @@
+"""peft's LoRA over layers with FP8 weights: trains, is saved, loaded and merged, or refused."""
+
+import copy
+import re
+from pathlib import Path
+
+import octofold
+import pytest
+from layer_support import relative_error
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")
+
+nn = octofold.nn
+PAGE = Path(__file__).parents[3] / "docs" / "older-gpus.md"
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    return transformers.LlamaForCausalLM(config).bfloat16()
+
+
+def adapted(granularity="128x128", base=None, **options):
+    """A model with LoRA over FP8 weights, whose adapters change what it gives."""
+    model = base or nn.convert_weight_only(llama(), granularity)
+    options = {"r": 4, "target_modules": "all-linear"} | options
+    model = peft.get_peft_model(model, nn.lora_config(model, peft.LoraConfig(**options)))
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model.eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits.float()
+
+
+def of_inference(recipe="blockwise"):
+    model = llama()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear and name != "lm_head":
+                setattr(parent, name, nn.InferenceLinear.from_linear(child, recipe))
+    return model
+
+
+def layers_of(model):
+    return [m for m in model.modules() if isinstance(m, nn.WeightOnlyLinear | nn.InferenceLinear)]
+
+
+def test_the_page_does_as_it_says(tmp_path):
+    text = PAGE.read_text().split("## LoRA by peft")[1].split("\n## ")[0]
+    names = {"octofold": octofold, "torch": torch, "tokens": TOKENS, "folder": tmp_path}
+    names["model"] = llama()
+    training, loading = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(training, names)
+    before = logits(names["model"].eval())
+    losses = names["model"](input_ids=TOKENS, labels=TOKENS).loss.item()
+    assert losses < llama()(input_ids=TOKENS, labels=TOKENS).loss.item() - 0.1
+    exec(loading, names)
+    assert torch.equal(logits(names["model"].eval()), before)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], r".*\.(up|v)_proj"])
+def test_gradients_go_through_the_frozen_weight(targets):
+    model = adapted(target_modules=targets).train()
+    every = targets == "all-linear"
+    layers = [m for m in model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
+    assert len(layers) == (14 if every else 4)
+    assert type(model.get_base_model().lm_head) is nn.WeightOnlyLinear
+    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert len(trained) == 2 * len(layers)
+    assert all(p.dtype == torch.float32 and p.grad.abs().max() > 0 for p in trained)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+def test_merging_casts_the_sum_with_the_same_scales(granularity):
+    model = adapted(granularity)
+    layer = model.get_base_model().model.layers[0].mlp.up_proj
+    base = layer.get_base_layer()
+    before, apart = base.scaled_weight, logits(model)
+    weight = before.dequantize("float32") + layer.get_delta_weight("default").detach()
+    bytes_before = [base.weight.clone(), getattr(base, base.scale_name).clone()]
+    model.merge_adapter(safe_merge=True)
+    expected = octofold.quantize(weight, "e4m3", granularity)
+    assert torch.equal(base.weight.view(torch.uint8), expected.data.view(torch.uint8))
+    assert torch.equal(base.scaled_weight.scale, expected.scale)
+    together = logits(model)
+    assert relative_error(together, apart) < 0.1
+    model.unmerge_adapter()
+    assert torch.equal(base.weight.view(torch.uint8), bytes_before[0].view(torch.uint8))
+    assert torch.equal(getattr(base, base.scale_name), bytes_before[1])
+    assert torch.equal(logits(model), apart)
+    alone = copy.deepcopy(model).merge_and_unload()
+    assert not any("lora" in name for name, _ in alone.named_modules())
+    assert torch.equal(logits(alone), together)
+
+
+def test_merging_what_is_not_finite_changes_nothing():
+    model = adapted()
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    layer.lora_A["default"].weight.data[0, 0] = float("nan")
+    before = layer.get_base_layer().weight
+    with pytest.raises(ValueError, match="not finite"):
+        model.merge_adapter()
+    assert layer.get_base_layer().weight is before
+    assert layer.merged_adapters == []
+
+
+def test_one_more_adapter_is_one_more():
+    model = adapted()
+    first = logits(model)
+    more = peft.LoraConfig(r=2, target_modules="all-linear")
+    model.add_adapter("more", nn.lora_config(model, more))
+    model.set_adapter("more")
+    assert relative_error(logits(model), first) > 1e-3  # its lora_B is zero
+    model.set_adapter("default")
+    assert torch.equal(logits(model), first)
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
+def test_trained_adapters_run_over_inference_linear(recipe, tmp_path):
+    adapted().save_pretrained(tmp_path)
+    model = of_inference(recipe)
+    plain = logits(model)
+    config = nn.lora_config(model, peft.LoraConfig.from_pretrained(tmp_path))
+    model = peft.PeftModel.from_pretrained(model, tmp_path, config=config).eval()
+    apart = logits(model)
+    assert relative_error(plain, apart) > 0.02
+    shapes = [[b.shape for b in layer.buffers()] for layer in layers_of(model)]
+    model = model.merge_and_unload()
+    assert [[b.shape for b in layer.buffers()] for layer in layers_of(model)] == shapes
+    assert relative_error(logits(model), apart) < min(0.1, relative_error(plain, apart))
+
+
+def test_training_over_inference_linear_is_refused(tmp_path):
+    model = of_inference()
+    config = peft.LoraConfig(target_modules=["q_proj"])
+    with pytest.raises(octofold.UnsupportedError, match=r"layers.0.self_attn.q_proj.*WeightOnly"):
+        nn.lora_config(model, config)
+    assert config._custom_modules is None
+    adapted().save_pretrained(tmp_path)
+    config = nn.lora_config(model, peft.LoraConfig.from_pretrained(tmp_path))
+    with pytest.raises(octofold.UnsupportedError, match="is_trainable=False"):
+        peft.PeftModel.from_pretrained(model, tmp_path, config=config, is_trainable=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights"),
+    ],
+)
+def test_what_reads_the_weight_is_refused(options, named):
+    model = nn.convert_weight_only(llama())
+    with pytest.raises(octofold.InvalidArgumentError, match=named):
+        nn.lora_config(model, peft.LoraConfig(target_modules="all-linear", **options))
+
+
+def test_other_arguments_are_refused():
+    with pytest.raises(octofold.InvalidArgumentError, match="argument 'model'"):
+        nn.lora_config("model", peft.LoraConfig())
+    with pytest.raises(octofold.InvalidArgumentError, match=r"argument 'config'.*IA3Config"):
+        nn.lora_config(llama(), peft.IA3Config())
