@@ -28,10 +28,10 @@ _GATES: Final = {
 }
 """Classes of act_fn, which a gate goes through."""
 
-_MARKS: Final = (
-    *("gate_up_proj", "down_proj", "act_fn", "_apply_gate"),
-    *("has_gate", "is_transposed", "is_concatenated"),
-)
+_LAYOUT: Final = ("_apply_gate", "has_gate", "is_transposed", "is_concatenated")
+_LIMITS: Final = ("swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap")
+_OWN_LIMITS: Final = ("alpha", "limit")
+"""What gates of a model's own call theirs."""
 
 _Routed = tuple[Tensor, Tensor, Tensor]
 
@@ -44,7 +44,7 @@ def convert_experts(
     main_grad: bool = False,
 ) -> Module:
     """Make the expert blocks of a transformers model (5.x) compute in FP8 with octofold's
-    operations: made for those of Mixtral, Qwen3-MoE and DeepSeek-V3.
+    operations (docs/experts.md has the families that were tried).
 
     model: changed in place; or one block; or the module of the experts, which is left as it is.
     recipe, main_grad: as of octofold.nn.Experts.
@@ -67,7 +67,8 @@ def convert_experts(
 
     Returns the model; of a module of experts the new one.
     Raises InvalidArgumentError that names the argument: for a model without such experts, or a
-    filter that picks none. The model is then as it was.
+    filter that picks none, with the reason for each class of experts that computes something else
+    (gpt-oss, Llama-4). The model is then as it was.
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
@@ -77,13 +78,17 @@ def convert_experts(
         raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
     new: dict[int, Module] = {}
     for name, module in model.named_modules():
-        if _are_experts(module) and (module_filter_fn is None or module_filter_fn(module, name)):
+        if not _hold_experts(module) or _refusals(module):
+            continue
+        if module_filter_fn is None or module_filter_fn(module, name):
             new[id(module)] = _experts_of(module, name, recipe, main_grad)
     if not new:
         argument = "model" if module_filter_fn is None else "module_filter_fn"
         expected = "experts that hold gate_up_proj and down_proj, as transformers' Mixtral has them"
         expected = expected if module_filter_fn is None else f"to pick {expected}"
-        raise invalid_argument(_NAME, argument, expected, type(model).__qualname__)
+        refused = _refused(model)
+        got = f"{type(model).__qualname__}{f' with {refused}' if refused else ''}"
+        raise invalid_argument(_NAME, argument, expected, got)
     routers: dict[Module, Any] = {}
     for block in model.modules():
         if not any(id(child) in new for child in block._modules.values()):
@@ -103,23 +108,72 @@ def _is_of_transformers(module: Module) -> bool:
     return type(module).__module__.startswith("transformers.")
 
 
-def _are_experts(module: Any) -> bool:
-    """Whether they compute what octofold.experts() does, by the marks that transformers puts on
-    classes of experts for the sake of its own implementations."""
-    if not _is_of_transformers(module) or not all(hasattr(module, name) for name in _MARKS):
+def _hold_experts(module: Any) -> bool:
+    """Whether this is a module of experts of transformers, of whatever kind."""
+    if not _is_of_transformers(module):
         return False
-    limits = "swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap"
-    return (
-        module._apply_gate.__module__.startswith("transformers.integrations.")
-        and module.has_gate is True
-        and module.is_transposed is False
-        and module.is_concatenated is True
-        and not getattr(module, "has_post_expert_norm", False)
-        and not getattr(module, "_is_expert_parallel", False)
-        and all(getattr(module, name, None) is None for name in limits)
-        and getattr(module, "activation_scheme", "dynamic") == "dynamic"
-        and type(module.act_fn).__name__ in _GATES
-    )
+    stacks = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    three = all(isinstance(stack, Tensor) and stack.dim() == 3 for stack in stacks)
+    return three or all(hasattr(module, name) for name in _LAYOUT)
+
+
+def _refusals(module: Any) -> list[str]:
+    """Why experts compute something else than octofold.experts() does, by the marks that
+    transformers puts on classes of experts for the sake of its own implementations; empty: they
+    compute the same."""
+    if not all(hasattr(module, name) for name in _LAYOUT):
+        found = ["it lacks the marks of transformers' implementations of experts (_apply_gate)"]
+        return found + ["its weights are transposed"] * _look_transposed(module)
+    act, own_gate = getattr(module, "act_fn", None), _own_gate(module)
+    facts = {
+        "it has no gate": module.has_gate is not True,
+        "it has no stacks gate_up_proj and down_proj": not _has_stacks(module),
+        "its weights are transposed (is_transposed)": module.is_transposed is not False,
+        "gate and up are interleaved (is_concatenated)": module.is_concatenated is not True,
+        f"its gate is its own, {own_gate}": bool(own_gate),
+        f"its gate is {type(act).__name__}, none of {', '.join(_GATES)}": (
+            act is not None and type(act).__name__ not in _GATES
+        ),
+        "it has no act_fn": act is None and not own_gate,
+        "each expert's result is normed": getattr(module, "has_post_expert_norm", False),
+        "its experts are spread over devices": getattr(module, "_is_expert_parallel", False),
+        "its activations have static scales": (
+            getattr(module, "activation_scheme", "dynamic") != "dynamic"
+        ),
+    }
+    names = _LIMITS + _OWN_LIMITS if own_gate else _LIMITS
+    limits = [(name, getattr(module, name, None)) for name in names]
+    clamps = [f"its gate has {name}={value}" for name, value in limits if value is not None]
+    return [words for words, holds in facts.items() if holds] + clamps
+
+
+def _own_gate(module: Any) -> str:
+    """The name of what takes gate and up, where it is not transformers' for all."""
+    gate = module._apply_gate
+    own = not gate.__module__.startswith("transformers.integrations.")
+    return str(gate.__qualname__) if own else ""
+
+
+def _has_stacks(module: Any) -> bool:
+    return hasattr(module, "gate_up_proj") and hasattr(module, "down_proj")
+
+
+def _look_transposed(module: Any) -> bool:
+    """Whether gate_up_proj is [experts, hidden, 2·inner], not [experts, 2·inner, hidden]."""
+    _, rows, columns = module.gate_up_proj.shape
+    _, inner, hidden = module.down_proj.shape
+    return bool((rows, columns) == (hidden, 2 * inner))
+
+
+def _refused(model: Module) -> str:
+    """Which experts of a model are not converted, and why; the first of each class."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind not in found and _hold_experts(module) and (reasons := _refusals(module)):
+            where = f" at {name!r}" if name else ""
+            found[kind] = f"{kind}{where}: {', '.join(reasons)}"
+    return "; ".join(found.values())
 
 
 def _experts_of(module: Any, name: str, recipe: Recipe, main_grad: bool) -> Experts:

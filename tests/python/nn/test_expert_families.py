@@ -1,0 +1,166 @@
+"""octofold.nn.convert_experts: which families of transformers it takes, and why not others."""
+
+import re
+from pathlib import Path
+
+import octofold
+import pytest
+from layer_support import random, relative_error
+from octofold import InvalidArgumentError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+PAGE = Path(__file__).parents[3] / "docs" / "experts.md"
+NOT_OF_THE_PAGE = ("Mixtral", "Qwen3-MoE", "DeepSeek-V3")  # test_convert_experts.py has these
+FAMILIES = {
+    "AFMoE": "afmoe",
+    "DeepSeek-V2": "deepseek_v2",
+    "dots1": "dots1",
+    "ERNIE-4.5": "ernie4_5_moe",
+    "EXAONE": "exaone_moe",
+    "FlexOlmo": "flex_olmo",
+    "GLM-4": "glm4_moe",
+    "GLM-4-Lite": "glm4_moe_lite",
+    "Granite": "granitemoe",
+    "Granite-Shared": "granitemoeshared",
+    "Hunyuan-V1": "hunyuan_v1_moe",
+    "HY-V3": "hy_v3",
+    "MiniMax": "minimax",
+    "MiniMax-M2": "minimax_m2",
+    "OLMoE": "olmoe",
+    "Phi-MoE": "phimoe",
+    "Qwen2-MoE": "qwen2_moe",
+    "Solar-Open": "solar_open",
+}
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 32,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 192,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "v_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "n_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "num_shared_experts": 1,
+    "shared_expert_intermediate_size": 128,
+    "experts_implementation": "eager",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def model_of(family):
+    try:
+        config = transformers.AutoConfig.for_model(family, **SIZES)
+    except ValueError:
+        pytest.skip(f"this transformers has no {family}")
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).float()
+
+
+def experts_of(model):
+    return {name: m for name, m in model.named_modules() if type(m).__name__.endswith("Experts")}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values())
+def test_experts_of_a_family(family):
+    model = model_of(family)
+    theirs = experts_of(model)
+    x, share = random(24, 128), torch.rand(24, 2)
+    ids = torch.rand(24, 4).argsort(-1)[:, :2]
+    expected = {}
+    with torch.no_grad():
+        for name, module in theirs.items():
+            for weight in module.parameters():
+                weight.normal_(std=weight.shape[-1] ** -0.5)
+            expected[name] = module(x, ids, share)
+    octofold.nn.convert_experts(model)
+    assert expected
+    for name, value in expected.items():
+        mine = model.get_submodule(name)
+        assert type(mine) is octofold.nn.Experts
+        with torch.no_grad():
+            assert 1e-3 < relative_error(mine(x, ids, share), value) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore")  # what transformers warns of as it loads
+def test_blocks_of_the_page_run_in_order(monkeypatch):
+    tiny = model_of("qwen3_moe")
+    loader = transformers.AutoModelForCausalLM
+    monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: tiny)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {}
+    for block in blocks:
+        if "CUDAGraph" not in block or torch.cuda.is_available():
+            exec(block, names)
+    assert names["y"].shape == names["x"].shape
+    assert all(type(m) is octofold.nn.Experts for m in experts_of(tiny).values())
+    assert type(tiny.lm_head) is octofold.nn.Linear
+    assert names["experts"].gate_up_proj.dtype == torch.float8_e4m3fn
+
+
+def test_the_page_names_them():
+    (line,) = [text for text in PAGE.read_text().splitlines() if text.startswith("Experts of ")]
+    named = re.match(r"Experts of (.*?) were tried", line).group(1)
+    names = named.replace(" and ", ", ").split(", ")
+    assert sorted(names) == sorted([*FAMILIES, *NOT_OF_THE_PAGE])
+
+
+@pytest.mark.parametrize(
+    ("family", "reasons"),
+    [
+        ("gpt_oss", ["transposed", "interleaved", "GptOssExperts._apply_gate", "limit=7.0"]),
+        ("llama4_text", ["Llama4TextExperts at 'model.layers.0", "lacks the marks", "transposed"]),
+        ("aria_text", ["AriaExperts", "transposed"]),
+        ("deepseek_v4", ["DeepseekV4Experts._apply_gate", "limit="]),
+        ("nemotron_h", ["no gate"]),
+    ],
+)
+def test_refusals_say_why(family, reasons):
+    model = model_of(family)
+    with pytest.raises(InvalidArgumentError, match="'model': expected experts that hold") as raised:
+        octofold.nn.convert_experts(model)
+    assert all(reason in str(raised.value) for reason in reasons), str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("has_gate", False, "it has no gate"),
+        ("is_transposed", True, "its weights are transposed"),
+        ("is_concatenated", False, "gate and up are interleaved"),
+        ("_is_expert_parallel", True, "its experts are spread over devices"),
+        ("has_post_expert_norm", True, "each expert's result is normed"),
+        ("swiglu_limit", 7.0, "its gate has swiglu_limit=7.0"),
+        ("activation_scheme", "static", "its activations have static scales"),
+        ("act_fn", torch.nn.ReLU(), "its gate is ReLU"),
+    ],
+)
+def test_each_mark_is_named(name, value, reason):
+    model = model_of("mixtral")
+    for module in experts_of(model).values():
+        setattr(module, name, value)
+    with pytest.raises(InvalidArgumentError) as raised:
+        octofold.nn.convert_experts(model)
+    assert f"MixtralExperts at 'model.layers.0.mlp.experts': {reason}" in str(raised.value)
