@@ -3,6 +3,7 @@
 from typing import Final
 
 from torch.nn import Module
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import invalid_argument
 from .conv1d import Conv1D, conv1ds, is_conv1d
@@ -76,12 +77,20 @@ def restore(model: Module) -> Module:
     """Undo convert(): each octofold.nn.Linear becomes a torch.nn.Linear with the same parameters,
     and each octofold.nn.Conv1D a Conv1D of transformers, in place. Returns the model; of a layer
     the new one. A model that has none is returned as it is.
+    Raises InvalidArgumentError for a layer that torch has parametrized since, with nothing changed.
     """
     if not isinstance(model, Module):
         got = type(model).__qualname__
         raise invalid_argument("octofold.nn.restore", "model", "a torch.nn.Module", got)
     new: dict[int, Module] = {}
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if isinstance(module, Linear | Conv1D) and is_parametrized(module):
+            expected = (
+                "layers without parametrizations "
+                "(torch.nn.utils.parametrize.remove_parametrizations() first)"
+            )
+            got = f"a parametrized one at {name!r}"
+            raise invalid_argument("octofold.nn.restore", "model", expected, got)
         if isinstance(module, Linear):
             new[id(module)] = module.to_linear()
         elif isinstance(module, Conv1D):

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from ..errors import invalid_argument
 from ..scaled_tensor import ScaledTensor
+from .conversion import Conversion
 from .convert import replaced
 from .expert_fitting import expert_recipe_of
 from .expert_layer import Experts
@@ -42,7 +43,7 @@ def convert_experts(
     module_filter_fn: ModuleFilter | None = None,
     *,
     main_grad: bool = False,
-) -> Module:
+) -> Conversion:
     """Make the expert blocks of a transformers model (5.x) compute in FP8 with octofold's
     operations (docs/experts.md has the families that were tried).
 
@@ -65,7 +66,8 @@ def convert_experts(
     are octofold.nn.convert()'s, before or after. Convert before fully_shard() and torch.compile.
     Experts that are spread over devices by transformers are not converted.
 
-    Returns the model; of a module of experts the new one.
+    Returns a report that has the model, or of a module of experts the new one, and says what became
+    of experts, routers and shared experts.
     Raises InvalidArgumentError that names the argument: for a model without such experts, or a
     filter that picks none, with the reason for each class of experts that computes something else
     (gpt-oss, Llama-4). The model is then as it was.
@@ -77,11 +79,18 @@ def convert_experts(
         expected = "a function (module, fqn) -> bool, or None"
         raise invalid_argument(_NAME, "module_filter_fn", expected, repr(module_filter_fn))
     new: dict[int, Module] = {}
+    converted: dict[str, str] = {}
+    left_alone: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not _hold_experts(module) or _refusals(module):
+        if not _hold_experts(module):
             continue
-        if module_filter_fn is None or module_filter_fn(module, name):
+        if refusals := _refusals(module):
+            left_alone[name] = "; ".join(refusals)
+        elif module_filter_fn is not None and not module_filter_fn(module, name):
+            left_alone[name] = "module_filter_fn does not pick it"
+        else:
             new[id(module)] = _experts_of(module, name, recipe, main_grad)
+            converted[name] = f"octofold.nn.Experts, recipe={recipe}"
     if not new:
         argument = "model" if module_filter_fn is None else "module_filter_fn"
         expected = "experts that hold gate_up_proj and down_proj, as transformers' Mixtral has them"
@@ -89,19 +98,38 @@ def convert_experts(
         refused = _refused(model)
         got = f"{type(model).__qualname__}{f' with {refused}' if refused else ''}"
         raise invalid_argument(_NAME, argument, expected, got)
+    shared = _convert_around(model, new, recipe, converted, left_alone)
+    return Conversion(replaced(model, new | shared), converted, left_alone)
+
+
+def _convert_around(
+    model: Module,
+    experts: dict[int, Module],
+    recipe: Recipe,
+    converted: dict[str, str],
+    left_alone: dict[str, str],
+) -> dict[int, Module]:
+    """Of the blocks that hold these experts: the routers, in place, and the layers that take the
+    place of shared experts. Enters both into the report."""
+    new: dict[int, Module] = {}
     routers: dict[Module, Any] = {}
-    for block in model.modules():
-        if not any(id(child) in new for child in block._modules.values()):
+    for path, block in model.named_modules():
+        if not any(id(child) in experts for child in block._modules.values()):
             continue
+        below = f"{path}." if path else ""
         gate, shared = block._modules.get("gate"), block._modules.get("shared_experts")
         if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
             kind: Any = type(gate)
             routers[gate] = _choosing(kind)
+            converted[f"{below}gate"] = "a router by octofold.top_k()"
+        elif gate is not None:
+            left_alone[f"{below}gate"] = "a router of its own"
         if shared is not None and _is_plain_mlp(shared):
             new[id(shared)] = _mlp_of(shared, recipe)
+            converted[f"{below}shared_experts"] = f"octofold.nn.MLP, recipe={recipe}"
     for gate, kind in routers.items():
         gate.__class__ = kind
-    return replaced(model, new)
+    return new
 
 
 def _is_of_transformers(module: Module) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch.nn import Module
 
 from ..errors import invalid_argument
+from .conv1d import is_conv1d
 from .expert_layer import Experts
 from .fp8_weight import Fp8Weight
 from .inference import InferenceLinear
@@ -80,13 +81,7 @@ def _linear_names(model: Any) -> set[str]:
         layer = module.get_base_layer() if wrapped else module
         if wrapped or isinstance(module, MLP | NormLinear | Experts):
             inside += (f"{name}.",)
-        is_linear = isinstance(layer, torch.nn.Linear | Fp8Weight) or _is_conv1d(layer)
+        is_linear = isinstance(layer, torch.nn.Linear | Fp8Weight) or is_conv1d(layer)
         if is_linear and layer is not head and name not in _HEADS:
             names.add(name)
     return names
-
-
-def _is_conv1d(module: Module) -> bool:
-    """Whether this is GPT-2's linear layer, which peft knows."""
-    kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")

@@ -100,7 +100,7 @@ def test_block(name, options, recipe):
     theirs = block_of(name, **options)
     mine = copy.deepcopy(theirs)
     parameters = dict(mine.named_parameters())
-    assert nn.convert_experts(mine, recipe) is mine
+    assert nn.convert_experts(mine, recipe).model is mine
     assert description(mine) == description(theirs)
     assert all(p is parameters[key] for key, p in mine.named_parameters())
     assert type(mine.experts) is nn.Experts
@@ -126,7 +126,7 @@ def test_model(name):
     """Whole: logits, loss and what routers put out, recorded as before; other linear layers by
     convert(); files of the model as it was."""
     theirs = model_of(name)
-    mine = nn.convert_experts(copy.deepcopy(theirs))
+    mine = nn.convert_experts(copy.deepcopy(theirs)).model
     tokens = torch.randint(0, 96, (2, 24))
     options = {"input_ids": tokens, "labels": tokens}
     if name != "deepseek_v3":
@@ -152,12 +152,12 @@ def test_model(name):
 def test_filter_and_experts_alone():
     model = nn.convert_experts(
         model_of("mixtral"), module_filter_fn=lambda _, fqn: fqn == "model.layers.1.mlp.experts"
-    )
+    ).model
     first, second = (layer.mlp for layer in model.model.layers)
     assert type(second.experts) is nn.Experts
     assert type(first.experts).__name__ == "MixtralExperts"
     x = random(7, 256)
-    alone = nn.convert_experts(first.experts)
+    alone = nn.convert_experts(first.experts).model
     assert type(alone) is nn.Experts
     assert alone.gate_up_proj is first.experts.gate_up_proj
     _, weights, ids = first.gate(x)
@@ -185,7 +185,7 @@ def test_fp8_experts():
         getattr(theirs, key).data, getattr(theirs, f"{key}_scale_inv").data = cast.data, scale
         weights[key] = ScaledTensor(cast.data, scale, "128x128")
     type(theirs).__module__ = "transformers.integrations.finegrained_fp8"
-    mine = nn.convert_experts(theirs)
+    mine = nn.convert_experts(theirs).model
     assert type(mine) is nn.Experts
     assert {name: (t.shape, t.dtype) for name, t in mine.state_dict().items()} == {
         name: (t.shape, t.dtype) for name, t in theirs.state_dict().items()
@@ -224,7 +224,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("name", [*MODELS])
 def test_compiles_whole(name):
     torch.compiler.reset()
-    block, x = nn.convert_experts(block_of(name)), random(2, 40, 256)
+    block, x = nn.convert_experts(block_of(name)).model, random(2, 40, 256)
     compiled = torch.compile(copy.deepcopy(block), fullgraph=True, backend="aot_eager")
     for left, right in zip(step(compiled, x), step(block, x), strict=True):
         assert torch.equal(left, right)

@@ -116,7 +116,7 @@ def test_blocks_of_the_page_run_in_order(monkeypatch):
             exec(block, names)
     assert names["y"].shape == names["x"].shape
     assert all(type(m) is octofold.nn.Experts for m in experts_of(tiny).values())
-    assert type(tiny.lm_head) is octofold.nn.Linear
+    assert type(tiny.lm_head) is torch.nn.Linear  # left alone, as the report says
     assert names["experts"].gate_up_proj.dtype == torch.float8_e4m3fn
 
 
