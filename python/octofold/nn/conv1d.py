@@ -44,14 +44,14 @@ class Conv1D(Module):
         if not is_conv1d(conv1d):
             got = f"{type(conv1d).__module__}.{type(conv1d).__qualname__}"
             raise invalid_argument(operation, "conv1d", "a transformers Conv1D", got)
-        layer = with_state_of(conv1d, cls)
+        layer = with_state_of(operation, conv1d, cls)
         layer._recipe, layer._plain_class = recipe, type(conv1d)
         layer.force_fp8 = force_fp8
         return layer
 
     def to_conv1d(self) -> Module:
         """The way back: a Conv1D with these very parameters."""
-        conv1d = with_state_of(self, self._plain_class)
+        conv1d = with_state_of(f"{_NAME}.to_conv1d", self, self._plain_class)
         for name in ("_recipe", "_plain_class", "force_fp8"):
             del conv1d.__dict__[name]
         return conv1d

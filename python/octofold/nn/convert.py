@@ -3,7 +3,6 @@
 from typing import Final
 
 from torch.nn import Module
-from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import invalid_argument
 from .conv1d import Conv1D, conv1ds, is_conv1d
@@ -83,14 +82,7 @@ def restore(model: Module) -> Module:
         got = type(model).__qualname__
         raise invalid_argument("octofold.nn.restore", "model", "a torch.nn.Module", got)
     new: dict[int, Module] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Linear | Conv1D) and is_parametrized(module):
-            expected = (
-                "layers without parametrizations "
-                "(torch.nn.utils.parametrize.remove_parametrizations() first)"
-            )
-            got = f"a parametrized one at {name!r}"
-            raise invalid_argument("octofold.nn.restore", "model", expected, got)
+    for module in model.modules():
         if isinstance(module, Linear):
             new[id(module)] = module.to_linear()
         elif isinstance(module, Conv1D):

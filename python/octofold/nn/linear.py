@@ -96,13 +96,14 @@ class Linear(torch.nn.Linear):
             expected = "a weight that is not sharded yet: convert before fully_shard()"
             raise invalid_argument(operation, "linear", expected, "a DTensor")
         require_features(operation, linear.in_features, linear.out_features)
-        layer = with_state_of(linear, cls)
+        layer = with_state_of(operation, linear, cls)
         layer._adopt(recipe, main_grad, force_fp8)
         return layer
 
     def to_linear(self) -> torch.nn.Linear:
-        """The way back: a torch.nn.Linear with these very parameters, hooks and so on."""
-        linear = with_state_of(self, torch.nn.Linear)
+        """The way back: a torch.nn.Linear with these very parameters, hooks and so on. Raises
+        InvalidArgumentError for a layer that torch has parametrized since (weight_norm)."""
+        linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
         for name in _OWN_BUFFERS:

@@ -272,17 +272,3 @@ def test_conv1d_is_left_alone_where_no_layer_is_for_it():
         nn.convert_weight_only(gpt2())
     with pytest.raises(octofold.InvalidArgumentError, match="a transformers Conv1D, got torch"):
         nn.Conv1D.from_conv1d(torch.nn.Linear(3, 3))
-
-
-def test_restore_refuses_parametrized_layers():
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
-    nn.convert(model)
-    torch.nn.utils.parametrizations.weight_norm(model[0])
-    x = torch.randn(3, 16)
-    expected = model(x)
-    with pytest.raises(octofold.InvalidArgumentError, match="a parametrized one at '0'"):
-        nn.restore(model)
-    assert torch.equal(model(x), expected)
-    assert type(model[1]) is nn.Linear
-    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
-    assert [type(layer) for layer in nn.restore(model)] == [torch.nn.Linear] * 2
