@@ -9,15 +9,12 @@ from torch.nn import Module
 
 from ..errors import invalid_argument
 from .conv1d import is_conv1d
-from .expert_layer import Experts
 from .fp8_weight import Fp8Weight
 from .inference import InferenceLinear
-from .mlp import MLP
-from .norm_linear import NormLinear
 
 _NAME: Final = "octofold.nn.lora_config"
 _HEADS: Final = ("score", "classifier")
-"""Names of transformers' classification heads, which "all-linear" of peft leaves out."""
+"""Names of transformers' classification heads, which peft looks for in this order."""
 
 
 def lora_config(model: Module, config: Any) -> Any:
@@ -30,9 +27,9 @@ def lora_config(model: Module, config: Any) -> Any:
         stays as it is.
 
     target_modules="all-linear" becomes the names of all linear layers, FP8 ones too, but the output
-    layer and those inside of octofold.nn.MLP, NormLinear and Experts. Nothing of peft's is patched:
-    the config alone says which classes are used, and files do not keep that, so the config of a
-    saved adapter (LoraConfig.from_pretrained()) goes through here again.
+    layer. Nothing of peft's is patched: the config alone says which classes are used, and files do
+    not keep that, so the config of a saved adapter (LoraConfig.from_pretrained()) goes through here
+    again.
 
     Adapters have torch's default dtype. They are trained over WeightOnlyLinear; over
     InferenceLinear, which has no gradients, trained ones are run (config.inference_mode).
@@ -56,7 +53,7 @@ def lora_config(model: Module, config: Any) -> Any:
     config._custom_modules = dict(config._custom_modules or {})
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
-        config.target_modules = _linear_names(model)
+        config.target_modules = _linear_names(model, config.task_type == "SEQ_CLS")
     if config.target_modules is not None and not config.inference_mode:
         tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
         for name, module in model.named_modules():
@@ -67,11 +64,14 @@ def lora_config(model: Module, config: Any) -> Any:
     return config
 
 
-def _linear_names(model: Any) -> set[str]:
-    """Of the layers that "all-linear" stands for."""
+def _linear_names(model: Any, classifies: bool) -> set[str]:
+    """Of the layers that "all-linear" stands for, as peft has it: without what gives the output."""
     head = None
     if callable(getattr(model, "get_output_embeddings", None)):
         head = model.get_output_embeddings()
+        if head is None and classifies:
+            heads = (getattr(model, name, None) for name in _HEADS)
+            head = next((layer for layer in heads if layer is not None), None)
     names: set[str] = set()
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -79,9 +79,9 @@ def _linear_names(model: Any) -> set[str]:
             continue
         wrapped = callable(getattr(module, "get_base_layer", None))
         layer = module.get_base_layer() if wrapped else module
-        if wrapped or isinstance(module, MLP | NormLinear | Experts):
+        if wrapped:
             inside += (f"{name}.",)
         is_linear = isinstance(layer, torch.nn.Linear | Fp8Weight) or is_conv1d(layer)
-        if is_linear and layer is not head and name not in _HEADS:
+        if is_linear and layer is not head:
             names.add(name)
     return names

@@ -72,6 +72,10 @@ class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
             self._before = None
         self.merged_adapters.clear()
 
+    def _get_in_out_features(self, module: Any) -> tuple[int, int]:
+        """Of the layer; peft's own warns of each that it does not know."""
+        return module.in_features, module.out_features
+
     def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, None]:
         """Where adapters go, and no dtype: they would be FP8 as the weight is."""
         return base_layer.weight.device, None

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")
+pytestmark = pytest.mark.filterwarnings("error:Unsupported layer type:UserWarning")
 
 nn = octofold.nn
 PAGE = Path(__file__).parents[3] / "docs" / "older-gpus.md"
@@ -109,6 +109,30 @@ def test_merging_casts_the_sum_with_the_same_scales(granularity):
     alone = copy.deepcopy(model).merge_and_unload()
     assert not any("lora" in name for name, _ in alone.named_modules())
     assert torch.equal(logits(alone), together)
+
+
+@pytest.mark.parametrize("classifies", [False, True])
+def test_all_linear_is_what_peft_takes_of_plain_layers(classifies):
+    model = llama()
+    if classifies:
+        model = transformers.LlamaForSequenceClassification(model.config)
+    model.extra = nn.MLP.from_linears(torch.nn.Linear(64, 256), torch.nn.Linear(128, 64))
+    task = "SEQ_CLS" if classifies else None
+    plain = peft.LoraConfig(target_modules="all-linear", task_type=task)
+    mine = nn.lora_config(model, plain)
+    model = peft.get_peft_model(model, plain).base_model.model
+    found = {n for n, m in model.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    assert len(found) == 14 + 2
+    assert mine.target_modules == found
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_without_adapters_it_is_the_model_that_was(merged):
+    model = adapted()
+    if merged:
+        model.merge_adapter()
+    with model.disable_adapter():
+        assert torch.equal(logits(model), logits(nn.convert_weight_only(llama())))
 
 
 def test_merging_what_is_not_finite_changes_nothing():
