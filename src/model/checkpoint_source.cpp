@@ -1,9 +1,12 @@
 #include "model/checkpoint_source.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 #include "core/check.h"
+#include "model/file.h"
+#include "model/folder_files.h"
 #include "model/json_text.h"
 #include "model/sharded_checkpoint.h"
 
@@ -23,29 +26,57 @@ std::optional<nlohmann::json> read_if_there(const fs::path& path) {
   return read_json_object(path);
 }
 
+/// What to do with weights in another format; empty: it is none that is known.
+std::string_view about_format(const fs::path& path) {
+  const std::string ending = path.extension();
+  if (ending == ".gguf") {
+    return ", but GGUF, which holds other quantizations: take the model it was made of";
+  }
+  if (ending == ".bin" || ending == ".pt" || ending == ".pth" || ending == ".ckpt") {
+    return ", but files of torch.save(): load them and write them by safetensors' save_file(), or "
+           "the model by its save_pretrained()";
+  }
+  return "";
+}
+
 /// The index of a folder, or its only file of weights.
 fs::path weights_in(std::string_view operation, const fs::path& folder) {
   std::vector<fs::path> indices;
   std::vector<fs::path> files;
+  std::vector<fs::path> others;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name.ends_with(kIndexEnding)) indices.push_back(entry->path());
     if (name.ends_with(kFileEnding)) files.push_back(entry->path());
+    if (!about_format(entry->path()).empty()) others.push_back(entry->path());
   }
   if (error) fail_io("open", folder, error.value());
   const std::vector<fs::path>& found = indices.empty() ? files : indices;
   if (found.size() == 1) return found.front();
-  core::fail_argument(operation, "input",
-                      "a folder with one *.safetensors.index.json or one *.safetensors",
-                      core::format("'{}' with {} of the one and {} of the other", folder.string(),
-                                   indices.size(), files.size()));
+  require_one_model(operation, folder);
+  if (found.empty()) {
+    core::fail_argument(operation, "input",
+                        "a folder with one *.safetensors.index.json or one *.safetensors",
+                        core::format("'{}' with none of either{}", folder.string(),
+                                     others.empty() ? "" : about_format(others.front())));
+  }
+  std::vector<std::string> names;
+  for (const fs::path& path : found) names.push_back(path.filename());
+  std::sort(names.begin(), names.end());
+  core::fail_argument(
+      operation, "input",
+      "a folder with one *.safetensors.index.json or one *.safetensors, or one of these files "
+      "itself (several that make one model need their index)",
+      core::format("'{}' with {}: {}", folder.string(), names.size(), quoted(names)));
 }
 
 }  // namespace
 
 InputKind kind_of(std::string_view operation, std::string_view argument, const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error) && !error) fail_io("open", path, ENOENT);
   const std::string name = path.filename();
   if (name.ends_with(kIndexEnding)) return InputKind::kIndex;
   if (name.ends_with(kFileEnding)) return InputKind::kFile;
@@ -53,7 +84,7 @@ InputKind kind_of(std::string_view operation, std::string_view argument, const f
   if (fs::is_directory(path, ignored)) return InputKind::kFolder;
   core::fail_argument(operation, argument,
                       "a *.safetensors or *.safetensors.index.json path, or a folder with one",
-                      core::format("'{}'", path.string()));
+                      core::format("'{}'{}", path.string(), about_format(path)));
 }
 
 CheckpointSource::CheckpointSource(std::string_view operation, const fs::path& input)

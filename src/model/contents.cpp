@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -33,6 +34,13 @@ const Family* family_by_names(const ByName& tensors) {
     return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
   };
   if (named("_qdata")) return &kTorchao;
+  if (any(tensors, [](const auto& tensor) {
+        return is_fp8(tensor) && tensor.name.ends_with(".weight_scale");
+      })) {
+    core::fail(ErrorCode::kUnsupported,
+               "expected weights in FP8 or in high precision, got scales in FP8, as weights in "
+               "NVFP4 have them: take the model that they were made of");
+  }
   if (!any(tensors, is_fp8)) return nullptr;
   if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
     const bool more = named("activation_scale") || any(tensors, [](const auto& tensor) {
@@ -41,6 +49,16 @@ const Family* family_by_names(const ByName& tensors) {
                       });
     return more ? &kFineGrainedFp8 : &kDeepSeekV3;
   }
+  const bool is_of_deepseeks_code = any(tensors, [&](const auto& tensor) {
+    constexpr std::string_view kWeight = ".weight";
+    const std::size_t rank = tensor.shape.size();
+    if (!is_fp8(tensor) || rank < 2 || rank > 3 || !tensor.name.ends_with(kWeight)) return false;
+    const std::string module = tensor.name.substr(0, tensor.name.size() - kWeight.size());
+    const auto scale = tensors.find(module + ".scale");
+    return scale != tensors.end() &&
+           granularity_of(kDeepSeekV3, tensor.shape, scale->second->shape);
+  });
+  if (is_of_deepseeks_code) return &kDeepSeekV3;
   // [N, 1] and blocks [N/128, K/128], against [N] and blocks [N/128, 1, K/128, 1].
   const auto scaled = [&](auto has_shape) {
     return any(tensors, [&](const auto& tensor) {
@@ -97,7 +115,9 @@ const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
 class Reader {
  public:
   Reader(const CheckpointSource& source, const Family& family, const ByName& tensors)
-      : family_(family), tensors_(tensors), hints_(source) {}
+      : family_(family), tensors_(tensors), hints_(source) {
+    for (const auto& [name, tensor] : tensors) names_.insert(name);
+  }
 
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
@@ -113,6 +133,7 @@ class Reader {
       }
     }
     if (!weight.scale) {
+      if (family_.unscaled && matrix) require_no_scale_beside(codes);
       if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
       fail_without_scale(weight);
     }
@@ -166,6 +187,27 @@ class Reader {
     return *found->second;
   }
 
+  /// Throws where codes that would count as values have a tensor beside them that is called their
+  /// scale: scale or scales, weight_scale…, weight.scale…, and _scale beside quanto's _data.
+  void require_no_scale_beside(const CheckpointTensor& codes) const {
+    const std::string_view name = codes.name;
+    const std::string_view module = name.substr(0, name.rfind('.') + 1);
+    const std::string parameter(name.substr(module.size()));
+    for (auto at = names_.lower_bound(module); at != names_.end() && at->starts_with(module);
+         ++at) {
+      const std::string_view part = at->substr(module.size());
+      const bool is_plain = part == "scale" || part == "scales" || part == "_scale";
+      if (!is_plain && !part.starts_with(parameter + "_scale") &&
+          !part.starts_with(parameter + ".scale") && !part.starts_with(parameter + "._scale")) {
+        continue;
+      }
+      fail(codes,
+           "scales by a name that a family has for them (weight_scale, weight_scale_inv, "
+           "scale_weight, or scale of blocks: rename them), or none",
+           quote(*at));
+    }
+  }
+
   /// The weight of which a scale of this name would be, if it is one of a `weight`.
   static std::string module_of_scale(std::string_view scale) {
     return std::string(scale.substr(0, scale.rfind('.') + 1)) + "weight";
@@ -175,12 +217,15 @@ class Reader {
     const std::string expected =
         core::format("scales in {}, as the family {} has them",
                      quote(spelled(family_.spelling().scale, weight.name)), family_.name);
-    for (const Family* other : families()) {
-      for (const Spelling& spelling : other->spellings) {
-        const std::string there = spelled(spelling.scale, weight.name);
-        if (tensors_.contains(there)) {
-          fail(weight.codes, expected,
-               core::format("{}, as the family {} has them", quote(there), other->name));
+    // What a family writes says more than what it reads of others.
+    for (const bool is_own : {true, false}) {
+      for (const Family* other : families()) {
+        for (const Spelling& spelling : is_own ? other->spellings.first(1) : other->spellings) {
+          const std::string there = spelled(spelling.scale, weight.name);
+          if (tensors_.contains(there)) {
+            fail(weight.codes, expected,
+                 core::format("{}, as the family {} has them", quote(there), other->name));
+          }
         }
       }
     }
@@ -199,6 +244,7 @@ class Reader {
 
   const Family& family_;
   const ByName& tensors_;
+  std::set<std::string_view> names_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
 };
@@ -219,6 +265,12 @@ std::optional<Granularity> granularity_of(const Family& family, std::span<const 
     }
     return sizes;
   };
+  // One number is a scale of the whole tensor, also where a block is not smaller.
+  const bool is_one = scale.size() < 2 && sizes_of(scale).empty() && codes.size() == 2;
+  const auto& known = family.granularities;
+  if (is_one && std::find(known.begin(), known.end(), Granularity::kTensor) != known.end()) {
+    return Granularity::kTensor;
+  }
   const MatrixSizes sizes(codes);
   for (const Granularity granularity : family.granularities) {
     std::vector<std::int64_t> expected = scale_shape(granularity, sizes.rows, sizes.cols);

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "model/contents.h"
 #include "model/json_text.h"
+#include "model/kv_scales.h"
 #include "model/linear_layout.h"
 #include "model/weight_scales.h"
 #include "model/weight_selection.h"
@@ -282,6 +283,17 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     if (weight.input_scale && !has_input) plan.dropped.push_back(weight.input_scale->name);
   }
   for (const CheckpointTensor& tensor : contents.others) {
+    if (is_kv_scale(tensor.name)) {
+      const auto there = kv_scale_in(family, tensor.name);
+      if (!there) {
+        plan.dropped.push_back(tensor.name);
+        continue;
+      }
+      CheckpointTensor scale = tensor;
+      scale.shape = one_scale_of(family, tensor.shape);
+      plan.steps.push_back({.kind = Step::Kind::kCopy, .name = *there, .values = std::move(scale)});
+      continue;
+    }
     const bool widen = is_fp8(tensor) && !family.unscaled;
     plan.steps.push_back({.kind = widen ? Step::Kind::kWiden : Step::Kind::kCopy,
                           .name = tensor.name,
@@ -325,6 +337,7 @@ Description describe(const RewritePlan& plan) {
       continue;
     }
     description.others.push_back(step.name);
+    description.has_kv_scales = description.has_kv_scales || is_kv_scale(step.name);
     const bool matrix = step.values.shape.size() == 2 || step.values.shape.size() == 3;
     if (matrix && module_of(step.name) != step.name) {
       description.skipped.push_back(module_of(step.name));

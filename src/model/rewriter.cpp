@@ -129,7 +129,7 @@ std::vector<TensorInfo> Rewriter::tensors_of(const Step& step) const {
   if (step.input_scale) {
     tensors.push_back({.name = spelled(names.input_scale, step.name),
                        .dtype = SafetensorsDType::kF32,
-                       .shape = step.input_scale->shape});
+                       .shape = one_scale_of(*plan_.family, step.input_scale->shape)});
   }
   return tensors;
 }

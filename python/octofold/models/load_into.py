@@ -1,6 +1,7 @@
 """Models get the weights of a checkpoint, in FP8 where it has them so."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,6 +25,8 @@ from .load_places import Slot, slots_of, transient_meta_buffers
 _NAME: Final = "octofold.models.load_checkpoint_into"
 _LINEAR: Final = ("auto", "inference", "weight-only")
 _NAMED_AT_MOST: Final = 5
+_KV_SCALE: Final = re.compile(r"\.[kv]_scale$")
+"""Of caches of keys and values, which no module has: servers' business."""
 
 # Of a product with a weight of these scales.
 _RECIPES: Final = {
@@ -107,7 +110,7 @@ def _present(slot: Slot, checkpoint: Checkpoint) -> list[str]:
 
 def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
     known = {name for slot in slots for name in slot.names}
-    unexpected = [name for name in checkpoint if name not in known]
+    unexpected = [name for name in checkpoint if name not in known and not _KV_SCALE.search(name)]
     missing = [slot.names[0] for slot in slots if not _present(slot, checkpoint)]
     if missing or unexpected:
         expected = "the names of the module's parameters and buffers (or strict=False)"

@@ -9,8 +9,11 @@
 namespace octofold::model {
 namespace {
 
-constexpr Spelling kDeepSeekSpellings[] = {{"*", "*_scale_inv", ""}};
-constexpr Spelling kFineGrainedSpellings[] = {{"*", "*_scale_inv", "?activation_scale"}};
+/// The second is that of DeepSeek's own inference code (inference/convert.py).
+constexpr Spelling kDeepSeekSpellings[] = {{"*", "*_scale_inv", ""}, {"*", "?scale", ""}};
+/// The second is AutoFP8's, and vLLM's before compressed-tensors, with the same quant_method.
+constexpr Spelling kFineGrainedSpellings[] = {{"*", "*_scale_inv", "?activation_scale"},
+                                              {"*", "?weight_scale", "?input_scale"}};
 constexpr Granularity kBlocks[] = {Granularity::kBlock128x128};
 constexpr Granularity kBlocksOrTensor[] = {Granularity::kBlock128x128, Granularity::kTensor};
 
@@ -82,6 +85,7 @@ constinit const Family kDeepSeekV3 = {.id = CheckpointFamily::kDeepSeekV3,
                                       .unscaled = false,
                                       .mixes = false,
                                       .tensor_needs_input = false,
+                                      .kv_scales = KvScales::kNone,
                                       .about_experts = "",
                                       .refusal = no_refusal,
                                       .takes_sizes = takes_sizes,
@@ -102,6 +106,7 @@ constinit const Family kFineGrainedFp8 = {.id = CheckpointFamily::kFineGrainedFp
                                           .unscaled = false,
                                           .mixes = false,
                                           .tensor_needs_input = false,
+                                          .kv_scales = KvScales::kNone,
                                           .about_experts = "",
                                           .refusal = no_refusal,
                                           .takes_sizes = takes_sizes,

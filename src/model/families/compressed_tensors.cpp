@@ -152,13 +152,14 @@ std::optional<nlohmann::json> config_of(const Description& checkpoint) {
   }
   std::vector<std::string> ignored = checkpoint.skipped;
   ignored.push_back(outside_the_lists(checkpoint));
-  return nlohmann::json{{"config_groups", groups},
-                        {"format", "float-quantized"},
-                        {"global_compression_ratio", nullptr},
-                        {"ignore", ignored},
-                        {"kv_cache_scheme", nullptr},
-                        {"quant_method", "compressed-tensors"},
-                        {"quantization_status", "compressed"}};
+  return nlohmann::json{
+      {"config_groups", groups},
+      {"format", "float-quantized"},
+      {"global_compression_ratio", nullptr},
+      {"ignore", ignored},
+      {"kv_cache_scheme", checkpoint.has_kv_scales ? arguments("tensor", false) : nlohmann::json()},
+      {"quant_method", "compressed-tensors"},
+      {"quantization_status", "compressed"}};
 }
 
 }  // namespace
@@ -172,6 +173,7 @@ constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressed
                                              .unscaled = false,
                                              .mixes = true,
                                              .tensor_needs_input = false,
+                                             .kv_scales = KvScales::kOfAttention,
                                              .about_experts =
                                                  "transformers loads their scales of channels and "
                                                  "tensors alone",

@@ -63,6 +63,13 @@ const Family& family_of(CheckpointFamily id) {
              static_cast<int>(id));
 }
 
+std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std::int64_t> shape) {
+  const bool is_one =
+      std::all_of(shape.begin(), shape.end(), [](std::int64_t size) { return size == 1; });
+  if (!is_one) return {shape.begin(), shape.end()};
+  return family.scale_shape(Granularity::kTensor, 1, 1);
+}
+
 void fail_unsupported(const Family& family, std::string_view expected, std::string_view got) {
   core::fail(ErrorCode::kUnsupported, "checkpoint of the family {}: expected {}, got {}",
              family.name, expected, got);

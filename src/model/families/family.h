@@ -1,6 +1,7 @@
 // A checkpoint family as a value: how FP8 weights are named, shaped and described.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,6 +29,13 @@ std::string spelled(std::string_view pattern, std::string_view name);
 /// The inverse, of a pattern with `*`; nothing where the tensor is not named so.
 std::optional<std::string> weight_spelled(std::string_view pattern, std::string_view tensor);
 
+/// Where a family keeps the scales of key-value caches.
+enum class KvScales : std::uint8_t {
+  kNone,
+  kOfAttention,    ///< self_attn.k_scale, self_attn.v_scale
+  kOfProjections,  ///< self_attn.k_proj.k_scale, self_attn.v_proj.v_scale
+};
+
 /// What is to be said of a checkpoint in FP8.
 struct Description {
   struct Weight {
@@ -42,6 +50,7 @@ struct Description {
   std::vector<std::string> others;   ///< names of all other tensors
   std::vector<std::string> skipped;  ///< modules whose matrices are not FP8, without ".weight"
   bool of_diffusers = false;         ///< config.json is one of Diffusers
+  bool has_kv_scales = false;        ///< of key-value caches in FP8
 };
 
 /// A JSON file to be written beside the weights.
@@ -63,6 +72,7 @@ struct Family {
   bool mixes;     ///< can say of each weight which granularity it has
   /// Static scales of inputs go with scales of tensors, and neither without the other.
   bool tensor_needs_input;
+  KvScales kv_scales;
   /// What to say where experts' matrices have other scales; empty: nothing.
   std::string_view about_experts;
   /// Why a weight of this name would not load, or with other values, and what else to do; empty: it
@@ -102,6 +112,10 @@ extern const Family kComfyUi;
 /// In the order of the enumerators.
 std::span<const Family* const> families();
 const Family& family_of(CheckpointFamily id);
+
+/// The shape that a family gives to a scale of this shape that is one number, as those of inputs
+/// and of caches are; any other as it is.
+std::vector<std::int64_t> one_scale_of(const Family& family, std::span<const std::int64_t> shape);
 
 /// Throws Error(kUnsupported): "<family>: expected <expected>, got <got>".
 [[noreturn]] void fail_unsupported(const Family& family, std::string_view expected,

@@ -79,7 +79,8 @@ std::vector<SideFile> side_files(const Description& checkpoint) {
            {{"producer", producer()},
             {"quantization",
              {{"exclude_modules", checkpoint.skipped},
-              {"kv_cache_quant_algo", nullptr},
+              {"kv_cache_quant_algo",
+               checkpoint.has_kv_scales ? nlohmann::json("FP8") : nlohmann::json()},
               {"quant_algo", algorithm_of(checkpoint)}}}}}};
 }
 
@@ -94,6 +95,7 @@ constinit const Family kModelOpt = {.id = CheckpointFamily::kModelOpt,
                                     .unscaled = false,
                                     .mixes = false,
                                     .tensor_needs_input = true,
+                                    .kv_scales = KvScales::kOfProjections,
                                     .about_experts = "",
                                     .refusal = no_refusal,
                                     .takes_sizes = any_sizes,

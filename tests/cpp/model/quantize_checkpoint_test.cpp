@@ -252,6 +252,8 @@ TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   const TestFolder folder;
   write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
   const std::string before = test::read_file(folder / "in.safetensors");
+  test::write_file(folder / "in.bin", "pickled");
+  test::write_file(folder / "in.safetensors.index.json", "{}");
   test::write_file(folder / "old.safetensors", "precious");
   std::filesystem::create_symlink("nowhere", folder / "dangling.safetensors");
   std::filesystem::create_symlink("in.safetensors", folder / "link.safetensors");
@@ -260,11 +262,13 @@ TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
     expect_error(code, parts, [&] { quantize_checkpoint(folder / input, folder / output); });
   };
   constexpr auto kInvalid = ErrorCode::kInvalidArgument;
-  expect("in.bin", "out.safetensors", kInvalid, {"'input'", ".safetensors", "in.bin"});
+  expect("in.bin", "out.safetensors", kInvalid,
+         {"'input'", ".safetensors", "in.bin", "torch.save()", "save_pretrained"});
   expect(".", "out.safetensors", kInvalid, {"'output'", "a folder, as the input is"});
   expect("in.safetensors", "out.bin", kInvalid, {"'output'", ".safetensors", "out.bin"});
   expect("in.safetensors", "out.safetensors.index.json", kInvalid, {"'output'", "as the input"});
   expect("in.safetensors.index.json", "out.safetensors", kInvalid, {"'output'", "as the input"});
+  expect("none.bin", "out.safetensors", ErrorCode::kIo, {"none.bin", "No such"});
   expect("in.safetensors", "in.safetensors", kInvalid, {"'output'", "other than the input"});
   expect("in.safetensors", "link.safetensors", kInvalid, {"'output'", "other than the input"});
   expect("in.safetensors", "old.safetensors", kInvalid, {"'output'", "which exists"});
@@ -274,7 +278,7 @@ TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   expect("old.safetensors", "out.safetensors", ErrorCode::kBadFormat, {"old.safetensors"});
   EXPECT_EQ(test::read_file(folder / "in.safetensors"), before);
   EXPECT_EQ(test::read_file(folder / "old.safetensors"), "precious");
-  EXPECT_EQ(folder.names().size(), 4u);
+  EXPECT_EQ(folder.names().size(), 6u);
 }
 
 TEST(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {

@@ -1,0 +1,19 @@
+// Scales of key-value caches, which some families keep beside the weights.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "model/families/family.h"
+
+namespace octofold::model {
+
+/// Whether a tensor is the scale of an attention's keys or values, in any family's spelling:
+/// "layers.0.self_attn.k_scale" or "layers.0.self_attn.k_proj.k_scale".
+bool is_kv_scale(std::string_view tensor);
+
+/// The name that a family has for such a scale; nothing where it has no place for it.
+std::optional<std::string> kv_scale_in(const Family& family, std::string_view tensor);
+
+}  // namespace octofold::model
