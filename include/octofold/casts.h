@@ -120,8 +120,9 @@ OCTOFOLD_API void quantize(const TensorView& x, const CastTargets& out,
                            const QuantizeOptions& options = {}, Stream stream = {});
 
 /// out = code × scale, the product in FP32, rounded to nearest even in out's type.
-/// x.data: [..., K], any row stride; out: the same shape, float32, float16 or bfloat16, columns
-/// contiguous, rows that do not overlap.
+/// x.data: [..., K], any row stride; of a stack [matrices, ..., K] the scales may be those of
+/// CastTargets::matrices, which begin anew with each matrix; out: the same shape, float32, float16
+/// or bfloat16, columns contiguous, rows that do not overlap.
 OCTOFOLD_API void dequantize(const ScaledTensorView& x, const MutableTensorView& out,
                              Stream stream = {});
 

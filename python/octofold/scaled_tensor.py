@@ -1,7 +1,8 @@
 """FP8 codes with their scales."""
 
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from ._core import arrays
 from ._core.dtypes import WIDE, DTypeLike, dtype_name
@@ -20,7 +21,8 @@ class ScaledTensor(Scaled):
     """An FP8 matrix with the FP32 scales that take its codes back to values: x ≈ data × scale.
 
     data: [..., cols], e4m3 or e5m2. Leading dimensions count as more rows.
-    scale: float32; its shape follows from the granularity (see scale_shape).
+    scale: float32; its shape follows from the granularity (see scale_shape), of a stack of matrices
+        too.
     granularity: how many elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
     channel_scale: two-level scales, beside "128x128" only: a float32 factor for each row, [rows],
         contiguous, leading dimensions counted as rows: x ≈ data × scale × factor. A factor that is
@@ -47,7 +49,8 @@ class ScaledTensor(Scaled):
         return self.data.dtype
 
     def dequantize(self, dtype: DTypeLike = "float32", stream: StreamLike | None = None) -> Array:
-        """data × scale (× channel_scale), the product in FP32, rounded to nearest even in `dtype`.
+        """data × scale (× channel_scale), the product in FP32, rounded to nearest even in `dtype`;
+        of a matrix or a stack.
 
         dtype: float32, float16 or bfloat16.
         stream: as in gemm().
@@ -89,16 +92,20 @@ class ScaledTensor(Scaled):
             factors = arrays.moved_like(factors, self.data, device)
         return ScaledTensor(*moved, self.granularity, factors)
 
-    def __getitem__(self, rows: slice) -> "ScaledTensor":
+    def __getitem__(self, rows: slice | SupportsIndex) -> "ScaledTensor":
         """Rows (with leading dimensions: of the first one), as views of data and scale.
 
         rows: a slice of step 1. With 128x128 it begins and ends where scales do, at rows that are
-            multiples of 128, or at the end. Of a stack (quantize(matrices=)): of matrices.
+            multiples of 128, or at the end. Of a stack (quantize(matrices=)): of matrices. With
+            leading dimensions the number of one of them too, which is then a matrix or a stack.
         Raises InvalidArgumentError, which names the nearest such boundaries; for a granularity that
-        there is not, those that there are.
+        there is not, those that there are. Raises IndexError for a number that is out of range.
         """
+        if isinstance(rows, SupportsIndex):
+            return self._at(operator.index(rows))
         if not isinstance(rows, slice) or rows.step not in (None, 1):
-            raise invalid_argument("ScaledTensor[]", "rows", "a slice of step 1", repr(rows))
+            expected = "a slice of step 1 or a whole number"
+            raise invalid_argument("ScaledTensor[]", "rows", expected, repr(rows))
         size = self.shape[0]
         begin, end, _ = rows.indices(size)
         end = max(begin, end)
@@ -130,6 +137,21 @@ class ScaledTensor(Scaled):
                 repr(self.granularity),
             )
         return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
+
+    def _at(self, index: int) -> "ScaledTensor":
+        """Of the first dimension, which goes."""
+        size = self.shape[0]
+        if not -size <= index < size:
+            raise IndexError(f"ScaledTensor[]: {index} of {size}")
+        if len(self.shape) < 3:
+            expected = "a slice, as a row alone is no matrix"
+            raise invalid_argument("ScaledTensor[]", "rows", expected, str(index))
+        index %= size
+        one = self[index : index + 1]
+        scale = one.scale
+        if self.granularity != "tensor" and (self.granularity != "128x128" or self._is_stack()):
+            scale = scale[0]
+        return ScaledTensor(one.data[0], scale, self.granularity, one.channel_scale)
 
     def _is_stack(self) -> bool:
         """Whether squares begin with each matrix [rows, cols] of data, or a tensor's scale does."""

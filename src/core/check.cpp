@@ -226,10 +226,10 @@ void Arguments::require_scaled(std::string_view argument, const ScaledTensorView
   require_codes_and_scale(argument, tensor, matrices);
 }
 
-void Arguments::require_scaled_input(std::string_view argument,
-                                     const ScaledTensorView& tensor) const {
+void Arguments::require_scaled_input(std::string_view argument, const ScaledTensorView& tensor,
+                                     std::int64_t matrices) const {
   require_input_matrix(argument, tensor.data);
-  require_codes_and_scale(argument, tensor, 1);
+  require_codes_and_scale(argument, tensor, matrices);
 }
 
 void Arguments::require_codes_and_scale(std::string_view argument, const ScaledTensorView& tensor,

@@ -80,7 +80,8 @@ class Arguments {
   void require_scaled(std::string_view argument, const ScaledTensorView& tensor,
                       std::int64_t matrices = 1) const;
   /// The same, whose rows may lie anywhere.
-  void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor) const;
+  void require_scaled_input(std::string_view argument, const ScaledTensorView& tensor,
+                            std::int64_t matrices = 1) const;
 
  private:
   /// Of an FP8 matrix: its dtype, and its scale.

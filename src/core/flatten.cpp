@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "core/scale_layout.h"
+
 namespace octofold::core {
 namespace {
 
@@ -104,6 +106,21 @@ ScaledView flat_scaled(const Arguments& check, std::string_view argument,
           tensor.channel_scale};
 }
 
+// Codes and scales of lines are those of one matrix.
+template <typename ScaledView>
+ScaledView flat_stack(const Arguments& check, std::string_view argument, const ScaledView& stack,
+                      std::int64_t matrices) {
+  ScaledView flat = flat_scaled(check, argument, stack);
+  const bool of_tensors = stack.granularity == Granularity::kTensor;
+  if (!of_tensors && stack.granularity != Granularity::kBlock128x128) return flat;
+  const std::string scale = std::string(argument) + ".scale";
+  check.require_shape(
+      scale, stack.scale,
+      stacked_scale_shape(stack.granularity, matrices, flat.data.shape[0], flat.data.shape[1]));
+  if (!of_tensors) flat.scale = matrix_of(check, scale, stack.scale);
+  return flat;
+}
+
 }  // namespace
 
 TensorView flatten(const Arguments& check, std::string_view argument, const TensorView& tensor) {
@@ -123,6 +140,16 @@ ScaledTensorView flatten(const Arguments& check, std::string_view argument,
 MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
                                 const MutableScaledTensorView& tensor) {
   return flat_scaled(check, argument, tensor);
+}
+
+ScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
+                               const ScaledTensorView& stack, std::int64_t matrices) {
+  return flat_stack(check, argument, stack, matrices);
+}
+
+MutableScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
+                                      const MutableScaledTensorView& stack, std::int64_t matrices) {
+  return flat_stack(check, argument, stack, matrices);
 }
 
 }  // namespace octofold::core

@@ -23,4 +23,11 @@ ScaledTensorView flatten(const Arguments& check, std::string_view argument,
 MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
                                 const MutableScaledTensorView& tensor);
 
+/// The same of a stack of so many matrices (CastTargets::matrices), whose scales have to be those
+/// of one.
+ScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
+                               const ScaledTensorView& stack, std::int64_t matrices);
+MutableScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
+                                      const MutableScaledTensorView& stack, std::int64_t matrices);
+
 }  // namespace octofold::core

@@ -33,6 +33,22 @@ void skip_rows(View& tensor, std::int64_t count) {
   tensor.data = static_cast<Byte*>(tensor.data) + count * tensor.strides[0] * size_of(tensor.dtype);
 }
 
+template <typename View>
+View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) {
+  const std::int64_t rows = stack.data.shape[0] / matrices;
+  const ScaleGrid grid = scale_grid(stack.granularity, rows, stack.data.shape[1]);
+  View matrix = stack;
+  skip_rows(matrix.data, index * rows);
+  matrix.data.shape[0] = rows;
+  skip_rows(matrix.scale, index * grid.rows);
+  matrix.scale.shape[0] = grid.rows;
+  if (matrix.channel_scale) {
+    skip_rows(*matrix.channel_scale, index * rows);
+    matrix.channel_scale->shape[0] = rows;
+  }
+  return matrix;
+}
+
 }  // namespace
 
 UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols) {
@@ -81,20 +97,25 @@ std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int6
   return shape;
 }
 
+std::optional<std::int64_t> matrices_of(const ScaledTensorView& tensor) {
+  const TensorView& scale = tensor.scale;
+  const bool of_squares = tensor.granularity == Granularity::kBlock128x128 && scale.rank == 3;
+  const bool of_tensors = tensor.granularity == Granularity::kTensor && scale.rank == 1;
+  const std::int64_t matrices = scale.shape[0];
+  if (!(of_squares || of_tensors) || matrices < 1 || tensor.data.shape[0] % matrices != 0) {
+    return std::nullopt;
+  }
+  return matrices;
+}
+
+ScaledTensorView matrix_of_stack(const ScaledTensorView& stack, std::int64_t matrices,
+                                 std::int64_t index) {
+  return one_of_stack(stack, matrices, index);
+}
+
 MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
                                         std::int64_t index) {
-  const std::int64_t rows = stack.data.shape[0] / matrices;
-  const ScaleGrid grid = scale_grid(stack.granularity, rows, stack.data.shape[1]);
-  MutableScaledTensorView matrix = stack;
-  skip_rows(matrix.data, index * rows);
-  matrix.data.shape[0] = rows;
-  skip_rows(matrix.scale, index * grid.rows);
-  matrix.scale.shape[0] = grid.rows;
-  if (matrix.channel_scale) {
-    skip_rows(*matrix.channel_scale, index * rows);
-    matrix.channel_scale->shape[0] = rows;
-  }
-  return matrix;
+  return one_of_stack(stack, matrices, index);
 }
 
 ScaleAccess<const float> scale_access(const ScaledTensorView& tensor) {

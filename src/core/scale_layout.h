@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "octofold/tensor.h"
@@ -38,7 +39,13 @@ bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices =
 std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int64_t matrices,
                                               std::int64_t rows, std::int64_t cols);
 
+/// Of how many matrices the scales of flat codes are a stack (as above). None of lines, whose
+/// scales in a stack are those of one matrix, and where the shape is none of a stack.
+std::optional<std::int64_t> matrices_of(const ScaledTensorView& tensor);
+
 /// One of a stack's matrices, all of which are the rows of one (flat codes, flat scales).
+ScaledTensorView matrix_of_stack(const ScaledTensorView& stack, std::int64_t matrices,
+                                 std::int64_t index);
 MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
                                         std::int64_t index);
 

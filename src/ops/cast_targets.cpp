@@ -31,17 +31,6 @@ const config::CastRule& rule_of(const core::Arguments& check, CastProfile profil
   check.fail("profile", "a CastProfile", core::format("{}", static_cast<int>(profile)));
 }
 
-// Of codes that are one matrix. Those of lines are, like them.
-MutableTensorView flat_scale_of_stack(const core::Arguments& check, const std::string& argument,
-                                      const MutableScaledTensorView& codes, std::int64_t matrices) {
-  const bool of_tensors = codes.granularity == Granularity::kTensor;
-  if (!of_tensors && codes.granularity != Granularity::kBlock128x128) return codes.scale;
-  check.require_shape(argument, codes.scale,
-                      core::stacked_scale_shape(codes.granularity, matrices, codes.data.shape[0],
-                                                codes.data.shape[1]));
-  return of_tensors ? codes.scale : core::flatten(check, argument, codes.scale);
-}
-
 }  // namespace
 
 MutableScaledTensorView checked_target(const core::Arguments& check, const std::string& argument,
@@ -50,8 +39,9 @@ MutableScaledTensorView checked_target(const core::Arguments& check, const std::
                                        std::span<const CastInput> inputs, ScaleSource scales,
                                        std::optional<std::int64_t> matrices) {
   check.require_shape(argument, target.data, shape);
-  MutableScaledTensorView out = core::flatten(check, argument, target);
-  if (matrices) out.scale = flat_scale_of_stack(check, argument + ".scale", out, *matrices);
+  const MutableScaledTensorView out = matrices
+                                          ? core::flatten_stack(check, argument, target, *matrices)
+                                          : core::flatten(check, argument, target);
   check.require_scaled(argument, out, matrices.value_or(1));
   check.require_same_device(argument, out.data, inputs.front().view.device);
   check.require_disjoint(argument + ".scale", out.scale, argument, out.data);

@@ -1,6 +1,7 @@
 #include "octofold/casts.h"
 
 #include <array>
+#include <optional>
 #include <span>
 
 #include "core/check.h"
@@ -30,6 +31,12 @@ MutableTensorView checked_output(const core::Arguments& check, const MutableTens
   check.require_same_device("out", target, x.device);
   check.require_disjoint("out", target, "x", x);
   return target;
+}
+
+// Both flat, the scales those of one matrix.
+void dequantize_matrix(const ScaledTensorView& x, const MutableTensorView& out, Stream stream) {
+  if (ops::is_on_cpu(out.device)) return cpu::dequantize(x, out);
+  cuda::dequantize(ops::gpu("dequantize", out.device), x, out, stream);
 }
 
 }  // namespace
@@ -68,13 +75,27 @@ void quantize(const TensorView& x, const CastTargets& out, const QuantizeOptions
 
 void dequantize(const ScaledTensorView& x, const MutableTensorView& out, Stream stream) {
   const core::Arguments check("dequantize");
-  const ScaledTensorView source = core::flatten(check, "x", x);
-  check.require_scaled_input("x", source);
+  ScaledTensorView source = core::flatten(check, "x", x);
+  const std::optional<std::int64_t> stack = core::matrices_of(source);
+  if (stack) source = core::flatten_stack(check, "x", x, *stack);
+  const std::int64_t matrices = stack.value_or(1);
+  const bool is_empty = source.data.shape[0] == 0;  // of an empty stack the scales say no shape
+  if (!is_empty) check.require_scaled_input("x", source, matrices);
   const MutableTensorView target = checked_output(check, out, ops::shape_of(x.data), source.data);
   check.require_dtype("out", target, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.require_disjoint("out", target, "x.scale", source.scale);
-  if (ops::is_on_cpu(out.device)) return cpu::dequantize(source, target);
-  cuda::dequantize(ops::gpu("dequantize", out.device), source, target, stream);
+  if (is_empty) return;
+  const std::int64_t rows = source.data.shape[0] / matrices;
+  if (source.granularity == Granularity::kBlock128x128 && rows % kScaleBlock == 0) {
+    return dequantize_matrix(source, target, stream);  // squares begin with each matrix anyway
+  }
+  MutableTensorView part = target;
+  part.shape[0] = rows;
+  for (std::int64_t i = 0; i < matrices; ++i) {
+    part.data =
+        static_cast<char*>(target.data) + i * rows * target.strides[0] * size_of(part.dtype);
+    dequantize_matrix(core::matrix_of_stack(source, matrices, i), part, stream);
+  }
 }
 
 void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow, Stream stream) {

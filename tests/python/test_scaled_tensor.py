@@ -63,14 +63,44 @@ def test_slices_with_leading_dimensions(rng):
     [
         (slice(100, 256), r"multiples of 128, .* \(here 0 or 128\), or to the end, got 100:256"),
         (slice(128, 290), r"\(here 256 or 384\), or to the end, got 128:290"),
-        (slice(0, 256, 2), r"a slice of step 1, got slice\(0, 256, 2\)"),
-        (5, "a slice of step 1, got 5"),
+        (slice(0, 256, 2), r"a slice of step 1 or a whole number, got slice\(0, 256, 2\)"),
+        ("5", "a slice of step 1 or a whole number, got '5'"),
+        (5, "a slice, as a row alone is no matrix, got 5"),
     ],
 )
 def test_slices_that_cut_scales(rows, message, rng):
     cast = octofold.quantize(matrix(rng), granularity="128x128")
     with pytest.raises(octofold.InvalidArgumentError, match=message):
         cast[rows]
+
+
+@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("shape", [(3, 200, 260), (3, 2, 100, 260), (2, 256, 260), (1, 40, 60)])
+def test_stacks_are_matrices(granularity, shape, rng):
+    x = matrix(rng, *shape)
+    stack = octofold.quantize(x, granularity=granularity, matrices=shape[0])
+    values = stack.dequantize("float16")
+    assert values.shape == shape
+    for index, one in enumerate(x):
+        alone = octofold.quantize(one, granularity=granularity)
+        assert stack[index].equals(alone)
+        assert stack[index - shape[0]].equals(alone)
+        np.testing.assert_array_equal(values[index], alone.dequantize("float16"))
+    np.testing.assert_array_equal(stack[1:].dequantize("float16"), values[1:])
+    with pytest.raises(IndexError, match=f"{shape[0]} of {shape[0]}"):
+        stack[shape[0]]
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "128x128"])
+def test_rows_of_a_stack_are_dequantized_by_matrix(granularity, rng):
+    x = matrix(rng, 300, 140)
+    stack = octofold.quantize(x, granularity=granularity, matrices=3)
+    alone = [octofold.quantize(one, granularity=granularity) for one in np.split(x, 3)]
+    expected = np.concatenate([one.dequantize() for one in alone])
+    np.testing.assert_array_equal(stack.dequantize(), expected)
+    wrong = octofold.ScaledTensor(stack.data[:299], stack.scale, granularity)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'x\.scale': expected shape"):
+        wrong.dequantize()
 
 
 @pytest.mark.parametrize("granularity", ["64x64", None])

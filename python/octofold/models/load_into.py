@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from .._core.torch import NAMES, same_bytes
@@ -170,22 +169,7 @@ def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
     value = value.to(device)
     if slot.fp8_layers or slot.is_weight_of_linears:
         return value
-    return _dequantized(value, slot.tensor.dtype)
-
-
-def _dequantized(value: ScaledTensor, dtype: torch.dtype) -> Tensor:
-    if value.data.dim() < 3 or value.granularity in ("channel", "1x128"):
-        values: Tensor = value.dequantize(dtype)
-        return values
-    # Scales of a stack begin anew with each matrix.
-    return torch.stack(
-        [
-            ScaledTensor(
-                codes, scale.reshape(-1) if scale.dim() == 0 else scale, value.granularity
-            ).dequantize(dtype)
-            for codes, scale in zip(value.data, value.scale, strict=True)
-        ]
-    )
+    return value.dequantize(slot.tensor.dtype)
 
 
 def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: bool) -> Fp8Weight:
