@@ -174,6 +174,7 @@ def test_refusals(checkpoint, tmp_path):
             octofold.quantize_checkpoint(input, output, **options)
 
     refuses(octofold.IoError, "missing", input=tmp_path / "missing.safetensors")
+    (tmp_path / "in.bin").touch()
     refuses(octofold.InvalidArgumentError, "'input'", input=tmp_path / "in.bin")
     refuses(octofold.InvalidArgumentError, "'output'.*input", output=checkpoint)
     refuses(octofold.InvalidArgumentError, "'skip'", skip=[""])
