@@ -103,6 +103,8 @@ def test_to_device():
 def test_opcheck_gemm(opcheck, pair, addend, in_place, generator):
     a, b = operands(generator, 50, 70, 300, pair)
     c = None if addend is None or in_place else random(50, 70, dtype=addend)
-    tensors = (a.data, a.scale, b.data, b.scale, c, random(70), b.channel_scale, random(50, 70))
-    options = (a.granularity, b.granularity, False, in_place)
-    opcheck(torch.ops.octofold.gemm, (*tensors, *options))
+    inputs = (a.data, a.scale, b.data, b.scale, c, random(70), b.channel_scale)
+    options = a.granularity, b.granularity, False
+    opcheck(torch.ops.octofold.gemm.out, (*inputs, random(50, 70), *options, in_place))
+    if not in_place:  # of what it would add to, the one that returns its result has nothing
+        opcheck(torch.ops.octofold.gemm.default, (*inputs, *options, "float32"))
