@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "octofold/scale_layout.h"
@@ -12,24 +10,23 @@
 #include "core/check.h"
 #include "model/hints.h"
 #include "model/json_text.h"
+#include "model/scale_names.h"
 
 namespace octofold::model {
 namespace {
-
-using ByName = std::unordered_map<std::string_view, const CheckpointTensor*>;
 
 bool is_scale(const CheckpointTensor& tensor) {
   return tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16" ||
          tensor.dtype == "F8_E8M0";
 }
 
-bool any(const ByName& tensors, const std::function<bool(const CheckpointTensor&)>& holds) {
+bool any(const TensorsByName& tensors, const std::function<bool(const CheckpointTensor&)>& holds) {
   return std::any_of(tensors.begin(), tensors.end(),
                      [&](const auto& entry) { return holds(*entry.second); });
 }
 
 /// Of a checkpoint whose config says nothing.
-const Family* family_by_names(const ByName& tensors) {
+const Family* family_by_names(const TensorsByName& tensors) {
   const auto named = [&](std::string_view ending) {
     return any(tensors, [&](const auto& tensor) { return tensor.name.ends_with(ending); });
   };
@@ -76,7 +73,7 @@ std::string text_of(const nlohmann::json& value) {
 }
 
 /// Names that only tensors of quantized weights have, in formats other than FP8.
-void require_high_precision(const ByName& tensors) {
+void require_high_precision(const TensorsByName& tensors) {
   constexpr std::string_view kEndings[] = {".weight_scale",  ".weight_scale_inv", ".weight_scale_2",
                                            ".weight_packed", ".qweight",          ".qzeros"};
   for (const auto& [name, tensor] : tensors) {
@@ -90,7 +87,7 @@ void require_high_precision(const ByName& tensors) {
   }
 }
 
-const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
+const Family* family_in(const CheckpointSource& source, const TensorsByName& tensors) {
   if (const auto config = source.quantization()) {
     for (const Family* family : families()) {
       if (!family->recognizes(*config)) continue;
@@ -114,10 +111,8 @@ const Family* family_in(const CheckpointSource& source, const ByName& tensors) {
 /// Collects the tensors of weights, and says which are left.
 class Reader {
  public:
-  Reader(const CheckpointSource& source, const Family& family, const ByName& tensors)
-      : family_(family), tensors_(tensors), hints_(source) {
-    for (const auto& [name, tensor] : tensors) names_.insert(name);
-  }
+  Reader(const CheckpointSource& source, const Family& family, const TensorsByName& tensors)
+      : family_(family), tensors_(tensors), hints_(source) {}
 
   /// The weight that these codes are of; nothing if they are but a tensor in FP8.
   std::optional<CheckpointWeight> weight(const CheckpointTensor& codes) {
@@ -133,7 +128,7 @@ class Reader {
       }
     }
     if (!weight.scale) {
-      if (family_.unscaled && matrix) require_no_scale_beside(codes);
+      if (family_.unscaled) require_no_scales_beside(codes);
       if (family_.unscaled) return matrix ? std::optional(weight) : std::nullopt;
       fail_without_scale(weight);
     }
@@ -187,25 +182,14 @@ class Reader {
     return *found->second;
   }
 
-  /// Throws where codes that would count as values have a tensor beside them that is called their
-  /// scale: scale or scales, weight_scale…, weight.scale…, and _scale beside quanto's _data.
-  void require_no_scale_beside(const CheckpointTensor& codes) const {
-    const std::string_view name = codes.name;
-    const std::string_view module = name.substr(0, name.rfind('.') + 1);
-    const std::string parameter(name.substr(module.size()));
-    for (auto at = names_.lower_bound(module); at != names_.end() && at->starts_with(module);
-         ++at) {
-      const std::string_view part = at->substr(module.size());
-      const bool is_plain = part == "scale" || part == "scales" || part == "_scale";
-      if (!is_plain && !part.starts_with(parameter + "_scale") &&
-          !part.starts_with(parameter + ".scale") && !part.starts_with(parameter + "._scale")) {
-        continue;
-      }
-      fail(codes,
-           "scales by a name that a family has for them (weight_scale, weight_scale_inv, "
-           "scale_weight, or scale of blocks: rename them), or none",
-           quote(*at));
-    }
+  /// Throws where codes that would count as values have beside them what looks like their scales.
+  void require_no_scales_beside(const CheckpointTensor& codes) const {
+    const CheckpointTensor* scales = scales_beside(codes, tensors_);
+    if (scales == nullptr) return;
+    fail(codes,
+         "scales by a name that a family has for them (weight_scale, weight_scale_inv, "
+         "scale_weight, or scale of blocks: rename them), or none",
+         core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
   }
 
   /// The weight of which a scale of this name would be, if it is one of a `weight`.
@@ -243,8 +227,7 @@ class Reader {
   }
 
   const Family& family_;
-  const ByName& tensors_;
-  std::set<std::string_view> names_;
+  const TensorsByName& tensors_;
   Hints hints_;
   std::unordered_set<std::string_view> taken_;
 };
@@ -282,7 +265,7 @@ std::optional<Granularity> granularity_of(const Family& family, std::span<const 
 
 CheckpointContents read_contents(const CheckpointSource& source) {
   CheckpointContents contents{.bytes = source.bytes()};
-  ByName tensors;
+  TensorsByName tensors;
   for (const Shard& shard : source.shards()) {
     contents.files.push_back(source.folder() / shard.name);
     for (const CheckpointTensor& tensor : shard.tensors) tensors[tensor.name] = &tensor;

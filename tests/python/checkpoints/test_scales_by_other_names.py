@@ -42,6 +42,14 @@ def repeated(scale):
         {"layers.0.up.weight.scale": torch.rand(2, 3)},
         {"layers.0.up.weight_scales": torch.rand(1)},
         {"layers.0.up.weight_scale_2": torch.rand(1)},
+        {"layers.0.up.wscale": torch.rand(2, 3)},
+        {"layers.0.up.qScale": torch.rand(256, 1)},
+        {"layers.0.up.scaling_factor": torch.rand(())},
+        {"layers.0.up.weight_amax": torch.rand(384)},
+        {"layers.0.up.absmax": torch.rand(256, 6)},
+        {"layers.0.up.scale_u8": torch.randint(0, 255, (2, 3), dtype=torch.uint8)},
+        {"layers.0.up_scale": torch.rand(256)},
+        {"layers.0.up.d": torch.rand(2, 3)},
     ],
     ids=lambda tensors: next(iter(tensors)),
 )
@@ -56,6 +64,23 @@ def test_what_looks_like_a_scale_is_never_left_out(tmp_path, tensors):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("codes_of", "scales"),
+    [
+        ("experts.gate_up_proj", "experts.gate_up_proj_scales"),
+        ("experts.gate_up_proj", "experts.gate_up_scale"),
+        ("patches.weight", "patches.scale"),
+    ],
+)
+def test_what_is_no_matrix_has_scales_too(tmp_path, codes_of, scales):
+    """Stacks of experts and convolutions."""
+    shape = (4, 256, 384) if "experts" in codes_of else (64, 3, 14, 14)
+    tensors = {codes_of: codes(shape[0], shape[1] * shape[2] * (*shape, 1)[3]).reshape(shape)}
+    tensors |= {scales: torch.rand(shape[0]), NAME: codes()}
+    with pytest.raises(octofold.BadFormatError, match=f"'{codes_of}': expected scales .*{scales}"):
+        octofold.inspect_checkpoint(folder_of(tmp_path / "in", tensors))
+
+
 def test_quanto_is_refused(tmp_path):
     tensors = {f"{NAME}._data": codes(), f"{NAME}._scale": torch.rand(256, 1)}
     with pytest.raises(octofold.BadFormatError, match=r"weight\._scale"):
@@ -66,8 +91,10 @@ def test_codes_without_scales_are_values(tmp_path):
     """Also where parameters beside them, or of other modules, are called so, but are none of
     theirs; and where what is no matrix has FP8 codes."""
     tensors = {NAME: codes(), "layers.0.up.bias": torch.rand(256), "layers.0.scale": torch.rand(3)}
-    tensors |= {"layers.0.up.logit_scale": torch.rand(()), "norm.scale": torch.rand(4)}
+    tensors |= {"layers.0.logit_scale": torch.rand(()), "norm.scale": torch.rand(4)}
     tensors |= {"layers.0.up.scale_shift_table": torch.rand(6, 4)}
+    tensors |= {"layers.0.up.lora_B": torch.rand(256, 3), "layers.0.upper_scale": torch.rand(3)}
+    tensors |= {"layers.0.up.norm.scale": torch.rand(256)}
     tensors |= {"norm.weight": torch.rand(4).to(torch.float8_e4m3fn)}
     folder = folder_of(tmp_path / "in", tensors)
     assert octofold.inspect_checkpoint(folder).family == "comfyui"

@@ -1,0 +1,90 @@
+#include "model/scale_names.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/scale_layout.h"
+
+namespace octofold::model {
+namespace {
+
+using Shape = std::span<const std::int64_t>;
+
+constexpr std::int64_t kBlock = 128;
+
+bool is_in_blocks(std::int64_t size, std::int64_t count) {
+  for (std::int64_t block = 1; block < 2 * size; block *= 2) {
+    if (core::ceil_divide(size, block) == count) return true;
+  }
+  return false;
+}
+
+/// Whether there are codes for each of these numbers, in order.
+bool may_scale(Shape codes, Shape scale) {
+  std::size_t next = 0;
+  for (const std::int64_t count : scale) {
+    if (count == 1) continue;
+    while (next < codes.size() && !is_in_blocks(codes[next], count)) ++next;
+    if (next++ == codes.size()) return false;
+  }
+  return true;
+}
+
+bool has_shape_of_blocks(Shape codes, Shape scale) {
+  if (scale.size() != codes.size()) return false;
+  const std::int64_t rows = core::ceil_divide(codes[codes.size() - 2], kBlock);
+  const std::int64_t columns = core::ceil_divide(codes.back(), kBlock);
+  return std::equal(codes.begin(), codes.end() - 2, scale.begin()) &&
+         scale[scale.size() - 2] == rows && scale.back() == columns && rows * columns > 1;
+}
+
+/// Not of those that an input is divided by.
+bool speaks_of_scales(std::string_view name) {
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
+  return (has("scal") || has("amax") || has("absmax")) && !has("input");
+}
+
+/// Of a tensor whose name begins as the codes' module: how it is called there. Empty: it is not
+/// beside the codes.
+std::string_view name_beside(std::string_view name, std::string_view module,
+                             std::string_view parameter) {
+  name.remove_prefix(module.size());
+  if (!module.empty()) {
+    if (name.empty() || (name.front() != '.' && name.front() != '_')) return {};
+    name.remove_prefix(1);
+  }
+  if (name.size() > parameter.size() && name.starts_with(parameter) &&
+      name[parameter.size()] == '.') {
+    name.remove_prefix(parameter.size() + 1);
+  }
+  return name.find('.') == std::string_view::npos ? name : std::string_view();
+}
+
+}  // namespace
+
+const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const TensorsByName& tensors) {
+  if (codes.shape.size() < 2) return nullptr;
+  const std::string_view whole = codes.name;
+  const std::size_t dot = whole.rfind('.');
+  const std::string_view module = dot == std::string_view::npos ? "" : whole.substr(0, dot);
+  const std::string_view parameter = whole.substr(dot + 1);
+  for (auto at = tensors.lower_bound(module); at != tensors.end() && at->first.starts_with(module);
+       ++at) {
+    const std::string_view name = name_beside(at->first, module, parameter);
+    if (name.empty() || at->first == whole) continue;
+    const Shape shape = at->second->shape;
+    if ((speaks_of_scales(name) && may_scale(codes.shape, shape)) ||
+        has_shape_of_blocks(codes.shape, shape)) {
+      return at->second;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace octofold::model
