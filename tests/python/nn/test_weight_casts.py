@@ -3,69 +3,14 @@ what keep_casts() keeps."""
 
 import copy
 
-import numpy as np
 import octofold
 import pytest
-from layer_support import NAMES, STATELESS, random
+from layer_support import NAMES, random
+from weight_writes import WRITES
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-
-
-def through_numpy(weight):
-    weight.detach().numpy()[:] *= 2
-
-
-def through_a_flat_buffer(weight):
-    """DeepSpeed's ZeRO: parameters are views of one buffer, into which masters are copied."""
-    flat = torch.zeros(weight.numel() + 128)
-    master = 2 * weight.detach().flatten()
-    weight.data = flat[128:].view_as(weight)
-    flat[128:].copy_(master)
-
-
-def through_the_old_buffer(weight):
-    """The same, of a buffer that the weight has been a view of since before the first forward."""
-    weight.data.view(-1).copy_(2 * weight.detach().flatten())
-
-
-def from_a_master(weight):
-    """Megatron's optimizers with FP32 masters."""
-    master = 2 * weight.detach().clone()
-    weight.data.copy_(master)
-
-
-def as_an_average(weight):
-    """Averages of weights, targets of reinforcement learning."""
-    other = 3 * weight.detach() + weight.detach()
-    weight.data.mul_(0).add_(other, alpha=0.5)
-
-
-def in_place(weight):
-    with torch.no_grad():
-        weight.mul_(2)
-
-
-def fused_step(weight):
-    weight.grad = -weight.detach().clone()
-    torch.optim.SGD([weight], lr=1.0, fused=True).step()
-
-
-WRITES = {
-    "numpy": through_numpy,
-    "flat buffer": through_a_flat_buffer,
-    "old buffer": through_the_old_buffer,
-    "master": from_a_master,
-    "average": as_an_average,
-    "in place": in_place,
-    "fused step": fused_step,
-    "data": lambda weight: weight.data.mul_(2),
-    "new data": lambda weight: setattr(weight, "data", weight.data * 2),
-    "detach": lambda weight: weight.detach().mul_(2),
-    "foreach": lambda weight: torch._foreach_mul_([weight.data], 2),
-    "subtraction": lambda weight: weight.data.sub_(-weight.detach().clone()),
-}
 
 
 def modules():
@@ -221,7 +166,7 @@ def test_other_models_are_not_kept(casts):
     assert casts.count((64, 96)) == 4
 
 
-@pytest.mark.parametrize("write", [in_place, WRITES["new data"]])
+@pytest.mark.parametrize("write", [WRITES["in place"], WRITES["new data"]])
 def test_what_changes_while_casts_are_kept_is_an_error(write):
     layer, x = nn.Linear(96, 64), random(33, 96)
     with nn.keep_casts(layer):
@@ -242,31 +187,3 @@ def test_a_fault_leaves_nothing_kept(casts):
     is_none = pytest.raises(octofold.InvalidArgumentError, match=r"'model': .* a torch\.nn\.Module")
     with is_none, nn.keep_casts(layer.weight):
         pass
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_writes_and_passes(seed):
-    """Beside a model whose layers were made anew for each pass."""
-    choose = np.random.default_rng(seed)
-    recipe = STATELESS[seed % len(STATELESS)]
-    model = torch.nn.Sequential(nn.Linear(96, 64, recipe=recipe), torch.nn.GELU())
-    model.append(nn.Linear(64, 96, recipe=recipe))
-    for _ in range(25):
-        weight = model[int(choose.choice([0, 2]))].weight
-        WRITES[choose.choice(list(WRITES))](weight)
-        weight.data.mul_(0.5)
-        if choose.random() < 0.3:
-            nn.convert(nn.restore(model), recipe)
-        if choose.random() < 0.3:
-            state = {name: tensor * 1.25 for name, tensor in model.state_dict().items()}
-            model.load_state_dict(state, assign=bool(choose.random() < 0.5))
-            weight = model[0].weight
-        x = random(33, 96).requires_grad_()
-        fresh = copy.deepcopy(model)
-        results = []
-        for one in (model, fresh):
-            one.zero_grad()
-            y = one(x)
-            results.append([y, *torch.autograd.grad(y.square().sum(), (x, *one.parameters()))])
-        for left, right in zip(*results, strict=True):
-            assert torch.equal(left, right)
