@@ -10,7 +10,7 @@ import octofold
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from layer_support import STATELESS, random
 
 torch = pytest.importorskip("torch")
@@ -36,11 +36,12 @@ def by_torch_save(model):
 
 
 class Orders(RuleBasedStateMachine):
-    @initialize(seed=some.integers(0, 99))
-    def begin(self, seed):
+    @initialize(seed=some.integers(0, 99), recipe=some.sampled_from(STATELESS))
+    def begin(self, seed, recipe):
         torch.manual_seed(seed)
         self.model, self.recipe = new_model(), None
         self.truth = [p.detach().clone() for p in self.model.parameters()]
+        self.convert(recipe)
 
     @rule(layer=some.sampled_from([0, 2]), way=some.sampled_from(sorted(WRITES)))
     def write(self, layer, way):
@@ -50,17 +51,12 @@ class Orders(RuleBasedStateMachine):
         weight.data[0, 0] += 0.25
         self.truth[layer].neg_()[0, 0] += 0.25
 
-    @precondition(lambda self: self.recipe is None)
-    @rule(recipe=some.sampled_from(STATELESS))
+    @rule(recipe=some.sampled_from([*STATELESS, None]))
     def convert(self, recipe):
-        nn.convert(self.model, recipe)
-        self.recipe = recipe
-
-    @precondition(lambda self: self.recipe is not None)
-    @rule()
-    def restore(self):
         nn.restore(self.model)
-        self.recipe = None
+        if recipe is not None:
+            nn.convert(self.model, recipe)
+        self.recipe = recipe
 
     @rule(assign=some.booleans(), empty=some.booleans())
     def save_and_load(self, assign, empty):
@@ -128,5 +124,5 @@ class Orders(RuleBasedStateMachine):
 
 TestAnyOrder = Orders.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )
