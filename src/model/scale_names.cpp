@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/scale_layout.h"
+#include "model/contents.h"
 
 namespace octofold::model {
 namespace {
@@ -41,13 +42,13 @@ bool has_shape_of_blocks(Shape codes, Shape scale) {
          scale[scale.size() - 2] == rows && scale.back() == columns && rows * columns > 1;
 }
 
-/// Not of those that an input is divided by.
+/// Not of those that an input is divided by, nor of tables that shift and scale (of modulations).
 bool speaks_of_scales(std::string_view name) {
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
   const auto has = [&](std::string_view word) { return lower.find(word) != std::string::npos; };
-  return (has("scal") || has("amax") || has("absmax")) && !has("input");
+  return (has("scal") || has("amax") || has("absmax")) && !has("input") && !has("shift");
 }
 
 /// Of a tensor whose name begins as the codes' module: how it is called there. Empty: it is not
@@ -77,7 +78,7 @@ const CheckpointTensor* scales_beside(const CheckpointTensor& codes, const Tenso
   for (auto at = tensors.lower_bound(module); at != tensors.end() && at->first.starts_with(module);
        ++at) {
     const std::string_view name = name_beside(at->first, module, parameter);
-    if (name.empty() || at->first == whole) continue;
+    if (name.empty() || is_fp8(*at->second)) continue;
     const Shape shape = at->second->shape;
     if ((speaks_of_scales(name) && may_scale(codes.shape, shape)) ||
         has_shape_of_blocks(codes.shape, shape)) {
