@@ -6,7 +6,8 @@
 #include <span>
 #include <string>
 
-#include "core/scale_layout.h"
+#include "octofold/scale_layout.h"
+
 #include "model/contents.h"
 
 namespace octofold::model {
@@ -14,13 +15,10 @@ namespace {
 
 using Shape = std::span<const std::int64_t>;
 
-constexpr std::int64_t kBlock = 128;
-
+/// Whether `count` blocks of some power of two make up `size`.
 bool is_in_blocks(std::int64_t size, std::int64_t count) {
-  for (std::int64_t block = 1; block < 2 * size; block *= 2) {
-    if (core::ceil_divide(size, block) == count) return true;
-  }
-  return false;
+  while (size > count && size > 1) size -= size / 2;
+  return size == count;
 }
 
 /// Whether there are codes for each of these numbers, in order.
@@ -36,10 +34,10 @@ bool may_scale(Shape codes, Shape scale) {
 
 bool has_shape_of_blocks(Shape codes, Shape scale) {
   if (scale.size() != codes.size()) return false;
-  const std::int64_t rows = core::ceil_divide(codes[codes.size() - 2], kBlock);
-  const std::int64_t columns = core::ceil_divide(codes.back(), kBlock);
+  const MatrixSizes sizes(codes);
+  const auto blocks = scale_shape(Granularity::kBlock128x128, sizes.rows, sizes.cols);
   return std::equal(codes.begin(), codes.end() - 2, scale.begin()) &&
-         scale[scale.size() - 2] == rows && scale.back() == columns && rows * columns > 1;
+         std::equal(blocks.begin(), blocks.end(), scale.end() - 2) && blocks[0] * blocks[1] > 1;
 }
 
 /// Not of those that an input is divided by, nor of tables that shift and scale (of modulations).

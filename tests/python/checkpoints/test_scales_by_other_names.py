@@ -94,7 +94,7 @@ def test_codes_without_scales_are_values(tmp_path):
     tensors |= {"layers.0.logit_scale": torch.rand(()), "norm.scale": torch.rand(4)}
     tensors |= {"layers.0.up.scale_shift_table": torch.rand(6, 4)}
     tensors |= {"layers.0.up.lora_B": torch.rand(256, 3), "layers.0.upper_scale": torch.rand(3)}
-    tensors |= {"layers.0.up.norm.scale": torch.rand(256)}
+    tensors |= {"layers.0.up.norm.scale": torch.rand(256), "layers.0.up.no_scale": torch.rand(0)}
     tensors |= {"block.scale_shift_table": codes(6, 256), "block.head_scale": codes(6, 2)}
     tensors |= {"block.prompt_scale_shift_table": torch.rand(2, 256)}
     tensors |= {"norm.weight": torch.rand(4).to(torch.float8_e4m3fn)}

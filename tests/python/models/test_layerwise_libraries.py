@@ -12,6 +12,7 @@ from layer_support import relative_error
 
 torch = pytest.importorskip("torch")
 
+from diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 from octofold import models  # noqa: E402
 from octofold.models.layerwise.stored_weight import StoredWeight  # noqa: E402
 
@@ -56,24 +57,6 @@ def flux():
     }
 
 
-def unet():
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=32,
-        attention_head_dim=8,
-        norm_num_groups=4,
-    )
-    return model, {
-        "sample": torch.randn(1, 4, 4, 4),
-        "timestep": torch.tensor(3),
-        "encoder_hidden_states": torch.randn(1, 5, 32),
-    }
-
-
 def autoencoder():
     diffusers = pytest.importorskip("diffusers")
     model = diffusers.AutoencoderKL(
@@ -85,21 +68,8 @@ def autoencoder():
     return model, {"sample": torch.randn(1, 3, 8, 8)}
 
 
-def in_16_bits(model, inputs):
-    wide = {
-        name: value.bfloat16() if value.is_floating_point() else value
-        for name, value in inputs.items()
-    }
-    return model.bfloat16().eval(), wide
-
-
 def stored_names(model):
     return {name for name, one in model.named_modules() if hasattr(one, "plain_class")}
-
-
-@torch.no_grad()
-def outcome(model, inputs):
-    return model(**inputs)[0]
 
 
 @pytest.mark.parametrize("make", [flux, unet, autoencoder])

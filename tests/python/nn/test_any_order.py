@@ -64,14 +64,12 @@ class Orders(RuleBasedStateMachine):
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.zero_()
-        self.model.zero_grad()  # of the old memory's shapes, on whatever device
         if empty:
             self.model.to("meta").to_empty(device="cpu")
         self.model.load_state_dict(state, assign=assign)
 
     @rule(way=some.sampled_from([copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]))
     def copy(self, way):
-        self.model.zero_grad()
         self.model = way(self.model)
 
     @rule(rows=some.integers(1, 70), kept=some.booleans())

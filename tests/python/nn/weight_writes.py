@@ -40,6 +40,7 @@ def in_place(weight):
 def fused_step(weight):
     weight.grad = -weight.detach().clone()
     torch.optim.SGD([weight], lr=1.0, fused=True).step()
+    weight.grad = None
 
 
 WRITES = {
