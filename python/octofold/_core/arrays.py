@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm_ffi import tvm_ffi
-from ..errors import invalid_argument
+from .tvm_ffi import tvm_ffi
+from .errors import invalid_argument
 from .dtypes import NUMPY_DTYPES, SPELLINGS
 from .frameworks import (
     Array,

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from .._library import library
-from ..errors import Error, invalid_argument
+from .library import library
+from .errors import Error, invalid_argument
 from .dtypes import DTypeLike
 from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
 from .streams import StreamLike, stream_handle

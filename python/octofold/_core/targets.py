@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..errors import invalid_argument
-from ..scaled_tensor import ScaledTensor
+from .errors import invalid_argument
+from .scaled_tensor import ScaledTensor
 from .frameworks import Array, Framework
 from .ops import Arrays, quick_scale_shape, row_count
 

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .._library import library
-from .._tvm_ffi import tvm_ffi
+from .library import library
+from .tvm_ffi import tvm_ffi
 from .dtypes import DLPACK_NAMES
 from .frameworks import column_stride, reinterpret
 from .ops import row_count

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from .errors import UnsupportedError
 from .frameworks import common_kind
 from .ops import EXPORT_ERRORS, TABLE, Arrays, Op, Options, Torch
 from .streams import StreamLike, stream_handle

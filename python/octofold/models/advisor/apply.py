@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch.nn import Module
 
-from ...errors import InvalidArgumentError, UnsupportedError, invalid_argument
-from ...nn.convert import replaced
+from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
+from ...nn.conversion.linear import replaced
 from .fingerprint import device_of, fingerprint, machine_of
 from .layers import linears_of
 from .plan import Layer, Plan

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from ...errors import BadFormatError, IoErrorWithErrno
+from ..._core.errors import BadFormatError, IoErrorWithErrno
 from .record import WIDE
 from .ways import OWN, WAYS
 

@@ -7,10 +7,10 @@ from typing import Final
 import torch
 from torch.nn import Module
 
-from ...errors import invalid_argument
-from ...nn.inference import InferenceLinear
-from ...nn.kernels import has_bfloat16, has_kernels
-from ...nn.weight_only import WeightOnlyLinear
+from ..._core.errors import invalid_argument
+from ...nn.layers.inference import InferenceLinear
+from ...nn.recipes.kernels import has_bfloat16, has_kernels
+from ...nn.layers.weight_only import WeightOnlyLinear
 from ..cast_linear import CastLinear
 
 OWN: Final = "own"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ....errors import Error
-from ....nn.convert import replaced
-from ....nn.functional import result_dtype
+from ...._core.errors import Error
+from ....nn.conversion.linear import replaced
+from ....nn.autograd.linear import result_dtype
 from ..plan import Option
 from ..record import Recorded
 from ..ways import OWN, Way

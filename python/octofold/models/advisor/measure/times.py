@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ....errors import Error
+from ...._core.errors import Error
 from ..plan import Option
 from ..record import Kind, Recorded
 from ..ways import OWN, Way
