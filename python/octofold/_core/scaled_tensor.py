@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 from . import arrays
 from .dtypes import WIDE, DTypeLike, dtype_name
 from .frameworks import Array, Framework
-from .ops import Arrays, Op, Options, Scaled, require_matrix, row_count
+from .calls import Op
+from .ops import Arrays, Options, Scaled, require_matrix, row_count
 from .streams import StreamLike
 from .library import library
 from .errors import invalid_argument
