@@ -1,4 +1,4 @@
-"""The call of an operation: by torch where its first input is torch's, else straight to the library.
+"""The call of an operation: by torch where its first input is a torch tensor, else at once.
 
 torch is imported by the caller alone. torch_ops.py, which makes the rows torch's own, is imported
 here with the first torch tensor, after all rows have entered the table.

@@ -3,13 +3,13 @@
 from typing import Final
 
 from .._core.arrays import scratch
-from .._core.dtypes import dtype_name
-from .._core.frameworks import Array, Framework
 from .._core.calls import Op
+from .._core.dtypes import dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Options
 from .._core.streams import StreamLike
-from .._core.library import library
-from .._core.errors import invalid_argument
 
 _HALVES: Final = ("float16", "bfloat16")
 

@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch.nn import Module
 
-from ...nn.conversion.picking import objection
-from ...nn.conversion.weight_readers import weight_readers
+from ....nn.conversion.picking import objection
+from ....nn.conversion.weight_readers import weight_readers
 
 _ATTENTION: Final = (
     "attention computes in its own dtype: octofold.attention is for keys and values that a server "

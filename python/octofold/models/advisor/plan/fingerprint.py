@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Module
 
-from ..._core.errors import invalid_argument
+from ...._core.errors import invalid_argument
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """A plan: which layer of a model is run how, and what was measured to pick that."""
 
+import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
+from .files import plan_fields, read_text, write_whole
 from .fingerprint import Machine
 from .layers import Other
 from .ways import OWN
-
-FORMAT: Final = 1
-"""Of the file; one with another number is refused."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Option:
     """A layer run one way, as measured."""
 
     way: str
-    """A name in octofold.models.advisor.ways.WAYS; "own": as it is."""
+    """A name in octofold.models.advisor.plan.ways.WAYS; "own": as it is."""
     error: float | None
     """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
     effect: float | None
@@ -136,41 +135,24 @@ class Plan:
         """The layers that apply() changes."""
         return tuple(layer for layer in self.layers if layer.chosen != OWN)
 
-    def report(self) -> str:
-        """All of it as text."""
-        from .report.text import text_report
-
-        return text_report(self)
-
-    def html(self) -> str:
-        """All of it as one HTML file with charts, which needs no network."""
-        from .report.html import html_report
-
-        return html_report(self)
-
     def to_json(self) -> str:
         """As from_json() takes it."""
-        import json
-
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises BadFormatError that names the field for what is no plan."""
-        from .plan_files import plan_fields
 
         return cls(**plan_fields(text, cls, "plan"))
 
     def save(self, path: str | Path) -> None:
         """As a JSON file, over one that is there: whole or not at all. Raises IoError."""
-        from .plan_files import write_whole
 
         write_whole(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """What save() wrote. Raises IoError, and BadFormatError that names file and field."""
-        from .plan_files import plan_fields, read_text
 
         return cls(**plan_fields(read_text(Path(path)), cls, str(path)))
 

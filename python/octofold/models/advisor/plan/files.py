@@ -8,17 +8,18 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from ..._core.errors import BadFormatError, IoErrorWithErrno
+from ...._core.errors import BadFormatError, IoErrorWithErrno
 from .record import WIDE
 from .ways import OWN, WAYS
+
+FORMAT: Final = 1
+"""The number of the file's format. A file with another number is refused."""
 
 _TARGETS: Final = ("time", "bytes", "error")
 
 
 def plan_fields(text: str, plan_class: type, name: str) -> dict[str, Any]:
     """The fields of the Plan that this JSON is; `name` is the file's, for errors."""
-    from .plan import FORMAT
-
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
