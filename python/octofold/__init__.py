@@ -22,9 +22,7 @@ makes one quicker or smaller at inference.
 import importlib
 from typing import TYPE_CHECKING
 
-from . import kernel_cache
-
-from . import tuning
+from . import kernel_cache, tuning
 from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
 from ._checkpoint import (
     CheckpointContents,
@@ -38,16 +36,6 @@ from ._checkpoint import (
     quantize_checkpoint,
 )
 from ._core import torch_import
-from ._core.ops import scale_shape
-from ._core.targets import ColumnReductions
-from ._info import Component, Gpu, Info, info
-from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._core.log import set_log_handler
-from ._ops.activations import quantize_activation, quantize_activation_gradient
-from ._ops.attention import attention
-from ._ops.casts import convert, quantize, quantize_both, quantize_with_columns
-from ._ops.dot import dot
-from ._ops.dynamic_gemm import dynamic_gemm
 from ._core.errors import (
     BadFormatError,
     Error,
@@ -57,6 +45,17 @@ from ._core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._core.log import set_log_handler
+from ._core.ops import scale_shape
+from ._core.scaled_tensor import ScaledTensor
+from ._core.targets import ColumnReductions
+from ._info import Component, Gpu, Info, info
+from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops.activations import quantize_activation, quantize_activation_gradient
+from ._ops.attention import attention
+from ._ops.casts import convert, quantize, quantize_both, quantize_with_columns
+from ._ops.dot import dot
+from ._ops.dynamic_gemm import dynamic_gemm
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
@@ -73,7 +72,6 @@ from ._ops.routing import (
     top_k,
     top_k_gradient,
 )
-from ._core.scaled_tensor import ScaledTensor
 from ._ops.words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ._core.errors import invalid_argument
 from ._core.library import library
 from ._core.progress import Progress, reporting
-from ._core.errors import invalid_argument
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from .library import library
-from .errors import Error, invalid_argument
 from .dtypes import DTypeLike
+from .errors import Error, invalid_argument
 from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
+from .library import library
 from .streams import StreamLike, stream_handle
 
 Arrays: TypeAlias = tuple[Any, ...]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from . import arrays
 from .dtypes import WIDE, DTypeLike, dtype_name
+from .errors import invalid_argument
 from .frameworks import Array, Framework
+from .library import library
 from .ops import Arrays, Op, Options, Scaled, require_matrix, row_count
 from .streams import StreamLike
-from .library import library
-from .errors import invalid_argument
 
 if TYPE_CHECKING:
     import torch

@@ -4,11 +4,11 @@ from typing import Final
 
 from .._core.arrays import scratch
 from .._core.dtypes import dtype_name
+from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Op, Options
 from .._core.streams import StreamLike
-from .._core.library import library
-from .._core.errors import invalid_argument
 
 _HALVES: Final = ("float16", "bfloat16")
 

@@ -3,8 +3,11 @@
 from typing import Final
 
 from .._core.dtypes import FP8, DTypeLike, dtype_name
+from .._core.errors import InvalidArgumentError, invalid_argument
 from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Op, Options, require_matrix, require_stack
+from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .._core.targets import (
     RESULTS,
@@ -15,9 +18,6 @@ from .._core.targets import (
     group_columns,
     transposed_shape,
 )
-from .._core.library import library
-from .._core.errors import InvalidArgumentError, invalid_argument
-from .._core.scaled_tensor import ScaledTensor
 
 
 def quantize(

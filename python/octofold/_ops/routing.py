@@ -4,11 +4,11 @@ expert, and the weighted sum of what the experts give."""
 from typing import Final, NamedTuple
 
 from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Op, Options, require_matrix, row_count
 from .._core.streams import StreamLike
-from .._core.library import library
-from .._core.errors import invalid_argument
 
 
 class TopK(NamedTuple):

@@ -5,10 +5,10 @@ from typing import Any, Final
 import numpy as np
 
 from .._core.dtypes import NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
+from .._core.errors import invalid_argument
 from .._core.frameworks import Array, is_torch
 from .._core.streams import StreamLike
 from .casts import convert
-from .._core.errors import invalid_argument
 
 _FORMATS: Final = ("e4m3", "e5m2", "float16")
 _CONTAINERS: Final = ("int32", "uint32", "float32")

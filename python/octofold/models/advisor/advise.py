@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.progress import Progress
 from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.progress import Progress
 from .assemble import assemble
 from .fingerprint import device_of, model_bytes
 from .layers import linears_of

@@ -9,8 +9,8 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ...nn.layers.inference import InferenceLinear
-from ...nn.recipes.kernels import has_bfloat16, has_kernels
 from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.kernels import has_bfloat16, has_kernels
 from ..cast_linear import CastLinear
 
 OWN: Final = "own"

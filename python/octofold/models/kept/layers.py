@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.torch import DTYPES, NAMES
 from ..._core.errors import invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES, NAMES
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.inference import InferenceLinear
-from ...nn.recipes.recipe import Delayed, Product, Recipe
 from ...nn.layers.weight_only import WeightOnlyLinear
-from ..._core.scaled_tensor import ScaledTensor
+from ...nn.recipes.recipe import Delayed, Product, Recipe
 from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ...nn.layers.buffers import keep_dtypes
+from ..._core.scaled_tensor import ScaledTensor
 from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.linear import result_dtype
+from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers
 from ...nn.layers.weight_only import weight_only_linear
-from ..._core.scaled_tensor import ScaledTensor
 from .choice import NATIVE, WEIGHT_ONLY, linear_way
 from .loading import load_weight
 from .products import forgetting, linear_of_codes

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..._core.torch import NAMES
 from ..._core.log import note
+from ..._core.torch import NAMES
 from ...nn.autograd.fitting import is_fp8
 from .storage import cast_to_storage
 from .stored_weight import is_wide

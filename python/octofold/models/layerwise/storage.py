@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..._ops.casts import quantize
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.casts import quantize
 
 
 @dataclass

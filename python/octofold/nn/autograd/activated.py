@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..._ops.activations import GATED, quantize_activation, quantize_activation_gradient
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.activations import GATED, quantize_activation, quantize_activation_gradient
 from ..casting.casts import Casts, GradientCasts, cast_by, cast_with_sums
-from .products import gradient_granularities
 from ..recipes.recipe import Recipe
+from .products import gradient_granularities
 
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 _CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._ops.gated_gemm import gated_gemm
 from ..._core.scaled_tensor import ScaledTensor
-from .activated import cast_activation, is_gated
+from ..._ops.gated_gemm import gated_gemm
 from ..casting.casts import Casts, cast
 from ..recipes.kernels import has_kernels
+from ..recipes.recipe import Recipe
+from .activated import cast_activation, is_gated
 from .normed import Norm, cast_norm
 from .products import output_product
-from ..recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation
 from ..._ops.gathered import quantize_gathered
 from ..._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm
 from ..._ops.routing import Routing, combine
-from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import Casts, cast_grouped, cast_options
+from ..recipes.recipe import Product, Recipe
 from .chain import gated_in_one
 from .products import addable
-from ..recipes.recipe import Product, Recipe
 
 
 class Projection(NamedTuple):

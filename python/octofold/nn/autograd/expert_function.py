@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation_gradient
 from ..._ops.gathered import quantize_gathered
 from ..._ops.grouped_gemm import grouped_gemm_k
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
-from ..._core.scaled_tensor import ScaledTensor
-from .activated import activated_gradient
 from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
+from ..recipes.recipe import Recipe
+from .activated import activated_gradient
 from .expert_chain import Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms
 from .linear import result_dtype
 from .main_grad import mark_gradient
-from ..recipes.recipe import Recipe
 
 
 def run_experts(

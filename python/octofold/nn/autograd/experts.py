@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-from .blocks import require_activation
 from ..casting.casts import cast_weight
-from .expert_function import run_experts
+from ..recipes.recipe import Recipe
+from .blocks import require_activation
 from .expert_chain import Projection
 from .expert_fitting import (
     expert_recipe_of,
@@ -14,7 +14,7 @@ from .expert_fitting import (
     require_routed,
     require_same_device,
 )
-from ..recipes.recipe import Recipe
+from .expert_function import run_experts
 
 
 def experts(

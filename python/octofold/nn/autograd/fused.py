@@ -5,10 +5,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._ops.casts import quantize
 from ..._core.scaled_tensor import ScaledTensor
-from .activated import activated, activated_gradient, cast_activation_gradient
+from ..._ops.casts import quantize
 from ..casting.casts import GradientCasts, walkable
+from ..recipes.recipe import Recipe
+from .activated import activated, activated_gradient, cast_activation_gradient
 from .chain import Chain, Layer, compute
 from .first_order import refuse_in_backward, refuse_transforms
 from .linear import result_dtype
@@ -21,7 +22,6 @@ from .products import (
     input_gradient,
     weight_gradient,
 )
-from ..recipes.recipe import Recipe
 
 _KEPT: Final = "1x128"
 """Scales of what is kept in FP8."""

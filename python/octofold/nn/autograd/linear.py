@@ -10,6 +10,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
+from ..recipes.recipe import Recipe, recipe_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .main_grad import mark_gradient
@@ -21,7 +22,6 @@ from .products import (
     output_product,
     weight_gradient,
 )
-from ..recipes.recipe import Recipe, recipe_of
 
 
 def linear(

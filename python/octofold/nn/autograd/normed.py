@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._core.errors import invalid_argument
-from ..._ops.norms import NormGradients, norm_backward, quantize_norm
 from ..._core.scaled_tensor import ScaledTensor
-from .fitting import require_vector, require_wide
+from ..._ops.norms import NormGradients, norm_backward, quantize_norm
 from ..recipes.recipe import Recipe
+from .fitting import require_vector, require_wide
 
 NORMS: Final = ("rms", "layer")
 

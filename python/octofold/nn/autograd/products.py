@@ -5,10 +5,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.casts import quantize_with_columns
 from ..._ops.dynamic_gemm import dynamic_gemm
 from ..._ops.gemm import gemm
-from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
 from ..recipes.recipe import Product, Recipe
 

@@ -10,15 +10,15 @@ from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from .report import Conversion
-from .linear import replaced
 from ..autograd.expert_fitting import expert_recipe_of
 from ..layers.experts import Experts
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
-from .picking import ModuleFilter
-from ..recipes.recipe import Recipe
 from ..layers.router import route
+from ..recipes.recipe import Recipe
+from .linear import replaced
+from .picking import ModuleFilter
+from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_experts"
 _GATES: Final = {

@@ -6,11 +6,11 @@ import torch
 from torch.nn import Module
 
 from ..layers.conv1d import conv1ds
-from .report import Conversion
-from .linear import replaced
 from ..layers.frozen_linear import require_cast
-from .picking import ModuleFilter, pick
 from ..layers.weight_only import WeightOnlyLinear
+from .linear import replaced
+from .picking import ModuleFilter, pick
+from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_weight_only"
 _CONV1D: Final = "its weight is stored as [in, out] (transformers' Conv1D), which no FP8 layer is"

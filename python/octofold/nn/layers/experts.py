@@ -12,9 +12,6 @@ from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from .buffers import keep_dtypes
-from ..autograd.expert_function import run_experts
-from ..casting.expert_casts import joined_experts, stacked_experts
 from ..autograd.expert_chain import Projection
 from ..autograd.expert_fitting import (
     expert_recipe_of,
@@ -23,11 +20,14 @@ from ..autograd.expert_fitting import (
     require_routed,
     require_same_device,
 )
+from ..autograd.expert_function import run_experts
 from ..autograd.fitting import is_fp8
-from .linear import is_dtensor
 from ..autograd.main_grad import main_grad_of
-from ..recipes.recipe import Recipe
+from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
+from ..recipes.recipe import Recipe
+from .buffers import keep_dtypes
+from .linear import is_dtensor
 
 _NAME: Final = "octofold.nn.Experts"
 

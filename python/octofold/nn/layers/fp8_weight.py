@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.ops import scale_shape
-from ..._core.torch import DTYPES
 from ..._core.errors import invalid_argument
+from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
-from .buffers import keep_dtypes
+from ..._core.torch import DTYPES
 from ..autograd.fitting import is_fp8
+from .buffers import keep_dtypes
 from .saving import give_numbers
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..._core.dtypes import FP8, dtype_name
-from ..._ops.casts import quantize
 from ..._core.errors import invalid_argument
+from ..._ops.casts import quantize
 from ..autograd.fitting import require_features
 from .fp8_weight import Fp8Weight, linear_of
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError, invalid_argument
-from ..casting.casts import cast_weight
 from ..autograd.fitting import require_features, require_input
-from .fp8_weight import Fp8Weight, linear_of
 from ..autograd.linear import linear_with_casts
+from ..casting.casts import cast_weight
 from ..recipes.recipe import Product, Recipe, recipe_of
+from .fp8_weight import Fp8Weight, linear_of
 
 _NAME: Final = "octofold.nn.InferenceLinear"
 

@@ -6,16 +6,16 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ..._core.log import warn_once
 from ..._core.errors import invalid_argument
-from ..recipes.choice import fp8_wins
-from ..recipes.history import INPUT, delayed_scale, new_history
+from ..._core.log import warn_once
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import main_grad_of
+from ..casting.weight_casts import weight_casts
+from ..recipes.choice import fp8_wins
+from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.recipe import Recipe, recipe_of
 from .twins import with_state_of
-from ..casting.weight_casts import weight_casts
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd.expert_fitting import expert_recipe_of
+from ..recipes.recipe import Recipe
 from .experts import Experts
 from .mlp import MLP
-from ..recipes.recipe import Recipe
 from .router import TopKRouter
 
 _NAME: Final = "octofold.nn.MixtureOfExperts"

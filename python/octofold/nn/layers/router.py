@@ -10,9 +10,9 @@ from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
-from .buffers import keep_dtypes
 from ..autograd.expert_fitting import require_counts
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
+from .buffers import keep_dtypes
 
 _NAME: Final = "octofold.nn.TopKRouter"
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import walkable
+from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
 from ..autograd.fitting import require_input
-from .frozen_linear import FrozenLinear
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
+from ..casting.casts import walkable
+from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
 

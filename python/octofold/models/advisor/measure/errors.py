@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...._core.errors import Error
-from ....nn.conversion.linear import replaced
 from ....nn.autograd.linear import result_dtype
+from ....nn.conversion.linear import replaced
 from ..plan import Option
 from ..record import Recorded
 from ..ways import OWN, Way

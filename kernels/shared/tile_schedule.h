@@ -2,7 +2,7 @@
 // test that proves that each tile comes exactly once.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold::config {
 

@@ -4,7 +4,7 @@
 
 #include "octofold/gemm_form.h"
 
-#include "kernels/config/work.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::config {
 

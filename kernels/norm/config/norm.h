@@ -3,8 +3,8 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_config.h"
-#include "kernels/config/norm_form.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/norm_form.h"
 
 namespace octofold::config {
 
@@ -30,7 +30,7 @@ struct NormRowConfig {
   // Whether operands are loaded with x, and held beside it while the statistics are worked out.
   bool early_operands = false;
 
-  static constexpr const char* kHeader = "kernels/cast/norm_rows.h";
+  static constexpr const char* kHeader = "kernels/norm/rows.h";
   static constexpr const char* kKernel = "norm_row_kernel";
   static constexpr const char* kTypeName = "octofold::config::NormRowConfig";
   template <typename Visit>

@@ -4,7 +4,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_rule.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::config {
 

@@ -4,13 +4,13 @@
 
 #include "octofold/gemm_form.h"
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/dynamic_input.h"
-#include "kernels/config/gated_output.h"
-#include "kernels/config/sm90_choices.h"
-#include "kernels/config/sm90_gemm_params.h"
-#include "kernels/config/stage_scales.h"
-#include "kernels/config/work.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/stage_scales.h"
+#include "kernels/shared/work.h"
+#include "kernels/sm90/config/choices.h"
+#include "kernels/sm90/config/dynamic_input.h"
+#include "kernels/sm90/config/gated_output.h"
+#include "kernels/sm90/config/gemm_params.h"
 
 namespace octofold::config {
 

@@ -1,9 +1,9 @@
 // Where everything lies in the shared memory of Hopper's GEMM kernel, for host and device.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/sm90_gemm_config.h"
-#include "kernels/config/stage_scales.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/stage_scales.h"
+#include "kernels/sm90/config/gemm_config.h"
 
 namespace octofold::config {
 

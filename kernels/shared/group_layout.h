@@ -6,7 +6,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/group_bounds.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::config {
 

@@ -1,8 +1,8 @@
 // What configurations of Hopper's GEMM kernel can be built.
 #pragma once
 
-#include "kernels/config/sm90_gemm_config.h"
-#include "kernels/config/sm90_smem_layout.h"
+#include "kernels/sm90/config/gemm_config.h"
+#include "kernels/sm90/config/smem_layout.h"
 
 namespace octofold::config {
 

@@ -3,7 +3,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/norm_form.h"
+#include "kernels/cast/config/norm_form.h"
 
 namespace octofold::config {
 

@@ -1,8 +1,8 @@
 // What the host passes to the kernels of norms: one struct, by value. Strides count elements.
 #pragma once
 
-#include "kernels/config/cast_params.h"
-#include "kernels/config/norm_operands.h"
+#include "kernels/cast/config/norm_operands.h"
+#include "kernels/cast/config/params.h"
 
 namespace octofold::config {
 

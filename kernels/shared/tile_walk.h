@@ -13,10 +13,10 @@
 //   bool stages_follow() const;  // whether a later one has
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/group_bounds.h"
-#include "kernels/config/tile_schedule.h"
-#include "kernels/config/work.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_bounds.h"
+#include "kernels/shared/tile_schedule.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::config {
 

@@ -1,8 +1,8 @@
 // What the host passes to Hopper's GEMM kernel.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/gemm_params.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold::config {
 

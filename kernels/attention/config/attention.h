@@ -3,7 +3,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/arithmetic.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold::config {
 

@@ -4,7 +4,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/work.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::config {
 

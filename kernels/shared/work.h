@@ -1,5 +1,5 @@
 // Units of work of a product: what its blocks of threads share, and what one of them computes at a
-// time. kernels/config/tile_walk.h says in which order.
+// time. kernels/shared/tile_walk.h says in which order.
 #pragma once
 
 #include "octofold/vocabulary.h"

@@ -5,9 +5,9 @@
 
 #include "octofold/gemm_form.h"
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/gemm_params.h"
-#include "kernels/config/stage_scales.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gemm_params.h"
+#include "kernels/shared/stage_scales.h"
 
 namespace octofold::config {
 

@@ -1,9 +1,9 @@
 // What the host passes to the cast kernels: one struct, by value. Strides count elements.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/column_reductions.h"
-#include "kernels/config/norm_operands.h"
+#include "kernels/cast/config/column_reductions.h"
+#include "kernels/cast/config/norm_operands.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold::config {
 

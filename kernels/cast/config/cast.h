@@ -7,9 +7,9 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_rule.h"
-#include "kernels/config/cast_source.h"
-#include "kernels/config/column_reductions.h"
+#include "kernels/cast/config/column_reductions.h"
+#include "kernels/cast/config/source.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::config {
 
