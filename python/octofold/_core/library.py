@@ -11,6 +11,7 @@ from . import errors
 from .tvm_ffi import tvm_ffi
 
 _FILE_NAME: Final = "octofold_ffi.so"
+_PACKAGE: Final = __name__.partition(".")[0]
 
 
 class _Library:
@@ -37,7 +38,7 @@ def _load() -> "tvm_ffi.Module":
 
 def _find() -> Path:
     # An editable installation has two folders: the sources' and the build's.
-    folders = [Path(folder) for folder in importlib.import_module(__package__).__path__]
+    folders = [Path(folder) for folder in importlib.import_module(_PACKAGE).__path__]
     for folder in folders:
         if (folder / _FILE_NAME).is_file():
             return folder / _FILE_NAME
