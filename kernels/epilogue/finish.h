@@ -2,9 +2,9 @@
 // and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
-#include "kernels/config/gemm_params.h"
 #include "kernels/epilogue/factors.h"
 #include "kernels/epilogue/output.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold {
 

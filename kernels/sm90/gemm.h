@@ -10,7 +10,7 @@
 // whole story.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/load.h"
 #include "kernels/sm90/load_dynamic.h"
 #include "kernels/sm90/load_unaligned.h"

@@ -1,9 +1,9 @@
 // The producers: operands into the stages of the ring, and their scales.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/tma.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/shared_memory.h"
 #include "kernels/sm90/walk.h"

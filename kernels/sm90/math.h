@@ -1,11 +1,11 @@
 // The consumers: a math warpgroup multiplies the stages of the ring and sums tiles.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/tma.h"
 #include "kernels/ptx/wgmma.h"
 #include "kernels/ptx/wgmma_fp8.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/scales.h"
 #include "kernels/sm90/shared_memory.h"

@@ -6,8 +6,8 @@
 // are constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {

@@ -1,9 +1,9 @@
 // The block's shared memory: Sm90SmemLayout's offsets as addresses, and the barriers' meaning.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::sm90 {
 

@@ -5,9 +5,9 @@
 // added in the order of the slices: the same bits whoever comes first.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/shared_memory.h"
 

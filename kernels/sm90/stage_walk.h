@@ -1,7 +1,7 @@
 // A block's stages, one after another, tile by tile.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/walk.h"
 
 namespace octofold::sm90 {

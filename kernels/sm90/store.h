@@ -2,10 +2,10 @@
 // or straight to global memory.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/epilogue/finish.h"
 #include "kernels/epilogue/store_pairs.h"
 #include "kernels/ptx/tma.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/shared_memory.h"
 #include "kernels/sm90/walk.h"

@@ -2,11 +2,11 @@
 // sub-tiles. What leaves are FP8 codes, through shared memory as any tile of D, and their scales.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/numeric/activation.h"
 #include "kernels/numeric/caster.h"
 #include "kernels/numeric/unit_cast.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/shared_memory.h"
 #include "kernels/sm90/store.h"

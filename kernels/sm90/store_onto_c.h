@@ -3,9 +3,9 @@
 // same place.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/epilogue/finish.h"
 #include "kernels/ptx/tma.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/math.h"
 #include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/shared_memory.h"

@@ -1,8 +1,8 @@
 // The walk of this block of threads over its tiles.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
-#include "kernels/config/tile_walk.h"
+#include "kernels/shared/tile_walk.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::sm90 {
 

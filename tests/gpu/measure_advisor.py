@@ -26,12 +26,12 @@ from pathlib import Path
 import octofold
 import torch
 from octofold.models.advisor.advise import Advisor
-from octofold.models.advisor.plan.layers import linears_of
 from octofold.models.advisor.measure.errors import in_place
 from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
 from octofold.models.advisor.measure.timing import Sampler, captured, medians
-from octofold.models.advisor.steps import Steps
+from octofold.models.advisor.plan.layers import linears_of
 from octofold.models.advisor.plan.ways import WAYS, ways_of
+from octofold.models.advisor.steps import Steps
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 RECIPES = ("blockwise", "rowwise", "tensorwise")

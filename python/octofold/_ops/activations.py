@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Final
 
-from .._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
-from .._core.frameworks import Array, Framework
 from .._core.calls import Op
+from .._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
+from .._core.scaled_tensor import ScaledTensor, require_one_level
 from .._core.streams import StreamLike
 from .._core.targets import RESULTS, Casts, allocate_targets, casts_of, without_targets
-from .._core.library import library
-from .._core.errors import invalid_argument
-from .._core.scaled_tensor import ScaledTensor, require_one_level
 
 GATED: Final = ("swiglu", "geglu-tanh", "geglu")
 

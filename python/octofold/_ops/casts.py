@@ -2,10 +2,13 @@
 
 from typing import Final
 
-from .._core.dtypes import FP8, DTypeLike, dtype_name
-from .._core.frameworks import Array, Framework
 from .._core.calls import Op
+from .._core.dtypes import FP8, DTypeLike, dtype_name
+from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, require_stack
+from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .._core.targets import (
     RESULTS,
@@ -16,9 +19,6 @@ from .._core.targets import (
     group_columns,
     transposed_shape,
 )
-from .._core.library import library
-from .._core.errors import InvalidArgumentError, invalid_argument
-from .._core.scaled_tensor import ScaledTensor
 
 
 def quantize(

@@ -2,14 +2,14 @@
 
 from typing import Any, Final
 
-from .._core.dtypes import FP8, DTypeLike, dtype_name
-from .._core.frameworks import Array, Framework
 from .._core.calls import Op
+from .._core.dtypes import FP8, DTypeLike, dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.streams import StreamLike
 from .._core.targets import RESULTS_OF_TARGETS, Casts, allocate_casts, casts_of
-from .._core.library import library
-from .._core.errors import invalid_argument
 
 
 def quantize_gathered(

@@ -2,14 +2,14 @@
 
 from typing import Final, NamedTuple
 
+from .._core.calls import Op
 from .._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
 from .._core.frameworks import Array, Framework
-from .._core.calls import Op
+from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, row_count
+from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .._core.targets import RESULTS, ColumnReductions, allocate_targets, without_targets
-from .._core.library import library
-from .._core.scaled_tensor import ScaledTensor
 
 
 class QuantizedNorm(NamedTuple):

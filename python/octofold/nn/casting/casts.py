@@ -6,10 +6,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._ops.casts import quantize, quantize_both, quantize_with_columns
 from ..._core.scaled_tensor import ScaledTensor
-from .expert_casts import cast_experts
+from ..._ops.casts import quantize, quantize_both, quantize_with_columns
 from ..recipes.recipe import TWO_LEVEL, Recipe
+from .expert_casts import cast_experts
 
 # Granularities of rows and of the transpose that one call casts to.
 _TOGETHER: Final = (

@@ -6,9 +6,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..._ops.casts import quantize, quantize_both
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.casts import quantize, quantize_both
 from ..recipes.recipe import Recipe
 
 # Of rows and transposes that one operation casts to, beside those of the same granularity.

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
-from .casts import Casts, cast_weight, joined
 from ..recipes.history import WEIGHT, delayed_scale
 from ..recipes.recipe import Recipe
+from .casts import Casts, cast_weight, joined
 
 _NAME: Final = "octofold.nn.keep_casts"
 
