@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/config/group_walk.h"
 #include "kernels/config/sm90_gemm.h"
 
 namespace octofold::config {
