@@ -142,13 +142,13 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (early_wait && order == MathOrder::kOrdered) {
     return "a warpgroup that waits for the next stage early keeps the others waiting too long";
   }
-  if (math_registers() < load_registers()) return "fewer registers than the block needs";
+  if (consumer_registers() < producer_registers()) return "fewer registers than the block needs";
   if (tile_columns / 2 + 26 > registers_at_start()) {
     return "the instruction's sums do not fit into the registers that the block starts with";
   }
   // Addresses, barriers, descriptors. What the copying threads are given, the others lack.
   const int other_registers = load == OperandLoad::kTma ? 24 : 40;
-  if (product_registers() + other_registers > math_registers()) {
+  if (product_registers() + other_registers > consumer_registers()) {
     return "the products leave no registers";
   }
   if (Sm90SmemLayout(*this).total > shared_memory_of_block(blocks_per_multiprocessor)) {

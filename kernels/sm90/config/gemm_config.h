@@ -142,7 +142,9 @@ struct Sm90GemmConfig {
     return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();
   }
 
-  constexpr int cluster_size() const { return cluster_rows * cluster_columns * cluster_depth; }
+  // Blocks that multicast a stage to each other.
+  constexpr int multicast_blocks() const { return cluster_rows * cluster_columns; }
+  constexpr int cluster_size() const { return multicast_blocks() * cluster_depth; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
   constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
@@ -154,31 +156,34 @@ struct Sm90GemmConfig {
   constexpr int column_scales_per_stage() const {
     return scales_per_stage(column_scales(), tile_columns) * (gated.exists ? 2 : 1);
   }
-  constexpr int math_threads() const { return 128 * math_warpgroups; }
+  constexpr int consumer_threads() const { return 128 * math_warpgroups; }
   // One warpgroup more loads, reads scales and stores; two where threads copy the operands, or one
   // of them casts.
-  constexpr int load_warpgroups() const {
+  constexpr int producer_warpgroups() const {
     return load == OperandLoad::kTma && !dynamic.exists ? 1 : 2;
   }
-  constexpr int threads() const { return math_threads() + 128 * load_warpgroups(); }
+  // Producer warps that copy operands where TMA cannot: all but the two that copy scales.
+  constexpr int copy_warps() const { return 4 * producer_warpgroups() - 2; }
+  constexpr int threads() const { return consumer_threads() + 128 * producer_warpgroups(); }
   // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
   // they have what the block starts with: a multiprocessor's 65 536 divided evenly, rounded down to
   // a multiple of 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that
   // never begins. Threads that copy operands themselves need more.
-  constexpr int load_registers() const {
+  constexpr int producer_registers() const {
     if (dynamic.exists) return 32;
     // What is copied and what is shifted are two walks over groups.
     if (load == OperandLoad::kThreads && groups_rows(work)) return 64;
     return load == OperandLoad::kTma ? 40 : 56;
   }
   // Of the second loading warpgroup.
-  constexpr int second_load_registers() const {
+  constexpr int second_producer_registers() const {
     return dynamic.exists ? cast_registers(blocks_per_multiprocessor, tile_columns)
-                          : load_registers();
+                          : producer_registers();
   }
-  constexpr int math_registers() const {
-    const int all = (math_warpgroups + load_warpgroups()) * registers_at_start();
-    const int loading = load_registers() + (load_warpgroups() > 1 ? second_load_registers() : 0);
+  constexpr int consumer_registers() const {
+    const int all = (math_warpgroups + producer_warpgroups()) * registers_at_start();
+    const int loading =
+        producer_registers() + (producer_warpgroups() > 1 ? second_producer_registers() : 0);
     const int fair = (all - loading) / math_warpgroups / 8 * 8;
     return fair < 232 ? fair : 232;
   }
@@ -197,12 +202,12 @@ struct Sm90GemmConfig {
   // Where A is cast, a warp does so with some rows of a stage at a time: a lane has eight vectors
   // of them, or as many as it has registers for. Turns of a stage, each of one warp's:
   constexpr int cast_rows() const {
-    const int vectors = (second_load_registers() < 80 ? 4 : 8) / (dynamic.vectors ? 1 : 2);
+    const int vectors = (second_producer_registers() < 80 ? 4 : 8) / (dynamic.vectors ? 1 : 2);
     const int most = dynamic.rows_at_once() * vectors;
     return tile_columns < most ? tile_columns : most;
   }
   // Of a warp's turns so many are on their way at one time; turns of a stage.
-  constexpr int casts_ahead() const { return second_load_registers() < 120 ? 1 : 2; }
+  constexpr int casts_ahead() const { return second_producer_registers() < 120 ? 1 : 2; }
   constexpr int cast_turns() const { return dynamic.exists ? tile_columns / cast_rows() : 0; }
 
   // Of the blocks that share a tile each finishes and stores some of its columns, by eights: block
