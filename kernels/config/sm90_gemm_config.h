@@ -182,7 +182,8 @@ struct Sm90GemmConfig {
   }
   constexpr int consumer_registers() const {
     const int all = (math_warpgroups + producer_warpgroups()) * registers_at_start();
-    const int loading = producer_registers() + (producer_warpgroups() > 1 ? second_producer_registers() : 0);
+    const int loading =
+        producer_registers() + (producer_warpgroups() > 1 ? second_producer_registers() : 0);
     const int fair = (all - loading) / math_warpgroups / 8 * 8;
     return fair < 232 ? fair : 232;
   }

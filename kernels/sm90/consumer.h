@@ -195,7 +195,9 @@ class Promote {
  public:
   static constexpr Sm90GemmConfig kConfig = Warpgroup::kConfig;
 
-  __device__ Promote(Warpgroup& warpgroup, bool any_stages) { Timing::begin(warpgroup, any_stages); }
+  __device__ Promote(Warpgroup& warpgroup, bool any_stages) {
+    Timing::begin(warpgroup, any_stages);
+  }
 
   __device__ void add_stages(Warpgroup& warpgroup, const Tile& tile, bool stages_follow,
                              Accumulators<kConfig>& sums) {

@@ -1,7 +1,7 @@
-// Load: operands whose rows TMA cannot address, at any address and with any stride. Six warps of two
-// producer warpgroups copy the units of 16 bytes that hold their rows of a stage, asynchronously,
-// into a buffer. While those of the next stage are on their way, they shift the bytes to where the
-// tensor core wants them.
+// Load: operands whose rows TMA cannot address, at any address and with any stride. Six warps of
+// two producer warpgroups copy the units of 16 bytes that hold their rows of a stage,
+// asynchronously, into a buffer. While those of the next stage are on their way, they shift the
+// bytes to where the tensor core wants them.
 #pragma once
 
 #include "kernels/ptx/tma.h"

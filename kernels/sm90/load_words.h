@@ -11,8 +11,8 @@
 
 namespace octofold::sm90 {
 
-// This warp's share of the rows of one operand in a stage. Values beyond K become 0; rows beyond the
-// operand are left as they are, as their products are not stored.
+// This warp's share of the rows of one operand in a stage. Values beyond K become 0; rows beyond
+// the operand are left as they are, as their products are not stored.
 template <int kExtent, int kWarps>
 __device__ void copy_words(const config::OperandParams& operand, RowRange range, int k, int k_end,
                            unsigned target, int warp) {

@@ -1,5 +1,5 @@
-// The policies of a configuration: what stands in each place of the kernel (gemm.h). This is the one
-// file that asks a configuration for its features in order to choose code.
+// The policies of a configuration: what stands in each place of the kernel (gemm.h). This is the
+// one file that asks a configuration for its features in order to choose code.
 #pragma once
 
 #include "kernels/config/group_walk.h"
@@ -54,9 +54,9 @@ struct Policies {
   using Rows = FirstOf<When<kConfig.loads_sub_tiles(), GroupRows<kConfig>>,  //
                        Otherwise<TileRows<kConfig>>>;
   using RowScaleLoad = RowScalesOfTile<kConfig>;
-  using Columns = FirstOf<When<kConfig.gated.exists, GatedColumns<kConfig>>,
-                          When<kConfig.dynamic.exists, CastColumns<kConfig>>,
-                          Otherwise<TileColumns<kConfig>>>;
+  using Columns =
+      FirstOf<When<kConfig.gated.exists, GatedColumns<kConfig>>,
+              When<kConfig.dynamic.exists, CastColumns<kConfig>>, Otherwise<TileColumns<kConfig>>>;
 
   // How it gets there.
   using Load = FirstOf<When<kConfig.load == LoadKind::kWords, LoadWords<kConfig>>,

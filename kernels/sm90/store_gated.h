@@ -3,8 +3,8 @@
 // scales, which threads write to global memory as they are worked out.
 //
 // SwiGLU takes 944 instructions for each thread and tile, about 1000 clocks of a warpgroup, where a
-// stage of K takes 1024. Tried and lost: one warpgroup a stage or two ahead of the other, so that its
-// epilogue lies under the other's products (2 to 4 % slower), and an ordered hand-over
+// stage of K takes 1024. Tried and lost: one warpgroup a stage or two ahead of the other, so that
+// its epilogue lies under the other's products (2 to 4 % slower), and an ordered hand-over
 // (docs/notes/gemm-sm90.md, "A lead in gated products").
 #pragma once
 
@@ -23,7 +23,8 @@ using RowPairs = unsigned[kConfig.tile_columns / 8];
 // The activation of gate and up, both rounded to BF16, as pairs of BF16. Row `half` of the thread's
 // two. Returns the largest magnitudes.
 template <Sm90GemmConfig kConfig>
-__device__ unsigned activate_row(const Accumulators<kConfig>& sums, int half, RowPairs<kConfig>& pairs) {
+__device__ unsigned activate_row(const Accumulators<kConfig>& sums, int half,
+                                 RowPairs<kConfig>& pairs) {
   constexpr Activation kActivation = kConfig.gated.activation;
   unsigned magnitudes = 0;
 #pragma unroll
@@ -100,7 +101,8 @@ struct WriteGated : WriteRows<kConfig> {
     const int row_of_unit = first_row + (has_upper ? 0 : 8);
     if (lane % 2 == 0 && row_of_unit < tile.row_end) {
       params.out_scale.data[row_of_unit * params.out_scale.row_stride +
-                            tile.column / kScaleBlock * params.out_scale.column_stride] = unit.scale;
+                            tile.column / kScaleBlock * params.out_scale.column_stride] =
+          unit.scale;
     }
 
     const unsigned row =

@@ -3,10 +3,10 @@
 //
 // TMA leaves out what lies outside of a tensor, but it knows of no group. So the tensor map says
 // that D has three dimensions: columns, and two that both step by one row of D. Call them the inner
-// and the outer row. The inner one has kBoxRows places, and TMA stores nothing beyond them. A box of
-// which e rows belong to the group begins at inner row kBoxRows - e: its first e rows lie inside,
-// the others outside. The outer row moves the box back to where it belongs. It is counted from
-// kBoxRows rows before D's first row, where the map says that D begins.
+// and the outer row. The inner one has kBoxRows places, and TMA stores nothing beyond them. A box
+// of which e rows belong to the group begins at inner row kBoxRows - e: its first e rows lie
+// inside, the others outside. The outer row moves the box back to where it belongs. It is counted
+// from kBoxRows rows before D's first row, where the map says that D begins.
 #pragma once
 
 #include "kernels/sm90/store_tile.h"

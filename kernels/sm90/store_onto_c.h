@@ -1,11 +1,11 @@
 // Store: D = accumulators + C with C prefetched (C and D in FP32, in place or not). While a tile is
-// multiplied, TMA brings its C to shared memory, box by box; the consumers add their accumulators to
-// what lies there, and TMA stores it from the same place.
+// multiplied, TMA brings its C to shared memory, box by box; the consumers add their accumulators
+// to what lies there, and TMA stores it from the same place.
 //
 // Nobody waits for C or needs its addresses, and nothing is added in memory, where L2 adds at 2.45
-// TB/s (read and written) and a copy moves 4.28: 32 groups of K of 256 take 2289 µs in place of 3066
-// (DeepGEMM 3107). It leaves room for tiles of 128×160 and smaller ones, so that deep K is better
-// off with larger tiles that add in memory (docs/kernels.md, "FP32, and sums in place").
+// TB/s (read and written) and a copy moves 4.28: 32 groups of K of 256 take 2289 µs in place of
+// 3066 (DeepGEMM 3107). It leaves room for tiles of 128×160 and smaller ones, so that deep K is
+// better off with larger tiles that add in memory (docs/kernels.md, "FP32, and sums in place").
 #pragma once
 
 #include "kernels/sm90/store_tile.h"
@@ -114,7 +114,8 @@ class StoreOntoC : public StoreDefaults<kConfig> {
 
   // A box of C comes to the place of the one that was stored last but one, which has been read by
   // then; the others are on their way, or wait for their accumulators.
-  static __device__ void send(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem, int) {
+  static __device__ void send(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                              int) {
     BoxWalk<kConfig, Boxes> coming(params), leaving(params);
     const auto bring_next = [&] {
       if (!coming.has_box()) return;
