@@ -1,4 +1,4 @@
-// Boxes of FP32, which threads write, and read, in pairs.
+// Boxes of FP32, which threads write, and read, in
 #pragma once
 
 #include "kernels/sm90/store_tile.h"
@@ -7,15 +7,20 @@ namespace octofold::sm90 {
 
 template <int kRowBytes>
 struct BoxOf<DType::kFloat32, kRowBytes> {
-  static __device__ void write(unsigned rows, int first, const BoxPairs& pairs) {
+  struct Pairs {
+    float2 upper_left, lower_left, upper_right, lower_right;
+  };
+
+  static __device__ void write(unsigned rows, int first, float2 upper_left, float2 lower_left,
+                               float2 upper_right, float2 lower_right) {
     const unsigned left = place(rows, first, 0), right = place(rows, first, 1);
-    ptx::store_shared(left, pairs.upper_left);
-    ptx::store_shared(left + 8 * kRowBytes, pairs.lower_left);
-    ptx::store_shared(right, pairs.upper_right);
-    ptx::store_shared(right + 8 * kRowBytes, pairs.lower_right);
+    ptx::store_shared(left, upper_left);
+    ptx::store_shared(left + 8 * kRowBytes, lower_left);
+    ptx::store_shared(right, upper_right);
+    ptx::store_shared(right + 8 * kRowBytes, lower_right);
   }
 
-  static __device__ BoxPairs read(unsigned rows, int first) {
+  static __device__ Pairs read(unsigned rows, int first) {
     const unsigned left = place(rows, first, 0), right = place(rows, first, 1);
     return {ptx::load_shared_pair(left), ptx::load_shared_pair(left + 8 * kRowBytes),
             ptx::load_shared_pair(right), ptx::load_shared_pair(right + 8 * kRowBytes)};

@@ -100,12 +100,11 @@ class StoreOntoC : public StoreDefaults<kConfig> {
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
         const float* pairs = &sums[sub_tile][4 * j];
-        const BoxPairs c = Box::read(rows, column);
-        Box::write(rows, column,
-                   {add_pair(upper.finish(left, pairs[0], pairs[1]), c.upper_left),
-                    add_pair(lower.finish(left, pairs[2], pairs[3]), c.lower_left),
-                    add_pair(upper.finish(right, pairs[4], pairs[5]), c.upper_right),
-                    add_pair(lower.finish(right, pairs[6], pairs[7]), c.lower_right)});
+        const auto c = Box::read(rows, column);
+        Box::write(rows, column, add_pair(upper.finish(left, pairs[0], pairs[1]), c.upper_left),
+                   add_pair(lower.finish(left, pairs[2], pairs[3]), c.lower_left),
+                   add_pair(upper.finish(right, pairs[4], pairs[5]), c.upper_right),
+                   add_pair(lower.finish(right, pairs[6], pairs[7]), c.lower_right));
       }
       if (column + 16 == kColumns) pass_on(lane);
     }

@@ -46,9 +46,9 @@ class StoreSlabs : public StoreDefaults<kConfig> {
           const ColumnTerms<kConfig> right(params, tile, column_factors, 8, begin + column);
           const float* pairs = &sums[sub_tile][(begin + column) / 2];
           BoxOf<kConfig.form.out, config::kPieceRowBytes>::write(
-              slab, column,
-              {upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
-               upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7])});
+              slab, column, upper.finish(left, pairs[0], pairs[1]),
+              lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
+              lower.finish(right, pairs[6], pairs[7]));
         }
         ptx::fence_proxy_async();
         __syncwarp();

@@ -40,28 +40,28 @@ __device__ bool owns(int column, int rank) {
 // ---- Boxes that TMA stores: rows of 128, 64 or 32 bytes under the swizzle of that width, so that
 // neither threads nor the copy engine meet a bank conflict.
 
-// A lane's part of sixteen columns of its warp's 16 rows: pairs of the upper and the lower eight
-// rows, in the left and the right eight columns.
-struct BoxPairs {
-  float2 upper_left, lower_left, upper_right, lower_right;
-};
-
-// Writes such sixteen columns. `rows`: where the first of the 16 rows lies in the box; `first`: the
-// place of the columns in it. FP32: store_fp32.h.
+// A lane writes its part of sixteen columns of its warp's 16 rows: pairs of the upper and the lower
+// eight rows, in the left and the right eight columns. `rows`: where the first of the 16 rows lies
+// in the box; `first`: the place of the columns in it. FP32: store_fp32.h.
 template <DType kOut, int kRowBytes>
 struct BoxOf {
   static_assert(size_of(kOut) == 2);
 
+  static __device__ void write(unsigned rows, int first, float2 upper_left, float2 lower_left,
+                               float2 upper_right, float2 lower_right) {
+    ptx::store_matrices(place(rows, first), pack_pair<kOut>(upper_left.x, upper_left.y),
+                        pack_pair<kOut>(lower_left.x, lower_left.y),
+                        pack_pair<kOut>(upper_right.x, upper_right.y),
+                        pack_pair<kOut>(lower_right.x, lower_right.y));
+  }
+
   // stmatrix: lane l addresses row l % 16 of the left or (l ≥ 16) of the right eight columns.
-  static __device__ void write(unsigned rows, int first, const BoxPairs& pairs) {
+  static __device__ unsigned place(unsigned rows, int first) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane % 16, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
     const int chunk = first / 8 + lane / 16;
-    ptx::store_matrices(rows + row * kRowBytes + 16 * (chunk ^ swizzle), packed(pairs.upper_left),
-                        packed(pairs.lower_left), packed(pairs.upper_right),
-                        packed(pairs.lower_right));
+    return rows + row * kRowBytes + 16 * (chunk ^ swizzle);
   }
-  static __device__ unsigned packed(float2 pair) { return pack_pair<kOut>(pair.x, pair.y); }
 };
 
 // To D, or added to it. `at`: column, then row, as the tensor map counts them.
@@ -181,8 +181,8 @@ struct WriteRows {
         const float* pairs = &sums[sub_tile][4 * j];
         BoxOf<kConfig.form.out, kRowBytes>::write(
             box + 64 * sub_tile * kRowBytes, owned % kBoxColumns,
-            {upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
-             upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7])});
+            upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
+            upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7]));
       }
     }
   }
