@@ -13,8 +13,10 @@
 #include "kernels/sm90/order_alternating.h"
 #include "kernels/sm90/order_fast.h"
 #include "kernels/sm90/order_ping_pong.h"
+#include "kernels/sm90/scales_mirrored.h"
 #include "kernels/sm90/split_k.h"
 #include "kernels/sm90/store_directly.h"
+#include "kernels/sm90/store_fp32.h"
 #include "kernels/sm90/store_gated.h"
 #include "kernels/sm90/store_groups.h"
 #include "kernels/sm90/store_onto_c.h"
@@ -78,7 +80,8 @@ struct Policies {
                         Otherwise<Promote<Warpgroup, Timing>>>;
 
   // How D leaves.
-  using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,  //
+  using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,
+                        When<kConfig.stores_onto_c(), BoxesWithC<kConfig>>,  //
                         Otherwise<TileBoxes<kConfig>>>;
   using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
                         When<kConfig.swapped, WriteSwapped<kConfig>>,  //

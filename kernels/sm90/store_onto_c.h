@@ -8,27 +8,26 @@
 // better off with larger tiles that add in memory (docs/kernels.md, "FP32, and sums in place").
 #pragma once
 
+#include "kernels/sm90/store_fp32.h"
 #include "kernels/sm90/store_tile.h"
 
 namespace octofold::sm90 {
-
-// A thread's part of sixteen columns of its warp's 16 rows, as write_to_box() takes it.
-struct BoxPairs {
-  float2 upper_left, lower_left, upper_right, lower_right;
-};
-
-template <int kRowBytes>
-__device__ BoxPairs read_from_box(unsigned rows, int first) {
-  const unsigned left = pair_in_box<kRowBytes>(rows, first, 0);
-  const unsigned right = pair_in_box<kRowBytes>(rows, first, 1);
-  return {ptx::load_shared_pair(left), ptx::load_shared_pair(left + 8 * kRowBytes),
-          ptx::load_shared_pair(right), ptx::load_shared_pair(right + 8 * kRowBytes)};
-}
 
 // Rounded by itself, as TMA adds, and threads that read C: the same bits.
 __device__ inline float2 add_pair(float2 sums, float2 c) {
   return {__fadd_rn(sums.x, c.x), __fadd_rn(sums.y, c.y)};
 }
+
+// Boxes of C where TMA itself cuts off the rows behind C's last; groups: store_groups.h.
+template <Sm90GemmConfig kConfig>
+struct BoxesWithC : TileBoxes<kConfig> {
+  // One thread: brings C's box, and counts its bytes at `full`.
+  static __device__ void fetch_c(const Sm90GemmParams& params, unsigned box, unsigned full,
+                                 int column, const Tile& tile) {
+    ptx::mbarrier_arrive_expect_bytes(full, SharedMemory<kConfig>::kLayout.output_box_bytes);
+    ptx::tma_load(box, &params.c_map, full, column, tile.row);
+  }
+};
 
 // Box after box of a block's tiles, and where it is in shared memory.
 template <Sm90GemmConfig kConfig, typename Boxes>
@@ -101,12 +100,11 @@ class StoreOntoC : public StoreDefaults<kConfig> {
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
         const float* pairs = &sums[sub_tile][4 * j];
-        const BoxPairs c = read_from_box<kRowBytes>(rows, column);
-        write_to_box<kOut, kRowBytes>(
-            rows, column, add_pair(upper.finish(left, pairs[0], pairs[1]), c.upper_left),
-            add_pair(lower.finish(left, pairs[2], pairs[3]), c.lower_left),
-            add_pair(upper.finish(right, pairs[4], pairs[5]), c.upper_right),
-            add_pair(lower.finish(right, pairs[6], pairs[7]), c.lower_right));
+        const auto c = Box::read(rows, column);
+        Box::write(rows, column, add_pair(upper.finish(left, pairs[0], pairs[1]), c.upper_left),
+                   add_pair(lower.finish(left, pairs[2], pairs[3]), c.lower_left),
+                   add_pair(upper.finish(right, pairs[4], pairs[5]), c.upper_right),
+                   add_pair(lower.finish(right, pairs[6], pairs[7]), c.lower_right));
       }
       if (column + 16 == kColumns) pass_on(lane);
     }
@@ -132,9 +130,9 @@ class StoreOntoC : public StoreDefaults<kConfig> {
   }
 
  private:
-  static constexpr DType kOut = kConfig.form.out;
   static constexpr int kColumns = kConfig.box_columns();
-  static constexpr int kRowBytes = kColumns * size_of(kOut);
+  static constexpr int kRowBytes = kColumns * size_of(kConfig.form.out);
+  using Box = BoxOf<kConfig.form.out, kRowBytes>;
 
   __device__ void pass_on(int lane) {
     ptx::fence_proxy_async();

@@ -122,7 +122,7 @@ def _convert_around(
         if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
             kind: Any = type(gate)
             routers[gate] = _choosing(kind)
-            converted[f"{below}gate"] = "a router by octofold.top_k()"
+            converted[f"{below}gate"] = "a router by octofold.ops.top_k()"
         elif gate is not None:
             left_alone[f"{below}gate"] = "a router of its own"
         if shared is not None and _is_plain_mlp(shared):
