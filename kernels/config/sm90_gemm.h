@@ -7,7 +7,21 @@
 
 namespace octofold::config {
 
-constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
+// Each returns null, or why no kernel can be built.
+struct Sm90GemmChecks : Sm90GemmConfig {
+  constexpr const char* gated_invalid_reason() const;
+  constexpr const char* dynamic_invalid_reason() const;
+  constexpr const char* grouped_invalid_reason() const;
+  constexpr const char* tile_invalid_reason() const;
+  constexpr const char* cluster_invalid_reason() const;
+  constexpr const char* scales_invalid_reason() const;
+  constexpr const char* load_invalid_reason() const;
+  constexpr const char* store_invalid_reason() const;
+  constexpr const char* order_invalid_reason() const;
+  constexpr const char* resources_invalid_reason() const;
+};
+
+constexpr const char* Sm90GemmChecks::gated_invalid_reason() const {
   if (!is_gated(gated.activation)) return "the activation has to be one of gate and up";
   if (!is_fp8(form.out)) return "a gated activation is cast to FP8";
   if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
@@ -27,7 +41,7 @@ constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::dynamic_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::dynamic_invalid_reason() const {
   if (gated.exists) return "a gated product does not cast its A";
   if (dynamic.type != DType::kFloat32 && size_of(dynamic.type) != 2) {
     return "an A that is cast has to be float32, float16 or bfloat16";
@@ -45,7 +59,7 @@ constexpr const char* Sm90GemmConfig::dynamic_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::grouped_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
   if (cluster_depth != 1) return "products of groups have no split-K";
   if (dynamic.exists) return "products of groups do not cast their A";
   if (form.b_channel_scale) return "products of groups take no two-level scales";
@@ -60,7 +74,7 @@ constexpr const char* Sm90GemmConfig::grouped_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::tile_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::tile_invalid_reason() const {
   if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 consumer warpgroups";
   if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {
     return "tile_rows has to be a multiple of 64 for each consumer warpgroup, at most 256";
@@ -74,7 +88,7 @@ constexpr const char* Sm90GemmConfig::tile_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::cluster_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::cluster_invalid_reason() const {
   if (cluster_rows < 1 || cluster_columns < 1 || multicast_blocks() > 2) {
     return "1 or 2 tiles to a cluster";
   }
@@ -94,7 +108,7 @@ constexpr const char* Sm90GemmConfig::cluster_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::scales_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::scales_invalid_reason() const {
   if ((varies_along_k(row_scales()) || varies_along_k(column_scales())) && !promote()) {
     return "scales that vary along K need promotion";
   }
@@ -108,7 +122,7 @@ constexpr const char* Sm90GemmConfig::scales_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::load_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::load_invalid_reason() const {
   if (load == OperandLoad::kTma) return nullptr;
   const bool warp_stores = store == OutputStore::kTma || stores_onto_c();
   if (cluster_size() != 1 || warp_stores) {
@@ -120,7 +134,7 @@ constexpr const char* Sm90GemmConfig::load_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::store_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::store_invalid_reason() const {
   if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
     return "swapped operands store 16-bit elements by TMA, not FP32";
   }
@@ -149,7 +163,7 @@ constexpr const char* Sm90GemmConfig::store_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::order_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::order_invalid_reason() const {
   if (order == MathOrder::kOrdered && math_warpgroups < 2) {
     return "an ordered hand-over needs at least 2 consumer warpgroups";
   }
@@ -163,7 +177,7 @@ constexpr const char* Sm90GemmConfig::order_invalid_reason() const {
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::resources_invalid_reason() const {
+constexpr const char* Sm90GemmChecks::resources_invalid_reason() const {
   if (consumer_registers() < producer_registers()) return "fewer registers than the block needs";
   if (tile_columns / 2 + 26 > registers_at_start()) {
     return "the instruction's accumulators exceed the registers that the block starts with";
@@ -184,16 +198,17 @@ constexpr const char* Sm90GemmConfig::invalid_reason() const {
   if (!gated.exists && (is_fp8(form.out) || form.out == DType::kInt32)) {
     return "D has to be float32, float16 or bfloat16";
   }
-  const char* reason = gated.exists ? gated_invalid_reason() : nullptr;
-  if (reason == nullptr && dynamic.exists) reason = dynamic_invalid_reason();
-  if (reason == nullptr && work != Work::kDense) reason = grouped_invalid_reason();
-  if (reason == nullptr) reason = tile_invalid_reason();
-  if (reason == nullptr) reason = cluster_invalid_reason();
-  if (reason == nullptr) reason = scales_invalid_reason();
-  if (reason == nullptr) reason = load_invalid_reason();
-  if (reason == nullptr) reason = store_invalid_reason();
-  if (reason == nullptr) reason = order_invalid_reason();
-  return reason == nullptr ? resources_invalid_reason() : reason;
+  const Sm90GemmChecks checks{*this};
+  const char* reason = gated.exists ? checks.gated_invalid_reason() : nullptr;
+  if (reason == nullptr && dynamic.exists) reason = checks.dynamic_invalid_reason();
+  if (reason == nullptr && work != Work::kDense) reason = checks.grouped_invalid_reason();
+  if (reason == nullptr) reason = checks.tile_invalid_reason();
+  if (reason == nullptr) reason = checks.cluster_invalid_reason();
+  if (reason == nullptr) reason = checks.scales_invalid_reason();
+  if (reason == nullptr) reason = checks.load_invalid_reason();
+  if (reason == nullptr) reason = checks.store_invalid_reason();
+  if (reason == nullptr) reason = checks.order_invalid_reason();
+  return reason == nullptr ? checks.resources_invalid_reason() : reason;
 }
 
 }  // namespace octofold::config
