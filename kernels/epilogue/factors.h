@@ -4,9 +4,9 @@
 // K.)
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/channel_scale.h"
-#include "kernels/config/gemm_params.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/channel_scale.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold {
 

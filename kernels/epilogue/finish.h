@@ -5,9 +5,9 @@
 // round.
 #pragma once
 
-#include "kernels/config/gemm_params.h"
 #include "kernels/epilogue/factors.h"
 #include "kernels/epilogue/output.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold {
 

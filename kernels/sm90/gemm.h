@@ -3,7 +3,7 @@
 // in groups whose sizes are in device memory.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/policies.h"
 #include "kernels/sm90/shared_memory.h"

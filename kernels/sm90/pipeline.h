@@ -2,8 +2,8 @@
 // walk over tiles that all of them make.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
-#include "kernels/config/tile_walk.h"
+#include "kernels/shared/tile_walk.h"
+#include "kernels/sm90/config/gemm.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {

@@ -2,7 +2,7 @@
 // one file that asks a configuration for its features in order to choose code.
 #pragma once
 
-#include "kernels/config/group_walk.h"
+#include "kernels/shared/group_walk.h"
 #include "kernels/sm90/consumer.h"
 #include "kernels/sm90/gated_columns.h"
 #include "kernels/sm90/load_dynamic.h"

@@ -2,10 +2,10 @@
 // when the blocks of a cluster may use each other's.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::sm90 {
 

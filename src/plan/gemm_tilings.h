@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::plan {
 
