@@ -108,11 +108,11 @@ TEST_F(ShardedCheckpoint, GoesIntoAnEmptyFolderOnly) {
   EXPECT_TRUE(fs::exists(out() / kIndex));
   EXPECT_FALSE(fs::exists(out() / "config.json"));
   expect_error(ErrorCode::kInvalidArgument, {"'output'", "which exists"}, [&] { convert(); });
-  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist or is empty"},
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist yet or is empty"},
                [&] { quantize_checkpoint(in() / kIndex, out() / "other.safetensors.index.json"); });
   expect_error(ErrorCode::kInvalidArgument, {"'output'", "other than the input"},
                [&] { quantize_checkpoint(in() / kIndex, in() / kIndex); });
-  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist or is empty"},
+  expect_error(ErrorCode::kInvalidArgument, {"'output'", "does not exist yet or is empty"},
                [&] { quantize_checkpoint(in() / kIndex, out() / kIndex / kIndex); });
   expect_error(ErrorCode::kIo, {"none/deep", "No such file"},
                [&] { quantize_checkpoint(in() / kIndex, folder_.path() / "none/deep" / kIndex); });
@@ -208,7 +208,7 @@ TEST_F(ShardedCheckpoint, ScalesInAnotherShardAreAnError) {
   test::write_checkpoint(in() / "c.safetensors", {float_tensor("x.weight_scale_inv", {2, 2}, 5)});
   map_["x.weight_scale_inv"] = "c.safetensors";
   write_map(map_);
-  expect_failure(ErrorCode::kUnsupported, {"'x.weight_scale_inv'", "quantized otherwise"});
+  expect_failure(ErrorCode::kUnsupported, {"'x.weight_scale_inv'", "quantized in another way"});
 }
 
 TEST_F(ShardedCheckpoint, ConfigMustBeOfAModelThatIsNotQuantized) {

@@ -115,9 +115,9 @@ TEST(GemmArgumentsTest, UnalignedData) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) {
                 g.a.scale.data = static_cast<const char*>(g.a.scale.data) + 1;
               }),
-              HasSubstr("argument 'a.scale': expected data aligned to its elements"));
+              HasSubstr("argument 'a.scale': expected data aligned to its element size"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; }),
-              HasSubstr("argument 'out': expected data aligned to its elements"));
+              HasSubstr("argument 'out': expected data aligned to its element size"));
 }
 
 TEST(GemmArgumentsTest, OutputOverAnInput) {

@@ -167,8 +167,8 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
     return error_of([&] { quantize(x(), out, options); });
   };
   EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
-              HasSubstr("'out.rows.channel_scale': expected none, but beside scales of granularity "
-                        "128x128, got one beside 1x128"));
+              HasSubstr("'out.rows.channel_scale': expected none, except beside 128x128 scales, "
+                        "got one beside 1x128 scales"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_columns)}),
               HasSubstr("'out.rows.channel_scale': expected shape [130], got [300]"));
   MutableScaledTensorView view = with_factors(squares, of_rows);
