@@ -146,10 +146,10 @@ TEST(GemmPlanTest, SaysWhyNoKernelStoresOntoC) {
   EXPECT_EQ(reason([](auto&) {}), "");
   EXPECT_THAT(reason([](auto& c) { c.form.out = DType::kFloat16; }), HasSubstr("FP32"));
   EXPECT_THAT(reason([](auto& c) { c.form.c = Addend::kNone; }), HasSubstr("FP32"));
-  EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("TMA adds"));
-  EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("whole tiles"));
-  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("whole tiles"));
-  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("producer warp to store"));
+  EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("in place"));
+  EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("straight operands"));
+  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("no split-K"));
+  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("producer warp"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 1; }), HasSubstr("boxes"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 8; }), HasSubstr("shared memory"));
   EXPECT_THAT(reason([](auto& c) { c.store = OutputStore::kTma; }), HasSubstr("boxes"));

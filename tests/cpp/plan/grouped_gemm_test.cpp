@@ -274,7 +274,7 @@ TEST(GroupedGemmPlanTest, SaysWhyNoKernelCanBeBuilt) {
     EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("split-K"));
     EXPECT_THAT(reason([](auto& c) { c.form.b_channel_scale = true; }), HasSubstr("two-level"));
     if (work != Work::kGroupedDepth) continue;
-    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("nor a bias"));
+    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("no bias"));
     EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("TMA"));
   }
 }
