@@ -3,7 +3,9 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
+#include "octofold/dequantize.h"
 #include "octofold/scale_layout.h"
 
 #include "cast_arguments.h"
@@ -21,18 +23,18 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
               OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
               tvm::ffi::String granularity, OptionalText transposed_granularity,
               tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-              tvm::ffi::String profile, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
+              tvm::ffi::String rule, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
               OptionalStream stream) {
-  QuantizeOptions options = options_of(power_of_two, overflow, profile);
-  if (static_scales) options.scales = ScaleSource::kGiven;
-  const CastOperation operation{"quantize"};
+  const CastOperation operation{"cast"};
   const TensorView input = operation.input("x", x);  // looked at before what is written
-  octofold::quantize(input,
-                     operation.targets(data, scale, transposed_data, transposed_scale,
-                                       operation.columns(sums, amax, workspace), granularity,
-                                       transposed_granularity, offsets, channel_scale,
-                                       transposed_channel_scale, matrices),
-                     options, stream_of(stream, x));
+  CastTargets targets = operation.targets(
+      {data, scale, channel_scale}, {transposed_data, transposed_scale, transposed_channel_scale},
+      format_of(power_of_two, overflow, rule), granularity, transposed_granularity,
+      static_scales ? ScaleSource::kGiven : ScaleSource::kComputed);
+  targets.columns = operation.columns(sums, amax, workspace);
+  targets.offsets = operation.offsets(offsets);
+  if (matrices) targets.matrices = *matrices;
+  octofold::cast(input, targets, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,
@@ -47,8 +49,8 @@ void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalT
 
 void convert(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String overflow,
              OptionalStream stream) {
-  octofold::convert(view_of("convert", "x", x), view_of("convert", "out", out),
-                    parse_overflow(view_of(overflow)), stream_of(stream, out));
+  octofold::convert_dtype(view_of("convert_dtype", "x", x), view_of("convert_dtype", "out", out),
+                          parse_overflow(view_of(overflow)), stream_of(stream, out));
 }
 
 int64_t column_workspace_rows(int64_t rows, bool sums, bool amax) {

@@ -111,8 +111,8 @@ struct QuantizeCheckpointOptions {
   CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
   /// Unset: the first of the family's.
   std::optional<Granularity> granularity{};
-  CastProfile profile = CastProfile::kDeepGemm;
-  /// Round scales to powers of two. Unset: the profile's own default.
+  Rule rule = Rule::kDeepGemm;
+  /// Round scales to powers of two. Unset: as the rule does by itself.
   std::optional<bool> power_of_two{};
   CheckpointProgress progress{};
 };
@@ -153,7 +153,7 @@ struct ConvertCheckpointOptions {
 /// From one family to another: input, output and errors as quantize_checkpoint() has them.
 /// Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
 /// the same; weights of which they cannot (128x128 scales in a family of channels) are cast anew
-/// from their values by the rule of CastProfile::kDeepGemm, logged and reported. Scales of inputs
+/// from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of inputs
 /// are kept where the family has them, else dropped, logged and reported.
 OCTOFOLD_API CheckpointReport convert_checkpoint(const std::filesystem::path& input,
                                                  const std::filesystem::path& output,

@@ -14,7 +14,7 @@ namespace octofold {
 struct DotOperand {
   /// [K], or with leading dimensions of 1: float32, float16, bfloat16, e4m3 or e5m2; contiguous.
   TensorView data;
-  /// Of e4m3 or e5m2: as casts.h has it for one row. None: the codes are the numbers.
+  /// Of e4m3 or e5m2: as cast_targets.h has it for one row. None: the codes are the numbers.
   std::optional<TensorView> scale{};
   /// With a scale: what shares one.
   Granularity granularity = Granularity::kTensor;

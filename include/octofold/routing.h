@@ -29,7 +29,7 @@ struct TopKOptions {
   /// Of kSigmoid: experts are in so many groups of equal size, of which the best `top_groups` stay.
   std::int64_t groups = 1;
   std::int64_t top_groups = 1;
-  float scale = 1.0f;  ///< finite; weights are multiplied by it
+  float scaling_factor = 1.0f;  ///< finite; weights are multiplied by it
 };
 
 struct TopKArguments {
@@ -51,12 +51,12 @@ struct TopKArguments {
 /// is the sum of its two best choices, and experts of other than the `top_groups` best groups are
 /// not chosen: those have k experts at least, and each group two. Weights are the scores of the
 /// chosen, without bias; `normalize` divides them by their sum (kSigmoid: + 1e-20), then they are
-/// multiplied by `scale`. The k stand in order of descending choice; of equal ones, and of groups
-/// alike, the lower index is the better. NaN is better than any number.
+/// multiplied by `scaling_factor`. The k stand in order of descending choice; of equal ones, and of
+/// groups alike, the lower index is the better. NaN is better than any number.
 ///
 /// On a GPU up to 1024 experts, k up to 32, groups up to 32: others are kUnsupported. Scores of CPU
 /// and GPU may differ in their last bits.
-/// Errors: as those of quantize().
+/// Errors: as those of cast().
 OCTOFOLD_API void top_k(const TopKArguments& arguments, const TopKOptions& options = {},
                         Stream stream = {});
 
@@ -89,7 +89,7 @@ OCTOFOLD_API std::int64_t sort_workspace_size(std::int64_t slots, std::int64_t e
 /// The order of rows that lies expert by expert, and of each expert by flat slot. `ids` [..., k]
 /// are experts' numbers in [0, experts), or -1 for slots that go nowhere; on a GPU others count as
 /// -1. Fewer than 2^31 slots; on a GPU up to 2048 experts, others are kUnsupported. Errors: as
-/// those of quantize().
+/// those of cast().
 OCTOFOLD_API void sort_by_expert(const TensorView& ids, std::int64_t experts,
                                  const SortedSlots& out, Stream stream = {});
 
@@ -104,7 +104,7 @@ struct CombineArguments {
 
 /// out[t] = c[t] + Σ_j weights[t, j] · y[positions[t, j]]: FP32, each product and each sum rounded
 /// by itself, c first, then j in order; rounded once to out's dtype. CPU and GPU give the same
-/// bits. The CPU backend takes positions in [-1, R). Errors: as those of quantize().
+/// bits. The CPU backend takes positions in [-1, R). Errors: as those of cast().
 OCTOFOLD_API void combine(const CombineArguments& arguments, Stream stream = {});
 
 struct CombineGradientArguments {

@@ -44,7 +44,5 @@ OCTOFOLD_API ScaleLayout scale_layout(Granularity granularity, std::int64_t rows
 /// one, or the last row's end. Throws Error(kInvalidArgument) that names the bound.
 OCTOFOLD_API ScaledTensorView row_slice(const ScaledTensorView& matrix, std::int64_t begin,
                                         std::int64_t end);
-OCTOFOLD_API MutableScaledTensorView row_slice(const MutableScaledTensorView& matrix,
-                                               std::int64_t begin, std::int64_t end);
 
 }  // namespace octofold

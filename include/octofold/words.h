@@ -7,7 +7,7 @@
 namespace octofold {
 
 // A word holds four numbers of FP8, or two of FP16, the first in its lowest bits: as they lie in
-// memory. So a tensor of these is an array of words; convert() packs and unpacks.
+// memory. So a tensor of these is an array of words; convert_dtype() packs and unpacks.
 
 /// Numbers of this type in a word; 0 of types that are not packed.
 constexpr int numbers_per_word(DType format) {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "octofold/casts.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/scale_layout.h"
 
 #include "core/scale_layout.h"
@@ -47,8 +47,8 @@ std::vector<float> floats_of(std::string_view dtype, std::span<const std::byte> 
   }
   std::vector<float> values(bytes.size() / 2);
   const auto count = std::ssize(values);
-  convert(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
-          vector(values.data(), DType::kFloat32, count));
+  convert_dtype(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
+                vector(values.data(), DType::kFloat32, count));
   return values;
 }
 

@@ -108,7 +108,7 @@ std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_gi
     return Refusal{"out.transposed",
                    core::format("granularity {}, as 'out.rows'{}", word(of_rows),
                                 !lines         ? ""
-                                : scales_given ? ", or channel"
+                                : scales_given ? ", or channel (squares are found with the codes)"
                                                : ", or channel, or 128x128"),
                    std::string(word(of_transpose))};
   }
