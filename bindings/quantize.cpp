@@ -1,4 +1,5 @@
 #include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/map.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
@@ -62,6 +63,16 @@ tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t 
       octofold::scale_shape(parse_granularity(view_of(granularity)), rows, cols));
 }
 
+// Of each its name, and how many rows and columns a unit has; 0: all that there are.
+tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> granularities() {
+  tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> all;
+  for (const GranularityRow& row : kGranularityTable) {
+    all.push_back(
+        {{"name", tvm::ffi::String(row.name)}, {"rows", row.rows}, {"columns", row.cols}});
+  }
+  return all;
+}
+
 // Shape and strides.
 tvm::ffi::Array<tvm::ffi::Shape> scale_layout(tvm::ffi::String granularity, int64_t rows,
                                               int64_t cols, bool on_gpu) {
@@ -75,6 +86,7 @@ OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
 OCTOFOLD_EXPORT(column_workspace_rows)
+OCTOFOLD_EXPORT(granularities)
 OCTOFOLD_EXPORT(scale_layout)
 OCTOFOLD_EXPORT(scale_shape)
 

@@ -11,6 +11,7 @@
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
+#include "support/granularities.h"
 
 namespace octofold {
 namespace {
@@ -85,8 +86,7 @@ TEST_F(ScaledMatrixTest, MovesItsMemory) {
 }
 
 TEST_F(ScaledMatrixTest, EveryWayBetweenDevicesKeepsTheValues) {
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     const ScaledMatrix matrix = numbered(granularity);
     const ScaledMatrix back = matrix.to({}).to(kGpu).to(kSecondGpu).to(kSecondGpu).to({});
     EXPECT_TRUE(std::ranges::equal(back.codes(), matrix.codes())) << name(granularity);

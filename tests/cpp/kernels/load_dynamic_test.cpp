@@ -111,8 +111,8 @@ void check(int m, int n, int k, int padding = 0, int offset = 0) {
   test::Random random;
   Input x(random, kCast.type, m, k, padding, offset);
   test::Matrix codes(kCast.codes, m, k), scales(DType::kFloat32, m, (k + 127) / 128);
-  cast(x.view(), {.rows = CastTarget{codes.view(), scales.view(),
-                                     {.dtype = kCast.codes, .rule = kCast.library}}}); 
+  cast(x.view(), {.rows = CastTarget{
+                      codes.view(), scales.view(), {.dtype = kCast.codes, .rule = kCast.library}}});
 
   Sm90GemmParams params{};
   params.columns = {.data = static_cast<unsigned char*>(x.data()), .stride = x.stride, .scale = {}};

@@ -101,8 +101,8 @@ class Stack {
   static constexpr std::int64_t kPadding = 8;
 
   // Of one matrix, with the given scales and the factors of its own.
-  CastTarget view(Target& one, Target& stack, std::int64_t index,
-                               const std::vector<float>& factors, std::int64_t channels) const {
+  CastTarget view(Target& one, Target& stack, std::int64_t index, const std::vector<float>& factors,
+                  std::int64_t channels) const {
     if (kind_.scales_given) {
       const auto count = std::ssize(one.scales());
       std::copy_n(stack.scales().begin() + index * count, count, one.scales().begin());

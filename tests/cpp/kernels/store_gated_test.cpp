@@ -93,8 +93,7 @@ void check(Rule rule, int rows) {
   test::Matrix expected_scales(DType::kFloat32, rows, 1);
   convert_dtype(matrix(both.data(), DType::kFloat32, rows, 2 * kColumns), rounded.view());
   cast(Activated{.x = rounded.view(), .activation = kActivation},
-       {.rows = CastTarget{
-            codes.view(), expected_scales.view(), {.dtype = kOut, .rule = rule}}});
+       {.rows = CastTarget{codes.view(), expected_scales.view(), {.dtype = kOut, .rule = rule}}});
 
   int differ = 0;
   for (int row = 0; row < rows; ++row) {
@@ -120,8 +119,7 @@ TEST(StoreGatedTest, IsTheCastOfTheActivation) {
     check<kSwiGlu, DType::kE4M3, config::kDeepGemmRule>(Rule::kDeepGemm, rows);
     check<kGeGluTanh, DType::kE5M2, config::kDeepSeekRule>(Rule::kDeepSeek, rows);
     check<kGeGluErf, DType::kE4M3, config::kTorchAoRule>(Rule::kTorchAo, rows);
-    check<kSwiGlu, DType::kE5M2, config::kCompressedTensorsRule>(Rule::kCompressedTensors,
-                                                                 rows);
+    check<kSwiGlu, DType::kE5M2, config::kCompressedTensorsRule>(Rule::kCompressedTensors, rows);
   }
 }
 

@@ -106,9 +106,9 @@ void expect_cpu_bytes(std::int64_t rows, std::int64_t cols) {
 
   const bool lines = kRowGranularity == Granularity::kBlock1x128;
   cpu::cast_values(matrix<const void>(x.data(), kIn, rows, cols),
-                {.rows = cpu_rows.view(kRowGranularity, lines ? nullptr : &of_rows),
-                 .transposed = cpu_columns.view(kSquares, &of_columns)},
-                kConfig.format);
+                   {.rows = cpu_rows.view(kRowGranularity, lines ? nullptr : &of_rows),
+                    .transposed = cpu_columns.view(kSquares, &of_columns)},
+                   kConfig.format);
   to_rows.expect_same(cpu_rows);
   to_columns.expect_same(cpu_columns);
 }

@@ -14,6 +14,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/targets.h"
 
@@ -141,8 +142,7 @@ TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
 TEST_F(ActivationsTest, BothTargetsAreCastsOfTheSameValues) {
   Matrix wide = input(2 * kCols), x(DType::kBFloat16, kRows, 2 * kCols);
   convert_dtype(wide.view(), x.view());
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     ScaledMatrix rows(kRows, kCols, {.dtype = DType::kE5M2, .granularity = granularity});
     ScaledMatrix columns(kCols, kRows, {.dtype = DType::kE5M2, .granularity = granularity});
     cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
@@ -226,8 +226,7 @@ struct FromFp8 {
 };
 
 TEST_F(ActivationsTest, FromFp8AreThoseOfWhatItStandsFor) {
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       for (const GateLayout layout : kLayouts) {
         for (const Activation activation : {Activation::kSwiGlu, Activation::kGelu}) {

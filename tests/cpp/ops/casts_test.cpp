@@ -13,6 +13,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/random.h"
 #include "support/targets.h"
 
@@ -21,8 +22,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::array kGranularities{Granularity::kTensor, Granularity::kChannel,
-                                    Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 constexpr std::array kRules{Rule::kDeepGemm, Rule::kVllm,     Rule::kTransformerEngine,
                             Rule::kTorchAo,  Rule::kDeepSeek, Rule::kCompressedTensors};
 

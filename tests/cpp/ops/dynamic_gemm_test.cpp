@@ -15,6 +15,7 @@
 #include "octofold/tuning.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
 #include "support/targets.h"
@@ -38,8 +39,7 @@ TEST(DynamicGemmTest, IsTheCastAndTheProduct) {
   for (const auto& [m, n, k] :
        {std::array<std::int64_t, 3>{1, 1, 1}, {5, 128, 128}, {130, 200, 300}, {1100, 17, 130}}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-      for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                            Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+      for (const Granularity granularity : test::kGranularities) {
         const bool other = granularity == Granularity::kChannel;
         const Format options{.rule = other ? Rule::kVllm : Rule::kDeepGemm,
                              .power_of_two = granularity == Granularity::kTensor,

@@ -15,6 +15,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/operand.h"
@@ -26,8 +27,7 @@ namespace {
 using test::Matrix;
 using testing::HasSubstr;
 
-constexpr std::array kGranularities = {Granularity::kTensor, Granularity::kChannel,
-                                       Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 // Of x and out; beyond one tile of either, ragged, without depth.
 constexpr std::array<std::array<std::int64_t, 3>, 6> kSizes{
     {{1, 1, 1}, {1, 300, 270}, {5, 129, 128}, {130, 40, 260}, {33, 260, 300}, {3, 4, 0}}};

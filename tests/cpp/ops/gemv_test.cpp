@@ -14,6 +14,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/operand.h"
@@ -25,8 +26,7 @@ namespace {
 using test::Matrix;
 using testing::HasSubstr;
 
-constexpr std::array kGranularities = {Granularity::kTensor, Granularity::kChannel,
-                                       Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 
 // Calls gemv() and judges every element; `x_at` is what x is worth.
 template <typename At>

@@ -156,21 +156,6 @@ TEST_F(GroupCastsTest, SayWhatIsWrong) {
   EXPECT_THAT(error_of([] { group_columns(5, 0); }), HasSubstr("group_columns: expected rows"));
 }
 
-TEST_F(GroupCastsTest, ActivationsHaveThemToo) {
-  ScaledMatrix of_groups(kCols / 2, columns(), {.granularity = kBlock1x128});
-  const auto cast = [&](const TensorView& x, const CastTargets& out) {
-    cast(Activated{.x = x, .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves}, out);
-  };
-  cast(x_.view(), {.transposed = of_groups.target(), .offsets = offsets()});
-  ScaledMatrix alone(kCols / 2, 135, {.granularity = kBlock1x128});
-  cast(rows(5, 140), {.transposed = alone.target()});
-  for (std::int64_t row = 0; row < kCols / 2; ++row) {
-    EXPECT_EQ(std::memcmp(of_groups.codes().data() + row * columns() + 2 * 128,
-                          alone.codes().data() + row * 135, 135),
-              0);
-  }
-}
-
 class GatheredTest : public GroupCastsTest {
  protected:
   static constexpr std::int64_t kSlots = 3, kGathered = 170;
@@ -204,21 +189,6 @@ class GatheredTest : public GroupCastsTest {
   std::vector<std::int32_t> sources_;
   std::vector<float> factors_;
 };
-
-TEST_F(GatheredTest, AreCastsOfTheRowsInMemory) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
-    ScaledMatrix of_rows(kGathered, kCols, {.granularity = granularity}),
-        columns(kCols, kGathered, {.granularity = granularity});
-    ScaledMatrix wanted_rows(kGathered, kCols, {.granularity = granularity}),
-        wanted_columns(kCols, kGathered, {.granularity = granularity});
-    cast(rows(), {.rows = of_rows.target(), .transposed = columns.target()});
-    cast(in_memory().view(), {.rows = wanted_rows.target(), .transposed = wanted_columns.target()});
-    EXPECT_THAT(of_rows.codes(), testing::ElementsAreArray(wanted_rows.codes()));
-    EXPECT_THAT(of_rows.scales(), testing::ElementsAreArray(wanted_rows.scales()));
-    EXPECT_THAT(columns.codes(), testing::ElementsAreArray(wanted_columns.codes()));
-    EXPECT_THAT(columns.scales(), testing::ElementsAreArray(wanted_columns.scales()));
-  }
-}
 
 TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
   sources_[0] = sources_[77] = sources_[169] = -1;

@@ -15,6 +15,7 @@
 #include "octofold/scaled_matrix.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
 #include "support/targets.h"
@@ -112,7 +113,7 @@ class StackedCastsTest : public testing::Test {
 };
 
 TEST_F(StackedCastsTest, AreCastsOfEachMatrix) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     expect_each_alone(granularity, granularity);
   }
   expect_each_alone(kBlock1x128, kChannel);
@@ -120,7 +121,7 @@ TEST_F(StackedCastsTest, AreCastsOfEachMatrix) {
 }
 
 TEST_F(StackedCastsTest, ByGivenScalesOfEach) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     Stack transposed(granularity, kCols, kRows);
     for (std::size_t i = 0; i < transposed.scales.size(); ++i) {
       transposed.scales[i] = 0.01f + 0.01f * static_cast<float>(i % 7);
