@@ -14,7 +14,7 @@ void quantize_float32(benchmark::State& state, Granularity granularity, bool tra
   std::vector<float> x = random_matrix(kSize, kSize);
   ScaledMatrix out(kSize, kSize, {.granularity = granularity});
   CastTargets targets;
-  (transpose ? targets.transposed : targets.rows) = out.view();
+  (transpose ? targets.transposed : targets.rows) = out.target();
   for (auto _ : state) {
     cast(matrix(x.data(), DType::kFloat32, kSize, kSize), targets);
   }
