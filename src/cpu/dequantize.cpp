@@ -6,7 +6,7 @@
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 #include "cpu/runs.h"
-#include "kernels/config/channel_scale.h"
+#include "kernels/shared/channel_scale.h"
 
 namespace octofold::cpu {
 

@@ -11,7 +11,7 @@
 #include "cuda/group_check.h"
 #include "cuda/norm_views.h"
 #include "cuda/norms.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/params.h"
 #include "plan/cast.h"
 
 namespace octofold::cuda {

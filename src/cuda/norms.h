@@ -5,7 +5,7 @@
 #include "octofold/norm_gradient.h"
 
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 
 namespace octofold::cuda {
 

@@ -9,7 +9,7 @@
 #include "octofold/cast_targets.h"
 
 #include "core/check.h"
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 #include "ops/inputs.h"
 
 namespace octofold::ops {

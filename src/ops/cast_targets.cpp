@@ -9,7 +9,7 @@
 
 #include "core/group_offsets.h"
 #include "core/scale_layout.h"
-#include "kernels/config/group_layout.h"
+#include "kernels/shared/group_layout.h"
 #include "ops/backend.h"
 #include "ops/cast_target.h"
 #include "ops/scales.h"

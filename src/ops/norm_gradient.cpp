@@ -3,7 +3,7 @@
 #include "core/check.h"
 #include "cpu/norms.h"
 #include "cuda/norms.h"
-#include "kernels/config/norm_config.h"
+#include "kernels/norm/config/norm.h"
 #include "ops/backend.h"
 #include "ops/norm_checks.h"
 

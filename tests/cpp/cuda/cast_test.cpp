@@ -7,7 +7,7 @@
 
 #include "cuda/convert.h"
 #include "cuda/fake_runtime.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/params.h"
 
 namespace octofold::cuda {
 namespace {

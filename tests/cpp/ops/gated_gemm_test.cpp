@@ -73,7 +73,7 @@ TEST(GatedGemmTest, IsAsItIsDefined) {
     ScaledMatrix out(kM, kN, {.granularity = Granularity::kBlock1x128});
     gated_gemm({.a = operands.a.view(),
                 .b = operands.b.view(),
-                .out = out.view(),
+                .out = out.target(),
                 .activation = activation});
     const Matrix values = dequantized(out);
     for (std::int64_t row = 0; row < kM; ++row) {
@@ -108,7 +108,7 @@ TEST(GatedGemmTest, IsTheProductAndTheCastOfItsActivation) {
       ScaledMatrix fused(m, n, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock1x128});
       gated_gemm({.a = operands.a.view(),
                   .b = operands.b.view(),
-                  .out = fused.view(),
+                  .out = fused.target(),
                   .activation = activation,
                   .options = options});
       Matrix both(DType::kBFloat16, m, 2 * n);
@@ -127,7 +127,7 @@ TEST(GatedGemmTest, WithoutKThereIsStillAResult) {
       b(256, 0, {.granularity = Granularity::kBlock128x128});
   ScaledMatrix out(3, 128, {.granularity = Granularity::kBlock1x128});
   std::ranges::fill(out.codes(), std::uint8_t{0x38});
-  gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()});
+  gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()});
   EXPECT_TRUE(std::ranges::all_of(out.codes(), [](std::uint8_t code) { return code == 0; }));
 }
 
@@ -139,7 +139,7 @@ TEST(GatedGemmTest, NanAndInfinityAreHandedOn) {
   std::ranges::fill(b.codes(), std::uint8_t{0x38});
   a.scales()[0] = 1, a.scales()[1] = NAN, a.scales()[2] = INFINITY;
   std::ranges::fill(b.scales(), 1.0f);
-  gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()});
+  gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()});
   EXPECT_NEAR(out.scales()[0] * 448, 128.0 * 128, 1);
   EXPECT_EQ(out.codes()[0], 0x7E);
   EXPECT_EQ(out.codes()[128], 0x7F);  // NaN
@@ -151,7 +151,7 @@ std::string error_of(const std::function<void(GatedGemmArguments&)>& spoil) {
   ScaledMatrix a(5, 256, {.granularity = Granularity::kBlock1x128}),
       b(400, 256, {.granularity = Granularity::kBlock128x128});
   ScaledMatrix out(5, 200, {.granularity = Granularity::kBlock1x128});
-  GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.view()};
+  GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.target()};
   spoil(arguments);
   return test::error_of([&] { gated_gemm(arguments); });
 }
@@ -209,7 +209,7 @@ TEST(GatedGemmArgumentsTest, TheCpuHasNoCandidates) {
   ScaledMatrix out(5, 128, {.granularity = Granularity::kBlock1x128});
   const auto names = gated_gemm_candidates();
   ASSERT_FALSE(names.empty());
-  EXPECT_THROW(gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()}, {}, names.front()),
+  EXPECT_THROW(gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()}, {}, names.front()),
                Error);
 }
 
