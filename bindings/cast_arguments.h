@@ -85,7 +85,6 @@ struct CastOperation {
     return optional("offsets", tensor, "int32");
   }
 
- private:
   std::optional<CastTarget> target(const std::string& argument, const TargetTensors& tensors,
                                    const Format& format, ScaleSource scales) const {
     if (!tensors.data) return std::nullopt;
