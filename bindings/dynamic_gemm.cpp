@@ -20,7 +20,7 @@ template <typename... Candidate>
 void dynamic_gemm(tvm::ffi::TensorView x, tvm::ffi::TensorView b, tvm::ffi::TensorView b_scale,
                   OptionalTensor bias, tvm::ffi::TensorView out, tvm::ffi::String b_granularity,
                   tvm::ffi::String dtype, tvm::ffi::Optional<bool> power_of_two,
-                  tvm::ffi::String overflow, tvm::ffi::String profile, OptionalStream stream,
+                  tvm::ffi::String overflow, tvm::ffi::String rule, OptionalStream stream,
                   Candidate... candidate) {
   constexpr std::string_view kName = "dynamic_gemm";
   DynamicGemmArguments arguments{
@@ -28,8 +28,8 @@ void dynamic_gemm(tvm::ffi::TensorView x, tvm::ffi::TensorView b, tvm::ffi::Tens
       .b = {view_of(kName, "b", b, "e4m3 or e5m2"), view_of(kName, "b.scale", b_scale, "float32"),
             parse_granularity(view_of(b_granularity))},
       .out = view_of(kName, "out", out, "bfloat16, float16 or float32"),
-      .dtype = parse_dtype(view_of(dtype)),
-      .options = options_of(power_of_two, overflow, profile)};
+      .format = format_of(power_of_two, overflow, rule)};
+  arguments.format.dtype = parse_dtype(view_of(dtype));
   if (bias) arguments.bias = view_of(kName, "bias", *bias, "that of 'out' or float32");
   octofold::dynamic_gemm(arguments, stream_of(stream, out), view_of(candidate)...);
 }

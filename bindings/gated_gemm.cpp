@@ -22,17 +22,15 @@ void gated_gemm(tvm::ffi::TensorView a, tvm::ffi::TensorView a_scale, tvm::ffi::
                 tvm::ffi::TensorView out_scale, tvm::ffi::String a_granularity,
                 tvm::ffi::String b_granularity, tvm::ffi::String activation,
                 tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-                tvm::ffi::String profile, OptionalStream stream, Candidate... candidate) {
+                tvm::ffi::String rule, OptionalStream stream, Candidate... candidate) {
   constexpr std::string_view kName = "gated_gemm", kFp8 = "e4m3 or e5m2";
   octofold::gated_gemm(
       {.a = {view_of(kName, "a", a, kFp8), view_of(kName, "a.scale", a_scale, "float32"),
              parse_granularity(view_of(a_granularity))},
        .b = {view_of(kName, "b", b, kFp8), view_of(kName, "b.scale", b_scale, "float32"),
              parse_granularity(view_of(b_granularity))},
-       .out = {view_of(kName, "out", out, kFp8), view_of(kName, "out.scale", out_scale, "float32"),
-               Granularity::kBlock1x128},
-       .activation = parse_activation(view_of(activation)),
-       .options = options_of(power_of_two, overflow, profile)},
+       .out = target_of(kName, out, out_scale, format_of(power_of_two, overflow, rule)),
+       .activation = parse_activation(view_of(activation))},
       stream_of(stream, out), view_of(candidate)...);
 }
 

@@ -88,16 +88,14 @@ template <typename... Candidate>
 void grouped_gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor offsets,
                         Tensor out, Tensor out_scale, String a_granularity, String b_granularity,
                         String activation, tvm::ffi::Optional<bool> power_of_two, String overflow,
-                        String profile, OptionalStream stream, Candidate... candidate) {
+                        String rule, OptionalStream stream, Candidate... candidate) {
   constexpr std::string_view kName = "grouped_gated_gemm";
   octofold::grouped_gated_gemm(
       {.a = operand(kName, "a", a, a_scale, a_granularity),
        .b = operand(kName, "b", b, b_scale, b_granularity),
        .offsets = view_of(kName, "offsets", offsets, "int32"),
-       .out = {view_of(kName, "out", out, kFp8), view_of(kName, "out.scale", out_scale, "float32"),
-               Granularity::kBlock1x128},
-       .activation = parse_activation(view_of(activation)),
-       .options = options_of(power_of_two, overflow, profile)},
+       .out = target_of(kName, out, out_scale, format_of(power_of_two, overflow, rule)),
+       .activation = parse_activation(view_of(activation))},
       stream_of(stream, out), view_of(candidate)...);
 }
 

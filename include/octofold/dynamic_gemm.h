@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "octofold/casts.h"
 #include "octofold/export.h"
+#include "octofold/format.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
@@ -17,22 +17,20 @@ namespace octofold {
 /// b: e4m3 or e5m2, scales of any granularity, no channel_scale.
 /// out: bfloat16, float16 or float32; columns contiguous, rows apart from each other.
 /// bias: of out's type or float32, contiguous.
-/// dtype: of x's codes, e4m3 or e5m2.
-/// options: of the cast, as in quantize(); its granularity is 1x128, and scales are computed.
+/// format: how x is cast; its granularity is 1x128.
 /// x's leading dimensions, M rows together, are those of out. M, N, K ≥ 0.
 ///
-/// The result of quantize() and gemm() one after another, to the bit but for one thing: on a GPU
+/// The result of cast() and gemm() one after another, to the bit but for one thing: on a GPU
 /// both may take K in other slices, and round their sums otherwise.
 ///
-/// For few rows, as in decoding: each tile of out casts the rows that it takes, where quantize()
+/// For few rows, as in decoding: each tile of out casts the rows that it takes, where cast()
 /// would have cast them once, and what is saved is a kernel. Many rows are right too, but slow.
 struct DynamicGemmArguments {
   TensorView x;
   ScaledTensorView b;
   MutableTensorView out;
   std::optional<TensorView> bias{};
-  DType dtype = DType::kE4M3;
-  QuantizeOptions options{};
+  Format format{};
 };
 
 /// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may
@@ -41,7 +39,7 @@ struct DynamicGemmArguments {
 ///
 /// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
 /// kUnsupported: as gemm(), and on a GPU for K = 0 and where the address or the row stride of b is
-/// no multiple of 16 bytes. quantize() and gemm() take those, and the CPU.
+/// no multiple of 16 bytes. cast() and gemm() take those, and the CPU.
 OCTOFOLD_API void dynamic_gemm(const DynamicGemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

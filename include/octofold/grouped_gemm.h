@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 #include "octofold/export.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
@@ -89,14 +89,13 @@ OCTOFOLD_API void grouped_gemm_k(const GroupedGemmKArguments& arguments, Stream 
 /// of groups of rows.
 ///
 /// a: [M, K], scales 1x128. b: [G, 2·N, K], scales 128x128; a group's gates, then its ups.
-/// offsets: as in grouped_gemm(). out: codes [M, N], scales 1x128.
+/// offsets: as in grouped_gemm(). out: a target of cast(), of codes [M, N] and scales 1x128.
 struct GroupedGatedGemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
   TensorView offsets;
-  MutableScaledTensorView out;
+  CastTarget out;
   Activation activation = Activation::kSwiGlu;
-  QuantizeOptions options{};
 };
 
 /// Throws Error as gated_gemm().

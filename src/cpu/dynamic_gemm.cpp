@@ -8,7 +8,7 @@
 
 #include "octofold/scale_layout.h"
 
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 #include "cpu/gemm.h"
 
 namespace octofold::cpu {
@@ -38,11 +38,10 @@ void dynamic_gemm(const DynamicGemmArguments& arguments, const config::CastForma
       static_cast<std::size_t>(scale_layout(Granularity::kBlock1x128, most, depth).extent()));
   for (std::int64_t first = 0; first < rows; first += kBandRows) {
     const std::int64_t count = std::min(kBandRows, rows - first);
-    const MutableScaledTensorView a{
-        matrix<void>(codes.data(), arguments.dtype, count, depth),
-        scale_layout(Granularity::kBlock1x128, count, depth).view(scales.data()),
-        Granularity::kBlock1x128};
-    quantize(band(arguments.x, first, count), a, format, ScaleSource::kComputed);
+    const CastTarget a{matrix<void>(codes.data(), arguments.format.dtype, count, depth),
+                       scale_layout(Granularity::kBlock1x128, count, depth).view(scales.data()),
+                       arguments.format};
+    cast_matrix(band(arguments.x, first, count), a, format);
     gemm({.a = a,
           .b = arguments.b,
           .out = band(arguments.out, first, count),

@@ -7,7 +7,7 @@
 #include "octofold/scale_layout.h"
 
 #include "cpu/activations.h"
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 #include "cpu/gemm.h"
 
 namespace octofold::cpu {
@@ -27,8 +27,7 @@ void gated_gemm(const GatedGemmArguments& arguments, const config::CastFormat& f
     const MutableTensorView both = matrix<void>(memory.data(), DType::kBFloat16, count, columns);
     gemm({.a = row_slice(arguments.a, first, first + count), .b = arguments.b, .out = both});
     const OwnedMatrix values = activation(both, arguments.activation, GateLayout::kHalves);
-    quantize(values.view, row_slice(arguments.out, first, first + count), format,
-             ScaleSource::kComputed);
+    cast_matrix(values.view, row_slice(arguments.out, first, first + count), format);
   }
 }
 

@@ -130,7 +130,7 @@ void grouped_gemm(const core::GroupedProduct& grouped, Work work) {
       [](std::int64_t, std::int64_t, const GemmArguments& arguments) { cpu::gemm(arguments); });
 }
 
-void grouped_gated_gemm(const core::GroupedProduct& grouped, const MutableScaledTensorView& out,
+void grouped_gated_gemm(const core::GroupedProduct& grouped, const CastTarget& out,
                         Activation activation, const config::CastFormat& format) {
   for_each_group_of_rows(grouped, Work::kGroupedRows,
                          [&](std::int64_t begin, std::int64_t end, const GemmArguments& arguments) {

@@ -13,7 +13,7 @@ namespace octofold::cpu {
 void grouped_gemm(const core::GroupedProduct& grouped, config::Work work);
 
 /// octofold::grouped_gated_gemm(); `grouped.product.out` are H's codes, `format` is of the cast.
-void grouped_gated_gemm(const core::GroupedProduct& grouped, const MutableScaledTensorView& out,
+void grouped_gated_gemm(const core::GroupedProduct& grouped, const CastTarget& out,
                         Activation activation, const config::CastFormat& format);
 
 }  // namespace octofold::cpu

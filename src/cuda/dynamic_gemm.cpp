@@ -22,7 +22,7 @@ void require_kernel(const DynamicGemmArguments& arguments) {
   if (obstacle == nullptr) return;
   core::fail(ErrorCode::kUnsupported,
              "dynamic_gemm: argument 'b': expected what TMA can address on a GPU, but {}: "
-             "quantize() and gemm() take it",
+             "cast() and gemm() take it",
              obstacle);
 }
 

@@ -35,7 +35,7 @@ void launch(const Device& device, const GatedGemmArguments& arguments, Stream st
 }  // namespace
 
 void require_gated_kernel(std::string_view operation, const GemmArguments& product) {
-  constexpr std::string_view kInstead = "products and quantize_activation() take it";
+  constexpr std::string_view kInstead = "products and cast() take it";
   const std::int64_t columns = product.out.shape[1];
   if (columns % kScaleBlock != 0) {
     core::fail(ErrorCode::kUnsupported,
@@ -62,7 +62,7 @@ config::GatedOutput gated_output(Activation activation, const config::CastFormat
           .saturate = format.saturate};
 }
 
-config::OutputScaleParams output_scale_params(const MutableScaledTensorView& out) {
+config::OutputScaleParams output_scale_params(const CastTarget& out) {
   const core::ScaleAccess<float> scale = core::scale_access(out);
   return {scale.data, scale.row_stride, scale.col_stride};
 }

@@ -25,6 +25,6 @@ void gated_gemm(Device& device, const GatedGemmArguments& arguments,
 /// What gated products have in common, of groups or not; `product.out` are H's codes.
 void require_gated_kernel(std::string_view operation, const GemmArguments& product);
 config::GatedOutput gated_output(Activation activation, const config::CastFormat& format);
-config::OutputScaleParams output_scale_params(const MutableScaledTensorView& out);
+config::OutputScaleParams output_scale_params(const CastTarget& out);
 
 }  // namespace octofold::cuda

@@ -55,9 +55,8 @@ void grouped_gemm(Device& device, const core::GroupedProduct& grouped, config::W
   prepared.launch(stream, &params);
 }
 
-void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped,
-                        const MutableScaledTensorView& out, Activation activation,
-                        const config::CastFormat& format, Stream stream,
+void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped, const CastTarget& out,
+                        Activation activation, const config::CastFormat& format, Stream stream,
                         std::string_view candidate) {
   const auto& [product, groups] = grouped;
   if (product.out.element_count() == 0) return;

@@ -18,9 +18,8 @@ void grouped_gemm(Device& device, const core::GroupedProduct& grouped, config::W
                   Stream stream, std::string_view candidate = {});
 
 /// Of a gated product `grouped.product.out` are H's codes.
-void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped,
-                        const MutableScaledTensorView& out, Activation activation,
-                        const config::CastFormat& format, Stream stream,
+void grouped_gated_gemm(Device& device, const core::GroupedProduct& grouped, const CastTarget& out,
+                        Activation activation, const config::CastFormat& format, Stream stream,
                         std::string_view candidate = {});
 
 }  // namespace octofold::cuda

@@ -12,7 +12,7 @@
 #include "cpu/dynamic_gemm.h"
 #include "cuda/dynamic_gemm.h"
 #include "ops/backend.h"
-#include "ops/cast_targets.h"
+#include "ops/cast_target.h"
 #include "ops/gemm.h"
 #include "ops/scales.h"
 #include "plan/gemm.h"
@@ -29,10 +29,13 @@ struct Checked {
 Checked checked(const DynamicGemmArguments& given) {
   const core::Arguments check("dynamic_gemm");
   DynamicGemmArguments arguments = given;
-  if (given.options.scales != ScaleSource::kComputed) {
-    check.fail("options.scales", "kComputed", "another ScaleSource");
+  const Format& format = given.format;
+  check.require_dtype("dtype", {.dtype = format.dtype}, {DType::kE4M3, DType::kE5M2});
+  check.require_enumerator("granularity", format.granularity);
+  if (format.granularity != Granularity::kBlock1x128) {
+    check.fail("granularity", "1x128, which a tile of the product finds by itself",
+               name(format.granularity));
   }
-  check.require_dtype("dtype", {.dtype = given.dtype}, {DType::kE4M3, DType::kE5M2});
   arguments.x = core::flatten(check, "x", given.x);
   check.require_input_matrix("x", arguments.x);
   check.require_dtype("x", arguments.x, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
@@ -47,8 +50,7 @@ Checked checked(const DynamicGemmArguments& given) {
                           ops::CastInput{"b.scale", given.b.scale}};
   ops::check_output(check, arguments.out, inputs);
   ops::check_bias(check, arguments.bias, arguments.out);
-  const MutableScaledTensorView codes{{.dtype = given.dtype}, {}, Granularity::kBlock1x128};
-  return {arguments, ops::format_of(check, given.options, given.x.dtype, {.rows = codes})};
+  return {arguments, ops::format_of(check, format, given.x.dtype)};
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "cpu/gated_gemm.h"
 #include "cuda/gated_gemm.h"
 #include "ops/backend.h"
-#include "ops/cast_targets.h"
+#include "ops/cast_target.h"
 #include "ops/gated_gemm.h"
 #include "ops/gemm.h"
 #include "ops/scales.h"
@@ -30,7 +30,7 @@ struct Checked {
 Checked checked(const GatedGemmArguments& given) {
   const core::Arguments check("gated_gemm");
   GatedGemmArguments arguments = given;
-  ops::require_gated_activation(check, given.activation, given.options);
+  ops::require_gated_activation(check, given.activation, given.out);
   arguments.a = core::flatten(check, "a", given.a);
   ops::check_operands(check, arguments.a, arguments.b);
   const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
@@ -40,30 +40,27 @@ Checked checked(const GatedGemmArguments& given) {
   arguments.out =
       ops::checked_gated_output(check, arguments.a, arguments.b, arguments.b.data.shape[0],
                                 {leading.begin(), leading.end()}, given.out, inputs);
-  return {arguments,
-          ops::format_of(check, given.options, DType::kBFloat16, {.rows = arguments.out})};
+  return {arguments, ops::format_of(check, arguments.out.format, DType::kBFloat16)};
 }
 
 }  // namespace
 
 void ops::require_gated_activation(const core::Arguments& check, Activation activation,
-                                   const QuantizeOptions& options) {
+                                   const CastTarget& out) {
   check.require_enumerator("activation", activation);
   if (!is_gated(activation)) {
     check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
                name(activation));
   }
-  if (options.scales != ScaleSource::kComputed) {
-    check.fail("options.scales", "kComputed", "another ScaleSource");
+  if (out.scales != ScaleSource::kComputed) {
+    check.fail("out.scales", "kComputed, as the product finds them", "another ScaleSource");
   }
 }
 
-MutableScaledTensorView ops::checked_gated_output(const core::Arguments& check,
-                                                  const ScaledTensorView& a,
-                                                  const ScaledTensorView& b, std::int64_t rows,
-                                                  std::vector<std::int64_t> leading,
-                                                  const MutableScaledTensorView& out,
-                                                  std::span<const CastInput> inputs) {
+CastTarget ops::checked_gated_output(const core::Arguments& check, const ScaledTensorView& a,
+                                     const ScaledTensorView& b, std::int64_t rows,
+                                     std::vector<std::int64_t> leading, const CastTarget& out,
+                                     std::span<const CastInput> inputs) {
   require_scales(check, "a", plan::kGatedA, form_of(a));
   require_scales(check, "b", plan::kGatedB, form_of(b));
   if (rows % 2 != 0) {
@@ -71,8 +68,7 @@ MutableScaledTensorView ops::checked_gated_output(const core::Arguments& check,
   }
   std::vector<std::int64_t> shape = std::move(leading);
   shape.push_back(rows / 2);
-  const MutableScaledTensorView target =
-      checked_target(check, "out", out, shape, inputs, ScaleSource::kComputed);
+  const CastTarget target = checked_target(check, "out", out, shape, inputs);
   require_scales(check, "out", plan::kGatedOut, form_of(out));
   return target;
 }

@@ -10,7 +10,7 @@
 #include "octofold/tensor.h"
 
 #include "core/check.h"
-#include "ops/cast_targets.h"
+#include "ops/inputs.h"
 
 namespace octofold::ops {
 

@@ -17,7 +17,7 @@
 #include "cpu/grouped_gemm.h"
 #include "cuda/grouped_gemm.h"
 #include "ops/backend.h"
-#include "ops/cast_targets.h"
+#include "ops/cast_target.h"
 #include "ops/gated_gemm.h"
 #include "ops/gemm.h"
 #include "ops/scales.h"
@@ -280,13 +280,13 @@ core::GroupedProduct checked(const GroupedGemmKArguments& given) {
 
 struct CheckedGated {
   core::GroupedProduct grouped;
-  MutableScaledTensorView out;
+  CastTarget out;
   config::CastFormat format;
 };
 
 CheckedGated checked(const GroupedGatedGemmArguments& given) {
   const core::Arguments check("grouped_gated_gemm");
-  ops::require_gated_activation(check, given.activation, given.options);
+  ops::require_gated_activation(check, given.activation, given.out);
   const ScaledTensorView a = checked_a(check, "a", given.a, 2);
   const GroupedOperand b = checked_b(check, given.b);
   check_products(check, a, b.flat, false);
@@ -295,7 +295,7 @@ CheckedGated checked(const GroupedGatedGemmArguments& given) {
   const std::array inputs{ops::CastInput{"a", a.data}, ops::CastInput{"a.scale", a.scale},
                           ops::CastInput{"b", b.flat.data},
                           ops::CastInput{"b.scale", b.flat.scale}};
-  const MutableScaledTensorView out =
+  const CastTarget out =
       ops::checked_gated_output(check, a, b.flat, b.rows, {a.data.shape[0]}, given.out, inputs);
   return {.grouped = {.product = {.a = a, .b = b.flat, .out = out.data},
                       .groups = {.count = b.groups,
@@ -304,7 +304,7 @@ CheckedGated checked(const GroupedGatedGemmArguments& given) {
                                  .expected_rows = expected_of(a.data.shape[0], b.groups),
                                  .most_rows = a.data.shape[0]}},
           .out = out,
-          .format = ops::format_of(check, given.options, DType::kBFloat16, {.rows = out})};
+          .format = ops::format_of(check, out.format, DType::kBFloat16)};
 }
 
 void require_no_candidate(std::string_view operation, std::string_view candidate) {

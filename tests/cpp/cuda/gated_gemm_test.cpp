@@ -27,8 +27,8 @@ GatedGemmArguments product(std::int64_t m, std::int64_t n, std::int64_t k) {
                           std::uintptr_t data) {
     const MutableTensorView scale =
         scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(data + 0x1000));
-    MutableScaledTensorView view{matrix(address(data), DType::kE4M3, rows, cols), scale,
-                                 granularity};
+    CastTarget view{
+        matrix(address(data), DType::kE4M3, rows, cols), scale, {.granularity = granularity}};
     view.data.device = view.scale.device = kGpu;
     return view;
   };

@@ -29,11 +29,12 @@ void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 const std::int32_t* const kNumbers = static_cast<const std::int32_t*>(address(0x9000));
 
 // `scaled_rows`: those whose scales are there.
-MutableScaledTensorView operand(Granularity granularity, std::int64_t rows,
-                                std::int64_t scaled_rows, std::int64_t cols, std::uintptr_t data) {
+CastTarget operand(Granularity granularity, std::int64_t rows, std::int64_t scaled_rows,
+                   std::int64_t cols, std::uintptr_t data) {
   const MutableTensorView scale = scale_layout(granularity, scaled_rows, cols, DeviceType::kCuda)
                                       .view(address(data + 0x1000000));
-  MutableScaledTensorView view{matrix(address(data), DType::kE4M3, rows, cols), scale, granularity};
+  CastTarget view{
+      matrix(address(data), DType::kE4M3, rows, cols), scale, {.granularity = granularity}};
   view.data.device = view.scale.device = kGpu;
   return view;
 }
@@ -272,7 +273,7 @@ class GroupedGatedGemmTest : public GroupedGemmTest {
   }
 
   core::GroupedProduct grouped_ = product(Work::kGroupedRows, 1000, 512, 640);
-  MutableScaledTensorView out_ = operand(Granularity::kBlock1x128, 1000, 1000, 256, 0x70000000);
+  CastTarget out_ = operand(Granularity::kBlock1x128, 1000, 1000, 256, 0x70000000);
 };
 
 TEST_F(GroupedGatedGemmTest, TheKernelGetsTheArguments) {

@@ -12,6 +12,7 @@
 #include "plan/gemm.h"
 #include "plan/gemm_cost.h"
 #include "support/gemm_problems.h"
+#include "support/granularities.h"
 #include "support/random.h"
 
 namespace octofold::plan {
@@ -23,8 +24,7 @@ using config::Sm90GemmConfig;
 using config::Work;
 
 constexpr Work kWorks[] = {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth};
-constexpr Granularity kGranularities[] = {Granularity::kTensor, Granularity::kChannel,
-                                          Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 
 // What the checks let through: each kind of work has its own limits.
 GemmProblem random_grouped_problem(std::mt19937& random) {

@@ -1,10 +1,11 @@
 // What of a cast reaches the GPU. What the kernels make of it is tested on a GPU.
-#include "cuda/casts.h"
+#include "cuda/cast.h"
 
 #include <gmock/gmock.h>
 
 #include "octofold/scale_layout.h"
 
+#include "cuda/convert.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/params.h"
 
@@ -21,26 +22,29 @@ class CastTest : public FakeGpuTest {
  protected:
   CastTest() { state().params_bytes = sizeof(config::CastParams); }
 
-  void quantize(const CastTargets& out, ScaleSource scales = ScaleSource::kComputed) {
-    const MutableScaledTensorView& any = out.rows ? *out.rows : *out.transposed;
+  void cast(const CastTargets& out) { cast(x_, out); }
+  void cast(const CastSource& source, const CastTargets& out) {
+    const CastTarget& any = out.rows ? *out.rows : *out.transposed;
     const config::CastFormat format{
-        .in = x_.dtype, .out = any.data.dtype, .granularity = any.granularity};
-    cuda::quantize(runtime().device(0), {.x = x_}, out, format, scales, {&stream_});
+        .in = DType::kBFloat16, .out = any.data.dtype, .granularity = any.format.granularity};
+    cuda::cast(runtime().device(0), source, out, format, {&stream_});
   }
 
   TensorView x_ = matrix<const void>(address(0x1000), DType::kBFloat16, kRows, kCols, 648, kGpu);
   int stream_ = 0;
 };
 
-MutableScaledTensorView output(std::int64_t rows, std::int64_t cols, Granularity granularity) {
+CastTarget output(std::int64_t rows, std::int64_t cols, Granularity granularity) {
   const MutableTensorView scale =
       scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x3000), kGpu);
-  return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu), scale, granularity};
+  return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu),
+          scale,
+          {.granularity = granularity}};
 }
 
 TEST_F(CastTest, TheKernelGetsTheArguments) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  quantize({.rows = out});
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
+  cast({.rows = out});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].stream, &stream_);
   EXPECT_TRUE(state().launches[0].may_overlap);
@@ -58,9 +62,9 @@ TEST_F(CastTest, TheKernelGetsTheArguments) {
 }
 
 TEST_F(CastTest, BothCastsAreOneKernel) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock128x128);
-  const MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kBlock128x128);
-  quantize({.rows = out, .transposed = transposed});
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock128x128);
+  const CastTarget transposed = output(kCols, kRows, Granularity::kBlock128x128);
+  cast({.rows = out, .transposed = transposed});
   ASSERT_EQ(state().launches.size(), 1u);
   const auto params = state().launches[0].params_as<config::CastParams>();
   EXPECT_EQ(params.row_target.codes_stride, kCols + 16);
@@ -69,10 +73,10 @@ TEST_F(CastTest, BothCastsAreOneKernel) {
 
 // Their sizes stay on the GPU: what is launched is known from their number.
 TEST_F(CastTest, GroupsAreToldByWhereTheyBegin) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  const MutableScaledTensorView transposed = output(kCols, 128 * (1 + 6), Granularity::kBlock1x128);
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
+  const CastTarget transposed = output(kCols, 128 * (1 + 6), Granularity::kBlock1x128);
   const auto offsets = vector<const void>(address(0x9000), DType::kInt32, 7, kGpu);
-  quantize({.rows = out, .transposed = transposed, .offsets = offsets});
+  cast({.rows = out, .transposed = transposed, .offsets = offsets});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].blocks, (1u + 6) * 5);
   const auto params = state().launches[0].params_as<config::CastParams>();
@@ -81,26 +85,26 @@ TEST_F(CastTest, GroupsAreToldByWhereTheyBegin) {
   EXPECT_EQ(params.rows, kRows);
   EXPECT_EQ(params.cols, kCols);
   EXPECT_EQ(params.sources, nullptr);
-  quantize({.transposed = transposed, .offsets = offsets});
+  cast({.transposed = transposed, .offsets = offsets});
   EXPECT_EQ(state().launches[1].params_as<config::CastParams>().rows, kRows);
-  quantize({.rows = out});
+  cast({.rows = out});
   EXPECT_EQ(state().launches[2].params_as<config::CastParams>().offsets, nullptr);
 }
 
 // One launch, whose kernel finds each tile's matrix by the number of tiles that one has.
 TEST_F(CastTest, AStackIsOneKernel) {
-  const auto cast = [&](std::int64_t matrices, const MutableTensorView& scales) {
-    const MutableScaledTensorView out{
-        matrix(address(0x2000), DType::kE4M3, kRows, kCols, kCols, kGpu), scales,
-        Granularity::kBlock128x128};
-    const MutableScaledTensorView transposed{
+  const auto cast_stack = [&](std::int64_t matrices, const MutableTensorView& scales) {
+    const CastTarget out{matrix(address(0x2000), DType::kE4M3, kRows, kCols, kCols, kGpu),
+                         scales,
+                         {.granularity = Granularity::kBlock128x128}};
+    const CastTarget transposed{
         matrix(address(0x8000), DType::kE4M3, matrices * kCols, kRows / matrices, 208, kGpu),
         matrix(address(0x9000), DType::kFloat32, matrices * 5, 2, 2, kGpu),
-        Granularity::kBlock128x128};
-    quantize({.rows = out, .transposed = transposed, .matrices = matrices});
+        {.granularity = Granularity::kBlock128x128}};
+    cast({.rows = out, .transposed = transposed, .matrices = matrices});
   };
-  cast(1, matrix(address(0x3000), DType::kFloat32, 2, 5, 5, kGpu));
-  cast(4, matrix(address(0x3000), DType::kFloat32, 4, 5, 5, kGpu));
+  cast_stack(1, matrix(address(0x3000), DType::kFloat32, 2, 5, 5, kGpu));
+  cast_stack(4, matrix(address(0x3000), DType::kFloat32, 4, 5, 5, kGpu));
   ASSERT_EQ(state().launches.size(), 2u);
   EXPECT_EQ(state().launches[0].blocks, 2u * 5);
   EXPECT_EQ(state().launches[1].blocks, 4u * 1 * 5);
@@ -117,10 +121,11 @@ TEST_F(CastTest, AStackIsOneKernel) {
 
 // Whose rows are those of all matrices.
 TEST_F(CastTest, TransposesAloneOfAStackHaveTheColumnsOfOneMatrix) {
-  const MutableScaledTensorView transposed{
+  const CastTarget transposed{
       matrix(address(0x8000), DType::kE4M3, 4 * kCols, kRows / 4, 208, kGpu),
-      matrix(address(0x9000), DType::kFloat32, 4 * 5, 2, 2, kGpu), Granularity::kBlock128x128};
-  quantize({.transposed = transposed, .matrices = 4});
+      matrix(address(0x9000), DType::kFloat32, 4 * 5, 2, 2, kGpu),
+      {.granularity = Granularity::kBlock128x128}};
+  cast({.transposed = transposed, .matrices = 4});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].blocks, 4u * 1 * 5);
   EXPECT_EQ(state().launches[0].params_as<config::CastParams>().cols, kCols);
@@ -130,10 +135,10 @@ TEST_F(CastTest, TransposesAloneOfAStackHaveTheColumnsOfOneMatrix) {
 TEST_F(CastTest, TensorsInAStackHaveAScaleEach) {
   MutableTensorView scales = vector(address(0x3000), DType::kFloat32, 4, kGpu);
   scales.strides[0] = 3;
-  quantize({.rows = MutableScaledTensorView{matrix(address(0x2000), DType::kE4M3, kRows, kCols,
-                                                   kCols, kGpu),
-                                            scales, Granularity::kTensor},
-            .matrices = 4});
+  cast({.rows = CastTarget{matrix(address(0x2000), DType::kE4M3, kRows, kCols, kCols, kGpu),
+                           scales,
+                           {.granularity = Granularity::kTensor}},
+        .matrices = 4});
   ASSERT_EQ(state().launches.size(), 4u);
   EXPECT_EQ(state().launches[1].blocks, 4u * 1 * 5);
   const auto params = state().launches[1].params_as<config::CastParams>();
@@ -141,15 +146,13 @@ TEST_F(CastTest, TensorsInAStackHaveAScaleEach) {
 }
 
 TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
-  const MutableScaledTensorView out = output(900, kCols, Granularity::kBlock1x128);
-  cuda::quantize(
-      runtime().device(0),
-      {.source = {.kind = config::SourceKind::kGathered, .factors = true},
-       .x = x_,
-       .sources = vector<const void>(address(0x9000), DType::kInt32, 900, kGpu),
-       .slots = 6,
-       .factors = matrix<const void>(address(0xA000), DType::kFloat32, kRows, 6, 6, kGpu)},
-      {.rows = out}, {.in = DType::kBFloat16}, ScaleSource::kComputed, {&stream_});
+  const CastTarget out = output(900, kCols, Granularity::kBlock1x128);
+  cast(GatheredRows{.x = x_,
+                    .sources = vector<const void>(address(0x9000), DType::kInt32, 900, kGpu),
+                    .slots = 6,
+                    .factors =
+                        matrix<const void>(address(0xA000), DType::kFloat32, kRows, 6, 6, kGpu)},
+       {.rows = out});
   const auto params = state().launches[0].params_as<config::CastParams>();
   EXPECT_EQ(params.rows, 900);
   EXPECT_EQ(params.sources, address(0x9000));
@@ -161,10 +164,10 @@ TEST_F(CastTest, GatheredRowsAreAsManyAsTheirSources) {
 
 // Rows of 1x128, and the transpose with its channels' factors: from one read.
 TEST_F(CastTest, TwoLevelScalesAreOneKernel) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kBlock128x128);
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
+  CastTarget transposed = output(kCols, kRows, Granularity::kBlock128x128);
   transposed.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, kCols, kGpu);
-  quantize({.rows = out, .transposed = transposed});
+  cast({.rows = out, .transposed = transposed});
   ASSERT_EQ(state().launches.size(), 1u);
   const auto params = state().launches[0].params_as<config::CastParams>();
   EXPECT_EQ(params.transposed_channel_scale, address(0x7000));
@@ -173,16 +176,16 @@ TEST_F(CastTest, TwoLevelScalesAreOneKernel) {
 }
 
 TEST_F(CastTest, AScaleOfAllElementsTakesFourSteps) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
-  for (int i = 0; i < 3; ++i) quantize({.rows = out});
+  const CastTarget out = output(kRows, kCols, Granularity::kTensor);
+  for (int i = 0; i < 3; ++i) cast({.rows = out});
   EXPECT_EQ(state().launches.size(), 12u);
   EXPECT_EQ(compilations_, 4);
 }
 
 // The most that a cast takes.
 TEST_F(CastTest, ColumnsOfACastInFourStepsAreAFifth) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kChannel);
-  const MutableScaledTensorView transposed = output(kCols, kRows, Granularity::kChannel);
+  const CastTarget out = output(kRows, kCols, Granularity::kChannel);
+  const CastTarget transposed = output(kCols, kRows, Granularity::kChannel);
   const auto sums = vector(address(0x5000), DType::kFloat32, kCols, kGpu);
   const auto workspace = matrix(address(0x100000), DType::kFloat32, 2, kCols, kCols, kGpu);
   quantize(
@@ -199,9 +202,9 @@ TEST_F(CastTest, ColumnsAreReducedByWayOfTheWorkspace) {
     return matrix(address(0x100000), DType::kFloat32, rows, kCols, kCols, kGpu);
   };
   const auto at = [](std::uintptr_t value) { return static_cast<float*>(address(value)); };
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
   const auto params_of = [&](const ColumnTargets& columns) {
-    quantize({.rows = out, .columns = columns});
+    cast({.rows = out, .columns = columns});
     return state().launches.back().params_as<config::CastParams>().columns;
   };
   const auto both =
@@ -225,10 +228,11 @@ TEST_F(CastTest, ColumnsAreReducedByWayOfTheWorkspace) {
 
 // One kernel, which reads the scales; rows of x may coincide, or go backwards.
 TEST_F(CastTest, GivenScalesTakeOneStep) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kTensor);
+  CastTarget out = output(kRows, kCols, Granularity::kTensor);
+  out.scales = ScaleSource::kGiven;
   for (const std::int64_t stride : {std::int64_t{0}, -kCols}) {
     x_.strides[0] = stride;
-    quantize({.rows = out}, ScaleSource::kGiven);
+    cast({.rows = out});
     const auto params = state().launches.back().params_as<config::CastParams>();
     EXPECT_EQ(params.x_stride, stride);
     EXPECT_EQ(params.row_target.scale, address(0x3000));
@@ -241,10 +245,10 @@ class WideCastTest : public CastTest {
  protected:
   void quantize_wide(std::int64_t rows) {
     x_ = matrix<const void>(address(0x1000), DType::kBFloat16, rows, 65536, 65536, kGpu);
-    const MutableScaledTensorView out{
-        matrix(address(0x2000), DType::kE4M3, rows, 65536, 65536, kGpu),
-        vector(address(0x3000), DType::kFloat32, rows, kGpu), Granularity::kChannel};
-    quantize({.rows = out});
+    const CastTarget out{matrix(address(0x2000), DType::kE4M3, rows, 65536, 65536, kGpu),
+                         vector(address(0x3000), DType::kFloat32, rows, kGpu),
+                         {.granularity = Granularity::kChannel}};
+    cast({.rows = out});
   }
 };
 
@@ -267,35 +271,29 @@ TEST_F(WideCastTest, SaysThatTheDriverDoesNotCountClusters) {
 }
 
 TEST_F(CastTest, ACastIsPreparedOnce) {
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kBlock1x128);
-  quantize({.rows = out});
+  const CastTarget out = output(kRows, kCols, Granularity::kBlock1x128);
+  cast({.rows = out});
   x_.data = address(0x8000);
-  quantize({.rows = out});
+  cast({.rows = out});
   EXPECT_EQ(compilations_, 1);
   EXPECT_EQ(state().launches[1].params_as<config::CastParams>().x, address(0x8000));
   x_.data = address(0x8002);  // not aligned any more
-  quantize({.rows = out});
+  cast({.rows = out});
   EXPECT_EQ(compilations_, 2);
 }
 
 // Codes, and where their scales are; vectors are of half as many bytes as those of the gradient.
 TEST_F(CastTest, AnActivationInFp8HasScales) {
-  const MutableScaledTensorView cast = output(kRows, 2 * kCols, Granularity::kBlock1x128);
-  const MutableScaledTensorView out{
-      matrix(address(0x5000), DType::kE4M3, kRows, 2 * kCols, 2 * kCols, kGpu),
-      scale_layout(Granularity::kBlock1x128, kRows, 2 * kCols, DeviceType::kCuda)
-          .view(address(0x6000), kGpu),
-      Granularity::kBlock1x128};
+  const CastTarget cast_before = output(kRows, 2 * kCols, Granularity::kBlock1x128);
+  const CastTarget out{matrix(address(0x5000), DType::kE4M3, kRows, 2 * kCols, 2 * kCols, kGpu),
+                       scale_layout(Granularity::kBlock1x128, kRows, 2 * kCols, DeviceType::kCuda)
+                           .view(address(0x6000), kGpu),
+                       {.granularity = Granularity::kBlock1x128}};
   TensorView x = matrix<const void>(address(0x2008), DType::kE4M3, kRows, 2 * kCols, 1288, kGpu);
   const auto go_back = [&] {
-    const auto source = config::CastSource::of(config::SourceKind::kActivationGradient,
-                                               Activation::kSwiGlu, GateLayout::kHalves);
-    cuda::quantize(runtime().device(0),
-                   {.source = source.of_codes(DType::kE4M3, Granularity::kBlock1x128),
-                    .x = x,
-                    .x_scale = core::scale_access(ScaledTensorView(cast)),
-                    .gradient = x_},
-                   {.rows = out}, {.in = DType::kBFloat16}, ScaleSource::kComputed, {&stream_});
+    ScaledTensorView codes = cast_before;
+    codes.data = x;
+    cast(ActivationGradient{.gradient = x_, .x = codes}, {.rows = out});
   };
   go_back();
   const auto params = state().launches[0].params_as<config::CastParams>();
@@ -317,21 +315,21 @@ TEST_F(CastTest, AnActivationInFp8HasScales) {
 
 TEST_F(CastTest, DequantizationAndConversion) {
   state().params_bytes = sizeof(config::ConvertParams);
-  const MutableScaledTensorView cast = output(kRows, kCols, Granularity::kBlock1x128);
+  const CastTarget codes = output(kRows, kCols, Granularity::kBlock1x128);
   const MutableTensorView out = matrix(address(0x4000), DType::kFloat32, kRows, kCols, -1, kGpu);
-  cuda::dequantize(runtime().device(0), cast, out, {});
+  cuda::dequantize(runtime().device(0), codes, out, {});
   auto params = state().launches[0].params_as<config::ConvertParams>();
   EXPECT_EQ(params.x, address(0x2000));
   EXPECT_EQ(params.scale, address(0x3000));
   EXPECT_EQ(params.scale_col_stride, kRows);
   EXPECT_EQ(params.out, address(0x4000));
   EXPECT_EQ(params.channel_scale, nullptr);
-  MutableScaledTensorView two_level = output(kRows, kCols, Granularity::kBlock128x128);
+  CastTarget two_level = output(kRows, kCols, Granularity::kBlock128x128);
   two_level.channel_scale = vector<const void>(address(0x7000), DType::kFloat32, kRows, kGpu);
   cuda::dequantize(runtime().device(0), two_level, out, {});
   params = state().launches.back().params_as<config::ConvertParams>();
   EXPECT_EQ(params.channel_scale, address(0x7000));
-  cuda::convert(runtime().device(0), x_, out, Overflow::kNan, {});
+  cuda::convert_dtype(runtime().device(0), x_, out, Overflow::kNan, {});
   params = state().launches.back().params_as<config::ConvertParams>();
   EXPECT_EQ(params.x_stride, 648);
   EXPECT_EQ(params.out_stride, kCols);

@@ -1,4 +1,4 @@
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 
 #include <algorithm>
 #include <array>
@@ -12,6 +12,7 @@
 #include "core/scale_layout.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
+#include "cpu/runs.h"
 #include "cpu/scale.h"
 #include "kernels/shared/channel_scale.h"
 #include "kernels/shared/fp8_format.h"
@@ -19,49 +20,31 @@
 namespace octofold::cpu {
 namespace {
 
-// Elements are handled in runs along a row, through a buffer that stays in the L1 cache.
-constexpr std::int64_t kRun = 512;
-using Run = std::array<float, kRun>;
-
-struct Rectangle {
-  std::int64_t row, rows, col, cols;
-};
-
 const config::Fp8Format& format_of(DType dtype) {
   return dtype == DType::kE4M3 ? config::kE4M3Format : config::kE5M2Format;
 }
 
-// What is cast: x, of two-level scales divided by the factors of its rows.
-struct Source {
+// x, for two-level scales divided by the factors of its rows.
+struct Divided {
   TensorView x;
-  const float* factors;
+  const float* factors = nullptr;
 
-  Source(const TensorView& x_, const float* factors_ = nullptr) : x(x_), factors(factors_) {}
+  template <typename Body>
+  void for_each_run(const Rectangle& area, Body&& body) const {
+    cpu::for_each_run(x, area, [&](std::int64_t row, auto col, float* values, std::int64_t count) {
+      if (factors != nullptr) {
+        const float inverse = 1.0f / config::channel_factor(factors[row]);
+        for (std::int64_t i = 0; i < count; ++i) values[i] *= inverse;
+      }
+      body(row, col, values, count);
+    });
+  }
 };
 
-// Calls body(row, col, values, count) for the runs that make up a rectangle of x, in FP32.
-template <typename Body>
-void for_each_run(const Source& source, const Rectangle& area, Body&& body) {
-  const TensorView& x = source.x;
-  Run run;
-  for (std::int64_t row = area.row; row < area.row + area.rows; ++row) {
-    for (std::int64_t col = area.col; col < area.col + area.cols; col += kRun) {
-      const std::int64_t count = std::min(kRun, area.col + area.cols - col);
-      load(x.data, x.dtype, row * x.strides[0] + col * x.strides[1], x.strides[1], count,
-           run.data());
-      if (source.factors != nullptr) {
-        const float inverse = 1.0f / config::channel_factor(source.factors[row]);
-        for (std::int64_t i = 0; i < count; ++i) run[static_cast<std::size_t>(i)] *= inverse;
-      }
-      body(row, col, run.data(), count);
-    }
-  }
-}
-
 // The largest magnitude, as bits: in that order a NaN exceeds infinity, so it is handed on.
-std::uint32_t amax_bits(const Source& x, const Rectangle& area) {
+std::uint32_t amax_bits(const Divided& x, const Rectangle& area) {
   std::uint32_t amax = 0;
-  for_each_run(x, area, [&](auto, auto, const float* values, std::int64_t count) {
+  x.for_each_run(area, [&](auto, auto, const float* values, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) {
       amax = std::max(amax, std::bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu);
     }
@@ -69,9 +52,9 @@ std::uint32_t amax_bits(const Source& x, const Rectangle& area) {
   return amax;
 }
 
-void encode(const Source& x, const Rectangle& area, const UnitCast& cast,
+void encode(const Divided& x, const Rectangle& area, const UnitCast& cast,
             const MutableTensorView& codes, Overflow overflow) {
-  for_each_run(x, area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
+  x.for_each_run(area, [&](std::int64_t row, std::int64_t col, float* values, std::int64_t count) {
     cast.apply({values, static_cast<std::size_t>(count)});
     store(values, count, codes.data, codes.dtype, row * codes.strides[0] + col, overflow);
   });
@@ -105,7 +88,7 @@ UnitCast computed_cast(const config::CastFormat& format, std::uint32_t amax) {
 }
 
 // One cast for everything.
-UnitCast whole_tensor_cast(const Source& x, const Bands& bands, const config::CastFormat& format) {
+UnitCast whole_tensor_cast(const Divided& x, const Bands& bands, const config::CastFormat& format) {
   std::vector<std::uint32_t> amax(static_cast<std::size_t>(bands.count), 0);
   parallel_for(bands.count, bands.work(), [&] {
     return [&](std::int64_t band) {
@@ -145,23 +128,23 @@ void reduce_columns(const TensorView& x, const ColumnTargets& out) {
 
 }  // namespace
 
-void quantize(const TensorView& matrix, const MutableScaledTensorView& out,
-              config::CastFormat format, ScaleSource scales) {
-  Source x = matrix;
+void cast_matrix(const TensorView& matrix, const CastTarget& out, config::CastFormat format) {
+  Divided x{matrix};
   if (out.channel_scale) {
     x.factors = static_cast<const float*>(out.channel_scale->data);
     format.in = DType::kFloat32;  // of the quotients
   }
   const std::int64_t rows = matrix.shape[0], cols = matrix.shape[1];
-  const core::UnitSize unit = core::unit_size(format.granularity, rows, cols);
-  const core::ScaleGrid grid = core::scale_grid(format.granularity, rows, cols);
+  const Granularity granularity = out.format.granularity;
+  const core::UnitSize unit = core::unit_size(granularity, rows, cols);
+  const core::ScaleGrid grid = core::scale_grid(granularity, rows, cols);
   const core::ScaleAccess<float> scale = core::scale_access(out);
-  const Bands bands = bands_of(format.granularity, rows, cols);
-  const bool given = scales == ScaleSource::kGiven;
+  const Bands bands = bands_of(granularity, rows, cols);
+  const bool given = out.scales == ScaleSource::kGiven;
   const Overflow overflow = format.saturate ? Overflow::kSaturate : Overflow::kNan;
 
   // The amax of all bands must be known before the first code is written.
-  if (format.granularity == Granularity::kTensor) {
+  if (granularity == Granularity::kTensor) {
     const UnitCast cast = given ? given_cast(format.rule, format.in, scale(0, 0))
                                 : whole_tensor_cast(x, bands, format);
     if (!given) scale(0, 0) = cast.scale;
@@ -202,11 +185,10 @@ TensorView rows_of(TensorView x, std::int64_t begin, std::int64_t end) {
 }
 
 // Columns from a multiple of 128 on, with the scales that are theirs alone.
-MutableScaledTensorView columns_of(MutableScaledTensorView out, std::int64_t begin,
-                                   std::int64_t count) {
+CastTarget columns_of(CastTarget out, std::int64_t begin, std::int64_t count) {
   out.data.data = static_cast<std::uint8_t*>(out.data.data) + begin;
   out.data.shape[1] = count;
-  if (!varies_along_k(out.granularity)) return out;
+  if (!varies_along_k(out.format.granularity)) return out;
   const std::int64_t units = begin / kScaleBlock;
   out.scale.data = static_cast<float*>(out.scale.data) + units * out.scale.strides[1];
   out.scale.shape[1] = core::ceil_divide(count, kScaleBlock);
@@ -215,25 +197,24 @@ MutableScaledTensorView columns_of(MutableScaledTensorView out, std::int64_t beg
 
 // The transpose of rows in groups, in the K-group layout. Scales that are for all groups are found
 // by a cast without anything between them.
-void quantize_groups(const TensorView& x, const MutableScaledTensorView& out,
-                     std::span<const std::int32_t> offsets, const config::CastFormat& format,
-                     ScaleSource scales) {
+void cast_groups(const TensorView& x, const CastTarget& out, std::span<const std::int32_t> offsets,
+                 const config::CastFormat& format) {
   const std::int64_t features = x.shape[1], rows = offsets.back();
-  const bool shares_scales = !varies_along_k(out.granularity);
+  const bool shares_scales = !varies_along_k(out.format.granularity);
   std::vector<std::uint8_t> together;
   if (shares_scales) {
     together.resize(static_cast<std::size_t>(features * rows));
-    MutableScaledTensorView all = out;
+    CastTarget all = out;
     all.data = matrix(static_cast<void*>(together.data()), out.data.dtype, features, rows);
-    quantize(transposed(rows_of(x, 0, rows)), all, format, scales);
+    cast_matrix(transposed(rows_of(x, 0, rows)), all, format);
   }
   for (std::size_t group = 0; group + 1 < offsets.size(); ++group) {
     const std::int64_t begin = offsets[group], count = offsets[group + 1] - begin;
     const std::int64_t column =
         kScaleBlock * (begin / kScaleBlock + static_cast<std::int64_t>(group));
-    const MutableScaledTensorView of_group = columns_of(out, column, count);
+    const CastTarget of_group = columns_of(out, column, count);
     if (!shares_scales && count > 0) {
-      quantize(transposed(rows_of(x, begin, begin + count)), of_group, format, scales);
+      cast_matrix(transposed(rows_of(x, begin, begin + count)), of_group, format);
     }
     for (std::int64_t feature = 0; feature < features; ++feature) {
       auto* codes = static_cast<std::uint8_t*>(of_group.data.data) + feature * out.data.strides[0];
@@ -243,56 +224,30 @@ void quantize_groups(const TensorView& x, const MutableScaledTensorView& out,
   }
 }
 
-void quantize_stack(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
-                    ScaleSource scales) {
+void cast_stack(const TensorView& x, const CastTargets& out, const config::CastFormat& format) {
   const std::int64_t matrices = *out.matrices, rows = x.shape[0] / matrices;
   for (std::int64_t i = 0; i < matrices; ++i) {
     CastTargets one;
     if (out.rows) one.rows = core::matrix_of_stack(*out.rows, matrices, i);
     if (out.transposed) one.transposed = core::matrix_of_stack(*out.transposed, matrices, i);
-    quantize(rows_of(x, i * rows, (i + 1) * rows), one, format, scales);
+    cast_values(rows_of(x, i * rows, (i + 1) * rows), one, format);
   }
 }
 
 }  // namespace
 
-void quantize(const TensorView& x, const CastTargets& out, const config::CastFormat& format,
-              ScaleSource scales) {
-  if (out.matrices) return quantize_stack(x, out, format, scales);
+void cast_values(const TensorView& x, const CastTargets& out, const config::CastFormat& format) {
+  if (out.matrices) return cast_stack(x, out, format);
   reduce_columns(x, out.columns);
-  config::CastFormat of_transpose = format;
-  if (out.transposed) of_transpose.granularity = out.transposed->granularity;
   if (out.offsets) {
     const std::span offsets(static_cast<const std::int32_t*>(out.offsets->data),
                             static_cast<std::size_t>(out.offsets->shape[0]));
     const std::int64_t rows = offsets.back();
-    if (out.rows) quantize(rows_of(x, 0, rows), row_slice(*out.rows, 0, rows), format, scales);
-    return quantize_groups(x, *out.transposed, offsets, of_transpose, scales);
+    if (out.rows) cast_matrix(rows_of(x, 0, rows), row_slice(*out.rows, 0, rows), format);
+    return cast_groups(x, *out.transposed, offsets, format);
   }
-  if (out.rows) quantize(x, *out.rows, format, scales);
-  if (out.transposed) quantize(transposed(x), *out.transposed, of_transpose, scales);
-}
-
-void dequantize(const ScaledTensorView& x, const MutableTensorView& out) {
-  const std::int64_t rows = x.data.shape[0], cols = x.data.shape[1];
-  const core::UnitSize unit = core::unit_size(x.granularity, rows, cols);
-  const core::ScaleAccess<const float> scale = core::scale_access(x);
-  const auto* factors =
-      x.channel_scale ? static_cast<const float*>(x.channel_scale->data) : nullptr;
-  parallel_for(rows, cols, [&] {
-    return [&](std::int64_t row) {
-      const float outer = factors == nullptr ? 1.0f : config::channel_factor(factors[row]);
-      for (std::int64_t col = 0; col < cols; col += unit.cols) {
-        const float inner = scale(row / unit.rows, col / unit.cols);
-        const Rectangle area{row, 1, col, std::min(unit.cols, cols - col)};
-        for_each_run(x.data, area, [&](auto, std::int64_t first, float* values, auto count) {
-          for (std::int64_t i = 0; i < count; ++i) values[i] = values[i] * inner * outer;
-          store(values, count, out.data, out.dtype, row * out.strides[0] + first,
-                Overflow::kSaturate);
-        });
-      }
-    };
-  });
+  if (out.rows) cast_matrix(x, *out.rows, format);
+  if (out.transposed) cast_matrix(transposed(x), *out.transposed, format);
 }
 
 }  // namespace octofold::cpu
