@@ -34,7 +34,7 @@ DOORS = {
     "kernels/attention": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/dot": ["kernels/numeric", "kernels/ptx", "kernels/config"],
     "kernels/weight_only": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "src/core": [],
+    "src/core": ["kernels/config"],
     "src/jit": ["core"],
     "src/plan": ["core", "kernels/config"],
     "src/cpu": ["core", "kernels/config"],

@@ -43,7 +43,8 @@ int main() {
   octofold::grouped_gemm(
       {.a = a.view(),
        .b = by_expert(b),
-       .offsets = octofold::vector(kOffsets.data(), DType::kInt32, kOffsets.size()),
+       .groups = octofold::RowGroups{octofold::vector(kOffsets.data(), DType::kInt32,
+                                                      kOffsets.size())},
        .out = matrix(y.data(), DType::kFloat32, kTokens, kOutputs)});
 
   double error = 0, norm = 0;

@@ -1,8 +1,12 @@
 // The first half of a gated MLP: both products, the activation and the cast of what it gives.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "octofold/casts.h"
 #include "octofold/export.h"
+#include "octofold/grouped_gemm.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/vocabulary.h"
@@ -11,12 +15,15 @@ namespace octofold {
 
 /// out = cast(activation(A · Wgᵀ, A · Wuᵀ)): neither gate nor up nor H is in memory.
 ///
-/// a: [..., K], scales 1x128; e4m3 or e5m2.
-/// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu.
-/// activation: a gated one (vocabulary.h).
+/// a: [..., K], scales 1x128; e4m3 or e5m2. With groups: [M, K], rows sorted by group.
+/// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu. With groups:
+///   [G, 2·N, K], a group's gates, then its ups; scales as in grouped_gemm().
+/// groups: each row has the weights of its group. There are no products of masked groups.
 /// out: codes [..., N], e4m3 or e5m2, scales 1x128 of any strides; columns contiguous, rows that do
-///   not overlap.
+///   not overlap. With groups, rows from the last offset on are not written.
+/// activation: a gated one (vocabulary.h).
 /// options: of the cast, as in quantize(); scales are computed.
+/// candidate: as in gemm().
 ///
 /// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and quantize_activation() of
 /// that, gate and up in halves: gate and up are the sums rounded to BF16, the activation is worked
@@ -25,9 +32,11 @@ namespace octofold {
 struct GatedGemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
+  std::optional<RowGroups> groups{};
   MutableScaledTensorView out;
   Activation activation = Activation::kSwiGlu;
   QuantizeOptions options{};
+  std::string candidate{};
 };
 
 /// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may

@@ -7,7 +7,6 @@
 #include "octofold/casts.h"
 #include "octofold/checkpoint.h"
 #include "octofold/dot.h"
-#include "octofold/dynamic_gemm.h"
 #include "octofold/error.h"
 #include "octofold/gated_gemm.h"
 #include "octofold/gathered.h"

@@ -10,7 +10,7 @@
 #include "cuda/gemm_weight_only.h"
 #include "kernels/config/weight_only_workspace.h"
 #include "ops/backend.h"
-#include "ops/gemm.h"
+#include "ops/product.h"
 #include "ops/inputs.h"
 #include "ops/weights.h"
 

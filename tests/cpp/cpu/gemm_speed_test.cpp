@@ -11,7 +11,7 @@
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
-#include "cpu/gemm.h"
+#include "cpu/product.h"
 #include "cpu/parallel.h"
 
 namespace octofold::cpu {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <string>
 
-#include "plan/mma_gemm.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
@@ -43,7 +43,7 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
   }
 
   void expect_all_sound(const GemmProblem& problem) const {
-    for (const auto& [name, config] : plan::mma_gemm_candidates(problem, gpu_)) {
+    for (const auto& [name, config] : test::candidates_as<config::MmaGemmConfig>(problem, gpu_)) {
       expect_sound(config);
     }
   }

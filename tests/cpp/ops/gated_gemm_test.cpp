@@ -202,10 +202,17 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
 TEST(GatedGemmArgumentsTest, TheCpuHasNoCandidates) {
   ScaledMatrix a(5, 256, Granularity::kBlock1x128), b(256, 256, Granularity::kBlock128x128);
   ScaledMatrix out(5, 128, Granularity::kBlock1x128);
-  const auto names = gated_gemm_candidates();
+  ProductProblem problem{.gated = Activation::kSwiGlu};
+  problem.product.form.out = DType::kE4M3;
+  const auto names = product_candidates(problem);
   ASSERT_FALSE(names.empty());
-  EXPECT_THROW(gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()}, {}, names.front()),
-               Error);
+  EXPECT_THAT(test::error_of([&] {
+                gated_gemm({.a = a.view(),
+                            .b = b.view(),
+                            .out = out.view(),
+                            .candidate = names.front()});
+              }),
+              HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
 }
 
 }  // namespace
