@@ -1,4 +1,4 @@
-// octofold::Error on its way to Python: each code has a kind, and python/octofold/errors.py
+// octofold::Error on its way to Python: each code has a kind, and python/octofold/_core/errors.py
 // has an exception class for each kind. An errno stands before the message: "2:cannot open …".
 #pragma once
 

@@ -3,9 +3,9 @@
 // once. (Each pair of columns read by itself, the epilogue of a tile took longer than 512 of K.)
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/channel_scale.h"
-#include "kernels/config/gemm_params.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/channel_scale.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold {
 

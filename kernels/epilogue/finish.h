@@ -2,9 +2,9 @@
 // and columns are the instruction's; where operands are swapped, D has them the other way round.
 #pragma once
 
-#include "kernels/config/gemm_params.h"
 #include "kernels/epilogue/factors.h"
 #include "kernels/epilogue/output.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold {
 
@@ -19,6 +19,13 @@ template <GemmConfiguration auto kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
     !kConfig.form.b_channel_scale && !kConfig.reads_c() && kConfig.form.bias == Addend::kNone;
+
+// No load moves across this. Else the assembler reads the terms of all columns ahead, for which
+// there are no registers: 56 bytes of spills (docs/notes/gemm-sm90.md).
+template <GemmConfiguration auto kConfig>
+__device__ void hold_back_loads() {
+  if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
+}
 
 // Index of an element of D, or of C with its stride.
 template <GemmConfiguration auto kConfig>

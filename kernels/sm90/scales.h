@@ -1,21 +1,19 @@
-// Scales that vary along K, as a math thread applies them to the partial sums of one stage.
+// Scales that vary along K, as a consumer thread applies them to the partial sums of one stage.
 //
-// A sum lies in a register i of a sub-tile (64 rows of a warpgroup): in row 8 · (i / 2 % 2) of
-// those that begin at the thread's first, in column 8 · (i / 4) + i % 2 of those that begin at the
-// thread's first pair (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", D). Scales that
-// are constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
+// Accumulator i of a sub-tile (64 rows of a warpgroup) belongs to row 8 · (i / 2 % 2), counted from
+// the thread's first row, and to column 8 · (i / 4) + i % 2, counted from the thread's first pair
+// of columns (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", D). Scales that are
+// constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {
 
-using config::Sm90GemmConfig;
-using config::Tile;
-
-// Of the rows. begin_tile() before a tile's first stage, read() for each stage, then at().
+// The scales of the rows: begin_tile() before a tile's first stage, read() for each stage, then
+// at().
 template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.row_scales()>
 class RowScales {
  public:
@@ -57,9 +55,7 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
   __device__ RowScales(int first_row, int) : first_row_(first_row) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    if constexpr (kMayBeginWithin) {
-      offset_ = (kConfig.swapped ? tile.row : tile.operand_row) % kScaleBlock;
-    }
+    if (kMayBeginWithin) offset_ = scaled_rows_of<kConfig>(tile).first % kScaleBlock;
   }
 
   // An early wait reads before the tile begins: all blocks that the tile may touch.
@@ -91,7 +87,7 @@ class RowScales<kConfig, Granularity::kBlock128x128> {
   float values_[kValues];
 };
 
-// Of the columns, likewise.
+// The scales of the columns, likewise; those of gated outputs are in gated_columns.h.
 template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.column_scales()>
 class ColumnScales {
  public:
@@ -140,8 +136,7 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
   __device__ explicit ColumnScales(int) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    const int first = kConfig.swapped ? tile.operand_column : tile.column;
-    if constexpr (kTwo) split_ = kScaleBlock - first % kScaleBlock;
+    if (kTwo) split_ = kScaleBlock - scaled_columns_of<kConfig>(tile).first % kScaleBlock;
   }
 
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
@@ -150,10 +145,8 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
     values_[1] = pair.y;
   }
 
-  // A strip of columns lies in one block, wherever the tile begins. Of a gated output all gates lie
-  // in one, all ups in another.
-  __device__ float at(int sub_tile, int i) const {
-    if constexpr (kConfig.gated.exists) return values_[sub_tile / kConfig.row_sub_tiles()];
+  // A strip of columns lies in one block, wherever the tile begins.
+  __device__ float at(int, int i) const {
     const bool second = kTwo && 2 * i / kStrip * kStrip >= split_;
     return second ? values_[1] : values_[0];
   }

@@ -36,17 +36,7 @@ from ._checkpoint import (
     quantize_checkpoint,
 )
 from ._core import torch_import
-from ._core.ops import scale_shape
-from ._core.targets import ColumnReductions
-from ._info import Component, Gpu, Info, info
-from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._log import set_log_handler
-from .activations import quantize_activation, quantize_activation_gradient
-from .attention import attention
-from .casts import convert, quantize, quantize_both, quantize_with_columns
-from .dot import dot
-from .dynamic_gemm import dynamic_gemm
-from .errors import (
+from ._core.errors import (
     BadFormatError,
     Error,
     InternalError,
@@ -55,14 +45,25 @@ from .errors import (
     UnavailableError,
     UnsupportedError,
 )
-from .gated_gemm import gated_gemm
-from .gathered import quantize_gathered
-from .gemm import gemm
-from .gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from .gemv import gemv
-from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
-from .norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
-from .routing import (
+from ._core.log import set_log_handler
+from ._core.ops import scale_shape
+from ._core.scaled_tensor import ScaledTensor
+from ._core.targets import ColumnReductions
+from ._info import Component, Gpu, Info, info
+from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops.activations import quantize_activation, quantize_activation_gradient
+from ._ops.attention import attention
+from ._ops.casts import convert, quantize, quantize_both, quantize_with_columns
+from ._ops.dot import dot
+from ._ops.dynamic_gemm import dynamic_gemm
+from ._ops.gated_gemm import gated_gemm
+from ._ops.gathered import quantize_gathered
+from ._ops.gemm import gemm
+from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
+from ._ops.gemv import gemv
+from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
+from ._ops.norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
+from ._ops.routing import (
     Routing,
     TopK,
     combine,
@@ -71,18 +72,15 @@ from .routing import (
     top_k,
     top_k_gradient,
 )
-from .scaled_tensor import ScaledTensor
-from .words import as_words, from_words, pack, unpack
+from ._ops.words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
     from . import models as models
     from . import nn as nn
-    from .nn.blocks import mlp as mlp
-    from .nn.blocks import norm_linear as norm_linear
-    from .nn.experts import experts as experts
-    from .nn.functional import linear as linear
-
-torch_import.introduce()
+    from .nn.autograd.blocks import mlp as mlp
+    from .nn.autograd.blocks import norm_linear as norm_linear
+    from .nn.autograd.experts import experts as experts
+    from .nn.autograd.linear import linear as linear
 
 __version__: str
 
@@ -96,11 +94,11 @@ def __getattr__(name: str) -> object:
     if name in ("models", "nn"):
         return importlib.import_module(f".{name}", __name__)
     if name == "linear":
-        return importlib.import_module(".nn.functional", __name__).linear
+        return importlib.import_module(".nn.autograd.linear", __name__).linear
     if name == "experts":
-        return importlib.import_module(".nn.experts", __name__).experts
+        return importlib.import_module(".nn.autograd.experts", __name__).experts
     if name in ("mlp", "norm_linear"):
-        return getattr(importlib.import_module(".nn.blocks", __name__), name)
+        return getattr(importlib.import_module(".nn.autograd.blocks", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -173,3 +171,11 @@ __all__ = [
     "tuning",
     "unpack",
 ]
+
+# Known by their public names: in messages, and in what pickle and torch.save() write.
+for _name in __all__:
+    _public = globals()[_name]
+    if isinstance(_public, type):
+        _public.__module__ = __name__
+
+torch_import.introduce()

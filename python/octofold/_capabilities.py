@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ._core.library import library
+from ._core.progress import Progress
 from ._info import info
-from ._library import library
 from ._probes import GRANULARITIES, try_on, why_no_probe
-from ._progress import Progress
 
 NATIVE, KERNELS = "native", "kernels"
 MEANINGS: Final = {

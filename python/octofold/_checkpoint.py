@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._library import library
-from ._progress import Progress, reporting
-from .errors import invalid_argument
+from ._core.errors import invalid_argument
+from ._core.library import library
+from ._core.progress import Progress, reporting
 
 
 @dataclass(frozen=True)

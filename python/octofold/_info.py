@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._library import library
+from ._core.library import library
 
 
 @dataclass(frozen=True)

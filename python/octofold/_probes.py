@@ -4,22 +4,22 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ._core.errors import Error
+from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
-from .activations import quantize_activation, quantize_activation_gradient
-from .attention import attention
-from .casts import convert, quantize, quantize_both
-from .dot import dot
-from .dynamic_gemm import dynamic_gemm
-from .errors import Error
-from .gated_gemm import gated_gemm
-from .gathered import quantize_gathered
-from .gemm import gemm
-from .gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from .gemv import gemv
-from .grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
-from .norms import norm_backward, quantize_norm
-from .routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
-from .scaled_tensor import ScaledTensor
+from ._ops.activations import quantize_activation, quantize_activation_gradient
+from ._ops.attention import attention
+from ._ops.casts import convert, quantize, quantize_both
+from ._ops.dot import dot
+from ._ops.dynamic_gemm import dynamic_gemm
+from ._ops.gated_gemm import gated_gemm
+from ._ops.gathered import quantize_gathered
+from ._ops.gemm import gemm
+from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
+from ._ops.gemv import gemv
+from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
+from ._ops.norms import norm_backward, quantize_norm
+from ._ops.routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
 
 GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
 ERROR_LIMIT: Final = 1e-2

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._library import library
-from ._progress import Progress, reporting
+from ._core.library import library
+from ._core.progress import Progress, reporting
 
 __all__ = [
     "CachedKernel",

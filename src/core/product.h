@@ -8,8 +8,8 @@
 #include "octofold/tensor.h"
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_config.h"
-#include "kernels/config/work.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::core {
 

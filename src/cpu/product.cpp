@@ -12,7 +12,7 @@
 #include "cpu/activations.h"
 #include "cpu/casts.h"
 #include "cpu/matrix_product.h"
-#include "kernels/config/group_bounds.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
 namespace {

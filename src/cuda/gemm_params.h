@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/product.h"
-#include "kernels/config/gemm_params.h"
+#include "kernels/shared/gemm_params.h"
 
 namespace octofold::cuda {
 

@@ -4,7 +4,7 @@
 #include "core/product.h"
 #include "cuda/device.h"
 #include "cuda/gemm_params.h"
-#include "kernels/config/mma_gemm.h"
+#include "kernels/mma/config/gemm.h"
 
 namespace octofold::cuda {
 

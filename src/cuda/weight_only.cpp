@@ -8,7 +8,7 @@
 #include "cuda/gemm_weight_only.h"
 #include "cuda/gemv.h"
 #include "cuda/tuned_plan.h"
-#include "kernels/config/weight_only.h"
+#include "kernels/weight_only/config/weight_only.h"
 #include "plan/tma.h"
 
 namespace octofold::cuda {

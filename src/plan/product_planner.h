@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/config/mma_gemm.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/mma/config/gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 #include "plan/product.h"

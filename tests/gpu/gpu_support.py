@@ -17,7 +17,7 @@ from typing import NamedTuple
 import judge
 import octofold
 import pytest
-from octofold._library import library
+from octofold._core.library import library
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import octofold
 import torch
-from octofold._library import library
+from octofold._core.library import library
 
 OFFSETS = (
     (0, 5, 5, 70, 200),

@@ -3,7 +3,7 @@
 import itertools
 
 from gpu_support import DEVICE, ON_GPU, torch
-from octofold._library import library
+from octofold._core.library import library
 
 # No sums in slices of K: groups have none either.
 PLAIN = "64x64.w1.c1x1x1.b1.alternating" if ON_GPU else None

@@ -24,7 +24,7 @@ import time
 
 import octofold
 import torch
-from octofold._library import library
+from octofold._core.library import library
 from octofold_tool.gpu.tune import is_sensible
 
 MIN_BYTES, MAX_SETS = 256_000_000, 64

@@ -31,7 +31,7 @@ from measure_candidates import (
     shapes_of,
     signal_alarm,
 )
-from octofold._library import library
+from octofold._core.library import library
 
 FEW = "1/2/4/8/16/32/64/128"
 LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))

@@ -29,7 +29,7 @@ from measure_candidates import (
     shapes_of,
     signal_alarm,
 )
-from octofold._library import library
+from octofold._core.library import library
 
 SHAPES = (
     "16384,14336,4096",

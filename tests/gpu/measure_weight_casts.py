@@ -18,7 +18,7 @@ from collections.abc import Callable
 import octofold
 import torch
 from linear_bench.sampling import timings
-from octofold.nn.casts import cast_weight
+from octofold.nn.casting.casts import cast_weight
 from octofold.nn.recipes import recipe_of
 from torch import Tensor
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from measure_candidates import in_turns, signal_alarm
-from octofold._library import _nvrtc_of_wheels
+from octofold._core.library import _nvrtc_of_wheels
 
 # PTX's name of the type, K of the instruction, numbers of a word, and the architecture it needs.
 TYPES = {

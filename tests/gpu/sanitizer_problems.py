@@ -17,7 +17,7 @@ import octofold
 import torch
 from attention_problems import attention_problems
 from group_problems import group_problems, has_products_of_hopper
-from octofold._library import library
+from octofold._core.library import library
 from word_problems import word_problems
 
 PAIRS = (

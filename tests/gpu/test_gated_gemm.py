@@ -23,7 +23,7 @@ from gpu_support import (
     with_data,
     with_scale,
 )
-from octofold._library import library
+from octofold._core.library import library
 from reference import PROFILES
 
 skip_without("gated products")

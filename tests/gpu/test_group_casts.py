@@ -8,7 +8,7 @@ import math
 import octofold
 import pytest
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
-from octofold._library import library
+from octofold._core.library import library
 
 SOURCES = ("bfloat16", "float16", "float32")
 PROFILES = ("deepgemm", "vllm", "te", "deepseek")

@@ -34,7 +34,7 @@ from grouped_support import (
     onto_c,
 )
 from octofold import ScaledTensor
-from octofold._library import library
+from octofold._core.library import library
 
 skip_without("grouped products")
 

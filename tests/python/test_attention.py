@@ -6,7 +6,7 @@ import octofold
 import pytest
 import reference
 from attention_cases import dense, packed, paged, with_scales
-from octofold._library import library
+from octofold._core.library import library
 from octofold.attention import _workspace_size
 
 HALVES = ("float16", "bfloat16")

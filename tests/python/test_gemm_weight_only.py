@@ -4,7 +4,7 @@ import numpy as np
 import octofold
 import pytest
 import reference
-from octofold._library import library
+from octofold._core.library import library
 from octofold.gemm_weight_only import _workspace_size
 
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -5,8 +5,8 @@ import numpy as np
 import octofold
 import pytest
 from octofold._core.dtypes import dtype_name
-from octofold._library import library
-from octofold.norms import _workspace_rows
+from octofold._core.library import library
+from octofold._ops.norms import _workspace_rows
 
 torch = pytest.importorskip("torch")
 import reference_norms as reference  # noqa: E402

@@ -8,8 +8,8 @@ import pytest
 import routing_reference as reference
 from hypothesis import given
 from hypothesis import strategies as st
-from octofold._library import library
-from octofold.routing import _workspace_size
+from octofold._core.library import library
+from octofold._ops.routing import _workspace_size
 
 torch = pytest.importorskip("torch")
 

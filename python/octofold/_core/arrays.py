@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm_ffi import tvm_ffi
-from ..errors import invalid_argument
 from .dtypes import NUMPY_DTYPES, SPELLINGS
+from .errors import invalid_argument
 from .frameworks import (
     Array,
     CuPyFramework,
@@ -20,6 +19,7 @@ from .frameworks import (
     reinterpret,
 )
 from .streams import StreamLike, stream_handle
+from .tvm_ffi import tvm_ffi
 
 Pair = tuple[Array, Array]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from ..errors import invalid_argument
+from .errors import invalid_argument
 
 DTypeLike: TypeAlias = Annotated[Any, "dtype"]
 """A name ("e4m3", "bfloat16" ...), a NumPy or ml_dtypes type, or a torch.dtype."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, TypeAlias
 
-from ..errors import invalid_argument
+from .errors import invalid_argument
 
 StreamLike: TypeAlias = Annotated[Any, "stream"]
 """A cudaStream_t or CUstream as an int, or an object that has one: torch.cuda.Stream,

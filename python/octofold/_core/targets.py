@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..errors import invalid_argument
-from ..scaled_tensor import ScaledTensor
+from .errors import invalid_argument
 from .frameworks import Array, Framework
 from .ops import Arrays, quick_scale_shape, row_count
+from .scaled_tensor import ScaledTensor
 
 Casts: TypeAlias = Any
 """A ScaledTensor; of both targets a pair of them, (rows, transposed). Where `columns` says what is

@@ -7,7 +7,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ..scaled_tensor import ScaledTensor
+from .scaled_tensor import ScaledTensor
 
 
 def introduce() -> None:

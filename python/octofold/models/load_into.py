@@ -9,16 +9,16 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
+from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
-from ..errors import InvalidArgumentError, invalid_argument
-from ..nn.convert import replaced
-from ..nn.fp8_weight import Fp8Weight
-from ..nn.inference import InferenceLinear
-from ..nn.kernels import has_native
-from ..nn.recipes import Product, Recipe, blockwise, rowwise, tensorwise
-from ..nn.weight_only import WeightOnlyLinear
-from ..scaled_tensor import ScaledTensor
+from ..nn.conversion.linear import replaced
+from ..nn.layers.fp8_weight import Fp8Weight
+from ..nn.layers.inference import InferenceLinear
+from ..nn.layers.weight_only import WeightOnlyLinear
+from ..nn.recipes.kernels import has_native
+from ..nn.recipes.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"

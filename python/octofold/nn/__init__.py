@@ -9,23 +9,23 @@ docs/training.md says how they go with the rest of torch, docs/recipes.md what r
 """
 
 from . import recipes
-from .choice import fp8_wins
-from .conv1d import Conv1D
-from .conversion import Conversion
-from .convert import convert, restore
-from .convert_experts import convert_experts
-from .convert_weight_only import convert_weight_only
-from .expert_layer import Experts
-from .inference import InferenceLinear
-from .linear import Linear
-from .lora import lora_config
-from .mixture import MixtureOfExperts
-from .mlp import MLP
-from .norm_linear import NormLinear
-from .recipes import Delayed, Product, Recipe
-from .router import TopKRouter, route
-from .weight_casts import keep_casts
-from .weight_only import WeightOnlyLinear
+from .casting.weight_casts import keep_casts
+from .conversion.experts import convert_experts
+from .conversion.linear import convert, restore
+from .conversion.report import Conversion
+from .conversion.weight_only import convert_weight_only
+from .layers.conv1d import Conv1D
+from .layers.experts import Experts
+from .layers.inference import InferenceLinear
+from .layers.linear import Linear
+from .layers.lora import lora_config
+from .layers.mixture import MixtureOfExperts
+from .layers.mlp import MLP
+from .layers.norm_linear import NormLinear
+from .layers.router import TopKRouter, route
+from .layers.weight_only import WeightOnlyLinear
+from .recipes.choice import fp8_wins
+from .recipes.recipe import Delayed, Product, Recipe
 
 __all__ = [
     "MLP",
@@ -51,3 +51,9 @@ __all__ = [
     "restore",
     "route",
 ]
+
+# Known by their public names: in messages, and in files that torch.save() writes of whole modules.
+for _name in __all__:
+    _public = globals()[_name]
+    if isinstance(_public, type):
+        _public.__module__ = __name__

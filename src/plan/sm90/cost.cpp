@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/tile_schedule.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/tile_schedule.h"
 
 namespace octofold::plan::sm90 {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::plan::sm90 {
 

@@ -61,7 +61,8 @@ void expect_cast(const GemmProblem& problem, const Sm90GemmConfig& config,
   EXPECT_EQ(config.cast_rows() % problem.dynamic.rows_at_once(), 0);
   EXPECT_EQ(kernel.threads, 384);
   // All registers that the block starts with, and no more.
-  EXPECT_LE(config.load_registers() + config.second_load_registers() + config.math_registers(),
+  EXPECT_LE(config.producer_registers() + config.second_producer_registers() +
+                config.consumer_registers(),
             3 * config.registers_at_start());
   EXPECT_GE(config.stages, config::kCastWarps);
 }

@@ -10,7 +10,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/product.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "support/gpu_product.h"
 
 namespace octofold::cuda {

@@ -6,8 +6,8 @@
 #include <random>
 #include <utility>
 
-#include "kernels/config/tile_schedule.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/shared/tile_schedule.h"
+#include "kernels/sm90/config/gemm.h"
 #include "plan/product.h"
 
 namespace octofold::test {

@@ -6,7 +6,7 @@ from typing import Any
 import octofold
 import octofold.nn
 from octofold import ScaledTensor
-from octofold.nn.casts import cast_weight
+from octofold.nn.casting.casts import cast_weight
 from octofold.nn.recipes import NAMED, Recipe
 from octofold_tool.gpu.timing import Call
 

@@ -7,7 +7,7 @@ from typing import Any
 import octofold
 import torch
 from octofold import ScaledTensor
-from octofold._library import library
+from octofold._core.library import library
 from octofold_tool.gpu.timing import Call
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from layer_support import random
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn.delayed import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
+from octofold.nn.recipes.history import GRADIENT, INPUT, WEIGHT, delayed_scale, new_history  # noqa: E402
 
 nn = octofold.nn
 

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import expert_casts, recipes  # noqa: E402
+from octofold.nn import recipes  # noqa: E402
+from octofold.nn.casting import expert_casts  # noqa: E402
 
 GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 RECIPE = recipes.blockwise

@@ -203,7 +203,7 @@ def test_bad_input():
     [
         (torch.nn.Bilinear(3, 3, 3), "expected a torch.nn.Linear itself, got torch.nn.*Bilinear"),
         (torch.nn.LazyLinear(3), "expected a torch.nn.Linear itself, got torch.nn.*LazyLinear"),
-        (nn.Linear(3, 3), "expected a torch.nn.Linear itself, got octofold.nn.linear.Linear"),
+        (nn.Linear(3, 3), "expected a torch.nn.Linear itself, got octofold.nn.Linear"),
     ],
 )
 def test_from_linear_takes_no_other_module(linear, message):

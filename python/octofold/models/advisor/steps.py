@@ -1,6 +1,6 @@
 """The steps of a long run, for a progress bar."""
 
-from ..._progress import Progress
+from ..._core.progress import Progress
 
 
 class Steps:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ...errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
+from ..._core.errors import BadFormatError, IoErrorWithErrno, UnavailableError, invalid_argument
 from .layers import Record, require_record
 
 RECORDS: Final = "octofold.json"

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ..._core.errors import invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
-from ...errors import invalid_argument
-from ...nn.fp8_weight import Fp8Weight
-from ...nn.inference import InferenceLinear
-from ...nn.recipes import Delayed, Product, Recipe
-from ...nn.weight_only import WeightOnlyLinear
-from ...scaled_tensor import ScaledTensor
+from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.inference import InferenceLinear
+from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.recipe import Delayed, Product, Recipe
 from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
 from ..._core.ops import scale_shape
-from ...errors import BadFormatError, InvalidArgumentError, invalid_argument
-from ...nn.convert import replaced
+from ...nn.conversion.linear import replaced
 from ..load_places import Slot, slots_of
 from .folder import Records, read_records, read_tensors
 from .layers import Record, layer_of, record_of, weight_of, why_not

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
-from ...nn.kernels import has_native, has_weight_only
+from ...nn.recipes.kernels import has_native, has_weight_only
 
 NATIVE: Final = "native"
 """x is cast to FP8 too, and FP8 multiplied with FP8."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...casts import quantize
-from ...scaled_tensor import ScaledTensor
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.casts import quantize
 
 
 @dataclass

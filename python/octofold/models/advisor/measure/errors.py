@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ....errors import Error
-from ....nn.convert import replaced
-from ....nn.functional import result_dtype
-from ..plan import Option
-from ..record import Recorded
-from ..ways import OWN, Way
+from ...._core.errors import Error
+from ....nn.autograd.linear import result_dtype
+from ....nn.conversion.linear import replaced
+from ..plan.data import Option
+from ..plan.record import Recorded
+from ..plan.ways import OWN, Way
 from .runs import Runs, answers, answers_error, relative, squares
 
 

@@ -1,0 +1,247 @@
+"""FP8 codes with their scales."""
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+
+from . import arrays
+from .calls import Op
+from .dtypes import WIDE, DTypeLike, dtype_name
+from .errors import invalid_argument
+from .frameworks import Array, Framework
+from .library import library
+from .ops import Arrays, Options, Scaled, require_matrix, row_count
+from .streams import StreamLike
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaledTensor(Scaled):
+    """An FP8 matrix with the FP32 scales that take its codes back to values: x ≈ data × scale.
+
+    data: [..., cols], e4m3 or e5m2. Leading dimensions count as more rows.
+    scale: float32; its shape follows from the granularity (see scale_shape), of a stack of matrices
+        too.
+    granularity: how many elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
+    channel_scale: two-level scales, beside "128x128" only: a float32 factor for each row, [rows],
+        contiguous, leading dimensions counted as rows: x ≈ data × scale × factor. A factor that is
+        no positive normal number (0, NaN, infinity) counts as 1.
+
+    Build one yourself from the tensors of a checkpoint; they are checked when they are used. `==`
+    is identity, as arrays have no other that is one truth value: equals() compares. It can be
+    pickled, saved with torch.save() and loaded with torch.load().
+    """
+
+    data: Array
+    scale: Array
+    granularity: str
+    channel_scale: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """The dtype of the codes, in terms of the array's framework."""
+        return self.data.dtype
+
+    def dequantize(self, dtype: DTypeLike = "float32", stream: StreamLike | None = None) -> Array:
+        """data × scale (× channel_scale), the product in FP32, rounded to nearest even in `dtype`;
+        of a matrix or a stack.
+
+        dtype: float32, float16 or bfloat16.
+        stream: as in gemm().
+        Returns an array of the same shape in the framework of `data`.
+        Raises InvalidArgumentError.
+        """
+        name = dtype_name("dequantize", "dtype", dtype, WIDE)
+        inputs = (self.data, self.scale, self.channel_scale)
+        return _DEQUANTIZE(inputs, (self.granularity,), name, None, stream)[0]
+
+    def equals(self, other: object) -> bool:
+        """Whether `other` is a ScaledTensor of the same framework, device, granularity, dtype and
+        shape with the same bytes of codes and scales (a NaN equals itself)."""
+        return (
+            isinstance(other, ScaledTensor)
+            and self.granularity == other.granularity
+            and arrays.same_bytes(self.data, other.data)
+            and arrays.same_bytes(self.scale, other.scale)
+            and (self.channel_scale is None) == (other.channel_scale is None)
+            and (
+                self.channel_scale is None
+                or arrays.same_bytes(self.channel_scale, other.channel_scale)
+            )
+        )
+
+    def to(self, device: Any) -> "ScaledTensor":
+        """The same on another device, or itself if it is there; scales get the layout that is
+        fastest there.
+
+        device: of torch tensors what Tensor.to() takes; of CuPy arrays the number of a GPU, or
+            "cpu" for NumPy arrays; of others only "cpu", if that is where they are.
+        Raises InvalidArgumentError for devices that the framework has not.
+        """
+        moved = arrays.moved(self.data, self.scale, self.granularity, device)
+        if moved is None:
+            return self
+        factors = self.channel_scale
+        if factors is not None:
+            factors = arrays.moved_like(factors, self.data, device)
+        return ScaledTensor(*moved, self.granularity, factors)
+
+    def __getitem__(self, rows: slice | SupportsIndex) -> "ScaledTensor":
+        """Rows (with leading dimensions: of the first one), as views of data and scale.
+
+        rows: a slice of step 1. With 128x128 it begins and ends where scales do, at rows that are
+            multiples of 128, or at the end. Of a stack (quantize(matrices=)): of matrices. With
+            leading dimensions the number of one of them too, which is then a matrix or a stack.
+        Raises InvalidArgumentError, which names the nearest such boundaries; for a granularity that
+        there is not, those that there are. Raises IndexError for a number that is out of range.
+        """
+        if isinstance(rows, SupportsIndex):
+            return self._at(operator.index(rows))
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            expected = "a slice of step 1 or a whole number"
+            raise invalid_argument("ScaledTensor[]", "rows", expected, repr(rows))
+        size = self.shape[0]
+        begin, end, _ = rows.indices(size)
+        end = max(begin, end)
+        scale, factors = self.scale, self.channel_scale
+        if self.granularity in ("channel", "1x128") or self._is_stack():
+            scale = scale[begin:end]
+            if factors is not None:
+                each = row_count(self.shape[1:])
+                factors = factors[begin * each : end * each]
+        elif self.granularity == "128x128":
+            each = row_count(self.shape[1:]) if len(self.shape) > 2 else 1
+            factors = None if factors is None else factors[begin * each : end * each]
+            for row in (begin, end):
+                if row != size and row * each % 128:
+                    below = row * each // 128 * 128
+                    raise invalid_argument(
+                        "ScaledTensor[]",
+                        "rows",
+                        "a slice between rows that are multiples of 128, where scales of 128x128 "
+                        f"begin (here {below} or {below + 128}), or to the end",
+                        f"{begin}:{end}" if each == 1 else f"{begin}:{end} of {each} rows each",
+                    )
+            scale = scale[begin * each // 128 : (end * each + 127) // 128]
+        elif self.granularity != "tensor":
+            raise invalid_argument(
+                "ScaledTensor[]",
+                "granularity",
+                "tensor, channel, 1x128 or 128x128",
+                repr(self.granularity),
+            )
+        return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
+
+    def _at(self, index: int) -> "ScaledTensor":
+        """Of the first dimension, which goes."""
+        size = self.shape[0]
+        if not -size <= index < size:
+            raise IndexError(f"ScaledTensor[]: {index} of {size}")
+        if len(self.shape) < 3:
+            expected = "a slice, as a row alone is no matrix"
+            raise invalid_argument("ScaledTensor[]", "rows", expected, str(index))
+        index %= size
+        one = self[index : index + 1]
+        scale = one.scale
+        if self.granularity != "tensor" and (self.granularity != "128x128" or self._is_stack()):
+            scale = scale[0]
+        return ScaledTensor(one.data[0], scale, self.granularity, one.channel_scale)
+
+    def _is_stack(self) -> bool:
+        """Whether squares begin with each matrix [rows, cols] of data, or a tensor's scale does."""
+        shape = tuple(self.scale.shape)
+        if self.granularity == "tensor":
+            return len(self.shape) > 2 and shape == (self.shape[0],) != (1,)
+        return self.granularity == "128x128" and len(shape) == 3
+
+    @property
+    def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)
+        """The transpose of a matrix, as views of data and scale, where a square or all of it shares
+        a scale ("128x128", "tensor"). Its columns are not contiguous, which operations ask for:
+        copy `data` for them, or cast with quantize(x, transpose=True).
+
+        Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), as the
+        transpose would need scales that belong to columns; so do the factors of two-level ones.
+        """
+        if self.granularity not in ("tensor", "128x128"):
+            raise invalid_argument(
+                "ScaledTensor.T",
+                "granularity",
+                "tensor or 128x128, whose scales hold for rows and columns alike "
+                "(quantize(x, transpose=True) casts the transpose with scales of its own)",
+                self.granularity,
+            )
+        if self.channel_scale is not None:
+            expected = "None: its factors belong to rows"
+            raise invalid_argument("ScaledTensor.T", "channel_scale", expected, "an array")
+        if len(self.shape) != 2:
+            raise invalid_argument("ScaledTensor.T", "data", "2 dimensions", str(len(self.shape)))
+        scale = self.scale if self.granularity == "tensor" else self.scale.T
+        return ScaledTensor(self.data.T, scale, self.granularity)
+
+    def register_buffers(self, module: "torch.nn.Module", name: str) -> None:
+        """Make this a part of a torch module: its buffers `name` and `name`_scale (and, if there is
+        a channel_scale, `name`_channel_scale), which state_dict() holds and module.to(device)
+        moves, and its attribute `name`_granularity.
+        from_buffers() gives it back. module.to(dtype) would convert both, as it does all buffers
+        of floating point."""
+        module.register_buffer(name, self.data)
+        module.register_buffer(f"{name}_scale", self.scale)
+        if self.channel_scale is not None:
+            module.register_buffer(f"{name}_channel_scale", self.channel_scale)
+        setattr(module, f"{name}_granularity", self.granularity)
+
+    @staticmethod
+    def from_buffers(module: "torch.nn.Module", name: str) -> "ScaledTensor":
+        """What register_buffers() made of a ScaledTensor, as the module has it now."""
+        return ScaledTensor(
+            getattr(module, name),
+            getattr(module, f"{name}_scale"),
+            getattr(module, f"{name}_granularity"),
+            getattr(module, f"{name}_channel_scale", None),
+        )
+
+    def __repr__(self) -> str:
+        data, scale, factors = (
+            _described(array) for array in (self.data, self.scale, self.channel_scale)
+        )
+        text = f"data={data}, scale={scale}, granularity={self.granularity!r}"
+        if self.channel_scale is not None:
+            text += f", channel_scale={factors}"
+        return f"ScaledTensor({text})"
+
+
+# What pickles and torch.save() call it, wherever it is defined.
+ScaledTensor.__module__ = "octofold"
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype} {list(array.shape)}" if hasattr(array, "dtype") else repr(array)
+
+
+def require_one_level(operation: str, argument: str, tensor: ScaledTensor) -> None:
+    """No factors of channels, which the operation does not apply to this operand."""
+    if tensor.channel_scale is not None:
+        name = f"{argument}.channel_scale"
+        raise invalid_argument(operation, name, "None: two-level scales are not for it", "an array")
+
+
+def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    require_matrix("dequantize", "x", inputs[0].shape)
+    return (framework.empty(inputs[0].shape, dtype),)
+
+
+_DEQUANTIZE: Final = Op(
+    "dequantize",
+    {"x": ScaledTensor, "x.channel_scale": Array | None},
+    results=("out",),
+    allocate=_values,
+    function=lambda: library.dequantize,
+)

@@ -1,0 +1,1 @@
+"""The operations, a row of the table each."""

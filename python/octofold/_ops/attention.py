@@ -1,0 +1,170 @@
+"""Attention over keys and values in FP8."""
+
+from typing import Final
+
+from .._core.arrays import scratch
+from .._core.calls import Op
+from .._core.dtypes import dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options
+from .._core.streams import StreamLike
+
+_HALVES: Final = ("float16", "bfloat16")
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    query_offsets: Array | None = None,
+    key_offsets: Array | None = None,
+    key_counts: Array | None = None,
+    page_table: Array | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    return_log_sum_exp: bool = False,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
+    """softmax(scale · q · kᵀ) · v for each sequence and head, of keys and values in FP8.
+
+    q: float16 or bfloat16, [batch, queries, heads, head_size], or with query_offsets
+        [total_queries, heads, head_size]; head_size is a multiple of 8 from 8 to 256, and heads one
+        of kv_heads: head h reads that of k and v with number h // (heads // kv_heads). Here and of
+        k, v and out the last dimension is contiguous, and the others have any strides.
+    k, v: e4m3 or e5m2, each either, of one shape: [batch, keys, kv_heads, head_size]; with
+        key_offsets [total_keys, kv_heads, head_size], sequences one behind another; with page_table
+        [pages, page_size, kv_heads, head_size], page_size a power of two from 16 on.
+    k_scale, v_scale: float32, the multipliers of codes; None: 1. One element; [kv_heads]; one of
+        128 keys of a sequence and a head, [batch, ceil(keys / 128), kv_heads], with key_offsets
+        [total_keys // 128 + batch, kv_heads], where sequence b begins at key_offsets[b] // 128 + b;
+        with page_table [pages, kv_heads]. A shape that could be two of these is the first.
+    query_offsets, key_offsets: int32 [batch + 1]: where each sequence begins, and the end of the
+        last. key_offsets with query_offsets only. Queries beyond the last end are not computed, and
+        their results not written.
+    key_counts: int32 [batch]: how many keys of each sequence count. Required with page_table, not
+        with key_offsets.
+    page_table: int32 [batch, pages of a sequence]: the pages in which its keys lie, in order.
+    scale: of scores; None: 1 / sqrt(head_size).
+    causal: query i of n sees no key behind its own place, i + keys - n: the last query is at the
+        last key. As window=(None, 0).
+    window: how many keys before its place and behind it a query sees; None or -1: all.
+    return_log_sum_exp: give the pair of `out` and float32 [batch, heads, queries] (with
+        query_offsets [heads, total_queries]): the natural logarithms of the sums of exp(score).
+    out: where to write, of q's shape and type. As in gemm(), nothing may require a gradient.
+    stream: as in gemm().
+
+    Codes become numbers exactly and sums are FP32; weights of the softmax are rounded to q's type
+    for the product with v. A query that sees no key has zeros, and -inf as its logarithm. The same
+    input gives the same bits. Nothing is differentiated, as in gemm(). On a GPU offsets, counts and
+    tables are held to what there is, so that none leads outside the tensors; on the CPU such raise.
+
+    Returns `out`, or a new array in the framework of q; with return_log_sum_exp a pair.
+    Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
+    driver or compiler and UnsupportedError without kernels for it.
+    """
+    left, right = _limits(causal, window)
+    inputs = (q, k, v, k_scale, v_scale, query_offsets, key_offsets, key_counts, page_table)
+    options = (_scale_or_default(scale), left, right)
+    if out is None:
+        wanted = "float32" if return_log_sum_exp else ""
+        results = _ATTENTION(inputs, options, wanted, None, stream)
+    else:
+        shape = _shape(q)
+        workspace = scratch("attention", "out", out, (_workspace_size(shape),), stream)
+        logarithms = None
+        if return_log_sum_exp:
+            logarithms = scratch("attention", "out", out, _logarithms_shape(shape), stream)
+        results = _ATTENTION(inputs, options, "", (out, workspace, logarithms), stream)
+    return (results[0], results[2]) if return_log_sum_exp else results[0]
+
+
+def _limits(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+    """How many keys before and behind its place a query sees, -1 where all."""
+    if window is None:
+        return -1, 0 if causal else -1
+    try:
+        left, right = (-1 if limit is None else limit for limit in window)
+        wrong = left < -1 or right < -1
+    except (TypeError, ValueError):
+        wrong = True
+    if wrong:
+        expected = "None, or two whole numbers from 0 on, None or -1 where there is no limit"
+        raise invalid_argument("attention", "window", expected, repr(window))
+    if causal and right > 0:
+        expected = "no keys behind a query's place, as 'causal' is True"
+        raise invalid_argument("attention", "window", expected, repr(window))
+    return left, 0 if causal else right
+
+
+def _scale_or_default(scale: float | None) -> float:
+    """0 is the library's word for the default, and no scale that anybody wants; nor are those that
+    are 0 in float32."""
+    if scale is None:
+        return 0.0
+    if scale == 0 or (isinstance(scale, float) and abs(scale) <= 2.0**-150):
+        expected = "None, or a number other than 0 in float32"
+        raise invalid_argument("attention", "scale", expected, repr(scale))
+    return scale
+
+
+def _shape(q: Array) -> tuple[int, ...]:
+    if not hasattr(q, "shape") or len(q.shape) not in (3, 4):
+        expected = "[batch, queries, heads, head_size] or [total_queries, heads, head_size]"
+        got = f"shape {tuple(q.shape)}" if hasattr(q, "shape") else repr(q)
+        raise invalid_argument("attention", "q", expected, got)
+    return tuple(q.shape)
+
+
+def _logarithms_shape(q: tuple[int, ...]) -> tuple[int, ...]:
+    *batch, queries, heads, _ = q
+    return (*batch, heads, queries)
+
+
+def _workspace_size(q: tuple[int, ...]) -> int:
+    """attention_workspace_size() of the library, for torch's symbolic sizes too."""
+    *leading, size = q
+    rows = 1
+    for count in leading:
+        rows *= count
+    splits = 1 if rows <= 0 else min(64, max(1, 16384 // rows))
+    return 0 if splits == 1 else rows * splits * (size + 2)
+
+
+def _attended(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    """`dtype` is that of log_sum_exp, nothing where it is not wanted."""
+    q = inputs[0]
+    shape = _shape(q)
+    out = framework.empty(shape, dtype_name("attention", "q", q.dtype, _HALVES))
+    workspace = framework.empty((_workspace_size(shape),), "float32")
+    logarithms = framework.empty(_logarithms_shape(shape), dtype) if dtype else None
+    return out, workspace, logarithms
+
+
+# The library takes limits of the window as two numbers, and knows no causality beside them.
+_ATTENTION: Final = Op(
+    "attention",
+    {
+        "q": Array,
+        "k": Array,
+        "v": Array,
+        "k_scale": Array | None,
+        "v_scale": Array | None,
+        "query_offsets": Array | None,
+        "key_offsets": Array | None,
+        "key_counts": Array | None,
+        "page_table": Array | None,
+        "scale": float,
+        "window_left": int,
+        "window_right": int,
+    },
+    results=("out", "workspace", "log_sum_exp?"),
+    allocate=_attended,
+    function=lambda: library.attention,
+)

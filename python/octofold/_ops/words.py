@@ -1,0 +1,150 @@
+"""Packed words: FP8 and FP16 numbers in 32 bits, and the same memory as numbers again."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from .._core.dtypes import NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, is_torch
+from .._core.streams import StreamLike
+from .casts import convert
+
+_FORMATS: Final = ("e4m3", "e5m2", "float16")
+_CONTAINERS: Final = ("int32", "uint32", "float32")
+_WORD: Final = 4  # bytes
+
+
+def pack(
+    x: Array, format: str, overflow: str = "saturate", stream: StreamLike | None = None
+) -> Array:
+    """Numbers as packed 32-bit words, rounded to nearest even: convert(), seen through as_words().
+
+    x: [..., K] float32, float16 or bfloat16, a NumPy array or a torch tensor; at least 1 dimension,
+        the last contiguous, and leading ones that one stride can walk.
+    format: "e5m2" or "e4m3", four numbers to a word, or "float16", two. K is a multiple of that.
+    overflow: of FP8 "saturate" or "nan", as in convert(). float16 overflows to infinity.
+    stream: as in gemm().
+
+    Returns int32 [..., K / 4] or [..., K / 2], the first number of a word in its lowest bits. NaN
+    stays NaN; subnormal results are exact. Nothing is differentiated, as in convert().
+    Raises InvalidArgumentError that names the argument.
+    """
+    name = dtype_name("pack", "format", format, _FORMATS)
+    _require_array("pack", "x", x)
+    dtype_name("pack", "x", x.dtype, WIDE)
+    _require_words("pack", "x", x.shape, name)
+    return as_words(convert(x, name, overflow, stream))
+
+
+def unpack(
+    words: Array, format: str, dtype: DTypeLike = "float32", stream: StreamLike | None = None
+) -> Array:
+    """The numbers of packed words, exact in every dtype that holds them: convert() of from_words().
+
+    words: [..., K] int32, uint32 or float32, as in from_words(); leading dimensions that one stride
+        can walk.
+    format: "e5m2", "e4m3" or "float16".
+    dtype: float32, float16 or bfloat16, which rounds FP16 to nearest even.
+    stream: as in gemm().
+
+    Returns [..., K · 4] or [..., K · 2] in the framework of `words`.
+    Raises InvalidArgumentError that names the argument.
+    """
+    name = dtype_name("unpack", "format", format, _FORMATS)
+    to = dtype_name("unpack", "dtype", dtype, WIDE)
+    return convert(_numbers("unpack", words, name), to, stream=stream)
+
+
+def as_words(tensor: Array) -> Array:
+    """The packed words of FP8 or FP16 numbers: a view of the same memory.
+
+    tensor: [..., K] e4m3, e5m2 or float16, a NumPy array or a torch tensor. The last dimension is
+        contiguous; K, and the strides of other dimensions, are multiples of the numbers of a word;
+        the first number lies at a multiple of 4 bytes.
+
+    Returns int32 [..., K / 4], of float16 [..., K / 2].
+    Raises InvalidArgumentError that says what keeps it from being words; a copy has them.
+    """
+    _require_array("as_words", "tensor", tensor)
+    name = dtype_name("as_words", "tensor", tensor.dtype, _FORMATS)
+    _require_words("as_words", "tensor", tensor.shape, name)
+    _require_aligned("as_words", "tensor", tensor, _per_word(name))
+    return _view(tensor, "int32")
+
+
+def from_words(words: Array, format: str) -> Array:
+    """The numbers of packed words: a view of the same memory.
+
+    words: [..., K] int32, uint32, or float32 whose bits they are (as others keep them), a NumPy
+        array or a torch tensor; the last dimension contiguous.
+    format: "e5m2", "e4m3" or "float16".
+
+    Returns [..., K · 4] of this dtype, of float16 [..., K · 2].
+    Raises InvalidArgumentError that names the argument.
+    """
+    return _numbers("from_words", words, dtype_name("from_words", "format", format, _FORMATS))
+
+
+def _numbers(operation: str, words: Array, format: str) -> Array:
+    _require_array(operation, "words", words)
+    container = str(words.dtype).removeprefix("torch.")
+    if container not in _CONTAINERS:
+        expected = f"words in {', '.join(_CONTAINERS[:-1])} or {_CONTAINERS[-1]}"
+        raise invalid_argument(operation, "words", expected, container)
+    _require_dimension(operation, "words", words.shape)
+    _require_aligned(operation, "words", words, 1)
+    return _view(words, format)
+
+
+def _per_word(format: str) -> int:
+    return _WORD // NUMPY_DTYPES[format].itemsize
+
+
+def _require_array(operation: str, argument: str, array: Array) -> None:
+    if not (is_torch(array) or isinstance(array, np.ndarray)):
+        got = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise invalid_argument(operation, argument, "a NumPy array or a torch tensor", got)
+
+
+def _require_dimension(operation: str, argument: str, shape: Any) -> None:
+    if len(shape) == 0:
+        raise invalid_argument(operation, argument, "at least 1 dimension", "0")
+
+
+def _require_words(operation: str, argument: str, shape: Any, format: str) -> None:
+    _require_dimension(operation, argument, shape)
+    each = _per_word(format)
+    if shape[-1] % each != 0:
+        expected = f"a last dimension that is a multiple of {each}, the {format} numbers of a word"
+        raise invalid_argument(operation, argument, expected, f"{tuple(shape)}")
+
+
+def _require_aligned(operation: str, argument: str, array: Array, each: int) -> None:
+    """Whole words in memory, `each` elements to one."""
+    if is_torch(array):
+        from .._core import torch
+
+        strides, address = array.stride(), torch.address(array)
+    else:
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        address = array.ctypes.data
+    *leading, last = strides
+    if array.shape[-1] > 1 and last != 1:
+        expected = "a contiguous last dimension"
+        raise invalid_argument(operation, argument, expected, f"strides {tuple(strides)}")
+    for size, stride in zip(array.shape, leading, strict=False):
+        if size > 1 and stride % each != 0:
+            expected = f"strides that are multiples of {each}: whole words"
+            raise invalid_argument(operation, argument, expected, f"strides {tuple(strides)}")
+    if address % _WORD != 0:
+        expected = f"a first element at a multiple of {_WORD} bytes"
+        raise invalid_argument(operation, argument, expected, f"{address % _WORD} bytes behind one")
+
+
+def _view(array: Array, dtype: str) -> Array:
+    if is_torch(array):
+        from .._core import torch
+
+        return array.view(torch.DTYPES[dtype])
+    return array.view(NUMPY_DTYPES[dtype])

@@ -1,0 +1,104 @@
+"""The activation between two linear layers: its casts, and itself where no cast will do."""
+
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.activations import GATED, quantize_activation, quantize_activation_gradient
+from ..casting.casts import Casts, GradientCasts, cast_by, cast_with_sums
+from ..recipes.recipe import Recipe
+from .products import gradient_granularities
+
+ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
+_CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
+"""Of a gated one: what its gate goes through."""
+
+
+def is_gated(activation: str) -> bool:
+    """Whether it takes gate and up, one half of the features each."""
+    return activation in GATED
+
+
+def cast_activation(
+    gate_up: Tensor, activation: str, rows: str | None, transposed: str | None, recipe: Recipe
+) -> Casts:
+    """Casts of h = activation(gate_up), and of its transpose, at these granularities."""
+    function = partial(
+        quantize_activation,
+        gate_up,
+        activation,
+        dtype=recipe.input_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    return cast_by(function, rows, transposed)
+
+
+def cast_activation_gradient(
+    dh: Tensor,
+    gate_up: Tensor | ScaledTensor,
+    activation: str,
+    recipe: Recipe,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> GradientCasts:
+    """Casts of the gradient by gate_up, and of its transpose, as far as the products that go back
+    from it are wanted and in FP8; with the sums for a bias, where there is a cast."""
+    function = partial(
+        quantize_activation_gradient,
+        dh,
+        gate_up,
+        activation,
+        dtype=recipe.gradient_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    granularities = gradient_granularities(recipe, for_input, for_weight)
+    if for_bias:
+        return cast_with_sums(function, *granularities)
+    return GradientCasts(*cast_by(function, *granularities))
+
+
+def activated(x: Tensor, activation: str) -> Tensor:
+    """activation(x) in the dtype of x, differentiable, as torch has it."""
+    if is_gated(activation):
+        gate, up = x.chunk(2, dim=-1)
+        return _curve(gate, _CURVES[activation]) * up
+    return _curve(x, activation)
+
+
+def activated_gradient(dh: Tensor, x: Tensor, activation: str) -> Tensor:
+    """The gradient by x of activated(x), in the dtype of x."""
+    if not is_gated(activation):
+        return _curve_gradient(dh, x, activation)
+    gate, up = x.chunk(2, dim=-1)
+    curve = _CURVES[activation]
+    return torch.cat((_curve_gradient(dh * up, gate, curve), dh * _curve(gate, curve)), dim=-1)
+
+
+def _curve(x: Tensor, name: str) -> Tensor:
+    if name == "silu":
+        return functional.silu(x)
+    if name == "relu-squared":
+        return functional.relu(x).square()
+    return functional.gelu(x, approximate=_approximation(name))
+
+
+def _curve_gradient(dy: Tensor, x: Tensor, name: str) -> Tensor:
+    dx: Tensor
+    if name == "silu":
+        dx = torch.ops.aten.silu_backward(dy, x)
+    elif name == "relu-squared":
+        dx = 2 * functional.relu(x) * dy
+    else:
+        dx = torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
+    return dx
+
+
+def _approximation(name: str) -> str:
+    return "tanh" if name == "gelu-tanh" else "none"

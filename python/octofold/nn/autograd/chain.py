@@ -1,0 +1,133 @@
+"""What stands around linear layers, fused with them: what is computed, and with which casts."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.gated_gemm import gated_gemm
+from ..casting.casts import Casts, cast
+from ..recipes.kernels import has_kernels
+from ..recipes.recipe import Recipe
+from .activated import cast_activation, is_gated
+from .normed import Norm, cast_norm
+from .products import output_product
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is chained: [residual and norm,] a linear layer[, an activation, a second one]."""
+
+    name: str
+    """Of the operation, for its errors."""
+    recipe: Recipe
+    norm: Norm | None = None
+    activation: str | None = None
+    keep_fp8: bool = False
+    """Whether what the activation takes is kept for backward in FP8."""
+
+
+class Layer(NamedTuple):
+    """A linear layer of a chain: weights that are one below the other [out, in], the bias [out] of
+    all of them, and the casts of them all."""
+
+    weights: tuple[Tensor, ...]
+    bias: Tensor | None
+    casts: Casts
+    main_grads: tuple[Tensor | None, ...] = ()
+    """For each weight what its gradient is added to, instead of weight.grad."""
+
+    def needs_gradient(self) -> bool:
+        return any(t is not None and t.requires_grad for t in (*self.weights, self.bias))
+
+
+class Made(NamedTuple):
+    """What forward makes."""
+
+    y: Tensor
+    x: Tensor
+    """What was normed or, without a norm, cast."""
+    rstd: Tensor | None
+    mean: Tensor | None
+    x_transposed: ScaledTensor | None
+    gate_up: Tensor | None
+    """None where it was not written."""
+    h_transposed: ScaledTensor | None
+
+
+def compute(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    first: Layer,
+    second: Layer | None,
+    chain: Chain,
+    dtype: torch.dtype,
+    keep_x: bool = False,
+    keep_gate_up: bool = False,
+    keep_h: bool = False,
+) -> Made:
+    """A chain of arguments that fit. keep_x, keep_h: with the transposed casts that the weight
+    gradients want; keep_gate_up: with what the activation's gradient is worked out from."""
+    recipe = chain.recipe
+    output, grad_weight = recipe.output, recipe.grad_weight
+    assert output is not None
+    of_x = grad_weight.b if keep_x and grad_weight is not None else None
+    of_h = grad_weight.b if keep_h and grad_weight is not None else None
+    rstd = mean = gate_up = h_transposed = None
+    if chain.norm is None:
+        rows, x_transposed = cast(x, recipe.input_dtype, output.a, of_x, recipe)
+    else:
+        rows, x_transposed, x, rstd, mean = cast_norm(
+            x, norm_weight, norm_bias, residual, chain.norm, output.a, of_x, recipe
+        )
+    weight = first.casts[0]
+    if chain.activation is None or second is None:
+        y = output_product(rows, weight, first.bias, recipe, dtype)
+        return Made(y, x, rstd, mean, x_transposed, None, None)
+    in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
+    if keep_gate_up or keep_h or not in_one:
+        gate_up = output_product(rows, weight, first.bias, recipe, dtype)
+        h, h_transposed = cast_activation(gate_up, chain.activation, output.a, of_h, recipe)
+    else:
+        assert rows is not None
+        assert weight is not None
+        h = gated_gemm(
+            rows,
+            weight,
+            chain.activation,
+            dtype=recipe.input_dtype,
+            power_of_two=recipe.power_of_two,
+            profile=recipe.profile,
+        )
+    y = output_product(h, second.casts[0], second.bias, recipe, dtype)
+    return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
+
+
+def gated_in_one(
+    recipe: Recipe,
+    activation: str,
+    weight: ScaledTensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether the first product, the activation and the cast can be one operation, of a weight
+    [..., 2·hidden, in] without gradients: gated_gemm(), of experts grouped_gated_gemm()."""
+    output = recipe.output
+    if output is None or weight is None:
+        return False
+    fits_kernel = not weight.data.is_cuda or (
+        weight.shape[-2] % 256 == 0
+        and weight.shape[-1] % 16 == 0
+        and has_kernels("gated products", weight.data.device)
+    )
+    return (
+        (output.a, output.b) == ("1x128", "128x128")
+        and is_gated(activation)
+        and bias is None
+        and dtype == torch.bfloat16
+        and fits_kernel
+    )

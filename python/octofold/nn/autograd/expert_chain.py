@@ -1,0 +1,105 @@
+"""What experts compute, and with which casts."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.activations import quantize_activation
+from ..._ops.gathered import quantize_gathered
+from ..._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm
+from ..._ops.routing import Routing, combine
+from ..casting.casts import Casts, cast_grouped, cast_options
+from ..recipes.recipe import Product, Recipe
+from .chain import gated_in_one
+from .products import addable
+
+
+class Projection(NamedTuple):
+    """One of the two layers of all experts: the weights [experts, out, in] in high precision (None:
+    they are FP8 and have no gradient), biases [experts, out], and the casts of the weights."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    casts: Casts
+    main_grad: Tensor | None = None
+    """What the weights' gradient is added to, instead of weight.grad."""
+
+    def needs_gradient(self) -> bool:
+        return any(t is not None and t.requires_grad for t in (self.weight, self.bias))
+
+
+class Made(NamedTuple):
+    """What forward makes."""
+
+    out: Tensor
+    y: Tensor
+    """Rows [R, hidden] of the second product."""
+    x_transposed: ScaledTensor | None
+    gate_up: Tensor | None
+    """Rows of the first; None where it was not written."""
+    h_transposed: ScaledTensor | None
+
+
+def compute_experts(
+    x: Tensor,
+    weights: Tensor,
+    routing: Routing,
+    first: Projection,
+    second: Projection,
+    activation: str,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    keep_x: bool = False,
+    keep_gate_up: bool = False,
+    keep_h: bool = False,
+) -> Made:
+    """keep_x, keep_h: with the transposed casts that the weights' gradients want; keep_gate_up:
+    with what the activation's gradient is worked out from."""
+    offsets, sources, positions = routing
+    output, grad_weight = recipe.output, recipe.grad_weight
+    assert output is not None
+    assert grad_weight is not None
+    of_cast = cast_options(recipe, recipe.input_dtype)
+    cast = partial(quantize_gathered, x, sources, positions.shape[-1], **of_cast)
+    of_transpose = grad_weight.b if keep_x else None
+    rows, x_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
+    weight = first.casts[0]
+    assert rows is not None
+    assert weight is not None
+    h: ScaledTensor | None
+    gate_up = h_transposed = None
+    if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
+        h = grouped_gated_gemm(rows, weight, offsets, activation, **of_cast)
+    else:
+        gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, output.a)
+        cast = partial(quantize_activation, gate_up, activation, **of_cast)
+        of_transpose = grad_weight.b if keep_h else None
+        h, h_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
+    y = grouped_product(output, h, second.casts[0], offsets, dtype, second.bias)
+    out = combine(y, positions, weights, out_dtype=dtype)
+    return Made(out, y, x_transposed, gate_up, h_transposed)
+
+
+def grouped_product(
+    product: Product,
+    a: ScaledTensor | None,
+    b: ScaledTensor | None,
+    offsets: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    cast_to: str | None = None,
+) -> Tensor:
+    """Rows [R, out]. cast_to: the granularity of the cast that takes them."""
+    assert a is not None
+    assert b is not None
+    out = None
+    if cast_to == "tensor":  # which sees all rows, those too that are nobody's
+        out = a.data.new_zeros((a.shape[0], b.shape[1]), dtype=dtype)
+    bias, fast = addable(bias, dtype), product.fast_accumulation
+    y: Tensor = grouped_gemm(
+        a, b, offsets, out, None, bias, None if out is not None else dtype, fast
+    )
+    return y

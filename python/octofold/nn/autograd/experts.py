@@ -1,0 +1,80 @@
+"""Expert layers as a function with a gradient."""
+
+import torch
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..casting.casts import cast_weight
+from ..recipes.recipe import Recipe
+from .blocks import require_activation
+from .expert_chain import Projection
+from .expert_fitting import (
+    expert_recipe_of,
+    require_projections,
+    require_routed,
+    require_same_device,
+)
+from .expert_function import run_experts
+
+
+def experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor | ScaledTensor,
+    w2: Tensor | ScaledTensor,
+    activation: str = "swiglu",
+    recipe: Recipe | str = "blockwise",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> Tensor:
+    """For each token t the sum over its experts e = topk_ids[t, j] of topk_weights[t, j] ·
+    (activation(x[t] · w13[e]ᵀ (+ b13[e])) · w2[e]ᵀ (+ b2[e])), in FP8, differentiable.
+
+    x: [..., hidden] bfloat16, float16 or float32, any strides; zero tokens too.
+    topk_ids: [..., k] int32 (as octofold.top_k() gives them) or int64, on the device of x: -1 goes
+        nowhere, and adds nothing. Others that are no expert are an error on the CPU; on a GPU they
+        go nowhere too.
+    topk_weights: [..., k] of any of the dtypes of x; float32 is best.
+    w13: [experts, 2·inner, hidden] of a gated activation, each expert's gate rows first; else
+        [experts, inner, hidden]. In high precision, of any of these dtypes, cast in each call
+        (octofold.nn.keep_casts() keeps those of octofold.nn.Experts); or a ScaledTensor, as
+        checkpoints have them, with the scales that octofold.grouped_gemm() takes, of the recipe's
+        granularity: used as it is, without a gradient.
+    w2: [experts, hidden, inner], likewise.
+    activation: as of octofold.mlp().
+    recipe: as of octofold.linear(), with all products in FP8.
+    b13, b2: [experts, out] of the weights' rows, of any of these dtypes.
+
+    How many tokens an expert has is read on the device alone: no call waits for it, and in a CUDA
+    graph it may change from replay to replay. Rows are sorted by expert as they are cast; no
+    expert's rows are padded.
+
+    Returns [..., hidden] in the dtype of x, under autocast in autocast's. Gradients have the dtypes
+    of what they belong to. For backward are kept: in FP8 the rows of x and of the activation,
+    transposed, for the weights; what the first product gives; and, where the routing weights need a
+    gradient, the second's, one row for each of a token's experts each. What needs no gradient
+    costs no product and no cast. Recipes of 1x128 · 128x128 scales have, where nothing is to be
+    differentiated, product, gated activation and cast in one kernel, as octofold.mlp().
+    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
+    itself to be differentiated.
+    """
+    name = "experts"
+    recipe = expert_recipe_of(name, recipe)
+    require_activation(name, activation)
+    require_projections(name, w13, w2, b13, b2, activation, recipe)
+    require_same_device(name, x, w13)
+    require_routed(name, x, topk_ids, topk_weights, w13.shape[2])
+    grad = torch.is_grad_enabled()
+    first = projection_of(w13, b13, recipe, grad and x.requires_grad)
+    second = projection_of(w2, b2, recipe, grad and (x.requires_grad or first.needs_gradient()))
+    return run_experts(x, topk_ids, topk_weights, first, second, activation, recipe)
+
+
+def projection_of(
+    weight: Tensor | ScaledTensor, bias: Tensor | None, recipe: Recipe, transposed: bool
+) -> Projection:
+    """With casts that are made now, the transposed one if wanted; of FP8 backward makes it."""
+    if isinstance(weight, ScaledTensor):
+        return Projection(None, bias, (weight, None))
+    return Projection(weight, bias, cast_weight(weight, recipe, True, transposed))

@@ -1,0 +1,39 @@
+"""What gradients of Octofold's layers are not made for: second derivatives, torch.func, batches of
+gradients. Each is an error that says what to do."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._core.errors import UnsupportedError
+
+_is_compiling: Final = torch.compiler.is_compiling
+_innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
+_is_batch: Final = torch._C._functorch.is_legacy_batchedtensor
+
+
+def refuse_transforms(operation: str) -> None:
+    """Before an operation that is to be differentiated: raises UnsupportedError inside a transform
+    of torch.func."""
+    if not _is_compiling() and _innermost_transform() is not None:
+        raise UnsupportedError(
+            f"octofold.{operation}: expected no transform of torch.func (grad, vjp, jvp, jacrev, "
+            "vmap) where something requires a gradient, got one: use backward() or "
+            "torch.autograd.grad(), or vmap() under torch.no_grad(), or octofold.nn.restore(model)"
+        )
+
+
+def refuse_in_backward(operation: str, gradient: Tensor) -> None:
+    """In a backward that gets this gradient: raises UnsupportedError for a batch of gradients, and
+    where the backward is to be differentiated."""
+    if torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"octofold.{operation}: its backward cannot be differentiated: expected backward() or "
+            "grad() without create_graph, got create_graph=True"
+        )
+    if not _is_compiling() and _is_batch(gradient):
+        raise UnsupportedError(
+            f"octofold.{operation}: its backward takes one gradient: expected jacobian() without "
+            "vectorize=True and grad() without is_grads_batched=True, got a batch of gradients"
+        )

@@ -1,0 +1,135 @@
+"""The norm before a linear layer: its casts, its gradients, and itself where no cast will do."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..._core.errors import invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.norms import NormGradients, norm_backward, quantize_norm
+from ..recipes.recipe import Recipe
+from .fitting import require_vector, require_wide
+
+NORMS: Final = ("rms", "layer")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Which norm."""
+
+    kind: str
+    epsilon: float
+
+
+class NormCasts(NamedTuple):
+    """Of y = norm(x): the casts of y and of its transpose, and what its gradients need."""
+
+    rows: ScaledTensor | None
+    transposed: ScaledTensor | None
+    x: Tensor
+    """What was normed: with a residual the sum."""
+    rstd: Tensor
+    mean: Tensor | None
+
+
+def norm_of(operation: str, norm: object, epsilon: object) -> Norm:
+    """A norm by its arguments; raises InvalidArgumentError that names the one that is wrong."""
+    if norm not in NORMS:
+        raise invalid_argument(operation, "norm", f"one of {', '.join(NORMS)}", repr(norm))
+    if not isinstance(epsilon, float | int) or isinstance(epsilon, bool) or not epsilon >= 0:
+        raise invalid_argument(operation, "epsilon", "a number of at least 0", repr(epsilon))
+    return Norm(str(norm), float(epsilon))
+
+
+def require_norm_fitting(
+    operation: str,
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+) -> None:
+    """For x [..., in] of a layer with this weight [out, in]: residual as x, weight and bias of the
+    norm [in]; raises InvalidArgumentError that names
+    the one that does not fit."""
+    for name, operand in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        if operand is not None:
+            require_vector(operation, name, operand, x.shape[-1], "the features of x", weight)
+    if residual is None:
+        return
+    require_wide(operation, "residual", residual)
+    if residual.shape != x.shape or residual.dtype != x.dtype or residual.device != x.device:
+        expected = f"as x: {x.dtype} {list(x.shape)} on {x.device}"
+        got = f"{residual.dtype} {list(residual.shape)} on {residual.device}"
+        raise invalid_argument(operation, "residual", expected, got)
+
+
+def cast_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm: Norm,
+    rows: str,
+    transposed: str | None,
+    recipe: Recipe,
+) -> NormCasts:
+    """Casts of norm(x + residual), and of its transpose (None: not at all), at these
+    granularities."""
+    function = partial(
+        quantize_norm,
+        norm=norm.kind,
+        epsilon=norm.epsilon,
+        dtype=recipe.input_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    weight, bias = _fitted(weight, x), _fitted(bias, x)
+    targets = "both" if rows == transposed else "rows"
+    first = function(x, weight, bias, residual, granularity=rows, targets=targets)
+    normed = x if first.sum is None else first.sum
+    columns = first.transposed
+    if transposed is not None and columns is None:
+        second = function(normed, weight, bias, granularity=transposed, targets="transposed")
+        columns = second.transposed
+    return NormCasts(first.rows, columns, normed, first.rstd, first.mean)
+
+
+def norm_gradients(
+    dy: Tensor,
+    x: Tensor | None,
+    rstd: Tensor | None,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    of_x: Tensor | None,
+) -> NormGradients:
+    """Of norm(x) by x, weight and bias; `of_x` is added to that by x."""
+    assert x is not None
+    assert rstd is not None
+    weight, bias = _fitted(weight, x), _fitted(bias, x)
+    return norm_backward(dy, x, rstd, mean, weight, bias, residual_gradient=of_x, norm=norm.kind)
+
+
+def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:
+    """norm(x), worked out in FP32 and rounded to the dtype of x once."""
+    wide, shape = x.float(), (x.shape[-1],)
+    weight = None if weight is None else weight.float()
+    if norm.kind == "layer":
+        bias = None if bias is None else bias.float()
+        return functional.layer_norm(wide, shape, weight, bias, norm.epsilon).to(x.dtype)
+    y = functional.rms_norm(wide, shape, weight, norm.epsilon)
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _fitted(operand: Tensor | None, x: Tensor) -> Tensor | None:
+    """Of the dtype of x or float32, as the fused operations take it, and contiguous."""
+    if operand is None:
+        return None
+    operand = operand.detach()
+    return (operand if operand.dtype == torch.float32 else operand.to(x.dtype)).contiguous()

@@ -1,0 +1,159 @@
+"""The three products of a linear layer, from casts or in high precision as its recipe says."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.casts import quantize_with_columns
+from ..._ops.dynamic_gemm import dynamic_gemm
+from ..._ops.gemm import gemm
+from ..casting.casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
+from ..recipes.recipe import Product, Recipe
+
+
+def output_product(
+    x: ScaledTensor | None,
+    weight: ScaledTensor | None,
+    bias: Tensor | None,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x · weightᵀ (+ bias) of a recipe that has it in FP8."""
+    assert recipe.output is not None
+    assert x is not None
+    assert weight is not None
+    fast = recipe.output.fast_accumulation
+    y: Tensor = gemm(x, weight, None, None, addable(bias, dtype), dtype, fast)
+    return y
+
+
+def dynamic_output_product(
+    x: Tensor, weight: ScaledTensor | None, bias: Tensor | None, recipe: Recipe, dtype: torch.dtype
+) -> Tensor:
+    """The same of an x that is yet to be cast, in one operation."""
+    assert weight is not None
+    y: Tensor = dynamic_gemm(
+        x,
+        weight,
+        addable(bias, dtype),
+        dtype,
+        dtype=recipe.input_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    return y
+
+
+def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As products to this dtype take it."""
+    # torch takes the host a tenth of a product's call to find that nothing is to be done.
+    return bias if bias is None or bias.dtype in (dtype, torch.float32) else bias.to(dtype)
+
+
+def gradient_granularities(
+    recipe: Recipe, for_input: bool, for_weight: bool
+) -> tuple[str | None, str | None]:
+    """Of dY and of its transpose, as far as its products are wanted and in FP8."""
+    grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
+    return (
+        grad_input.a if for_input and grad_input is not None else None,
+        grad_weight.a if for_weight and grad_weight is not None else None,
+    )
+
+
+def cast_gradient(
+    dy: Tensor,
+    recipe: Recipe,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+    scale: Tensor | None = None,
+) -> GradientCasts:
+    """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
+    tensor scale [1] if one is given; else with the sums for a bias, where there is a cast."""
+    rows, transposed = gradient_granularities(recipe, for_input, for_weight)
+    if scale is not None or not for_bias:
+        return GradientCasts(*cast(dy, recipe.gradient_dtype, rows, transposed, recipe, scale))
+    function = partial(
+        quantize_with_columns,
+        dy,
+        columns=None,
+        dtype=recipe.gradient_dtype,
+        power_of_two=recipe.power_of_two,
+        profile=recipe.profile,
+    )
+    return cast_with_sums(function, rows, transposed)
+
+
+def input_gradient(
+    dy: Tensor | None,
+    dy_rows: ScaledTensor | None,
+    weights: tuple[Tensor | None, ...],
+    transposed: ScaledTensor | None,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """dY · weight. Where the transposed cast is missing it is made of the weight, with a static
+    scale if one is given. `weights` are one below the other. High precision needs dY itself and
+    the weight, FP8 neither."""
+    grad_input = recipe.grad_input
+    if grad_input is None:
+        assert dy is not None
+        return torch.matmul(dy, joined(weights).to(dy.dtype)).to(dtype)
+    if transposed is None:
+        _, transposed = cast_weight(joined(weights), recipe, False, True, scale)
+    return _product(grad_input, dy_rows, transposed, dtype)
+
+
+def weight_gradient(
+    dy: Tensor | None,
+    dy_transposed: ScaledTensor | None,
+    x: Tensor | None,
+    x_transposed: ScaledTensor | None,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    added_to: Tensor | None = None,
+) -> Tensor:
+    """dYᵀ · x, new or added to a tensor. High precision needs dY and x themselves, FP8 neither."""
+    grad_weight = recipe.grad_weight
+    if grad_weight is not None:
+        return _product(grad_weight, dy_transposed, x_transposed, dtype, added_to)
+    assert dy is not None
+    assert x is not None
+    dw = flat(dy).t() @ flat(x)
+    return dw.to(dtype) if added_to is None else added_to.add_(dw)
+
+
+def bias_gradient(dy: Tensor | None, sums: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """dY summed over all tokens: `sums` where a cast has made them, else from dY itself."""
+    if sums is not None:
+        return sums.to(dtype)
+    assert dy is not None
+    return flat(dy).sum(0, dtype=dtype)
+
+
+def flat(x: Tensor) -> Tensor:
+    """[..., cols] as a matrix."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _product(
+    product: Product,
+    a: ScaledTensor | None,
+    b: ScaledTensor | None,
+    dtype: torch.dtype,
+    added_to: Tensor | None = None,
+) -> Tensor:
+    """a · bᵀ, new and of `dtype`, or added to a tensor."""
+    assert a is not None
+    assert b is not None
+    fast = product.fast_accumulation
+    result: Tensor = (
+        gemm(a, b, None, None, None, dtype, fast)
+        if added_to is None
+        else gemm(a, b, added_to, added_to, None, None, fast)
+    )
+    return result

@@ -1,0 +1,1 @@
+"""The casts that a recipe asks for."""

@@ -1,0 +1,166 @@
+"""The casts of weights: made in each forward, and kept only where keep_casts() asks for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..._core.errors import InvalidArgumentError, invalid_argument
+from ..recipes.history import WEIGHT, delayed_scale
+from ..recipes.recipe import Recipe
+from .casts import Casts, cast_weight, joined
+
+_NAME: Final = "octofold.nn.keep_casts"
+
+_is_capturing: Final = torch.cuda.is_current_stream_capturing
+_is_compiling: Final = torch.compiler.is_compiling
+
+
+@contextmanager
+def keep_casts(model: Module) -> Iterator[None]:
+    """While this is entered, a model's weights are cast once, and not in each forward.
+
+    >>> with octofold.nn.keep_casts(model):
+    ...     for batch in micro_batches:
+    ...         loss(model(batch)).backward()
+    >>> optimizer.step()
+
+    For what runs several forwards with the same weights: gradient accumulation, activation
+    checkpointing, evaluation. The weights must not be written to meanwhile. A write that torch
+    counts and a move to other memory are errors in the next forward; a write past torch's counter
+    (`weight.data`, NumPy, a fused optimizer's step) is not seen.
+
+    model: a module; its parameters are those that it has as the context is entered.
+
+    Costs 2 bytes for each element of a weight in training, 1 in evaluation, until the context is
+    left. Cast in each forward all the same are weights under torch.compile, in the capture of a
+    CUDA graph and under FSDP, and those that are no parameter of the model, as a parametrization's.
+    Raises InvalidArgumentError for what is not a module.
+    """
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    kept = _Kept(model)
+    _ENTERED.append(kept)
+    try:
+        yield
+    finally:
+        _ENTERED.remove(kept)
+
+
+def weight_casts(
+    weights: tuple[Tensor, ...],
+    recipe: Recipe,
+    amax_history: Tensor | None,
+    transposed: bool,
+    remember: bool,
+    sharded: bool = False,
+) -> Casts:
+    """The casts of a layer's weight as it is now, the transposed one if wanted.
+
+    weights: one, or several that are one below the other in a product.
+    amax_history: the layer's [3, history], under delayed scaling; `remember` as there.
+    sharded: by FSDP, which fills the same memory anew in each pass. A transposed cast kept for
+        backward would be a whole weight: what FSDP gathers for backward is cast there.
+    """
+    if sharded:
+        return _cast(weights, recipe, amax_history, False, remember)
+    if not _is_compiling() and _ENTERED and not (weights[0].is_cuda and _is_capturing()):
+        for kept in _ENTERED:
+            if kept.holds(weights):
+                return kept.casts(weights, recipe, amax_history, transposed, remember)
+    return _cast(weights, recipe, amax_history, transposed, remember)
+
+
+class _Version(NamedTuple):
+    """A parameter as it was when its casts began to be kept."""
+
+    parameter: Tensor
+    version: int
+    address: int
+
+    def is_current(self) -> bool:
+        parameter = self.parameter
+        return parameter._version == self.version and parameter.data_ptr() == self.address
+
+
+_Key: TypeAlias = tuple[tuple[int, ...], Recipe, int]
+
+
+class _Kept:
+    """The casts of a model's weights in one keep_casts()."""
+
+    def __init__(self, model: Module) -> None:
+        # What is made in inference mode has no version.
+        self._versions = {
+            id(parameter): _Version(parameter, parameter._version, parameter.data_ptr())
+            for parameter in model.parameters()
+            if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
+        }
+        self._casts: dict[_Key, Casts] = {}
+
+    def holds(self, weights: tuple[Tensor, ...]) -> bool:
+        return all(id(weight) in self._versions for weight in weights)
+
+    def casts(
+        self,
+        weights: tuple[Tensor, ...],
+        recipe: Recipe,
+        amax_history: Tensor | None,
+        transposed: bool,
+        remember: bool,
+    ) -> Casts:
+        """As of weight_casts(). Raises InvalidArgumentError for weights that have changed."""
+        if not all(self._versions[id(weight)].is_current() for weight in weights):
+            raise _changed(weights)
+        key = tuple(map(id, weights)), recipe, id(amax_history)
+        casts = self._casts.get(key)
+        lacks_transposed = transposed and recipe.grad_input is not None
+        if casts is None or (lacks_transposed and casts[1] is None):
+            # What is kept may serve backward later.
+            with torch.inference_mode(False), torch.no_grad():
+                if casts is None:
+                    casts = _cast(weights, recipe, amax_history, transposed, remember)
+                else:
+                    casts = _with_transposed(casts, joined(weights), recipe)
+            self._casts[key] = casts
+        return casts
+
+
+_ENTERED: Final[list[_Kept]] = []
+
+
+def _changed(weights: tuple[Tensor, ...]) -> InvalidArgumentError:
+    shapes = " and ".join(str(list(weight.shape)) for weight in weights)
+    expected = "weights that stay as they are until the context is left"
+    return invalid_argument(_NAME, "model", expected, f"a weight {shapes} that was written to")
+
+
+def _cast(
+    weights: tuple[Tensor, ...],
+    recipe: Recipe,
+    amax_history: Tensor | None,
+    transposed: bool,
+    remember: bool,
+) -> Casts:
+    weight = joined(weights)
+    scale = _weight_scale(weight, recipe, amax_history, remember)
+    return cast_weight(weight, recipe, True, transposed, scale)
+
+
+def _with_transposed(casts: Casts, weight: Tensor, recipe: Recipe) -> Casts:
+    rows = casts[0]
+    scale = rows.scale if recipe.delayed is not None and rows is not None else None
+    return rows, cast_weight(weight, recipe, False, True, scale)[1]
+
+
+def _weight_scale(
+    weight: Tensor, recipe: Recipe, amax_history: Tensor | None, remember: bool
+) -> Tensor | None:
+    """A layer's static scale of its weight, if its recipe is a delayed one."""
+    if recipe.delayed is None or amax_history is None:
+        return None
+    history = amax_history[WEIGHT]
+    return delayed_scale(weight, history, recipe.weight_dtype, recipe.delayed, remember)

@@ -1,0 +1,1 @@
+"""Models converted to FP8 layers, and back."""

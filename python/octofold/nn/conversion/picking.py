@@ -1,0 +1,130 @@
+"""Which layers of a model are converted, and why others are left alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.nn import Module
+
+from ..._core.errors import invalid_argument
+from ..layers.conv1d import is_conv1d
+from .report import grouped
+from .weight_readers import names_of, weight_readers
+
+ModuleFilter: TypeAlias = Callable[[Module, str], bool]
+"""(module, its fully qualified name) → whether to convert it."""
+
+_HEAD: Final = "lm_head"
+_ADAPTER: Final = "lora_"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """layers: by name, those to convert: torch.nn.Linear, and transformers' Conv1D. left_alone: by
+    name, why others are not."""
+
+    layers: dict[str, Any] = field(default_factory=dict)
+    left_alone: dict[str, str] = field(default_factory=dict)
+
+
+def pick(
+    operation: str,
+    model: Module,
+    module_filter_fn: ModuleFilter | None,
+    converted: tuple[type[Module], ...] = (),
+    but: Mapping[int, str] | None = None,
+) -> Picked:
+    """The linear layers of a model. What cannot be converted is left alone, whatever the filter
+    says; without a filter output heads and adapters too.
+
+    converted: classes of layers that are converted already: an error if the filter picks one.
+    but: by identity, layers that are left alone for these reasons.
+    Raises InvalidArgumentError that names the argument, also where nothing is picked.
+    """
+    if not isinstance(model, Module):
+        raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        expected = "a function (module, fqn) -> bool, or None"
+        raise invalid_argument(operation, "module_filter_fn", expected, repr(module_filter_fn))
+    picked = Picked()
+    reasons = weight_readers(model) | dict(but or {})
+    by_default = {} if module_filter_fn is not None else {**_adapters(model), **_heads(model)}
+    for name, module in model.named_modules():
+        if not (isinstance(module, torch.nn.Linear) or is_conv1d(module)):
+            continue
+        reason = reasons.get(id(module)) or by_default.get(id(module))
+        if reason is None and not isinstance(module, converted):
+            reason = objection(module)
+        if reason is None and module_filter_fn is not None and not module_filter_fn(module, name):
+            reason = "module_filter_fn does not pick it"
+        if reason is not None:
+            picked.left_alone[name] = reason
+        elif isinstance(module, converted):
+            expected = "linear layers that are not converted yet (octofold.nn.restore() undoes it)"
+            got = f"octofold.nn.{type(module).__name__} at {name!r}"
+            raise invalid_argument(operation, "model", expected, got)
+        else:
+            picked.layers[name] = module
+    if not picked.layers:
+        argument = "model" if module_filter_fn is None else "module_filter_fn"
+        expected = "a torch.nn.Linear that can be converted"
+        expected = expected if module_filter_fn is None else f"to pick {expected}"
+        lines = "; ".join(grouped(picked.left_alone)) or "no torch.nn.Linear"
+        got = f"{type(model).__qualname__} with {lines}"
+        raise invalid_argument(operation, argument, expected, got)
+    return picked
+
+
+def objection(layer: Module) -> str | None:
+    """Why a linear layer itself cannot be converted."""
+    kind = type(layer)
+    if kind is not torch.nn.Linear and not is_conv1d(layer):
+        if torch.nn.utils.parametrize.is_parametrized(layer):
+            return "torch parametrizes its weight"
+        if isinstance(layer, torch.nn.LazyLinear):
+            return "its sizes are not known before the model has run once"
+        return f"it is a {kind.__qualname__}, which may compute something else"
+    if layer._parameters.get("weight") is None:
+        return "its weight is no parameter of its own (as after the older weight_norm)"
+    if "forward" in layer.__dict__:
+        return "its forward was replaced (as by accelerate), which another layer would lose"
+    return None
+
+
+def _heads(model: Module) -> dict[int, str]:
+    """Output heads: what a model of transformers names so, what is named so, and what shares its
+    weight with an embedding."""
+    heads: dict[int, str] = {}
+    embeddings = {
+        id(module.weight): name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    for name, module in model.named_modules():
+        get_head = getattr(module, "get_output_embeddings", None)
+        if callable(get_head):
+            try:
+                head = get_head()
+            except (AttributeError, NotImplementedError):
+                head = None
+            if isinstance(head, Module):
+                heads[id(head)] = "it is the output head"
+        if isinstance(module, torch.nn.Linear):
+            tied = embeddings.get(id(module._parameters.get("weight")))
+            if tied is not None:
+                heads[id(module)] = f"its weight is tied to that of {tied}"
+            elif name.rpartition(".")[2] == _HEAD:
+                heads[id(module)] = "it is the output head"
+    return heads
+
+
+def _adapters(model: Module) -> dict[int, str]:
+    """Adapters of PEFT, which are small and trained: by what its layers say of themselves."""
+    adapters: dict[int, str] = {}
+    for module in model.modules():
+        own = names_of(module, "adapter_layer_names") + names_of(module, "other_param_names")
+        for name, child in module.named_children():
+            if name in own or name.startswith(_ADAPTER):
+                adapters |= {id(part): "it is an adapter" for part in child.modules()}
+    return adapters

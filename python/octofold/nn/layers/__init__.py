@@ -1,0 +1,1 @@
+"""Modules with FP8 weights or FP8 products."""

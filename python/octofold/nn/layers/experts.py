@@ -1,0 +1,272 @@
+"""The experts of a layer as a module."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..._core.errors import invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
+from ..autograd.activated import is_gated
+from ..autograd.blocks import require_activation
+from ..autograd.expert_chain import Projection
+from ..autograd.expert_fitting import (
+    expert_recipe_of,
+    require_counts,
+    require_projections,
+    require_routed,
+    require_same_device,
+)
+from ..autograd.expert_function import run_experts
+from ..autograd.fitting import is_fp8
+from ..autograd.main_grad import main_grad_of
+from ..casting.expert_casts import joined_experts, stacked_experts
+from ..casting.weight_casts import weight_casts
+from ..recipes.recipe import Recipe
+from .buffers import keep_dtypes
+from .linear import is_dtensor
+
+_NAME: Final = "octofold.nn.Experts"
+
+
+class Experts(Module):
+    """The experts of a layer, without the router: octofold.experts() with weights of its own.
+
+    hidden_features, inner_features: of what comes and goes, and of the activation.
+    experts: how many.
+    bias: of both layers of each.
+    activation: as of octofold.mlp().
+    device, dtype: as of torch.nn.Linear; dtype bfloat16, float16 or float32.
+    recipe: as of octofold.experts().
+    main_grad: as of octofold.nn.Linear, of both weights.
+
+    Its parameters have the names that transformers has for them:
+
+    | name                              | shape                         | of                      |
+    |-----------------------------------|-------------------------------|-------------------------|
+    | gate_up_proj, of plain ones       | [experts, 2·inner, hidden],   | the first layer, gate   |
+    | up_proj                           | [experts, inner, hidden]      | first                   |
+    | down_proj                         | [experts, hidden, inner]      | the second              |
+    | <name>_bias                       | [experts, out]                | either, with bias       |
+    | <name>_scale_inv (FP8 128x128),   | as octofold.grouped_gemm()    | either, from FP8        |
+    | <name>_scale (other FP8)          | has them                      |                         |
+
+    forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
+    octofold.experts() says which dtypes, and what is kept for backward.
+
+    Each forward casts the weights as they are then, but for octofold.nn.keep_casts(). FP8 weights
+    are buffers, and have no gradients; to(), half() and the like move them and convert nothing of
+    them.
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    _is_sharded = False
+
+    def __init__(
+        self,
+        hidden_features: int,
+        inner_features: int,
+        experts: int,
+        bias: bool = False,
+        activation: str = "swiglu",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe | str = "blockwise",
+        main_grad: bool = False,
+    ) -> None:
+        recipe = expert_recipe_of(_NAME, recipe)
+        require_activation(_NAME, activation)
+        require_counts(
+            _NAME,
+            hidden_features=hidden_features,
+            inner_features=inner_features,
+            experts=experts,
+        )
+        features = 2 * inner_features if is_gated(activation) else inner_features
+        shapes = (experts, features, hidden_features), (experts, hidden_features, inner_features)
+        first, second = (torch.empty(shape, device=device, dtype=dtype) for shape in shapes)
+        first_bias = second_bias = None
+        if bias:
+            first_bias, second_bias = (
+                torch.empty(shape[:2], device=device, dtype=dtype) for shape in shapes
+            )
+        self._hold(first, second, first_bias, second_bias, activation, recipe, main_grad)
+        self.reset_parameters()
+
+    @classmethod
+    def from_weights(
+        cls,
+        w13: Tensor | ScaledTensor,
+        w2: Tensor | ScaledTensor,
+        b13: Tensor | None = None,
+        b2: Tensor | None = None,
+        activation: str = "swiglu",
+        recipe: Recipe | str = "blockwise",
+        *,
+        main_grad: bool = False,
+    ) -> Self:
+        """Of weights and biases as octofold.experts() takes them. A torch.nn.Parameter is shared,
+        another tensor becomes the data of one; the tensors of a ScaledTensor become buffers."""
+        operation = f"{_NAME}.from_weights"
+        recipe = expert_recipe_of(operation, recipe)
+        require_activation(operation, activation)
+        require_projections(operation, w13, w2, b13, b2, activation, recipe)
+        module = cls.__new__(cls)
+        module._hold(w13, w2, b13, b2, activation, recipe, main_grad)
+        return module
+
+    @classmethod
+    def from_experts(
+        cls,
+        gate: Sequence[Tensor] | Sequence[ScaledTensor] | None,
+        up: Sequence[Tensor] | Sequence[ScaledTensor],
+        down: Sequence[Tensor] | Sequence[ScaledTensor],
+        activation: str = "swiglu",
+        recipe: Recipe | str = "blockwise",
+        *,
+        main_grad: bool = False,
+    ) -> Self:
+        """Of each expert's own matrices, as checkpoints have them: gate and up [inner, hidden]
+        (gate None for a plain activation), down [hidden, inner]. FP8 ones (ScaledTensor) stay the
+        bytes they are; with scales of 128x128 `inner` is then a multiple of 128, so that gate and
+        up have squares of their own."""
+        operation = f"{_NAME}.from_experts"
+        require_activation(operation, activation)
+        if (gate is not None) != is_gated(activation):
+            expected = f"{'matrices' if gate is None else 'None'} for {activation}"
+            raise invalid_argument(operation, "gate", expected, "None" if gate is None else "some")
+        first = stacked_experts(operation, "up", up)
+        if gate is not None:
+            first = joined_experts(operation, stacked_experts(operation, "gate", gate), first)
+        second = stacked_experts(operation, "down", down)
+        return cls.from_weights(
+            first, second, activation=activation, recipe=recipe, main_grad=main_grad
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is cast, and how."""
+        return self._recipe
+
+    def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        first, second = (self.weight(name) for name in self._names)
+        require_same_device(_NAME, input, first)
+        require_routed(_NAME, input, topk_ids, topk_weights, first.shape[2])
+        grad = torch.is_grad_enabled()
+        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        both = grad and (input.requires_grad or of_first.needs_gradient())
+        of_second = self._projection(self._names[1], second, both)
+        return run_experts(
+            input, topk_ids, topk_weights, of_first, of_second, self.activation, self._recipe
+        )
+
+    def weight(self, name: str) -> Tensor | ScaledTensor:
+        """The parameter of this name, or what holds it in FP8."""
+        scale = self._buffers.get(self._scale_name(name))
+        weight: Tensor = getattr(self, name)
+        if scale is None:
+            return weight
+        assert self._recipe.output is not None
+        return ScaledTensor(weight, scale, self._recipe.output.b)
+
+    def reset_parameters(self) -> None:
+        """As torch.nn.Linear does, each expert's. What is FP8 stays."""
+        for name in self._names:
+            weight = self._parameters.get(name)
+            bias = self._parameters.get(f"{name}_bias")
+            bound = 1 / math.sqrt(getattr(self, name).shape[-1])
+            for parameter in (weight, bias):
+                if parameter is not None:
+                    torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        count, hidden, inner = getattr(self, self._names[1]).shape
+        text = f"hidden_features={hidden}, inner_features={inner}, experts={count}"
+        bias = getattr(self, f"{self._names[0]}_bias") is not None
+        return f"{text}, bias={bias}, activation={self.activation}, recipe={self._recipe}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP2 swaps parameters by setattr, as octofold.nn.Linear says.
+        if is_dtensor(value):
+            self.__dict__["_is_sharded"] = True
+        super().__setattr__(name, value)
+
+    def _hold(
+        self,
+        first: Tensor | ScaledTensor,
+        second: Tensor | ScaledTensor,
+        first_bias: Tensor | None,
+        second_bias: Tensor | None,
+        activation: str,
+        recipe: Recipe,
+        main_grad: bool,
+    ) -> None:
+        Module.__init__(self)
+        self.activation = activation
+        self.main_grad = main_grad
+        self._recipe = recipe
+        self._names = ("gate_up_proj" if is_gated(activation) else "up_proj", "down_proj")
+        parts = (first, first_bias), (second, second_bias)
+        for name, (weight, bias) in zip(self._names, parts, strict=True):
+            if isinstance(weight, ScaledTensor):
+                self.register_buffer(name, weight.data.detach())
+                self.register_buffer(self._scale_name(name), weight.scale.detach())
+            else:
+                self.register_parameter(name, _parameter(weight))
+            self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
+
+    def _scale_name(self, name: str) -> str:
+        assert self._recipe.output is not None
+        return f"{name}_scale_inv" if self._recipe.output.b == "128x128" else f"{name}_scale"
+
+    def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
+        bias = getattr(self, f"{name}_bias")
+        if isinstance(weight, ScaledTensor):
+            return Projection(None, bias, (weight, None))
+        if is_dtensor(weight):
+            expected = "whole weights: fully_shard() the module or what it is in"
+            raise invalid_argument(_NAME, name, expected, "a DTensor")
+        casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
+        main_grad = None
+        if self.main_grad and torch.is_grad_enabled() and weight.requires_grad:
+            if self._is_sharded:
+                expected = "False where FSDP shards the weight: it reduces weight.grad"
+                raise invalid_argument(_NAME, "main_grad", expected, "True")
+            main_grad = main_grad_of(_NAME, weight)
+        return Projection(weight, bias, casts, main_grad)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        keep_dtypes(self, held)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name in self._names:
+            weight, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
+            if weight is not None and is_fp8(weight) != is_fp8(own):
+                error_msgs.append(
+                    f"{_NAME}: '{prefix}{name}': expected {own.dtype}, got {weight.dtype}: "
+                    "octofold.nn.Experts.from_weights() makes experts of FP8 weights"
+                )
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def _parameter(tensor: Tensor) -> Parameter:
+    return tensor if isinstance(tensor, Parameter) else Parameter(tensor)

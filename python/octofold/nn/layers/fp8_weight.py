@@ -1,0 +1,140 @@
+"""What linear layers with an FP8 weight have in common: how they keep, move and load it."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..._core.errors import invalid_argument
+from ..._core.ops import scale_shape
+from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
+from ..autograd.fitting import is_fp8
+from .buffers import keep_dtypes
+from .saving import give_numbers
+
+
+class Fp8Weight(Module):
+    """A weight [out, in] in FP8 with its scales, and a bias [out] or None.
+
+    Its buffers have the names, and the weight the bytes, of FP8 checkpoints:
+
+    | weight's scales | buffers                                             | as in              |
+    |-----------------|-----------------------------------------------------|--------------------|
+    | 128x128         | weight, weight_scale_inv [⌈out/128⌉, ⌈in/128⌉]      | DeepSeek-V3        |
+    | channel         | weight, weight_scale [out], from files [out, 1] too | compressed-tensors |
+    | tensor          | weight, weight_scale [1], from files [] too         | vLLM               |
+    | 1x128           | weight, weight_scale [out, ⌈in/128⌉]                |                    |
+
+    Scales are float32 multipliers, whatever their names say; to(), half() and the like move weight
+    and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
+    stand for.
+
+    own_name: the class's, as messages have it.
+    """
+
+    own_name: str
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        device: torch.device | str | int | None,
+        dtype: torch.dtype | None,
+        granularity: str,
+        weight_dtype: str,
+    ) -> None:
+        """Uninitialized. dtype: of the bias; the others as in quantize()."""
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self._granularity = granularity
+        shape = (out_features, in_features)
+        weight = torch.empty(shape, device=device, dtype=DTYPES[weight_dtype])
+        scale = torch.empty(scale_shape(granularity, *shape), dtype=torch.float32, device=device)
+        self.hold(
+            ScaledTensor(weight, scale, granularity),
+            torch.empty(out_features, device=device, dtype=dtype) if bias else None,
+        )
+
+    @property
+    def scale_name(self) -> str:
+        """Of the buffer that holds the weight's scales."""
+        return "weight_scale_inv" if self._granularity == "128x128" else "weight_scale"
+
+    @property
+    def scaled_weight(self) -> ScaledTensor:
+        """The weight [out, in] with its scales."""
+        return ScaledTensor(self.weight, self._buffers[self.scale_name], self._granularity)
+
+    def hold(self, weight: ScaledTensor, bias: Tensor | None) -> None:
+        """Take these; a bias that is a parameter stays one."""
+        self.register_buffer("weight", weight.data)
+        self.register_buffer(self.scale_name, weight.scale)
+        if isinstance(bias, Parameter):
+            self._buffers.pop("bias", None)
+            self.register_parameter("bias", bias)
+        else:
+            self.register_buffer("bias", bias)
+
+    def recast(self, weight: Tensor) -> None:
+        """Take a weight [out, in] of high precision, cast as the layer's own was."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: getattr(self, name) for name in ("weight", self.scale_name)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        keep_dtypes(self, before)
+        return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        dtype = None if self.bias is None else self.bias.dtype
+        numbers = self.scaled_weight.dequantize
+        give_numbers(self, destination, prefix, self.scale_name, numbers, dtype)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key, scale_key = f"{prefix}weight", f"{prefix}{self.scale_name}"
+        weight, scale = state_dict.get(key), state_dict.get(scale_key)
+        if weight is not None and weight.dtype != self.weight.dtype:
+            words = "its own" if is_fp8(weight) else "the FP8 weight of a checkpoint"
+            error_msgs.append(
+                f"{self.own_name}: '{key}': expected {self.weight.dtype}, {words}, got "
+                f"{weight.dtype} ({self.own_name}.from_linear() casts a weight of high precision)"
+            )
+            return
+        own = self._buffers[self.scale_name]
+        if scale is not None and own is not None and scale.numel() == own.numel():
+            state_dict = {**state_dict, scale_key: scale.reshape(own.shape)}
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def linear_of(operation: str, linear: object) -> torch.nn.Linear:
+    """The argument as a torch.nn.Linear, which it has to be."""
+    if not isinstance(linear, torch.nn.Linear):
+        got = f"{type(linear).__module__}.{type(linear).__qualname__}"
+        raise invalid_argument(operation, "linear", "a torch.nn.Linear", got)
+    return linear

@@ -1,0 +1,103 @@
+"""A linear layer whose weight is FP8."""
+
+from typing import Final, Self
+
+import torch
+from torch import Tensor
+
+from ..._core.errors import UnsupportedError, invalid_argument
+from ..autograd.fitting import require_features, require_input
+from ..autograd.linear import linear_with_casts
+from ..casting.casts import cast_weight
+from ..recipes.recipe import Product, Recipe, recipe_of
+from .fp8_weight import Fp8Weight, linear_of
+
+_NAME: Final = "octofold.nn.InferenceLinear"
+
+
+class InferenceLinear(Fp8Weight):
+    """x · weightᵀ (+ bias) with a weight kept in FP8, without gradients.
+
+    in_features, out_features, bias, device: as of torch.nn.Linear.
+    dtype: of the bias; x of any dtype goes with any.
+    recipe: an octofold.nn.Recipe or the name of one, of which the product `output` is used, and the
+        dtypes; scales of x are those of x, also where the recipe delays them.
+
+    What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
+    Its buffers are those of Fp8Weight, by the scales that the recipe gives a weight.
+
+    forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
+    autocast's. It is no part of a graph: an x that requires a gradient raises UnsupportedError
+    where gradients are enabled. Few tokens are cast by the product itself on a GPU
+    (octofold.dynamic_gemm), with scales 1x128 and 128x128.
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    own_name = _NAME
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe | str = "blockwise",
+    ) -> None:
+        require_features(_NAME, in_features, out_features)
+        recipe = recipe_of(_NAME, recipe)
+        product = _output_of(_NAME, recipe)
+        super().__init__(
+            in_features, out_features, bias, device, dtype, product.b, recipe.weight_dtype
+        )
+        self._recipe = recipe
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
+        """The FP8 twin of a torch.nn.Linear (or octofold.nn.Linear), whose results have the bits of
+        octofold.nn.Linear's with this recipe, without gradients (if scales are not delayed). The
+        bias is shared, as a buffer."""
+        operation = f"{_NAME}.from_linear"
+        recipe = recipe_of(operation, recipe)
+        _output_of(operation, recipe)
+        linear = linear_of(operation, linear)
+        layer = cls(
+            linear.in_features, linear.out_features, linear.bias is not None, "meta", recipe=recipe
+        )
+        with torch.no_grad():
+            rows, _ = cast_weight(linear.weight, recipe, True, False)
+        assert rows is not None
+        layer.hold(rows, None if linear.bias is None else linear.bias.detach())
+        return layer.train(linear.training)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is cast, and how."""
+        return self._recipe
+
+    def forward(self, input: Tensor) -> Tensor:
+        require_input(_NAME, input, self.weight)
+        if torch.is_grad_enabled() and input.requires_grad:
+            raise UnsupportedError(
+                f"{_NAME}: argument 'x': expected nothing to differentiate (torch.no_grad(), or "
+                "octofold.nn.Linear or WeightOnlyLinear, which have gradients), got a tensor that "
+                "requires grad"
+            )
+        casts = self.scaled_weight, None
+        return linear_with_casts(input, self.weight, self.bias, self._recipe, casts)
+
+    def recast(self, weight: Tensor) -> None:
+        rows, _ = cast_weight(weight, self._recipe, True, False)
+        assert rows is not None
+        self.hold(rows, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self._recipe}"
+
+
+def _output_of(operation: str, recipe: Recipe) -> Product:
+    if recipe.output is None:
+        expected = "one whose product 'output' is in FP8"
+        raise invalid_argument(operation, "recipe", expected, str(recipe))
+    return recipe.output

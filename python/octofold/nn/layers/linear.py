@@ -1,0 +1,241 @@
+"""torch.nn.Linear in FP8."""
+
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from ..._core.errors import invalid_argument
+from ..._core.log import warn_once
+from ..autograd.fitting import is_fp8, require_features, require_fitting
+from ..autograd.linear import linear_with_casts
+from ..autograd.main_grad import main_grad_of
+from ..casting.weight_casts import weight_casts
+from ..recipes.choice import fp8_wins
+from ..recipes.history import INPUT, delayed_scale, new_history
+from ..recipes.recipe import Recipe, recipe_of
+from .twins import with_state_of
+
+_NAME: Final = "octofold.nn.Linear"
+_PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
+_OWN_BUFFERS: Final = ("amax_history", "channel_amax")
+_OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
+
+_is_compiling: Final = torch.compiler.is_compiling
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear whose products are FP8: same parameters, same state_dict().
+
+    in_features, out_features, bias, device, dtype: as of torch.nn.Linear; dtype bfloat16, float16
+        or float32.
+    recipe: an octofold.nn.Recipe or the name of one (octofold.nn.recipes).
+    main_grad: accumulate the weight's gradient, in the product that makes it, in weight.main_grad
+        (float32, shape of the weight; made of zeros if there is none as forward runs), as Megatron
+        does. weight.grad stays as it is: DDP, FSDP and optimizers that read it are not for this.
+    force_fp8: use FP8 also where it was measured to be slower than BF16 (octofold.nn.fp8_wins).
+
+    forward: x [..., in] of bfloat16, float16 or float32, whatever the weight's dtype, to [..., out]
+    in the dtype of x, or in autocast's; octofold.linear() says what is kept for backward.
+
+    Each forward casts the weight as it is then, whoever wrote it; octofold.nn.keep_casts() has it
+    cast once for several forwards.
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    amax_history: Tensor | None
+    """Delayed scaling: the largest magnitudes [3, history] of x, weight and gradient, newest first.
+    Not in state_dict(): a layer that starts anew takes its first scales from the data. Forward adds
+    to it in training mode only."""
+
+    channel_amax: Tensor | None
+    """Two-level scales: the largest magnitude [in] of each feature of x in the step before, as the
+    last backward that made a weight gradient saw it. Not in state_dict(): zeros at first, which
+    count as factors of 1, so that the first step has plain 128x128 scales."""
+
+    main_grad: bool
+    force_fp8: bool
+    _is_sharded = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe | str = "blockwise",
+        main_grad: bool = False,
+        force_fp8: bool = False,
+    ) -> None:
+        recipe = recipe_of(_NAME, recipe)
+        require_features(_NAME, in_features, out_features)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._adopt(recipe, main_grad, force_fp8)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        recipe: Recipe | str = "blockwise",
+        *,
+        main_grad: bool = False,
+        force_fp8: bool = False,
+    ) -> Self:
+        """A layer with the very parameters of a torch.nn.Linear, its hooks, its training mode and
+        whatever else was set on it. Raises InvalidArgumentError for anything else, subclasses of
+        it too, as these may compute something else, and for a weight that FSDP has sharded."""
+        operation = f"{_NAME}.from_linear"
+        recipe = recipe_of(operation, recipe)
+        if type(linear) is not torch.nn.Linear:
+            got = f"{type(linear).__module__}.{type(linear).__qualname__}"
+            raise invalid_argument(operation, "linear", "a torch.nn.Linear itself", got)
+        if is_dtensor(linear.weight):
+            expected = "a weight that is not sharded yet: convert before fully_shard()"
+            raise invalid_argument(operation, "linear", expected, "a DTensor")
+        require_features(operation, linear.in_features, linear.out_features)
+        layer = with_state_of(operation, linear, cls)
+        layer._adopt(recipe, main_grad, force_fp8)
+        return layer
+
+    def to_linear(self) -> torch.nn.Linear:
+        """The way back: a torch.nn.Linear with these very parameters, hooks and so on. Raises
+        InvalidArgumentError for a layer that torch has parametrized since (weight_norm)."""
+        linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
+        for name in _OWN_ATTRIBUTES:
+            linear.__dict__.pop(name, None)
+        for name in _OWN_BUFFERS:
+            linear._buffers.pop(name)
+            linear._non_persistent_buffers_set.discard(name)
+        return linear
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is cast, and how."""
+        return self._recipe
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP has had the weight."""
+        return self._is_sharded
+
+    def wanted_main_grad(self) -> Tensor | None:
+        """weight.main_grad where backward is to add to it."""
+        weight = self.weight
+        if not (self.main_grad and torch.is_grad_enabled() and weight.requires_grad):
+            return None
+        if self._is_sharded:
+            expected = "False where FSDP shards the weight: it reduces weight.grad"
+            raise invalid_argument(_NAME, "main_grad", expected, "True")
+        return main_grad_of(_NAME, weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias, recipe = self.weight, self.bias, self._recipe
+        require_fitting(_NAME, input, weight, bias)
+        main_grad = self.wanted_main_grad()
+        if not self.force_fp8:
+            sizes = input.numel() // self.in_features, self.in_features, self.out_features
+            if not fp8_wins(*sizes, recipe, input.device):
+                return self._plain(input, main_grad)
+        x_scale = history = None
+        if recipe.keeps_state:
+            self._place_state()
+        if recipe.delayed is not None:
+            history, dtype = self.amax_history, recipe.input_dtype
+            assert history is not None
+            x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
+        both = torch.is_grad_enabled() and input.requires_grad
+        casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)
+        state = x_scale, history, self.channel_amax
+        return linear_with_casts(input, weight, bias, recipe, casts, main_grad, *state)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name in _OWN_BUFFERS:
+            buffer = self._buffers.get(name)  # not there yet as torch's __init__ calls this
+            if buffer is not None:
+                buffer.zero_()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self._recipe}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP2 swaps parameters by setattr: sharded ones, DTensors, between the passes; in a pass
+        # one that has the same version and memory each time, whatever it holds.
+        if name == "weight" and is_dtensor(value):
+            self.__dict__["_is_sharded"] = True
+        super().__setattr__(name, value)
+
+    def _adopt(self, recipe: Recipe, main_grad: bool, force_fp8: bool) -> None:
+        self._recipe = recipe
+        self.main_grad = main_grad
+        self.force_fp8 = force_fp8
+        device = self.weight.device
+        history = None if recipe.delayed is None else new_history(recipe.delayed, device)
+        self.register_buffer("amax_history", history, persistent=False)
+        amax = torch.zeros(self.in_features, device=device) if recipe.two_level else None
+        self.register_buffer("channel_amax", amax, persistent=False)
+
+    def _plain(self, x: Tensor, main_grad: Tensor | None) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if not _is_compiling():
+            warn_once(
+                f"{_NAME}: {self.in_features} -> {self.out_features} features, recipe "
+                f"{self._recipe}: FP8 is slower here than x's own dtype, which is used for as few "
+                "tokens (force_fp8=True: FP8 all the same)"
+            )
+        if main_grad is not None:
+            return linear_with_casts(x, weight, bias, _PLAIN, (None, None), main_grad)
+        dtype = x.dtype
+        return torch.nn.functional.linear(
+            x, weight.to(dtype), None if bias is None else bias.to(dtype)
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The state keeps its dtypes, and its values where to_empty() leaves any to chance: what
+        # gives the weight its values then, a checkpoint, has none for the state.
+        state = {name: self._buffers[name] for name in _OWN_BUFFERS}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(state)
+        self._place_state()
+        return self
+
+    def _place_state(self) -> None:
+        """Put the state of a recipe where the weight is: zeros if it was on meta."""
+        device = self.weight.device
+        for name in _OWN_BUFFERS:
+            buffer = self._buffers[name]
+            if buffer is not None and buffer.device != device:
+                on_meta = buffer.is_meta
+                self._buffers[name] = (
+                    torch.zeros_like(buffer, device=device) if on_meta else buffer.to(device)
+                )
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if is_fp8(weight):
+            error_msgs.append(
+                f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
+                f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
+
+
+def is_dtensor(value: object) -> bool:
+    """Whether a parameter is one that FSDP2 has sharded."""
+    return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn

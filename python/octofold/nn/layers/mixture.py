@@ -1,0 +1,74 @@
+"""A mixture of experts: router, experts, and the one that all tokens go to."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..autograd.expert_fitting import expert_recipe_of
+from ..recipes.recipe import Recipe
+from .experts import Experts
+from .mlp import MLP
+from .router import TopKRouter
+
+_NAME: Final = "octofold.nn.MixtureOfExperts"
+
+
+class MixtureOfExperts(Module):
+    """The feed-forward block of a mixture-of-experts model: `gate` (octofold.nn.TopKRouter),
+    `experts` (octofold.nn.Experts) and, if wanted, `shared_experts` (octofold.nn.MLP), whose result
+    is added. state_dict() has "gate.weight", "experts.gate_up_proj" and so on.
+
+    hidden_features, inner_features, experts: as of octofold.nn.Experts.
+    top_k: experts that a token goes to.
+    shared_features: the inner features of an expert that all tokens go to; None: there is none.
+    scoring, normalize, groups, top_groups, scale, choice_bias: as of octofold.nn.TopKRouter.
+    bias, activation, device, dtype, recipe: as of octofold.nn.Experts, for the shared one too.
+    router_dtype: of the router's weight; None: `dtype`.
+
+    forward: x [..., hidden] to [..., hidden] in the dtype of x, or in autocast's. What the router
+    gave, for a loss that balances it, a forward hook on `gate` sees.
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    def __init__(
+        self,
+        hidden_features: int,
+        inner_features: int,
+        experts: int,
+        top_k: int,
+        shared_features: int | None = None,
+        scoring: str = "softmax",
+        normalize: bool = True,
+        groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
+        choice_bias: bool = False,
+        bias: bool = False,
+        activation: str = "swiglu",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe | str = "blockwise",
+        router_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        recipe = expert_recipe_of(_NAME, recipe)
+        options: dict[str, Any] = {"bias": bias, "activation": activation, "device": device}
+        options |= {"dtype": dtype, "recipe": recipe}
+        self.experts = Experts(hidden_features, inner_features, experts, **options)
+        self.gate = TopKRouter(
+            *(hidden_features, experts, top_k, scoring, normalize, groups, top_groups, scale),
+            choice_bias,
+            device,
+            dtype if router_dtype is None else router_dtype,
+        )
+        self.shared_experts = (
+            None if shared_features is None else MLP(hidden_features, shared_features, **options)
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        _, weights, ids = self.gate(input)
+        y: Tensor = self.experts(input, ids, weights)
+        return y if self.shared_experts is None else y + self.shared_experts(input)

@@ -1,0 +1,120 @@
+"""peft's LoRA layers over layers whose weight is FP8. This module alone imports peft."""
+
+import importlib
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
+from .fp8_weight import Fp8Weight
+from .inference import InferenceLinear
+from .weight_only import WeightOnlyLinear
+
+_NAME: Final = "octofold.nn.lora_config"
+_INITS: Final = (True, False, "gaussian", "orthogonal", "eva")
+"""First values of adapters for which peft does not read the weight."""
+
+_lora: Final[Any] = importlib.import_module("peft.tuners.lora.layer")
+_tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
+
+
+class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
+    """LoRA over an octofold.nn.WeightOnlyLinear: adapters of high precision, trained or not."""
+
+    def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
+        self._before: ScaledTensor | None = None
+        super().__init__(base_layer, adapter_name, **options)
+        self.fan_in_fan_out = False  # what a Conv1D elsewhere in the model needs
+
+    @property
+    def lora_variants(self) -> dict[tuple[str, ...], None]:
+        """Those that peft may choose from: plain LoRA alone, as DoRA and others read the weight."""
+        return {(): None}
+
+    def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
+        """Add an adapter."""
+        require_plain(options["config"])
+        super().update_layer(adapter_name, *arguments, **options)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Add adapters to the weight and cast it again, with scales of the same granularity: one
+        rounding to FP8, in which small changes may be lost. The weight is another tensor then.
+        Whether the sum is finite is always looked at, so safe_merge changes nothing. Raises
+        ValueError, as peft does, and leaves the weight as it was, if it is not."""
+        names = _tuners.check_adapters_to_merge(self, adapter_names)
+        names = [name for name in names if name in self.lora_A]
+        if not names:
+            return
+        base: Fp8Weight = self.get_base_layer()
+        before = base.scaled_weight
+        with torch.no_grad():
+            weight: Tensor = before.dequantize("float32")
+            for name in names:
+                weight += self.get_delta_weight(name).float()
+            if not torch.isfinite(weight).all():
+                raise ValueError(f"octofold: merging {names} gives weights that are not finite")
+            base.recast(weight)
+        if self._before is None:
+            self._before = before
+        self.merged_adapters.extend(names)
+
+    def unmerge(self) -> None:
+        """Give the weight the very bytes back that it had before the first merge()."""
+        before = self._before
+        if before is not None:
+            base: Fp8Weight = self.get_base_layer()
+            device = base.weight.device
+            data, scale = before.data.to(device), before.scale.to(device)
+            base.hold(ScaledTensor(data, scale, before.granularity), base.bias)
+            self._before = None
+        self.merged_adapters.clear()
+
+    def _get_in_out_features(self, module: Any) -> tuple[int, int]:
+        """Of the layer; peft's own warns of each that it does not know."""
+        return module.in_features, module.out_features
+
+    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, None]:
+        """Where adapters go, and no dtype: they would be FP8 as the weight is."""
+        return base_layer.weight.device, None
+
+
+class InferenceLora(WeightOnlyLora):
+    """LoRA over an octofold.nn.InferenceLinear, which has no gradients: trained adapters alone."""
+
+    def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
+        """Add an adapter that has been trained elsewhere."""
+        if not options["config"].inference_mode:
+            raise untrainable(repr(options.get("target_name") or adapter_name))
+        super().update_layer(adapter_name, *arguments, **options)
+
+
+LAYERS: Final[dict[type[Module], type[Module]]] = {
+    WeightOnlyLinear: WeightOnlyLora,
+    InferenceLinear: InferenceLora,
+}
+
+
+def require_plain(config: Any) -> None:
+    """That a config is of LoRA that does not read the weight itself."""
+    init = config.init_lora_weights
+    if not any(init is value or (isinstance(init, str) and init == value) for value in _INITS):
+        expected = f"one of {', '.join(map(repr, _INITS))}: others read or change the FP8 weight"
+        raise invalid_argument(_NAME, "config.init_lora_weights", expected, repr(init))
+    fields = type(config).__dataclass_fields__.values()
+    variants = [field.name for field in fields if field.metadata.get("is_lora_variant")]
+    for name in ("lora_bias", "use_dora", *variants):
+        if getattr(config, name, None):
+            expected = "False or None over FP8 weights, which take plain LoRA"
+            raise invalid_argument(_NAME, f"config.{name}", expected, repr(getattr(config, name)))
+
+
+def untrainable(where: str) -> UnsupportedError:
+    """Why no adapter can be trained over an InferenceLinear."""
+    return UnsupportedError(
+        f"{_NAME}: an adapter that is to be trained over the octofold.nn.InferenceLinear {where}, "
+        "which has no gradients: use octofold.nn.WeightOnlyLinear or octofold.nn.Linear there; "
+        "trained adapters load with is_trainable=False"
+    )

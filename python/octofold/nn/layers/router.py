@@ -1,0 +1,153 @@
+"""Which experts a token goes to, with a gradient."""
+
+import math
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.functional import linear
+
+from ..._core.errors import invalid_argument
+from ..._ops.routing import top_k, top_k_gradient
+from ..autograd.expert_fitting import require_counts
+from ..autograd.first_order import refuse_in_backward, refuse_transforms
+from .buffers import keep_dtypes
+
+_NAME: Final = "octofold.nn.TopKRouter"
+
+
+def route(
+    logits: Tensor,
+    k: int,
+    scoring: str = "softmax",
+    normalize: bool = False,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """octofold.top_k(), differentiable by logits: the choice is taken as it is, the weights have a
+    gradient.
+
+    logits: [..., experts] bfloat16, float16 or float32.
+    Other arguments, errors and the result, ids int32 [..., k] and weights float32 [..., k], are
+    those of octofold.top_k(); the gradient has the dtype of logits.
+    """
+    if torch.is_grad_enabled() and logits.requires_grad:
+        refuse_transforms("nn.route")
+        routed: tuple[Tensor, Tensor] = _Route.apply(  # type: ignore[no-untyped-call]
+            logits, bias, k, scoring, normalize, groups, top_groups, scale
+        )
+        return routed
+    ids, weights = top_k(logits, k, scoring, normalize, bias, groups, top_groups, scale)
+    return ids, weights
+
+
+class _Route(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        bias: Tensor | None,
+        k: int,
+        scoring: str,
+        normalize: bool,
+        groups: int,
+        top_groups: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        ids, weights = top_k(logits, k, scoring, normalize, bias, groups, top_groups, scale)
+        ctx.mark_non_differentiable(ids)
+        ctx.save_for_backward(logits, ids)
+        ctx.options = scoring, normalize, scale
+        return ids, weights
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None, dw: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.route", dw)
+        logits, ids = ctx.saved_tensors
+        scoring, normalize, scale = ctx.options
+        dw = dw.contiguous()
+        gradient = top_k_gradient(
+            dw, logits, ids, scoring=scoring, normalize=normalize, scale=scale
+        )
+        return gradient, *[None] * 7
+
+
+class TopKRouter(Module):
+    """The router of an expert layer: x · weightᵀ, and of each token the best experts of that.
+
+    hidden_features, experts, top_k: of a token, of all, of those that a token goes to.
+    scoring, normalize, groups, top_groups, scale: as of octofold.top_k().
+    choice_bias: with a buffer e_score_correction_bias (float32 [experts], zeros), which the choice
+        alone sees: what balances the load without a loss (DeepSeek-V3). For "sigmoid" scores.
+    device, dtype: of the weight [experts, hidden]; the logits are made in this dtype, whatever that
+        of x: float32 tells experts apart that bfloat16 would not.
+
+    forward: x [..., hidden] to (logits [..., experts], weights [..., k] float32, ids [..., k]
+    int32), in this order as transformers' routers have it. Raises InvalidArgumentError that names
+    the argument.
+    """
+
+    e_score_correction_bias: Tensor | None
+
+    def __init__(
+        self,
+        hidden_features: int,
+        experts: int,
+        top_k: int,
+        scoring: str = "softmax",
+        normalize: bool = True,
+        groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
+        choice_bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_counts(_NAME, hidden_features=hidden_features, experts=experts, top_k=top_k)
+        if top_k > experts:
+            raise invalid_argument(_NAME, "top_k", f"at most {experts}, the experts", top_k)
+        self.top_k = top_k
+        self.scoring, self.normalize, self.scale = scoring, normalize, scale
+        self.groups, self.top_groups = groups, top_groups
+        weight = torch.empty((experts, hidden_features), device=device, dtype=dtype)
+        self.weight = Parameter(weight)
+        bias = torch.empty(experts, device=device, dtype=torch.float32) if choice_bias else None
+        self.register_buffer("e_score_correction_bias", bias)
+        self.reset_parameters()
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = linear(input.to(self.weight.dtype), self.weight)
+        ids, weights = route(
+            logits,
+            self.top_k,
+            self.scoring,
+            self.normalize,
+            self.e_score_correction_bias,
+            self.groups,
+            self.top_groups,
+            self.scale,
+        )
+        return logits, weights, ids
+
+    def reset_parameters(self) -> None:
+        """As torch.nn.Linear does; the bias of the choice becomes zeros."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        if self.e_score_correction_bias is not None:
+            self.e_score_correction_bias.zero_()
+
+    def extra_repr(self) -> str:
+        experts, hidden = self.weight.shape
+        text = f"hidden_features={hidden}, experts={experts}, top_k={self.top_k}"
+        text += f", scoring={self.scoring}, normalize={self.normalize}, scale={self.scale}"
+        return text if self.groups == 1 else f"{text}, groups={self.top_groups} of {self.groups}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        keep_dtypes(self, held)
+        return self

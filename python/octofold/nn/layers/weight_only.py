@@ -1,0 +1,84 @@
+"""A linear layer whose weight alone is FP8, with gradients by x and bias."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._core.errors import invalid_argument
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
+from ..autograd.first_order import refuse_in_backward, refuse_transforms
+from ..autograd.fitting import require_input
+from ..autograd.linear import result_dtype
+from ..autograd.products import addable, bias_gradient
+from ..casting.casts import walkable
+from .frozen_linear import FrozenLinear
+
+_NAME: Final = "octofold.nn.WeightOnlyLinear"
+
+
+class WeightOnlyLinear(FrozenLinear):
+    """x · weightᵀ (+ bias) with a frozen weight in FP8 and x in 16 bits, on GPUs with FP8 units or
+    without: for weights that take half of BF16's memory, and adapters (LoRA) that are trained over
+    them.
+
+    in_features, out_features, bias, device: as of torch.nn.Linear.
+    dtype: of the bias; x of either dtype goes with any.
+    granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
+
+    What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
+    Its buffers are those of Fp8Weight, and its bias is a parameter.
+
+    forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
+    dtype, to autocast's. Gradients are those by x and by bias; the weight has none. GPUs before
+    compute capability 8.0 take float16 alone.
+    Raises InvalidArgumentError that names the argument.
+    """
+
+    own_name = _NAME
+
+    def forward(self, input: Tensor) -> Tensor:
+        require_input(_NAME, input, self.weight)
+        dtype = result_dtype(input)
+        if dtype == torch.float32:
+            expected = "float16 or bfloat16 (as the model after half() or bfloat16(), or autocast)"
+            raise invalid_argument(_NAME, "x", expected, dtype)
+        return weight_only_linear(input.to(dtype), self.scaled_weight, self.bias)
+
+
+def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ (+ bias) of an x [..., in] of 16 bits, with gradients by x and bias."""
+    rows, bias = walkable(x[None] if x.dim() == 1 else x), addable(bias, x.dtype)
+    y: Tensor
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        refuse_transforms("nn.WeightOnlyLinear")
+        y = _WeightOnly.apply(  # type: ignore[no-untyped-call]
+            rows, bias, weight.data, weight.scale, weight.granularity
+        )
+    else:  # autograd's way around takes the host as long as half of the product's call
+        y = gemm_weight_only(rows, weight, bias)
+    return y[0] if x.dim() == 1 else y
+
+
+class _WeightOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, granularity: str
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scale)
+        ctx.granularity = granularity
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_in_backward("nn.WeightOnlyLinear", dy)
+        codes, scale = ctx.saved_tensors
+        needs_x, needs_bias = ctx.needs_input_grad[:2]
+        dy = walkable(dy)
+        weight = ScaledTensor(codes, scale, ctx.granularity)
+        dx = gemm_weight_only_gradient(dy, weight) if needs_x else None
+        db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
+        return dx, db, None, None, None

@@ -1,0 +1,44 @@
+"""Recipes: what a linear layer casts to FP8, and how.
+
+docs/recipes.md says what each costs and loses.
+
+Named ones are the values `blockwise`, `blockwise_two_level`, `rowwise`, `tensorwise`,
+`rowwise_with_gw_hp` and `delayed` of this module; where a recipe is expected its name will do.
+Others are made of parts:
+
+>>> from octofold.nn.recipes import Product, Recipe
+>>> square = Product("128x128", "128x128")
+>>> Recipe(output=square, grad_input=square, grad_weight=None)
+"""
+
+from .recipe import (
+    NAMED,
+    PROFILES,
+    TWO_LEVEL,
+    Delayed,
+    Product,
+    Recipe,
+    blockwise,
+    blockwise_two_level,
+    delayed,
+    recipe_of,
+    rowwise,
+    rowwise_with_gw_hp,
+    tensorwise,
+)
+
+__all__ = [
+    "NAMED",
+    "PROFILES",
+    "TWO_LEVEL",
+    "Delayed",
+    "Product",
+    "Recipe",
+    "blockwise",
+    "blockwise_two_level",
+    "delayed",
+    "recipe_of",
+    "rowwise",
+    "rowwise_with_gw_hp",
+    "tensorwise",
+]

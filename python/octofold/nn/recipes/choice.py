@@ -1,0 +1,92 @@
+"""Where a layer computes in FP8: where that is not measured to be slower than BF16. And where the
+product casts its input itself."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from ..._core.ops import row_count
+from ..._core.scaled_tensor import ScaledTensor
+from .kernels import has_kernels
+from .recipe import Recipe
+
+DYNAMIC_GEMM_MOST_ROWS: Final = 8
+"""Up to so many tokens a product without gradients casts its input itself on a GPU
+(octofold.dynamic_gemm). Measured on an H200, six N,K (docs/performance.md): at 8 it wins 7 % over
+cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
+tokens again."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From which sizes on a layer gains by FP8, forward and backward with all casts.
+
+    A product takes time as tokens · in · out, its casts as tokens · in + tokens · out + in · out.
+    The quotient, 1 / (1 / tokens + 1 / in + 1 / out), has to be at least `size`; and the products
+    have to be long enough to hide the launches of the casts: tokens · in · out at least
+    `multiplications`.
+    """
+
+    size: float
+    multiplications: float
+
+
+MEASURED: Final[dict[str, dict[str, Threshold]]] = {
+    "NVIDIA H200": {
+        "blockwise": Threshold(size=700, multiplications=1e10),
+        "rowwise": Threshold(size=900, multiplications=1e10),
+        "tensorwise": Threshold(size=770, multiplications=1e10),
+    },
+}
+"""By the GPU's name and the recipe's. What is not in here is not known to be slower. The times are
+in docs/performance.md: in a CUDA graph blockwise is at 0.85 of BF16's rate for 8192 tokens of 1024
+to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
+
+
+def fp8_wins(
+    tokens: int, in_features: int, out_features: int, recipe: Recipe, device: torch.device
+) -> bool:
+    """Whether a linear layer of these sizes is to use FP8: unless it was measured to be slower
+    there. On the CPU always, which is the reference and not meant to be quick."""
+    if device.type != "cuda" or not MEASURED or tokens == 0:
+        return True
+    threshold = MEASURED.get(_gpu_name(device.index), {}).get(recipe.name)
+    if threshold is None:
+        return True
+    multiplications = tokens * in_features * out_features
+    casts = tokens * in_features + tokens * out_features + in_features * out_features
+    return (
+        multiplications >= threshold.multiplications and multiplications >= threshold.size * casts
+    )
+
+
+def product_casts(
+    shape: Sequence[int], weight: ScaledTensor | None, recipe: Recipe, device: torch.device
+) -> bool:
+    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be
+    octofold.dynamic_gemm()."""
+    output = recipe.output
+    return (
+        device.type == "cuda"
+        and output is not None
+        and weight is not None
+        and (output.a, output.b) == ("1x128", "128x128")
+        and row_count(shape) <= DYNAMIC_GEMM_MOST_ROWS
+        # What its kernels can address.
+        and weight.data.stride(0) % 16 == 0
+        and weight.data.storage_offset() % 16 == 0
+        and has_kernels("products that cast A", device)
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _gpu_name(index: int) -> str:
+    return _gpu_name_once(index)
+
+
+@functools.cache
+def _gpu_name_once(index: int) -> str:
+    return torch.cuda.get_device_name(index)
