@@ -23,7 +23,8 @@ std::optional<MutableTensorView> workspace_of(const CastOperation& operation,
 
 void gemm_weight_only(tvm::ffi::TensorView x, tvm::ffi::TensorView w, tvm::ffi::TensorView w_scale,
                       OptionalTensor bias, tvm::ffi::TensorView out, OptionalTensor workspace,
-                      tvm::ffi::String w_granularity, OptionalText candidate, OptionalStream stream) {
+                      tvm::ffi::String w_granularity, OptionalText candidate,
+                      OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
   octofold::gemm_weight_only(
       {.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),

@@ -92,16 +92,15 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
                   String b_granularity, String groups, OptionalInt expected_rows,
                   bool fast_accumulation, OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"grouped_gemm"};
-  octofold::grouped_gemm(
-      {.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
-       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-       .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
-       .out = view_of(kOperation.name, "out", out, kWide),
-       .c = kOperation.optional_input("c", c, kAddend),
-       .bias = kOperation.optional_input("bias", bias, kAddend),
-       .fast_accumulation = fast_accumulation,
-       .candidate = candidate_of(candidate)},
-      stream_of(stream, out));
+  octofold::grouped_gemm({.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+                          .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+                          .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
+                          .out = view_of(kOperation.name, "out", out, kWide),
+                          .c = kOperation.optional_input("c", c, kAddend),
+                          .bias = kOperation.optional_input("bias", bias, kAddend),
+                          .fast_accumulation = fast_accumulation,
+                          .candidate = candidate_of(candidate)},
+                         stream_of(stream, out));
 }
 
 void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,
@@ -109,15 +108,14 @@ void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTens
                 String activation, OptionalBool power_of_two, String overflow, String profile,
                 OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"gated_gemm"};
-  GatedGemmArguments arguments{
-      .a = kOperation.scaled_input("a", a, a_scale, a_granularity),
-      .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-      .out = {view_of(kOperation.name, "out", out, "e4m3 or e5m2"),
-              view_of(kOperation.name, "out.scale", out_scale, "float32"),
-              Granularity::kBlock1x128},
-      .activation = parse_activation(view_of(activation)),
-      .options = options_of(power_of_two, overflow, profile),
-      .candidate = candidate_of(candidate)};
+  GatedGemmArguments arguments{.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+                               .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+                               .out = {view_of(kOperation.name, "out", out, "e4m3 or e5m2"),
+                                       view_of(kOperation.name, "out.scale", out_scale, "float32"),
+                                       Granularity::kBlock1x128},
+                               .activation = parse_activation(view_of(activation)),
+                               .options = options_of(power_of_two, overflow, profile),
+                               .candidate = candidate_of(candidate)};
   if (offsets) {
     arguments.groups = RowGroups{view_of(kOperation.name, "groups.offsets", *offsets, "int32")};
   }

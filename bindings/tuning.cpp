@@ -35,9 +35,8 @@ tvm::ffi::Array<String> product_candidates(Fields problem, String architecture,
 
 String planned_candidate(Fields problem, String architecture, int64_t multiprocessors) {
   const TargetGpu gpu = target(architecture, multiprocessors);
-  return is_weight_only(problem)
-             ? octofold::planned_candidate(weight_only_problem_of(problem), gpu)
-             : octofold::planned_candidate(product_problem_of(problem), gpu);
+  return is_weight_only(problem) ? octofold::planned_candidate(weight_only_problem_of(problem), gpu)
+                                 : octofold::planned_candidate(product_problem_of(problem), gpu);
 }
 
 String tuning_key(Fields problem) {

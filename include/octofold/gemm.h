@@ -62,16 +62,16 @@ struct GemmArguments {
 
 /// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x; with an A that is
 /// cast 9.0) the product is queued on `stream` and the call returns; it may be captured in a CUDA
-/// graph. The first call of a problem compiles a kernel or finds it on disk. A and B whose addresses
-/// and row strides are multiples of 16 bytes are read fastest; the log names those that are not.
-/// Block scales 1x128 with strides (1, round_up(rows, 4)) are, too; any strides will do.
+/// graph. The first call of a problem compiles a kernel or finds it on disk. A and B whose
+/// addresses and row strides are multiples of 16 bytes are read fastest; the log names those that
+/// are not. Block scales 1x128 with strides (1, round_up(rows, 4)) are, too; any strides will do.
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
 /// Throws Error: kInvalidArgument names the argument, and lists the candidates where there is none
-/// of a name; kUnavailable: no usable driver or compiler; kUnsupported: a GPU without kernels, sizes
-/// or numbers of tiles near 2^31 and more, and, with an A that is cast, K = 0 and a B whose address
-/// or row stride is no multiple of 16 bytes. quantize() and gemm() of its codes take those, and the
-/// CPU.
+/// of a name; kUnavailable: no usable driver or compiler; kUnsupported: a GPU without kernels,
+/// sizes or numbers of tiles near 2^31 and more, and, with an A that is cast, K = 0 and a B whose
+/// address or row stride is no multiple of 16 bytes. quantize() and gemm() of its codes take those,
+/// and the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

@@ -77,8 +77,8 @@ struct GroupedGemmArguments {
 };
 
 /// Throws Error as gemm(); kInvalidArgument for two-level scales, of `b` too, for a c beside
-/// MaskedGroups and a bias beside DepthGroups; kUnsupported for DepthGroups on a GPU where addresses
-/// or row strides of a or b are no multiples of 16 bytes.
+/// MaskedGroups and a bias beside DepthGroups; kUnsupported for DepthGroups on a GPU where
+/// addresses or row strides of a or b are no multiples of 16 bytes.
 OCTOFOLD_API void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

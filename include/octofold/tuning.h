@@ -20,8 +20,9 @@ struct TargetGpu {
   std::int32_t multiprocessors = 132;
 };
 
-/// What of the tensors the 16-byte copies of a GPU can address: addresses and row strides of A and B
-/// that are multiples of 16 bytes; those of out, and its rows' lengths; those of a C of out's type.
+/// What of the tensors the 16-byte copies of a GPU can address: addresses and row strides of A and
+/// B that are multiples of 16 bytes; those of out, and its rows' lengths; those of a C of out's
+/// type.
 struct TensorAlignment {
   bool operands = true;
   bool out = true;
@@ -67,7 +68,8 @@ struct WeightOnlyProblem {
 
 /// As of a ProductProblem, of contiguous tensors and with the workspace that the product asks for.
 /// Sizes do matter here. Example: "64x16.w2x1x4.s3.k2" has tiles of 64 rows of W and 16 of x by two
-/// warps along W's rows and four along the depth, three stages, and two blocks that share the depth.
+/// warps along W's rows and four along the depth, three stages, and two blocks that share the
+/// depth.
 OCTOFOLD_API std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
                                                          const TargetGpu& gpu = {});
 OCTOFOLD_API std::string planned_candidate(const WeightOnlyProblem& problem,

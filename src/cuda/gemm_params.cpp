@@ -32,16 +32,15 @@ config::WorkParams work_params(const core::Product& product, bool swapped) {
 
 config::GemmParams gemm_params(const core::Product& product, bool swapped) {
   const MutableTensorView& out = product.out;
-  config::GemmParams params{
-      .rows = operand_params(swapped ? product.b : product.a),
-      .columns = operand_params(swapped ? product.a : product.b),
-      .out = out.data,
-      .out_stride = out.strides[0],
-      .c = product.c ? product.c->data : nullptr,
-      .c_stride = product.c ? product.c->strides[0] : 0,
-      .bias = product.bias ? product.bias->data : nullptr,
-      .channel_scale = floats_of(product.b.channel_scale),
-      .work = work_params(product, swapped)};
+  config::GemmParams params{.rows = operand_params(swapped ? product.b : product.a),
+                            .columns = operand_params(swapped ? product.a : product.b),
+                            .out = out.data,
+                            .out_stride = out.strides[0],
+                            .c = product.c ? product.c->data : nullptr,
+                            .c_stride = product.c ? product.c->strides[0] : 0,
+                            .bias = product.bias ? product.bias->data : nullptr,
+                            .channel_scale = floats_of(product.b.channel_scale),
+                            .work = work_params(product, swapped)};
   (swapped ? params.rows : params.columns).scale.group_stride = product.groups.scale_stride;
   return params;
 }

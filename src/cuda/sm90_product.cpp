@@ -38,16 +38,15 @@ void encode_output(const Driver& driver, const core::Product& product, const Sm9
                    Sm90GemmParams& params) {
   const config::Sm90SmemLayout layout(config);
   const auto encode = config.stores_groups() ? encode_grouped_tensor_map : encode_tensor_map;
-  params.out_map =
-      encode(driver, product.out, layout.output_box_rows, layout.output_box_columns);
+  params.out_map = encode(driver, product.out, layout.output_box_rows, layout.output_box_columns);
   if (config.stores_onto_c()) {
     params.c_map = encode(driver, *product.c, layout.output_box_rows, layout.output_box_columns);
   }
 }
 
 config::OutputScaleParams output_scale(const core::Product& product) {
-  const auto scale = core::scale_access(MutableScaledTensorView{
-      product.out, product.gated->scale, product.gated->format.granularity});
+  const auto scale = core::scale_access(MutableScaledTensorView{product.out, product.gated->scale,
+                                                                product.gated->format.granularity});
   return {scale.data, scale.row_stride, scale.col_stride};
 }
 

@@ -10,8 +10,8 @@
 
 namespace octofold::cuda {
 
-/// plan(name) with the candidate that was measured to be the fastest, where one was; else, and where
-/// there is none of this name, plan("") with what the planner reckons.
+/// plan(name) with the candidate that was measured to be the fastest, where one was; else, and
+/// where there is none of this name, plan("") with what the planner reckons.
 template <typename Problem, typename MakePlan>
 auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
   const std::string_view tuned = device.tuned(problem);

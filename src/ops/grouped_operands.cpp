@@ -177,8 +177,8 @@ void set_output(const core::Arguments& check, const GroupedGemmArguments& given,
                 core::Product& product) {
   check.require_shape("out", given.out, shape);
   product.out = core::flatten(check, "out", given.out);
-  const std::array inputs{CastInput{"a", given.a.data},          CastInput{"a.scale", given.a.scale},
-                          CastInput{"b", given.b.data},          CastInput{"b.scale", given.b.scale},
+  const std::array inputs{CastInput{"a", given.a.data}, CastInput{"a.scale", given.a.scale},
+                          CastInput{"b", given.b.data}, CastInput{"b.scale", given.b.scale},
                           CastInput{numbers.argument, numbers.view}};
   check_output(check, product.out, inputs);
   if (!given.c) return;
@@ -206,13 +206,13 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
   if (given.a.data.shape[0] != b.groups) {
     check.fail("a", core::format("{} groups as in 'b'", b.groups), core::describe(given.a.data));
   }
-  product.groups = {.work = Work::kMaskedRows,
-                    .count = b.groups,
-                    .numbers = checked_counts(check, groups.counts, b.groups, rows,
-                                              product.a.data.device),
-                    .scale_stride = b.scale_stride,
-                    .expected_rows = groups.expected_rows.value_or(rows),
-                    .max_rows = rows};
+  product.groups = {
+      .work = Work::kMaskedRows,
+      .count = b.groups,
+      .numbers = checked_counts(check, groups.counts, b.groups, rows, product.a.data.device),
+      .scale_stride = b.scale_stride,
+      .expected_rows = groups.expected_rows.value_or(rows),
+      .max_rows = rows};
   const std::array<std::int64_t, 3> shape{b.groups, rows, b.rows};
   set_output(check, given, shape, {"groups.counts", groups.counts}, product);
   const std::int64_t expected = product.groups.expected_rows;
@@ -241,12 +241,12 @@ void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
                core::describe(given.a.data));
   }
   const std::int64_t rows = plan::max_rows_of_depth(columns, count);
-  product.groups = {.work = Work::kGroupedDepth,
-                    .count = count,
-                    .numbers = checked_offsets(check, groups.offsets, count, rows,
-                                               product.a.data.device),
-                    .expected_rows = expected_of(rows, count),
-                    .max_rows = rows};
+  product.groups = {
+      .work = Work::kGroupedDepth,
+      .count = count,
+      .numbers = checked_offsets(check, groups.offsets, count, rows, product.a.data.device),
+      .expected_rows = expected_of(rows, count),
+      .max_rows = rows};
   const std::array<std::int64_t, 3> shape{count, product.a.data.shape[0], product.b.data.shape[0]};
   set_output(check, given, shape, {"groups.offsets", groups.offsets}, product);
 }
@@ -261,13 +261,13 @@ std::int64_t set_groups_of_rows(const core::Arguments& check, const ScaledTensor
   product.b = b.flat;
   check_products(check, product.a, product.b, product.fast_accumulation);
   const std::int64_t rows = product.a.data.shape[0];
-  product.groups = {.work = Work::kGroupedRows,
-                    .count = b.groups,
-                    .numbers = checked_offsets(check, groups.offsets, b.groups, rows,
-                                               product.a.data.device),
-                    .scale_stride = b.scale_stride,
-                    .expected_rows = expected_of(rows, b.groups),
-                    .max_rows = rows};
+  product.groups = {
+      .work = Work::kGroupedRows,
+      .count = b.groups,
+      .numbers = checked_offsets(check, groups.offsets, b.groups, rows, product.a.data.device),
+      .scale_stride = b.scale_stride,
+      .expected_rows = expected_of(rows, b.groups),
+      .max_rows = rows};
   return b.rows;
 }
 

@@ -29,8 +29,7 @@ bool is_same_memory(const TensorView& left, const TensorView& right) {
 
 }  // namespace
 
-void require_accumulation(const core::Arguments& check, Granularity a, Granularity b,
-                               bool fast) {
+void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
   if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
   check.fail("fast_accumulation",
              "false for scales that vary along K, which promote every 128 of K",
@@ -45,22 +44,22 @@ void check_c(const core::Arguments& check, const TensorView& c, const MutableTen
 }
 
 void check_operands(const core::Arguments& check, const ScaledTensorView& a,
-                         const ScaledTensorView& b) {
+                    const ScaledTensorView& b) {
   check.require_scaled_input("a", a);
   check.require_scaled_input("b", b);
   check.require_same_device("b", b.data, a.data.device);
   require_depth(check, "b", b.data, "a", a.data);
 }
 
-void require_depth(const core::Arguments& check, std::string_view argument,
-                        const TensorView& given, std::string_view other, const TensorView& matrix) {
+void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
+                   std::string_view other, const TensorView& matrix) {
   if (given.shape[1] == matrix.shape[1]) return;
   check.fail(argument, core::format("K = {} columns as in '{}'", matrix.shape[1], other),
              core::format("{}", given.shape[1]));
 }
 
 void check_output(const core::Arguments& check, const MutableTensorView& out,
-                       std::span<const CastInput> inputs) {
+                  std::span<const CastInput> inputs) {
   check.require_matrix("out", out);
   check.require_dtype("out", out, kOutputTypes);
   check.require_same_device("out", out, inputs.front().view.device);
@@ -70,7 +69,7 @@ void check_output(const core::Arguments& check, const MutableTensorView& out,
 }
 
 void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
-                     const MutableTensorView& out) {
+                const MutableTensorView& out) {
   if (!bias) return;
   check.require_vector("bias", *bias);
   check.require_dtype("bias", *bias, {out.dtype, DType::kFloat32});
@@ -80,8 +79,7 @@ void check_bias(const core::Arguments& check, const std::optional<TensorView>& b
 }
 
 void require_shape_of_result(const core::Arguments& check, std::string_view argument,
-                                  const TensorView& tensor, const TensorView& a,
-                                  std::int64_t columns) {
+                             const TensorView& tensor, const TensorView& a, std::int64_t columns) {
   std::array<std::int64_t, kMaxRank> shape = a.shape;
   const auto rank = static_cast<std::size_t>(a.rank);
   shape[rank - 1] = columns;
@@ -172,9 +170,8 @@ core::Product checked(const GemmArguments& given) {
                         .fast_accumulation = given.fast_accumulation,
                         .candidate = given.candidate};
   std::visit([&](const auto& a) { set_operands(check, a, given, product); }, given.a);
-  const TensorView& a = std::visit([](const auto& each) -> const TensorView& {
-    return data_of(each);
-  }, given.a);
+  const TensorView& a =
+      std::visit([](const auto& each) -> const TensorView& { return data_of(each); }, given.a);
   const std::int64_t columns = given.b.data.shape[0];
   ops::require_shape_of_result(check, "out", given.out, a, columns);
   product.out = core::flatten(check, "out", given.out);

@@ -105,8 +105,7 @@ std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
 
 std::string planned_candidate(const WeightOnlyProblem& problem, const TargetGpu& gpu) {
   const plan::Gpu target = gpu_of("planned_candidate", gpu);
-  return plan::name_of(
-      plan::plan_weight_only(problem_of(problem), called(problem), target).config);
+  return plan::name_of(plan::plan_weight_only(problem_of(problem), called(problem), target).config);
 }
 
 std::string tuning_key(const WeightOnlyProblem& problem) {

@@ -58,7 +58,9 @@ config::Work work_of(Grouping grouping) {
 
 // What grouped_gemm() expects of a group where nobody says it.
 std::int64_t expected_of(const ProductProblem& problem) {
-  const auto share = [&](std::int64_t size) { return (size + problem.groups - 1) / problem.groups; };
+  const auto share = [&](std::int64_t size) {
+    return (size + problem.groups - 1) / problem.groups;
+  };
   switch (problem.grouping) {
     case Grouping::kNone: return 0;
     case Grouping::kRows: return share(problem.product.m);

@@ -8,9 +8,9 @@
 #include "octofold/product_problem.h"
 
 #include "core/product.h"
+#include "kernels/shared/work.h"
 #include "kernels/sm90/config/dynamic_input.h"
 #include "kernels/sm90/config/gated_output.h"
-#include "kernels/shared/work.h"
 #include "plan/fields.h"
 
 namespace octofold::plan {

@@ -61,10 +61,10 @@ struct WeightOnlyWork {
 
 using WeightOnlyPlan = Plan<WeightOnlyWork>;
 
-/// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and where
-/// blocks share the depth another that adds what they have. `called`: the public function. Throws
-/// Error: kUnsupported for a GPU without kernels for it, or for bfloat16; kInvalidArgument, which
-/// lists the candidates, where there is none of this name.
+/// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and
+/// where blocks share the depth another that adds what they have. `called`: the public function.
+/// Throws Error: kUnsupported for a GPU without kernels for it, or for bfloat16; kInvalidArgument,
+/// which lists the candidates, where there is none of this name.
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu, std::string_view candidate = {});
 

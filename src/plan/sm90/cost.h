@@ -1,8 +1,8 @@
 // What a way to cut a product costs.
 #pragma once
 
-#include "kernels/sm90/config/gemm.h"
 #include "kernels/shared/tile_schedule.h"
+#include "kernels/sm90/config/gemm.h"
 #include "plan/gpu.h"
 #include "plan/product.h"
 #include "plan/sm90/tilings.h"

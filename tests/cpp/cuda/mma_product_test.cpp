@@ -93,9 +93,9 @@ TEST_F(MmaProductTest, CandidatesCanBeAskedFor) {
   multiply(product(1000, 512, 640), "64x64.w2x2.b2");
   EXPECT_EQ(last().blocks, 16u * 8);
   EXPECT_EQ(last().threads, 128u);
-  EXPECT_THAT(refusal(product(1000, 512, 640), "128x128.w2.c1x1x1.b1.early",
-                      ErrorCode::kInvalidArgument),
-              AllOf(HasSubstr("'candidate'"), HasSubstr("64x64.w2x2.b2")));
+  EXPECT_THAT(
+      refusal(product(1000, 512, 640), "128x128.w2.c1x1x1.b1.early", ErrorCode::kInvalidArgument),
+      AllOf(HasSubstr("'candidate'"), HasSubstr("64x64.w2x2.b2")));
 }
 
 TEST_F(MmaProductTest, HasDenseProductsAlone) {

@@ -138,8 +138,8 @@ TEST_F(ProductParamsTest, TmaAddsToAnFP32OutputThatIsC) {
   dense.out.dtype = DType::kFloat32;
   const auto adds = [&](const TensorView& c) {
     dense.c = c;
-    const auto plan = plan::plan_product(plan::problem_of(dense), plan::kHopper,
-                                         "128x64.w2.c1x1x1.b1.early");
+    const auto plan =
+        plan::plan_product(plan::problem_of(dense), plan::kHopper, "128x64.w2.c1x1x1.b1.early");
     return std::get<config::Sm90GemmConfig>(plan.config).adds_in_place;
   };
   TensorView other = dense.out;

@@ -67,7 +67,8 @@ TEST_P(AnyProductTest, IsPreparedOnce) {
     const config::Sm90GemmParams params = last_params();
     EXPECT_EQ(params.out, product.out.data);
     EXPECT_EQ(params.work.numbers, product.groups.numbers);
-    EXPECT_TRUE(params.rows.data == product.a.data.data || params.columns.data == product.a.data.data);
+    EXPECT_TRUE(params.rows.data == product.a.data.data ||
+                params.columns.data == product.a.data.data);
   }
   EXPECT_EQ(compilations_, 1);
   product.b.data.dtype = product.b.data.dtype == DType::kE4M3 ? DType::kE5M2 : DType::kE4M3;
@@ -98,8 +99,8 @@ TEST_P(AnyProductTest, ACandidateIsRunByItsName) {
 TEST_P(AnyProductTest, AGpuThatIsTooOldIsToldWhatThereIs) {
   state().compute_major = 8;
   state().compute_minor = 6;
-  EXPECT_THAT(refusal(make()), AllOf(HasSubstr(GetParam().operation), HasSubstr("8.6"),
-                                     HasSubstr("CPU backend")));
+  EXPECT_THAT(refusal(make()),
+              AllOf(HasSubstr(GetParam().operation), HasSubstr("8.6"), HasSubstr("CPU backend")));
 }
 
 // Of products that have kernels for such operands: the others are refused.

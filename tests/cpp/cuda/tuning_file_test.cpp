@@ -92,8 +92,7 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
 // The same table serves products of all kinds.
 TEST_F(TuningFileTest, GroupsAndGatedOnesAreTakenToo) {
   constexpr const char* kGated = "128x128.w2.c2x1x1.b1.early";
-  const core::Product grouped =
-      test::grouped_product(config::Work::kMaskedRows, 64, 512, 640);
+  const core::Product grouped = test::grouped_product(config::Work::kMaskedRows, 64, 512, 640);
   const core::Product gated = test::gated_product(64, 512, 640);
   std::ofstream(kOwnFile->file()) << core::format(
       R"({{"octofold": "{}", "gpu": "NVIDIA Fake", "compute_capability": "9.0",

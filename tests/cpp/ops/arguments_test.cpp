@@ -245,7 +245,8 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
   const auto device = static_cast<DeviceType>(99);
   EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.dtype = dtype; }),
               HasSubstr("argument 'a': expected an enumerator of DType, 0 to 5, got 99"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).scale.dtype = dtype; }), HasSubstr("'a.scale'"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).scale.dtype = dtype; }),
+              HasSubstr("'a.scale'"));
   EXPECT_THAT(
       gemm_error([&](auto&, auto& g) { g.b.granularity = granularity; }),
       HasSubstr("argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"));

@@ -206,13 +206,11 @@ TEST(GatedGemmArgumentsTest, TheCpuHasNoCandidates) {
   problem.product.form.out = DType::kE4M3;
   const auto names = product_candidates(problem);
   ASSERT_FALSE(names.empty());
-  EXPECT_THAT(test::error_of([&] {
-                gated_gemm({.a = a.view(),
-                            .b = b.view(),
-                            .out = out.view(),
-                            .candidate = names.front()});
-              }),
-              HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
+  EXPECT_THAT(
+      test::error_of([&] {
+        gated_gemm({.a = a.view(), .b = b.view(), .out = out.view(), .candidate = names.front()});
+      }),
+      HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
 }
 
 }  // namespace

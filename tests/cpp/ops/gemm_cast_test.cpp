@@ -117,9 +117,10 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_THAT(error_of([](auto& d, auto&) { d.b.scale.shape[0] = 1; }),
               HasSubstr("argument 'b.scale': expected shape"));
   const std::vector<float> factors(300, 1.0f);
-  EXPECT_THAT(
-      error_of([&](auto& d, auto&) { d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300); }),
-      HasSubstr("argument 'b.channel_scale': expected none"));
+  EXPECT_THAT(error_of([&](auto& d, auto&) {
+                d.b.channel_scale = vector(factors.data(), DType::kFloat32, 300);
+              }),
+              HasSubstr("argument 'b.channel_scale': expected none"));
   EXPECT_THAT(error_of([](auto& d, auto&) { d.b.data.device = {DeviceType::kCuda, 0}; }),
               HasSubstr("argument 'b"));
   EXPECT_THAT(error_of([](auto& d, auto&) { d.out.shape[1] = 299; }),
@@ -157,8 +158,9 @@ TEST(GemmCastArgumentsTest, TheCpuHasNoCandidates) {
   ScaledMatrix b(300, 256, Granularity::kBlock128x128);
   const auto names = dynamic_gemm_candidates();
   ASSERT_FALSE(names.empty());
-  EXPECT_THROW(gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()}, {}, names.front()),
-               Error);
+  EXPECT_THROW(
+      gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()}, {}, names.front()),
+      Error);
 }
 
 }  // namespace

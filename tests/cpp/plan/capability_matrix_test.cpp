@@ -149,7 +149,8 @@ void plan_products(const MatrixRow& row, const Gpu& gpu) {
   if (problem.gated.exists) form.out = kE4M3;
   ASSERT_EQ(called == "grouped_gemm" ? called : operation_of(problem), called);
   std::vector<Work> works{Work::kDense};
-  if (called == "grouped_gemm") works = {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth};
+  if (called == "grouped_gemm")
+    works = {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth};
   if (called == "gated_gemm") works.push_back(Work::kGroupedRows);
   for (const Work work : works) {
     problem.work = work;

@@ -26,7 +26,10 @@ constexpr Granularity kGranularities[] = {Granularity::kTensor, Granularity::kCh
 // A block for each tile that there can be, whatever the groups' sizes, and no more.
 TEST(GroupedPlanTest, BlocksAreThoseThatCanFindATile) {
   const auto blocks = [](Work work, std::int64_t m, std::int64_t groups) {
-    return test::sm90_plan(test::grouped_problem(work, m, 128, 1024, groups, 1), "128x128.w2.c1x1x1.b1.early").kernels.front().blocks;
+    return test::sm90_plan(test::grouped_problem(work, m, 128, 1024, groups, 1),
+                           "128x128.w2.c1x1x1.b1.early")
+        .kernels.front()
+        .blocks;
   };
   EXPECT_EQ(blocks(Work::kGroupedRows, 3, 100), 3);  // a row to each of three
   EXPECT_EQ(blocks(Work::kGroupedRows, 1000, 8), 7 + 8);
@@ -76,9 +79,9 @@ TEST(GroupedPlanTest, RefusesSizesThatTheKernelsCountersCannotHold) {
 TEST(GroupedPlanTest, GroupsThatAreExpectedToBeEmptyHaveAPlan) {
   const auto plan = [](std::int64_t expected) {
     return test::sm90_plan({.product = {.m = 512, .n = 512, .k = 512},
-                      .work = Work::kMaskedRows,
-                      .groups = 8,
-                      .expected = expected});
+                            .work = Work::kMaskedRows,
+                            .groups = 8,
+                            .expected = expected});
   };
   EXPECT_EQ(plan(0).config, plan(1).config);
 }

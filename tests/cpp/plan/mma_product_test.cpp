@@ -97,9 +97,9 @@ TEST(MmaPlanTest, RefusesWhatKernelsCannotCount) {
   EXPECT_THAT(error(1ll << 31, 16, 16), HasSubstr("2147483648×16×16"));
   EXPECT_THAT(error(16, 16, (1ll << 31) - 1), HasSubstr("16×16×2147483647"));
   EXPECT_THAT(error(1ll << 30, 1ll << 30, 16), HasSubstr("tiles of 16×64"));
-  EXPECT_EQ(mma_plan({.product = {.m = 1ll << 30, .n = 64, .k = 16}}, gpu_of(kAda, 128))
-                .kernels.size(),
-            1u);
+  EXPECT_EQ(
+      mma_plan({.product = {.m = 1ll << 30, .n = 64, .k = 16}}, gpu_of(kAda, 128)).kernels.size(),
+      1u);
 }
 
 TEST(MmaPlanTest, AnUnknownCandidateIsToldWhichThereAre) {

@@ -155,9 +155,8 @@ TEST(ProductPlanTest, NamesOfCandidatesDoNotDependOnHowThreadsLoad) {
 
 TEST(ProductPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
   EXPECT_THAT(
-      test::error_of(
-          [] { test::sm90_plan({.product = {.m = 16, .n = 16, .k = 16}}, "1x1"); },
-          ErrorCode::kInvalidArgument),
+      test::error_of([] { test::sm90_plan({.product = {.m = 16, .n = 16, .k = 16}}, "1x1"); },
+                     ErrorCode::kInvalidArgument),
       testing::AllOf(HasSubstr("64x16.swapped.w1.c1x1x2.b3"),
                      HasSubstr("192x128.w3.c1x2x1.b1.ordered"), HasSubstr("got 1x1")));
 }
@@ -213,9 +212,9 @@ TEST(ProductPlanTest, AskingForLessSharedMemoryShortensThePipeline) {
   small.shared_memory_per_block = 120 * 1024;
   const GemmProblem problem{.product = {.m = 64, .n = 64, .k = 4096}};
   EXPECT_LE(plan_product(problem, small).kernels.front().shared_bytes, 120 * 1024);
-  EXPECT_LT(test::plan_as<Sm90GemmConfig>(problem, small, "128x128.w2.c1x1x1.b1.early")
-                .config.stages,
-            test::sm90_plan(problem, "128x128.w2.c1x1x1.b1.early").config.stages);
+  EXPECT_LT(
+      test::plan_as<Sm90GemmConfig>(problem, small, "128x128.w2.c1x1x1.b1.early").config.stages,
+      test::sm90_plan(problem, "128x128.w2.c1x1x1.b1.early").config.stages);
 }
 
 TEST(ProductPlanTest, RefusesWhatKernelsCannotCount) {
@@ -238,11 +237,10 @@ TEST(ProductPlanTest, RefusesWhatKernelsCannotCount) {
 TEST(ProductPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
   try {
     plan_product({.product = {.m = 16, .n = 16, .k = 16}},
-              {.compute_major = 8, .compute_minor = 6, .multiprocessors = 84});
+                 {.compute_major = 8, .compute_minor = 6, .multiprocessors = 84});
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                testing::AllOf(HasSubstr("8.6"), HasSubstr("CPU backend")));
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("8.6"), HasSubstr("CPU backend")));
   }
 }
 

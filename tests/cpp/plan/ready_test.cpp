@@ -50,7 +50,8 @@ TEST(ReadyKernelsTest, MostOfWhatOtherModelsNeed) {
   for (const int n : {1024, 3072, 4608, 9216, 18'432, 151'936}) {
     for (const int k : {1024, 2304, 3584, 6144, 12'288}) {
       for (const int m : {1, 5, 16, 33, 100, 200, 300, 500, 900, 1500, 5000, 12'000}) {
-        const KernelPlan kernel = test::sm90_plan(contiguous({.product = {m, n, k}})).kernels.front();
+        const KernelPlan kernel =
+            test::sm90_plan(contiguous({.product = {m, n, k}})).kernels.front();
         found += ready.contains(kernel.kernel);
         ++all;
       }

@@ -1,7 +1,5 @@
 // The planner's choices held against times that were measured: of each configuration at 496 shapes
 // on an H200, 200 of them random (tests/gpu/measure_candidates.py).
-#include "plan/sm90/cost.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/sm90/cost.h"
 #include "plan/tuning.h"
 #include "support/product_plans.h"
 

@@ -66,13 +66,13 @@ TEST(TuningTest, KeysOfEachKindOfProduct) {
 // Each finds its own choice and no other's. How something is cast makes no difference.
 TEST(TuningTest, EveryKindOfProductIsFound) {
   const GemmProblem problems[] = {
-      contiguous(kProduct), contiguous(test::cast_problem(64, 7168, 2048)),
+      contiguous(kProduct),
+      contiguous(test::cast_problem(64, 7168, 2048)),
       contiguous(test::gated_problem(64, 7168, 2048)),
       contiguous(test::grouped_problem(Work::kGroupedRows, 64, 7168, 2048, 4, 16)),
       contiguous(test::grouped_problem(Work::kMaskedRows, 64, 7168, 2048, 4, 16)),
       contiguous(test::grouped_problem(Work::kGroupedDepth, 64, 7168, 2048, 4, 16))};
-  std::string products =
-      core::format(R"("{}": {{"candidate": "weights"}})", tuning_key(kWeights));
+  std::string products = core::format(R"("{}": {{"candidate": "weights"}})", tuning_key(kWeights));
   for (std::size_t i = 0; i < std::size(problems); ++i) {
     products += core::format(R"(, "{}": {{"candidate": "{}"}})", tuning_key(problems[i]), i);
   }

@@ -18,8 +18,8 @@ inline void* address(std::uintptr_t value) { return reinterpret_cast<void*>(valu
 inline const std::int32_t* const kNumbers = static_cast<const std::int32_t*>(address(0x9000));
 
 // Where the matrices lie. Scales lie kToScale behind their codes.
-inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000000, kC = 0x70000000,
-                                kBias = 0x80000000, kToScale = 0x1000000;
+inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000000,
+                                kC = 0x70000000, kBias = 0x80000000, kToScale = 0x1000000;
 
 // `scaled_rows`: those whose scales are there.
 inline MutableScaledTensorView operand(DType type, Granularity granularity, std::int64_t rows,
@@ -41,7 +41,8 @@ inline core::Product product(std::int64_t m, std::int64_t n, std::int64_t k) {
 // A comes in BF16.
 inline core::Product cast_product(std::int64_t m, std::int64_t n, std::int64_t k) {
   core::Product product = test::product(m, n, k);
-  product.a = {matrix<const void>(address(kA), DType::kBFloat16, m, k, k, kGpu), {},
+  product.a = {matrix<const void>(address(kA), DType::kBFloat16, m, k, k, kGpu),
+               {},
                Granularity::kBlock1x128};
   product.cast_a = config::CastFormat{};
   return product;

@@ -55,10 +55,8 @@ inline plan::GemmProblem random_problem(std::mt19937& random) {
 inline plan::GemmProblem grouped_problem(config::Work work, std::int64_t m, std::int64_t n,
                                          std::int64_t k, std::int64_t groups,
                                          std::int64_t expected) {
-  return {.product = {.m = m, .n = n, .k = k},
-          .work = work,
-          .groups = groups,
-          .expected = expected};
+  return {
+      .product = {.m = m, .n = n, .k = k}, .work = work, .groups = groups, .expected = expected};
 }
 
 inline plan::GemmProblem gated_problem(std::int64_t m, std::int64_t n, std::int64_t k) {
