@@ -15,7 +15,6 @@ from ._ops.gated_gemm import gated_gemm
 from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ._ops.gemv import gemv
 from ._ops.grouped_gemm import grouped_gemm
 from ._ops.groups import Depth, Masked, Rows
 from ._ops.norms import norm_backward, quantize_norm
@@ -150,7 +149,7 @@ def _gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
 
 
 def _gemv(put: Put, x: str, w: str) -> Any:
-    return gemv(put(_b(w)), put(_operand(x, 1, 256, seed=1)), out_dtype="float32")
+    return gemm_weight_only(put(_operand(x, 1, 256, seed=1)), put(_b(w)), out_dtype="float32")
 
 
 def _dot(put: Put, a: str, b: str) -> Any:

@@ -15,6 +15,7 @@ from .._core.streams import StreamLike
 def dot(
     a: Array | ScaledTensor,
     b: Array | ScaledTensor,
+    *,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:

@@ -66,8 +66,8 @@ def fp8_wins(
 def product_casts(
     shape: Sequence[int], weight: ScaledTensor | None, recipe: Recipe, device: torch.device
 ) -> bool:
-    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be
-    octofold.dynamic_gemm()."""
+    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be an
+    octofold.gemm() that casts x."""
     output = recipe.output
     return (
         device.type == "cuda"

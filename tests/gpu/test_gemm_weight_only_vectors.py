@@ -29,8 +29,8 @@ SIZES = ((64, 128), (200, 1040), (37, 16), (300, 2064), (130, 5))
 ROWS = (1, 2, 3, 4, 7, 8, 9, 16)
 
 
-def assert_gemv(w, x, **options):
-    out = octofold.gemv(w, x, **options)
+def assert_product_of(w, x, **options):
+    out = octofold.gemm_weight_only(x, w, **options)
     assert_product(out, values_of(x), values_of(w))
     return out
 
@@ -42,9 +42,12 @@ def test_of_every_type(x_dtype, w_dtype, granularity, generator):
     for (n, k), rows in itertools.product(SIZES, ROWS):
         w = operand(generator, n, k, w_dtype, granularity)
         x = rows_of(generator, rows, k, x_dtype)
-        for out_dtype in ("float32", "bfloat16"):
-            out = assert_gemv(w, x, out_dtype=DTYPES[out_dtype])
-        assert_same_bits(out, octofold.gemv(w, x, out_dtype=DTYPES["bfloat16"]))
+        narrow = DTYPES[x_dtype if x_dtype in HALVES else "bfloat16"]
+        for out_dtype in (torch.float32, narrow):
+            out = assert_product_of(w, x, out_dtype=out_dtype)
+        assert_same_bits(out, octofold.gemm_weight_only(x, w, out_dtype=narrow))
+        for row in (x[0], x[-1]):
+            assert_product_of(w, row, out_dtype=DTYPES["bfloat16"])
 
 
 @pytest.mark.parametrize("x_granularity", GRANULARITIES)
@@ -54,7 +57,7 @@ def test_of_every_pair_of_granularities(w_granularity, x_granularity, generator)
         w = operand(generator, n, k, "e4m3", w_granularity)
         for dtype in ("e4m3", "e5m2"):
             x = rows_of(generator, rows, k, dtype, x_granularity)
-            assert_gemv(w, x, out_dtype=torch.float32)
+            assert_product_of(w, x, out_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("x_dtype", ["float16", "float32", "e5m2"])
@@ -64,7 +67,7 @@ def test_of_memory_anywhere(x_dtype, generator):
         w = with_data(w, surrounded_copy(w.data, padding, offset))
         x = surrounded_copy(rows_of(generator, 3, 300, x_dtype), padding, offset)
         out = Surrounded(3, 70, torch.float32, padding, offset)
-        octofold.gemv(w, x, out=out.view)
+        octofold.gemm_weight_only(x, w, out=out.view)
         assert_product(out.view, values_of(x), values_of(w))
         out.assert_only_view_written()
 
@@ -81,7 +84,7 @@ def test_decodes_every_code(w_dtype, x_dtype):
         )
         x = torch.zeros(1, 128, device=DEVICE)
         x[0, place] = 1
-        out = octofold.gemv(w, x.to(DTYPES[x_dtype]), out_dtype=torch.float32)
+        out = octofold.gemm_weight_only(x.to(DTYPES[x_dtype]), w, out_dtype=torch.float32)
         expected = codes.view(DTYPES[w_dtype]).float()[None]
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -92,7 +95,7 @@ def test_refuses_bfloat16(generator):
     for rows in (1, 16):
         x = rows_of(generator, rows, 128, "bfloat16")
         with refuses_bfloat16():
-            octofold.gemv(w, x)
+            octofold.gemm_weight_only(x, w)
 
 
 def test_nan_stays_in_its_row(generator):
@@ -100,13 +103,13 @@ def test_nan_stays_in_its_row(generator):
         w = operand(generator, 100, 700, "e4m3", "128x128")
         w.data.view(torch.uint8)[31, 500] = NAN_CODE
         x = rows_of(generator, 2, 700, x_dtype)
-        out = octofold.gemv(w, x, out_dtype=torch.float32)
+        out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
         assert out.isnan().nonzero().tolist() == [[0, 31], [1, 31]]
 
 
 def test_without_depth_the_sum_is_zero(generator):
     w = operand(generator, 20, 0, "e4m3", "tensor")
-    out = octofold.gemv(w, rows_of(generator, 2, 0, "float16"), out_dtype=torch.float32)
+    out = octofold.gemm_weight_only(rows_of(generator, 2, 0, "float16"), w, out_dtype=torch.float32)
     assert out.shape == (2, 20)
     assert not bool(out.any())
 
@@ -118,8 +121,8 @@ def test_of_large_matrices(generator):
     ):
         w = operand(generator, n, k, "e4m3", "128x128")
         x = rows_of(generator, rows, k, x_dtype)
-        out = assert_gemv(w, x, out_dtype=torch.float32)
-        assert_same_bits(out, octofold.gemv(w, x, out_dtype=torch.float32))
+        out = assert_product_of(w, x, out_dtype=torch.float32)
+        assert_same_bits(out, octofold.gemm_weight_only(x, w, out_dtype=torch.float32))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="takes 2.2 GB of memory")
@@ -131,7 +134,7 @@ def test_of_more_than_two_gigabytes(generator):
         codes.view(torch.float8_e4m3fn), torch.ones(1, device=DEVICE), "tensor"
     )
     x = torch.ones(1, k, dtype=torch.float16, device=DEVICE)
-    out = octofold.gemv(w, x, out_dtype=torch.float32)
+    out = octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
     assert not bool(out[0, :-300].any())
     assert out[0, -300:].unique().tolist() == [k]
 
@@ -139,15 +142,15 @@ def test_of_more_than_two_gigabytes(generator):
 @needs_gpu
 def test_in_a_graph_and_on_a_stream(generator):
     w, x = operand(generator, 300, 1040), rows_of(generator, 2, 1040, "float16")
-    expected = octofold.gemv(w, x)
+    expected = octofold.gemm_weight_only(x, w)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = octofold.gemv(w, x)
+        captured = octofold.gemm_weight_only(x, w)
     captured.fill_(torch.nan)
     graph.replay()
     assert_same_bits(captured, expected)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    result = octofold.gemv(w, x, stream=stream)
+    result = octofold.gemm_weight_only(x, w, stream=stream)
     torch.cuda.synchronize()
     assert_same_bits(result, expected)

@@ -11,7 +11,7 @@ HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 def scaled(rng, shape, dtype, granularity):
     codes = rng.normal(size=shape).astype(np.float32).astype(reference.DTYPES[dtype])
-    scale = np.exp2(rng.uniform(-4, 4, octofold.scale_shape(granularity, *shape)))
+    scale = np.exp2(rng.uniform(-4, 4, octofold.ops.scale_shape(granularity, *shape)))
     return octofold.ScaledTensor(codes, scale.astype(np.float32), granularity)
 
 
@@ -37,7 +37,7 @@ def test_of_every_type_and_granularity(dtype, granularity, w_dtype, rng):
     for rows, n, k in ((1, 300, 257), (3, 5, 1), (16, 130, 128), (2, 1, 1000)):
         w = scaled(rng, (n, k), w_dtype, granularity)
         x = rng.normal(size=(rows, k)).astype(np.float32).astype(reference.DTYPES[dtype])
-        y = octofold.gemv(w, x)
+        y = octofold.gemm_weight_only(x, w)
         assert y.dtype == reference.DTYPES["float32" if dtype.startswith("e") else dtype]
         assert_product(y, x, w)
 
@@ -47,19 +47,21 @@ def test_of_every_type_and_granularity(dtype, granularity, w_dtype, rng):
 def test_of_every_pair_of_granularities(granularity, x_granularity, rng):
     w = scaled(rng, (200, 300), "e4m3", granularity)
     x = scaled(rng, (5, 300), "e5m2", x_granularity)
-    assert_product(octofold.gemv(w, x), x, w)
-    assert octofold.gemv(w, x, out_dtype="bfloat16").dtype == reference.DTYPES["bfloat16"]
+    assert_product(octofold.gemm_weight_only(x, w), x, w)
+    assert (
+        octofold.gemm_weight_only(x, w, out_dtype="bfloat16").dtype == reference.DTYPES["bfloat16"]
+    )
 
 
 def test_shapes(rng):
     w = scaled(rng, (20, 30), "e4m3", "128x128")
     x = rng.normal(size=(2, 3, 30)).astype(np.float32)
-    y = octofold.gemv(w, x)
+    y = octofold.gemm_weight_only(x, w)
     assert y.shape == (2, 3, 20)
-    np.testing.assert_allclose(octofold.gemv(w, x[1, 2]), y[1, 2], rtol=1e-4, atol=1e-4)
-    assert octofold.gemv(w, x[:0]).shape == (0, 3, 20)
+    np.testing.assert_allclose(octofold.gemm_weight_only(x[1, 2], w), y[1, 2], rtol=1e-4, atol=1e-4)
+    assert octofold.gemm_weight_only(x[:0], w).shape == (0, 3, 20)
     none = octofold.ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
-    np.testing.assert_array_equal(octofold.gemv(none, x[0, :, :0]), np.zeros((3, 20)))
+    np.testing.assert_array_equal(octofold.gemm_weight_only(x[0, :, :0], none), np.zeros((3, 20)))
 
 
 def test_writes_into_out(rng):
@@ -67,8 +69,8 @@ def test_writes_into_out(rng):
     x = rng.normal(size=(2, 30)).astype(np.float32)
     memory = np.full((2, 25), np.nan, np.float32)
     out = memory[:, :20]
-    assert octofold.gemv(w, x, out=out) is out
-    np.testing.assert_array_equal(out, octofold.gemv(w, x))
+    assert octofold.gemm_weight_only(x, w, out=out) is out
+    np.testing.assert_array_equal(out, octofold.gemm_weight_only(x, w))
     assert np.isnan(memory[:, 20:]).all()
 
 
@@ -76,20 +78,33 @@ def test_says_what_is_wrong(rng):
     w = scaled(rng, (20, 30), "e4m3", "tensor")
     x = rng.normal(size=(2, 30)).astype(np.float32)
     for call, message in (
-        (lambda: octofold.gemv(x, x), "argument 'w': expected a ScaledTensor"),
-        (lambda: octofold.gemv(w, x[:, :7]), "argument 'x': expected"),
-        (lambda: octofold.gemv(w, np.zeros((17, 30), np.float32)), "argument 'x': expected"),
-        (lambda: octofold.gemv(w, x.astype(np.int32)), "argument 'x': expected"),
-        (lambda: octofold.gemv(w, 1.5), "argument 'x'"),
-        (lambda: octofold.gemv(w, x, out_dtype="e4m3"), "argument 'out_dtype': expected one of"),
-        (lambda: octofold.gemv(w, x, out=np.empty((2, 19), np.float32)), "argument 'out'"),
-        (lambda: octofold.gemv(w, x, out=x[:, :20]), "argument 'out': expected memory"),
+        (lambda: octofold.gemm_weight_only(x, x), "argument 'w': expected a ScaledTensor"),
+        (lambda: octofold.gemm_weight_only(x[:, :7], w), "argument 'x': expected"),
         (
-            lambda: octofold.gemv(w, x, out=np.empty((2, 20), np.float32), out_dtype="float16"),
+            lambda: octofold.gemm_weight_only(np.zeros((17, 30), np.float32), w),
+            "argument 'x': expected",
+        ),
+        (lambda: octofold.gemm_weight_only(x.astype(np.int32), w), "argument 'x': expected"),
+        (lambda: octofold.gemm_weight_only(1.5, w), "argument 'x'"),
+        (
+            lambda: octofold.gemm_weight_only(x, w, out_dtype="e4m3"),
+            "argument 'out_dtype': expected one of",
+        ),
+        (
+            lambda: octofold.gemm_weight_only(x, w, out=np.empty((2, 19), np.float32)),
+            "argument 'out'",
+        ),
+        (lambda: octofold.gemm_weight_only(x, w, out=x[:, :20]), "argument 'out': expected memory"),
+        (
+            lambda: octofold.gemm_weight_only(
+                x, w, out=np.empty((2, 20), np.float32), out_dtype="float16"
+            ),
             "argument 'out_dtype': expected float32, as is 'out'",
         ),
         (
-            lambda: octofold.gemv(octofold.ScaledTensor(w.data, w.scale[:0], "tensor"), x),
+            lambda: octofold.gemm_weight_only(
+                x, octofold.ScaledTensor(w.data, w.scale[:0], "tensor")
+            ),
             "argument 'w.scale': expected",
         ),
     ):
