@@ -47,6 +47,7 @@ from ._core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._core.formats import Format, Rule
 from ._core.log import set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
@@ -90,6 +91,7 @@ __all__ = [
     "Component",
     "Depth",
     "Error",
+    "Format",
     "Gpu",
     "Info",
     "InternalError",
@@ -97,6 +99,7 @@ __all__ = [
     "IoError",
     "Masked",
     "Rows",
+    "Rule",
     "ScaledTensor",
     "Support",
     "Tried",

@@ -10,8 +10,8 @@ from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
 from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
-from .groups import Rows
 from .grouped_gemm import require_operands, sizes
+from .groups import Rows
 
 
 def gated_gemm(
@@ -38,10 +38,11 @@ def gated_gemm(
     out: where to write, codes [..., N] and scales 1x128.
     stream: as in gemm().
 
-    Returns `out`, or a new ScaledTensor [..., N] in the framework of a: what casting the activation
-    of gemm(a, b) gives, to the bit where gemm() does not sum K in slices. Gate and up are rounded to
-    bfloat16, and so is what the activation makes of them in FP32; that is cast. With groups, rows
-    from the last offset on are not written. Nothing is differentiated, as in quantize().
+    Returns `out`, or a new ScaledTensor [..., N] in the framework of a. It is the cast of the
+    activation of gemm(a, b), to the bit where gemm() does not sum K in slices. Gate and up are
+    rounded to bfloat16, and so is what the activation makes of them in FP32; that is cast. With
+    groups, rows from the last offset on are not written. Nothing is differentiated, as in
+    quantize().
     Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
     driver or compiler and UnsupportedError without kernels for it or for such sizes or strides.
     """

@@ -52,18 +52,18 @@ def grouped_gemm(
 
     groups: the host does not read their numbers on a GPU, so that they may change between replays
         of a CUDA graph.
-    c: of out's shape, of its dtype or float32; may be `out` itself, which is added to in place. None
-        beside Masked.
+    c: of out's shape, of its dtype or float32; may be `out` itself, which is added to in place.
+        None beside Masked.
     bias: [G, N], of out's dtype or float32, contiguous. None beside Depth.
     out: bfloat16, float16 or float32. Rows: [M, N]; Masked: [G, rows, N]; Depth: [G, M, N]. Rows
         that belong to no group are not written: those of a new array are whatever memory held.
     out_dtype, fast_accumulation, stream: as in gemm().
 
-    Each group has the bits of a gemm() of its own, but where that sums K in slices; of no K the sum
+    Each group has the bits of a gemm() of its own, but where that sums K in slices. Of no K the sum
     is 0. Returns `out`, or a new array in the framework of a. Nothing is differentiated.
-    Raises as gemm(); InvalidArgumentError for numbers of groups that make no sense, on the CPU. On a
-    GPU nothing outside of the given arrays is read or written, whatever they are; there
-    UnsupportedError for Depth where addresses or row strides of a or b are no multiples of 16 bytes.
+    Raises as gemm(); InvalidArgumentError on the CPU for numbers of groups that make no sense. On a
+    GPU nothing outside of the given arrays is read or written, whatever they are. There Depth
+    raises UnsupportedError where addresses or row strides of a or b are no multiples of 16 bytes.
     """
     return multiply_groups(a, b, groups, c, bias, out_dtype, fast_accumulation, out, stream)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation
-from ..._ops.gathered import quantize_gathered
 from ..._ops.gated_gemm import gated_gemm
+from ..._ops.gathered import quantize_gathered
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine

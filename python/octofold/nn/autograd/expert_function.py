@@ -266,9 +266,7 @@ def _weight_gradient(
             of_gradient, b, Depth(offsets), out_dtype=dtype, fast_accumulation=fast
         )
         return gradient
-    grouped_gemm(
-        of_gradient, b, Depth(offsets), c=added_to, fast_accumulation=fast, out=added_to
-    )
+    grouped_gemm(of_gradient, b, Depth(offsets), c=added_to, fast_accumulation=fast, out=added_to)
     return None
 
 

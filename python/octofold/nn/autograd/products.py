@@ -25,9 +25,7 @@ def output_product(
     assert x is not None
     assert weight is not None
     fast = recipe.output.fast_accumulation
-    y: Tensor = gemm(
-        x, weight, bias=addable(bias, dtype), out_dtype=dtype, fast_accumulation=fast
-    )
+    y: Tensor = gemm(x, weight, bias=addable(bias, dtype), out_dtype=dtype, fast_accumulation=fast)
     return y
 
 

@@ -29,7 +29,7 @@ class InferenceLinear(Fp8Weight):
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
     autocast's. It is no part of a graph: an x that requires a gradient raises UnsupportedError
     where gradients are enabled. Few tokens are cast by the product itself on a GPU
-    (octofold.dynamic_gemm), with scales 1x128 and 128x128.
+    (octofold.gemm of an array), with scales 1x128 and 128x128.
     Raises InvalidArgumentError that names the argument.
     """
 

@@ -1,4 +1,4 @@
-"""Products that cast their activations on the GPU: the same bits as of quantize() and gemm() by the
+"""gemm() that casts its activations on the GPU: the same bits as of quantize() and gemm() by the
 same configuration; every kernel, on ragged shapes, into poisoned memory."""
 
 import itertools
@@ -9,7 +9,6 @@ from gpu_support import (
     DEVICE,
     DTYPES,
     GRANULARITIES,
-    ON_GPU,
     Surrounded,
     assert_close,
     assert_same_bits,
@@ -20,6 +19,7 @@ from gpu_support import (
     operand,
     poison,
     product,
+    product_candidates,
     rows_major,
     skip_without,
     surrounded_copy,
@@ -27,14 +27,13 @@ from gpu_support import (
     with_data,
     with_scale,
 )
-from octofold._core.library import library
+from octofold._ops.gemm import multiply
 from reference import PROFILES
 
 skip_without("products that cast A")
 
-CANDIDATES = [str(name) for name in library.dynamic_gemm_candidates()] if ON_GPU else [None]
+CANDIDATES = product_candidates(cast_from="bfloat16")
 WIDE = ("bfloat16", "float16", "float32")
-CAST = {"power_of_two": None, "overflow": "saturate", "profile": "deepgemm"}
 
 # One row and the least K; rows of all turns of a stage, and of more tiles than one; tails of
 # tiles, of slices and of scale blocks; K of fewer stages than the ring has, of as many, of more;
@@ -75,14 +74,9 @@ def case(generator, m, n, k, dtype="bfloat16", granularity="128x128"):
     return rows_of(generator, m, k, dtype), operand(generator, n, k, granularity=granularity)
 
 
-def dynamic_by(candidate, x, b, out, bias=None, dtype="e4m3", **cast):
-    inputs = (x, b.data, b.scale, bias, out)
-    options = (b.granularity, dtype, *({**CAST, **cast}).values())
-    stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
-    if candidate is None:
-        library.dynamic_gemm(*inputs, *options, stream)
-    else:
-        library.dynamic_gemm_by_candidate(*inputs, *options, stream, candidate)
+def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", profile="deepgemm", **cast):
+    format = octofold.Format(dtype, rule=profile, **cast)
+    multiply(x, b, None, bias, format, None, False, out, None, candidate)
 
 
 def apart(candidate, x, b, out_dtype="bfloat16", bias=None, dtype="e4m3", **cast):
@@ -101,7 +95,7 @@ def check(candidate, x, b, out_dtype="bfloat16", bias=None, padding=0, **options
     m, n = x.shape[0], b.shape[0]
     expected = apart(candidate, x, b, out_dtype, bias, **options)
     out = Surrounded(m, n, DTYPES[out_dtype], padding=padding)
-    dynamic_by(candidate, x, b, out.view, bias, **options)
+    cast_by(candidate, x, b, out.view, bias, **options)
     assert_same_bits(out.view.contiguous(), expected)
     out.assert_only_view_written()
 
@@ -131,7 +125,7 @@ def test_the_same_bits_each_time(candidate, generator):
     expected = apart(candidate, x, b)
     for _ in range(50):
         out = poison(13 * 1280, torch.bfloat16).view(13, 1280)
-        dynamic_by(candidate, x, b, out)
+        cast_by(candidate, x, b, out)
         assert_same_bits(out, expected)
 
 
@@ -173,7 +167,7 @@ def test_every_profile(profile, generator):
             x[7] = 0 if overflow == "nan" else x[6]
             expected = apart(candidate, x, b, "float32", **cast)
             out = torch.empty_like(expected)
-            dynamic_by(candidate, x, b, out, **cast)
+            cast_by(candidate, x, b, out, **cast)
             assert_same_nan(out, expected)
 
 
@@ -190,7 +184,7 @@ def test_nan_and_infinity_are_handed_on(candidate, generator):
     x[3, 5], x[7, 399], x[9, 130] = torch.nan, torch.inf, -torch.inf
     expected = apart(candidate, x, b)
     out = torch.empty_like(expected)
-    dynamic_by(candidate, x, b, out)
+    cast_by(candidate, x, b, out)
     assert_same_nan(out, expected)
     assert set(torch.isnan(out).any(1).nonzero().flatten().tolist()) == {3, 7, 9}
 
@@ -199,20 +193,20 @@ def test_what_is_planned(generator):
     """The bits of one of the configurations, and as close as products have to be."""
     for shape in SHAPES:
         x, b = case(generator, *shape)
-        y = octofold.dynamic_gemm(x, b)
+        y = octofold.gemm(x, b)
         assert any(torch.equal(bits(y), bits(apart(name, x, b))) for name in CANDIDATES)
         assert_close(y, product(octofold.quantize(x), b))
 
 
 def test_leading_dimensions(generator):
     x, b = case(generator, 12, 136, 256)
-    y = octofold.dynamic_gemm(x.view(3, 4, 256), b)
-    assert_same_bits(y.view(12, 136), octofold.dynamic_gemm(x, b))
+    y = octofold.gemm(x.view(3, 4, 256), b)
+    assert_same_bits(y.view(12, 136), octofold.gemm(x, b))
 
 
 def test_empty(generator):
     x, b = case(generator, 0, 256, 128)
-    assert octofold.dynamic_gemm(x, b).shape == (0, 256)
+    assert octofold.gemm(x, b).shape == (0, 256)
 
 
 @needs_gpu
@@ -222,7 +216,7 @@ def test_what_no_kernel_takes_is_named(generator):
         (0, "argument 'b': expected what TMA can address on a GPU, but it has no elements"),
     ):
         with pytest.raises(octofold.UnsupportedError) as error:
-            octofold.dynamic_gemm(*case(generator, 10, 200, k))
+            octofold.gemm(*case(generator, 10, 200, k))
         assert message in str(error.value)
 
 
@@ -234,14 +228,14 @@ def test_in_a_graph(candidate, generator):
     source = [rows_of(generator, 16, 1024) for _ in range(3)]
     expected = [x.new_empty(16, 512) for _ in source]
     for x_, out in zip(source, expected, strict=True):
-        dynamic_by(candidate, x_, b, out)
+        cast_by(candidate, x_, b, out)
     torch.cuda.synchronize()
     outs = [poison(16 * 512, torch.bfloat16).view(16, 512) for _ in source]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for x_, out in zip(source, outs, strict=True):
             x.copy_(x_)
-            dynamic_by(candidate, x, b, out)
+            cast_by(candidate, x, b, out)
     for _ in range(3):
         for out in outs:
             out.fill_(torch.nan)
@@ -256,19 +250,19 @@ def test_after_a_kernel_that_lets_it_start_early(generator):
     """x is what a product before it writes, in the same stream."""
     x, b = case(generator, 16, 1024, 1024)
     for _ in range(20):
-        y = octofold.dynamic_gemm(x, b)
-        z = octofold.dynamic_gemm(y, b)
+        y = octofold.gemm(x, b)
+        z = octofold.gemm(y, b)
     torch.cuda.synchronize()
-    assert_same_bits(z, octofold.dynamic_gemm(y.clone(), b))
+    assert_same_bits(z, octofold.gemm(y.clone(), b))
 
 
 @needs_gpu
 def test_on_a_stream_of_its_own(generator):
     x, b = case(generator, 8, 512, 1024)
-    expected = octofold.dynamic_gemm(x, b)
+    expected = octofold.gemm(x, b)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    y = octofold.dynamic_gemm(x, b, stream=stream)
+    y = octofold.gemm(x, b, stream=stream)
     stream.synchronize()
     assert_same_bits(y, expected)
 
@@ -278,10 +272,10 @@ def test_compiled_by_torch(generator):
     x, b = case(generator, 8, 512, 1024)
 
     def layer(x, data, scale):
-        return octofold.dynamic_gemm(x, octofold.ScaledTensor(data, scale, "128x128"))
+        return octofold.gemm(x, octofold.ScaledTensor(data, scale, "128x128"))
 
     y = torch.compile(layer, fullgraph=True)(x, b.data, b.scale)
-    assert_same_bits(y, octofold.dynamic_gemm(x, b))
+    assert_same_bits(y, octofold.gemm(x, b))
 
 
 @needs_gpu
@@ -292,11 +286,13 @@ def test_layers_use_it(generator):
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)
     bias, profile = linear.bias.detach(), layer.recipe.profile
-    for tokens in (1, choice.DYNAMIC_GEMM_MOST_ROWS, choice.DYNAMIC_GEMM_MOST_ROWS + 1):
+    for tokens in (1, choice.CAST_IN_GEMM_MAX_ROWS, choice.CAST_IN_GEMM_MAX_ROWS + 1):
         x = rows_of(generator, tokens, 1024)
-        within = octofold.dynamic_gemm(x, layer.scaled_weight, bias, profile=profile)
+        within = octofold.gemm(
+            x, layer.scaled_weight, bias=bias, format=octofold.Format(rule=profile)
+        )
         cast = octofold.quantize(x, profile=profile)
         after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
         with torch.no_grad():
             y = layer(x)
-        assert_same_bits(y, within if tokens <= choice.DYNAMIC_GEMM_MOST_ROWS else after)
+        assert_same_bits(y, within if tokens <= choice.CAST_IN_GEMM_MAX_ROWS else after)
