@@ -40,12 +40,9 @@ constexpr OperationRule kRules[] = {
     {"gemm_weight_only_gradient", Operation::kWeightOnly, {{{"gradient", kHalves}, kWeights}}},
     {"attention", Operation::kAttention, {{{"q", kHalves}, kKeysAndValues}}},
     {"gemm", Operation::kProduct, {{kGemmA, {"b", kTwoLevelToo}}}},
+    {"gemm", Operation::kDynamicProduct, {{{"a", {Form::kNumbers}}, kDynamicB}}},
     {"grouped_gemm", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
-    {"masked_gemm", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
-    {"grouped_gemm_k", Operation::kGroupedProduct, {{kGroupedA, kGroupedB}}},
     {"gated_gemm", Operation::kGatedProduct, {{kGatedA, kGatedB, kGatedOut}}},
-    {"grouped_gated_gemm", Operation::kGroupedProduct, {{kGatedA, kGatedB, kGatedOut}}},
-    {"dynamic_gemm", Operation::kDynamicProduct, {{{"x", {Form::kNumbers}}, kDynamicB}}},
 };
 
 bool has_factors(Form form) { return form == Form::kTwoLevel; }

@@ -11,8 +11,8 @@
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
-#include "cpu/gemm.h"
 #include "cpu/parallel.h"
+#include "cpu/product.h"
 
 namespace octofold::cpu {
 namespace {

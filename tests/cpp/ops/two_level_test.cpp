@@ -206,15 +206,16 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
                         .out = matrix(d.data(), DType::kFloat32, kRows, kRows)};
   EXPECT_THAT(error_of([&] { gemm(product); }, ErrorCode::kUnsupported),
               HasSubstr("gemm: argument 'a.channel_scale': expected none"));
-  std::swap(product.a, product.b);
+  product.b = with_factors(squares, of_rows);
+  product.a = lines.view();
   product.b.channel_scale->data = d.data();
   EXPECT_THAT(error_of([&] { gemm(product); }),
               HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
   GemmProblem form{.m = 1, .n = 1, .k = 1};
   form.form.b_channel_scale = true;
-  EXPECT_FALSE(gemm_candidates(form, true, true).empty());
+  EXPECT_FALSE(product_candidates({.product = form}).empty());
   form.form.b.scales = Granularity::kChannel;
-  EXPECT_THAT(error_of([&] { gemm_candidates(form, true, true); }),
+  EXPECT_THAT(error_of([&] { product_candidates({.product = form}); }),
               HasSubstr("'b_channel_scale': expected false"));
 }
 
