@@ -1,5 +1,4 @@
-"""octofold._timing: how samples are taken, with the clock of the processor. tests/gpu has the graphs
-and events of a GPU."""
+"""octofold._timing, with the processor's clock; tests/gpu has graphs and events."""
 
 import time
 
@@ -24,7 +23,7 @@ def test_turns_rotate():
 
 def test_warm_up_does_not_count():
     order = []
-    assert medians([named(order, name) for name in "ab"], 2, warm_up=1) == [5, 4]
+    assert medians([named(order, name) for name in "ab"], 2, warm_up=1) == [4.5, 4.5]
     assert "".join(order) == "abbaab"
 
 
@@ -53,7 +52,9 @@ def test_a_sample_is_the_mean_of_its_calls(kind):
 
 def test_passes_fill_the_window():
     made = []
-    sampler = Method("wall", window=20e-3, rest=0.0).sampler([lambda: made.append(time.sleep(1e-3))])
+    sampler = Method("wall", window=20e-3, rest=0.0).sampler(
+        [lambda: made.append(time.sleep(1e-3))]
+    )
     del made[:]
     sampler()
     assert 1 < len(made) <= 20

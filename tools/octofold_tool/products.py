@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import octofold
-
 from octofold._timing import spread
 
 from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error

@@ -128,8 +128,8 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
 
 def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
     import torch
-
     from octofold._timing import GRAPH
+
     from .gpu.tune import tune
 
     gpu = octofold.info().gpus[0]

@@ -114,8 +114,7 @@ def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> GpuReport:
     device = torch.device("cuda")
     limits = measure_limits(GRAPH, device)
     results = [
-        measure(shape, options, limits, GRAPH, device)
-        for shape in tracked("bench gemm", shapes)
+        measure(shape, options, limits, GRAPH, device) for shape in tracked("bench gemm", shapes)
     ]
     return GpuReport(options, title, limits, results)
 

@@ -67,8 +67,7 @@ def measure(
         del products[name]
 
     samplers = {
-        name: method.sampler([product.run for product in group])
-        for name, group in products.items()
+        name: method.sampler([product.run for product in group]) for name, group in products.items()
     }
     timed = {
         name: Timing(

@@ -1,6 +1,6 @@
 """The rate of mma.sync alone on this GPU: warps that only multiply what lies in registers.
 
-    python tests/gpu/mma_ceiling.py [--rounds 13] [--dtype bfloat16 float16 e4m3]
+    python bench/gpu/mma_ceiling.py RESULTS.jsonl [--dtype bfloat16 float16 e4m3]
 
 A warp has 2 × 4 or 4 × 4 accumulators, of as many fragments of A and B, and an SM one block of 4, 8
 or 16 warps. A launch takes about 1.5 ms. Operands are random numbers, which cost power as those of
@@ -8,15 +8,17 @@ products do, and ones. Every sum is checked before a launch is timed: of ones ex
 mma.sync of e4m3: the compiler makes it of FP16's and additions, and that is what is timed there.
 """
 
-import argparse
 import ctypes
 import functools
 import os
+import sys
 from pathlib import Path
 
 import torch
-from measure_candidates import in_turns, signal_alarm
+from common.measure import Build, Implementation, measure
+from common.run import Run, new_parser
 from octofold._library import _nvrtc_of_wheels
+from octofold._timing import Method, event_seconds
 
 # PTX's name of the type, K of the instruction, numbers of a word, and the architecture it needs.
 TYPES = {
@@ -28,7 +30,7 @@ TILES = ((2, 4), (4, 4))  # fragments of A and of B
 WARPS = (4, 8, 16)
 STEPS = 1024  # of a pass, after which the accumulators' sum is kept and they are 0 again
 LAUNCH = 1.5e-3  # seconds
-REST = 10e-3
+METHOD = Method("events", passes=1)
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(512)
 multiply(const unsigned* a_words, const unsigned* b_words, double* sums, int passes) {
@@ -154,40 +156,30 @@ class Kernel:
         fragments = self.tile[0] * self.tile[1]
         return 2 * 16 * 8 * k * fragments * STEPS * passes * warps * self.blocks
 
-    def check(self, data, a, b, sums, passes):
+    def error(self, a, b, sums, passes):
         """Lane 4g + t has rows g and g + 8 and columns 2t and 2t + 1 of every accumulator."""
         total = a.double().sum(0) @ b.double().sum(0).T  # of all pairs of fragments
         lanes = total.view(2, 8, 4, 2).sum((0, 3)).view(32) * (STEPS * passes)
-        if data == "ones":
-            wrong = int((sums != lanes).sum())
-            assert wrong == 0, f"{self.dtype}: {wrong} sums of ones are wrong"
-            return
-        error = float((sums - lanes).norm() / lanes.expand_as(sums).norm())
-        # FP8 units may keep 14 bits of a sum.
-        limit = 0.1 if self.dtype == "e4m3" else 1e-3
-        assert error < limit, f"{self.dtype}: error {error:.1e}"
+        return float((sums - lanes).norm() / lanes.expand_as(sums).norm())
 
-    def sampler(self, warps, data):
-        """Takes microseconds of one launch; and what a launch multiplies. Checked first."""
+    def build(self, warps, data):
         a, b = self.operands(data)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         sums = self.sums(warps)
+        launch = functools.partial(self.launch, a, b, sums, warps=warps)
+        launch(passes=16)
+        seconds = event_seconds(lambda: launch(passes=16))
+        passes = max(1, round(LAUNCH / seconds * 16))
 
-        def sample(passes):
-            self.launch(a, b, sums, max(1, passes // 2), warps)  # clocks go up
-            start.record()
-            self.launch(a, b, sums, passes, warps)
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) * 1e3
+        def error():
+            sums.fill_(torch.nan)
+            launch(passes=passes)
+            return self.error(a, b, sums, passes)
 
-        sample(16)
-        self.check(data, a, b, sums, 16)
-        passes = max(1, round(LAUNCH * 1e6 / sample(16) * 16))
-        sums.fill_(torch.nan)
-        sample(passes)
-        self.check(data, a, b, sums, passes)
-        return lambda: sample(passes), self.flops(passes, warps)
+        # FP8 units may keep 14 bits of a sum.
+        limit = 0.0 if data == "ones" else 0.1 if self.dtype == "e4m3" else 1e-3
+        made = Implementation([lambda: launch(passes=passes)], error, limit, method=METHOD)
+        name = f"{warps} warps × {self.tile[0] * self.tile[1]} accumulators"
+        return Build(name, lambda: made, operations=self.flops(passes, warps))
 
 
 @functools.cache
@@ -195,56 +187,31 @@ def kernel(dtype, tile):
     return Kernel(dtype, tile)
 
 
-def supported(dtype):
-    return torch.cuda.get_device_capability() >= TYPES[dtype][3]
-
-
-def rates(dtype="bfloat16", data="random", rounds=7):
-    """TFLOPS by (warps of an SM, accumulators of a warp), and the sampler of the best."""
-    ways = {
-        (warps, tile[0] * tile[1]): kernel(dtype, tile).sampler(warps, data)
-        for tile in TILES
-        for warps in WARPS
-    }
-    times = in_turns({way: sample for way, (sample, _) in ways.items()}, rounds, REST)
-    tflops = {way: ways[way][1] / microseconds * 1e-6 for way, microseconds in times.items()}
-    return tflops, ways[max(tflops, key=tflops.get)]
-
-
-def mma_sync_tflops(dtype="bfloat16", rounds=7):
-    """Of random numbers, by the best way."""
-    return max(rates(dtype, rounds=rounds)[0].values())
+def builds(dtype, data):
+    return [kernel(dtype, tile).build(warps, data) for tile in TILES for warps in WARPS]
 
 
 @functools.cache
-def best_sampler(dtype="bfloat16"):
-    """Takes microseconds of one launch of the best way, among other samplers; and its FLOPs."""
-    return rates(dtype)[1]
+def best_build(run, dtype="bfloat16"):
+    """Of random numbers: the fastest, to be timed among other things."""
+    results = measure(run, "mma.sync", dtype, builds(dtype, "random"))
+    best = max(results.values(), key=lambda result: result.facts["tflops"]).build
+    return Build(f"mma.sync alone, {best.name}", best.make, operations=best.operations)
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=13)
+    parser = new_parser(__doc__, rounds=13, seconds=300)
     parser.add_argument("--dtype", nargs="*", default=list(TYPES), choices=list(TYPES))
     options = parser.parse_args()
-    for dtype in options.dtype:
-        if not supported(dtype):
-            print(f"{dtype}: not on this GPU", flush=True)
-            continue
-        for data in ("random", "ones"):
-            signal_alarm(120)  # a kernel that hangs ends the process
-            tflops, _ = rates(dtype, data, options.rounds)
-            signal_alarm(0)
-            best = max(tflops, key=tflops.get)
-            for (warps, accumulators), rate in tflops.items():
-                print(
-                    f"{dtype:<9} {data:<7} {warps:>2} warps × {accumulators:>2} accumulators "
-                    f"{rate:7.1f} TFLOPS{' best' if (warps, accumulators) == best else ''}",
-                    flush=True,
-                )
+    with Run(options) as run:
+        cases = [(dtype, data) for dtype in options.dtype for data in ("random", "ones")]
+        for dtype, data in run.cases(cases):
+            if torch.cuda.get_device_capability() < TYPES[dtype][3]:
+                print(f"{dtype}: not on this GPU")
+                continue
+            measure(run, "mma.sync", f"{dtype} {data}", builds(dtype, data))
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
