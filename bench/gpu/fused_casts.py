@@ -1,22 +1,49 @@
-"""Fused casts: their share of the rate at which a copy moves the least bytes, beside what
-torch.compile makes of the same arithmetic, measured in the same run:
+"""Fused casts: their share of the rate at which a copy moves the least bytes ("speed"), beside what
+torch.compile makes of the same arithmetic.
 
-    python tests/gpu/bench_fused_casts.py [--shape ROWS COLUMNS ...] [--only TEXT ...] [--peers]
+    python bench/gpu/fused_casts.py RESULTS.jsonl [--shape ROWS,COLUMNS ...] [--only TEXT ...]
+        [--peers]
 
 Least bytes: each matrix read once, codes and other matrices written once; scales, statistics and
-vectors are not counted, but scales are where an input is FP8. Times are of CUDA graphs that go
-round operands that together are larger than the L2 cache; all take turns.
+vectors are not counted, but scales are where an input is FP8. Results are compared with torch's
+where it has the same arithmetic; of the others all has to be finite.
 """
 
-import argparse
 import itertools
-import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import octofold
 import torch
-from octofold_tool.gpu.timing import MIN_BYTES, graph_sampler, take_turns
+from common.bandwidth import beside_copy, cast_error, keeping
+from common.measure import Build, Implementation
+from common.operands import normal, sets_of
+from common.run import Run, new_parser, sizes, text_of
 
-ROUNDS = 9
+ERROR_LIMIT = 0.08  # e5m2 makes 0.053
+TARGETS = ("rows", "both")
+LAYOUTS = ("halves", "interleaved")
+
+
+class InFp8(int):
+    """The width of an input in FP8, with 1x128 scales."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    widths: tuple[int, ...]
+    """Of the inputs."""
+    written: float
+    """Codes and bytes of a row."""
+    cast: Callable[..., Any]
+    exact: Callable[..., torch.Tensor] | None = None
+    """What is cast, as torch has it."""
+    peer: Callable[..., Any] | None = None
+    """What torch compiles."""
 
 
 def reference_cast(values):
@@ -28,6 +55,14 @@ def reference_cast(values):
 
 def reference_both(values):
     return *reference_cast(values), *reference_cast(values.t().contiguous())
+
+
+REFERENCES = {"rows": reference_cast, "both": reference_both}
+WRITTEN = {"rows": 1, "both": 2}
+
+
+def composed(cast, exact):
+    return lambda *inputs: cast(exact(*inputs))
 
 
 def swiglu(x):
@@ -42,234 +77,191 @@ def swiglu_gradient(gradient, x):
     return torch.cat([by_gate, gradient * gate * sigmoid], -1).bfloat16()
 
 
-def activations(rows, cols):
-    """Name, widths of the inputs, codes written, the cast and torch's."""
-    for targets, reference, written in (("rows", reference_cast, 1), ("both", reference_both, 2)):
-        for layout in ("halves", "interleaved"):
-            halves = layout == "halves"
-            options = {"targets": targets, "layout": layout}
-            yield (
-                f"swiglu {targets} {layout}",
-                (2 * cols,),
-                written * rows * cols,
-                lambda x, options=options: octofold.quantize_activation(x, **options),
-                (lambda x, cast=reference: cast(swiglu(x))) if halves else None,
-            )
-            yield (
-                f"swiglu gradient {targets} {layout}",
+def activations(run, rows, cols):
+    for targets, layout in itertools.product(TARGETS, LAYOUTS):
+        options = {"targets": targets, "layout": layout}
+        for name, widths, outputs, function, exact in (
+            ("swiglu", (2 * cols,), 1, octofold.quantize_activation, swiglu),
+            (
+                "swiglu gradient",
                 (cols, 2 * cols),
-                written * 2 * rows * cols,
-                lambda g, x, options=options: octofold.quantize_activation_gradient(
-                    g, x, **options
-                ),
-                (lambda g, x, cast=reference: cast(swiglu_gradient(g, x))) if halves else None,
+                2,
+                octofold.quantize_activation_gradient,
+                swiglu_gradient,
+            ),
+        ):
+            same = layout == "halves"
+            yield Case(
+                f"{name} {targets} {layout}",
+                widths,
+                outputs * WRITTEN[targets] * cols,
+                partial(function, **options),
+                exact if same else None,
+                composed(REFERENCES[targets], exact) if same else None,
             )
 
 
-class InFp8(int):
-    """The width of an input in FP8, with 1x128 scales."""
-
-
-def activations_from_fp8(rows, cols):
+def activations_from_fp8(run, rows, cols):
     """x in FP8. What is written is counted with its scales too, 4 bytes for 128 codes."""
-    for name, targets, written in (("rows", "rows", 1), ("both ways", "both", 2)):
-        for layout in ("halves", "interleaved"):
-            options = {"targets": targets, "layout": layout}
-            yield (
-                f"SwiGLU gradient {name} from FP8 {layout}",
-                (cols, InFp8(2 * cols)),
-                written * 2 * rows * cols * 33 // 32,
-                lambda g, x, options=options: octofold.quantize_activation_gradient(
-                    g, x, **options
-                ),
-                None,
-            )
-        yield (
-            f"SwiGLU {name} from FP8",
-            (InFp8(2 * cols),),
-            written * rows * cols * 33 // 32,
-            lambda x, targets=targets: octofold.quantize_activation(x, targets=targets),
-            None,
-        )
+    for targets in TARGETS:
+        written = WRITTEN[targets] * cols * 33 / 32
+        name = {"rows": "rows", "both": "both ways"}[targets]
+        for layout in LAYOUTS:
+            cast = partial(octofold.quantize_activation_gradient, targets=targets, layout=layout)
+            widths = cols, InFp8(2 * cols)
+            yield Case(f"SwiGLU gradient {name} from FP8 {layout}", widths, 2 * written, cast)
+        cast = partial(octofold.quantize_activation, targets=targets)
+        yield Case(f"SwiGLU {name} from FP8", (InFp8(2 * cols),), written, cast)
 
 
-def rms_norm(x, weight):
+def rms_norm(weight, x):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
 
 
-def layer_norm(x, weight, bias):
+def residual_norm(weight, x, residual):
+    return rms_norm(weight, x + residual)
+
+
+def layer_norm(weight, bias, x):
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
 
 
-def norms(rows, cols):
-    weight, bias = (torch.randn(cols, device="cuda").bfloat16() for _ in "ab")
-    for targets, reference, written in (("rows", reference_cast, 1), ("both", reference_both, 2)):
-        options = {"targets": targets}
-        yield (
-            f"rms norm {targets}",
-            (cols,),
-            written * rows * cols,
-            lambda x, options=options: octofold.quantize_norm(x, weight, **options),
-            lambda x, cast=reference: cast(rms_norm(x, weight)),
+def norms(run, rows, cols):
+    weight, bias = (normal(run, cols) for _ in "ab")
+    cast = octofold.quantize_norm
+    for targets, reference in REFERENCES.items():
+        written, options = WRITTEN[targets] * cols, {"targets": targets}
+
+        def with_residual(x, residual, options=options):
+            return cast(x, weight, residual=residual, **options)
+
+        def compiled(x, residual, reference=reference):
+            return (total := x + residual), *reference(rms_norm(weight, total))
+
+        exact = partial(rms_norm, weight)
+        plain = partial(cast, weight=weight, **options)
+        yield Case(
+            f"rms norm {targets}", (cols,), written, plain, exact, composed(reference, exact)
         )
-        yield (
+        exact = partial(residual_norm, weight)
+        yield Case(
             f"residual rms norm {targets}",
             (cols, cols),
-            (written + 2) * rows * cols,
-            lambda x, r, options=options: octofold.quantize_norm(x, weight, residual=r, **options),
-            lambda x, r, cast=reference: ((total := x + r), *cast(rms_norm(total, weight))),
+            written + 2 * cols,
+            with_residual,
+            exact,
+            compiled,
         )
-        yield (
-            f"layer norm {targets}",
-            (cols,),
-            written * rows * cols,
-            lambda x, options=options: octofold.quantize_norm(
-                x, weight, bias, norm="layer", **options
-            ),
-            lambda x, cast=reference: cast(layer_norm(x, weight, bias)),
+        exact = partial(layer_norm, weight, bias)
+        layer = partial(cast, weight=weight, bias=bias, norm="layer", **options)
+        yield Case(
+            f"layer norm {targets}", (cols,), written, layer, exact, composed(reference, exact)
         )
-    yield (
-        "rms norm rows channel",
-        (cols,),
-        rows * cols,
-        lambda x: octofold.quantize_norm(x, weight, granularity="channel"),
-        None,
-    )
+    by_channel = partial(cast, weight=weight, granularity="channel")
+    yield Case("rms norm rows channel", (cols,), cols, by_channel, partial(rms_norm, weight))
 
 
-def norm_backwards(rows, cols):
+def norm_backwards(run, rows, cols):
     """dx is written in BF16. Statistics of other rows are as good as any."""
-    weight, bias = (torch.randn(cols, device="cuda").bfloat16() for _ in "ab")
-    rstd = torch.ones(rows, device="cuda")
-    mean = torch.zeros(rows, device="cuda")
+    weight, bias = (normal(run, cols) for _ in "ab")
+    rstd, mean = torch.ones(rows, device=run.device), torch.zeros(rows, device=run.device)
 
     def compiled(norm, *operands):
         """What torch compiles is the norm too: its backward is not to be had alone."""
 
         def gradients(dy, x):
-            leaves = [leaf.detach().requires_grad_() for leaf in (x, *operands)]
+            leaves = [leaf.detach().requires_grad_() for leaf in (*operands, x)]
             return torch.autograd.grad(norm(*leaves), leaves, dy)
 
         return gradients
 
-    yield (
-        "rms norm backward",
-        (cols, cols),
-        2 * rows * cols,
-        lambda dy, x: octofold.norm_backward(dy, x, rstd, weight=weight),
-        compiled(rms_norm, weight),
-    )
-    yield (
-        "rms norm backward + residual",
-        (cols, cols, cols),
-        2 * rows * cols,
-        lambda dy, x, r: octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=r),
-        None,
-    )
-    yield (
-        "layer norm backward",
-        (cols, cols),
-        2 * rows * cols,
-        lambda dy, x: octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer"),
-        compiled(layer_norm, weight, bias),
-    )
+    def rms(dy, x, residual=None):
+        return octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=residual)
+
+    def layer(dy, x):
+        return octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer")
+
+    two = cols, cols
+    yield Case("rms norm backward", two, 2 * cols, rms, peer=compiled(rms_norm, weight))
+    yield Case("rms norm backward + residual", (*two, cols), 2 * cols, rms)
+    peer = compiled(layer_norm, weight, bias)
+    yield Case("layer norm backward", two, 2 * cols, layer, peer=peer)
 
 
-def columns(rows, cols):
+def columns(run, rows, cols):
     """The cast of a gradient both ways, without and with what it works out of columns."""
-    for transposed in (None, "channel"):
+    for transposed, wanted in itertools.product((None, "channel"), (None, "sums", "both")):
         name = "1x128" if transposed is None else f"1x128+{transposed}"
-        for wanted in (None, "sums", "both"):
-            with_sums = wanted == "sums" and transposed is None
-            yield (
-                f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
-                (cols,),
-                2 * rows * cols,
-                lambda x, wanted=wanted, other=transposed: octofold.quantize_with_columns(
-                    x, wanted, "e5m2", transposed_granularity=other
-                ),
-                (lambda x: (*reference_both(x), x.float().sum(0))) if with_sums else None,
-            )
+        options = {"columns": wanted, "dtype": "e5m2", "transposed_granularity": transposed}
+        yield Case(
+            f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
+            (cols,),
+            2 * cols,
+            partial(octofold.quantize_with_columns, **options),
+            lambda x: x,
+            with_sums if wanted == "sums" and transposed is None else None,
+        )
     for wanted in (None, "sums"):
-        yield (
+        yield Case(
             "swiglu gradient both" + (f" columns {wanted}" if wanted else ""),
             (cols, 2 * cols),
-            4 * rows * cols,
-            lambda g, x, wanted=wanted: octofold.quantize_activation_gradient(
-                g, x, targets="both", columns=wanted
-            ),
-            None,
+            4 * cols,
+            partial(octofold.quantize_activation_gradient, targets="both", columns=wanted),
+            swiglu_gradient,
         )
+
+
+def with_sums(x):
+    return *reference_both(x), x.float().sum(0)
 
 
 FAMILIES = (activations, activations_from_fp8, norms, norm_backwards, columns)
 
 
-def operand(rows, width):
-    x = torch.randn(rows, width, device="cuda").bfloat16()
+def operand(run, rows, width):
+    x = normal(run, rows, width)
     return octofold.quantize(x) if isinstance(width, InFp8) else x
 
 
-def bytes_of(rows, width):
-    return rows * (width + 4 * -(-width // 128)) if isinstance(width, InFp8) else 2 * rows * width
+def bytes_of(width):
+    """Of a row."""
+    return width + 4 * -(-width // 128) if isinstance(width, InFp8) else 2 * width
 
 
-def call_of(function, inputs, kept, index):
-    """Keeps its result until its next call, so that no other one writes to the same memory."""
+def measure_case(run, rows, case, with_peers):
+    read = rows * sum(map(bytes_of, case.widths))
+    moved = round(read + rows * case.written)
+    inputs = sets_of(lambda: [operand(run, rows, width) for width in case.widths], read, run)
 
-    def call():
-        kept[index] = function(*inputs)
+    def make(function):
+        def error():
+            return cast_error(function(*inputs[0]), case.exact and case.exact(*inputs[0]))
 
-    return call
+        return Implementation(keeping(function, inputs), error, ERROR_LIMIT)
 
-
-def copies(bytes_moved, count):
-    pairs = [
-        [torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda").random_() for _ in "ab"]
-        for _ in range(count)
-    ]
-    return [lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs]
-
-
-def measure(rows, name, widths, written, cast, reference, with_peers):
-    read = sum(bytes_of(rows, width) for width in widths)
-    sets = max(2, -(-MIN_BYTES // read))
-    inputs = [[operand(rows, width) for width in widths] for _ in range(sets)]
-    functions = [cast]
-    if with_peers and reference is not None:
-        functions.append(torch.compile(reference))
-    peers = [
-        [call_of(function, arrays, kept, index) for index, arrays in enumerate(inputs)]
-        for function, kept in ((function, {}) for function in functions)
-    ]
-    peers.append(copies(read + written, sets))
-    for calls in peers:
-        for call in calls:
-            call()
-    samples = take_turns([graph_sampler(calls) for calls in peers], ROUNDS)
-    ours, *others, copy = (statistics.median(sample) for sample in samples)
-    spread = (max(samples[0]) - min(samples[0])) / ours
-    of_peers = "".join(f" {copy / seconds:7.1%}" for seconds in others)
-    print(
-        f"{name:<40} {ours * 1e6:8.1f} µs {spread:6.1%} {(read + written) / copy / 1e9:6.0f} GB/s"
-        f" {copy / ours:7.1%}{of_peers}",
-        flush=True,
-    )
+    builds = [Build(case.name, partial(make, case.cast), True, moved)]
+    if with_peers and case.peer is not None:
+        peer = torch.compile(case.peer)
+        builds.append(Build("torch.compile", partial(make, peer), False, moved))
+    beside_copy(run, "fused cast", f"{rows} {case.name}", moved, builds)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", nargs=2, type=int, action="append")
-    parser.add_argument("--only", nargs="*", default=[""])
+    parser = new_parser(__doc__, rounds=9, seconds=500)
+    parser.add_argument("--shape", type=sizes, action="append", metavar="ROWS,COLUMNS")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT")
     parser.add_argument("--peers", action="store_true")
-    arguments = parser.parse_args()
-    print(f"{'cast':<40} {'time':>11} {'spread':>6} {'copy':>11} {'share':>7} {'compiled':>7}")
-    for rows, cols in arguments.shape or [(8192, 7168), (16384, 4096)]:
-        print(f"{rows} x {cols}")
-        for case in itertools.chain.from_iterable(family(rows, cols) for family in FAMILIES):
-            if any(text in case[0] for text in arguments.only):
-                measure(rows, *case, arguments.peers)
+    options = parser.parse_args()
+    with Run(options) as run:
+        shapes = options.shape or ([(8192, 7168), (16384, 4096)] if run.on_gpu else [(128, 256)])
+        for rows, cols in shapes:
+            print(f"\n{text_of((rows, cols))}")
+            cases = itertools.chain.from_iterable(family(run, rows, cols) for family in FAMILIES)
+            chosen = (case for case in cases if any(text in case.name for text in options.only))
+            for case in run.cases(chosen):
+                measure_case(run, rows, case, options.peers)
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
