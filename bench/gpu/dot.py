@@ -1,6 +1,6 @@
 """Dot products of vectors of several types beside torch.dot.
 
-    python bench/gpu/dot.py RESULTS.jsonl [SIZE ...]
+python bench/gpu/dot.py RESULTS.jsonl [SIZE ...]
 """
 
 import functools
@@ -61,7 +61,10 @@ def main():
     with Run(options) as run:
         for size in run.cases(options.sizes or (SIZES if run.on_gpu else (1000,))):
             builds = functools.partial(build, run, size)
-            cases = [*((kind, octofold.dot) for kind in OURS), *((kind, torch.dot) for kind in PEERS)]
+            cases = [
+                *((kind, octofold.dot) for kind in OURS),
+                *((kind, torch.dot) for kind in PEERS),
+            ]
             measure(run, "dot", str(size), (builds(*case) for case in cases), "torch float32")
     return run.exit_code
 

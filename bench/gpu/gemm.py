@@ -65,7 +65,10 @@ def measure_shape(run, options, m, n, k):
     def make(name):
         made = [
             replace(
-                p, run=candidates.gemm(p.a, p.b, p.out, name, p.out if options.add else None, options.fast)
+                p,
+                run=candidates.gemm(
+                    p.a, p.b, p.out, name, p.out if options.add else None, options.fast
+                ),
             )
             for p in products
         ]

@@ -136,5 +136,3 @@ def sensible_swapped(name: str, m: int) -> bool:
 def of_texts(names: Sequence[str], texts: Sequence[str] | None) -> list[str]:
     """The names with one of the texts in them."""
     return [name for name in names if not texts or any(text in name for text in texts)]
-
-

@@ -3,7 +3,9 @@ the others."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,6 +193,12 @@ def show(
     print_table(f"{title}; time and speed relative to the baseline{over}", columns, rows)
 
 
+def attempt(call: Call) -> None:
+    """Compiles its kernels; what is wrong with it is said by its check."""
+    with suppress(Exception):
+        call()
+
+
 Candidates = tuple[dict[str, list[float]], list[str]]
 """Microseconds by name, of all and then of the finalists again; and the names of what is wrong."""
 
@@ -207,7 +215,7 @@ def measure_candidates(
     """Every kernel configuration of ours, screened; then the fastest beside what is planned and the
     others. `make` takes a candidate's name, or None for what is planned."""
     made = {PLANNED: make(None)} | {name: make(name) for name in names}
-    run_in_threads(one.calls[0] for one in made.values())
+    run_in_threads(partial(attempt, one.calls[0]) for one in made.values())
     wrong = []
     for name, one in made.items():
         try:
@@ -243,7 +251,8 @@ def measure_candidates(
     if ours:
         best = min(ours, key=lambda name: last[name].microseconds)
         ordered = sorted(last, key=lambda name: last[name].microseconds)
-        ratios = ", ".join(f"{name} {last[name].microseconds / last[best].microseconds:.3f}" for name in ordered)
+        base = last[best].microseconds
+        ratios = ", ".join(f"{name} {last[name].microseconds / base:.3f}" for name in ordered)
         print(f"{section} {case}: {last[best]} µs {best}; times over it: {ratios}")
     return times, wrong
 

@@ -1,12 +1,14 @@
 """What is measured: sizes of products, and how rows are spread over groups."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from common.measure import Implementation
 
 BLOCK = 128  # columns of a scale
+OURS = "octofold"
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,11 @@ class Case:
     sizes: tuple[
         int, int
     ]  # N, K; of K groups (k, gradients) M, N; of gated products N of the output, K
+
+    @property
+    def operations(self) -> float:
+        products = 2 if self.section == "gated" else 1
+        return 2.0 * self.rows * self.sizes[0] * self.sizes[1] * products
 
     @property
     def name(self) -> str:
@@ -73,6 +80,20 @@ TINY_CASES = [
     *cases("gated", [(3, 128, 128, 256)]),
 ]
 SECTIONS = ("contiguous", "masked", "k", "gradients", "decode", "gated")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a case is computed. make: of a candidate's name too, where it is ours."""
+
+    name: str
+    make: Callable[..., Implementation]
+    pair: tuple[str, str] | None = None
+    """Granularities, where it is ours."""
+
+    @property
+    def ours(self) -> bool:
+        return self.pair is not None
 
 
 def aligned(case: Case) -> list[int]:

@@ -9,17 +9,31 @@ from typing import Any, Literal
 
 import octofold
 import torch
+from common import candidates
+from common.measure import ERROR_LIMITS, Implementation
+from common.operands import NAN_CODE, poison, sets_of, with_scales
+from common.run import Run
 from octofold import ScaledTensor
-from octofold_tool.gpu.check import float64_rows
 from torch import Tensor
 
-from . import doors, peers
-from .cases import BLOCK, Case, around, k_columns, offsets_of, on_device
-from .rows import NAN_CODE
-from .ways import ERROR_LIMITS, OURS, SOME, Build, Way, sets_of
+from . import peers
+from .cases import (
+    BLOCK,
+    OURS,
+    Case,
+    Variant,
+    aligned,
+    around,
+    k_columns,
+    offsets_of,
+    on_device,
+    zipf,
+)
+from .reference import DepthReference
 
 PAIRS = (("1x128", "1x128"), ("1x128", "channel"), ("1x128", "128x128"), ("channel", "channel"))
-ROWS = 64  # of each group's result are compared
+RECIPE = ("1x128", "channel")  # of octofold.nn's "blockwise"
+GRADIENT_PAIRS = (RECIPE, ("1x128", "1x128"), ("tensor", "tensor"))
 FP8 = torch.float8_e4m3fn
 
 
@@ -41,21 +55,6 @@ def codes(rows: int, offsets: Sequence[int], device: Any) -> Tensor:
     return memory.view(FP8)
 
 
-def scaled(data: Tensor, granularity: str) -> ScaledTensor:
-    """With scales drawn at random, laid out as a cast lays them out."""
-    rows, columns = data.shape
-
-    def random(*shape: int) -> Tensor:
-        return torch.rand(shape, device=data.device) + 0.5
-
-    scale = random(1 if granularity == "tensor" else rows)
-    if granularity == "1x128":
-        scale = random(columns // BLOCK, rows).t()
-    elif granularity == "128x128":
-        scale = random(-(-rows // BLOCK), columns // BLOCK)
-    return ScaledTensor(data, scale, granularity)
-
-
 @dataclass(frozen=True)
 class Operands:
     """a [M, K], b [N, K] in the layout of the groups; out [G, M, N]."""
@@ -70,73 +69,92 @@ def parts(data: Tensor, offsets: Sequence[int]) -> list[Tensor]:
     return [data[:, first:last] for first, last, _ in k_columns(offsets)]
 
 
-class Reference:
-    """Some elements of each group's product, in FP64."""
-
-    def __init__(self, a: Any, b: Any, ranges: Sequence[tuple[int, int]]) -> None:
-        """a [M, K], b [N, K]; ranges: of each group its columns."""
-        device = (a if isinstance(a, Tensor) else a.data).device
-        m, n = a.shape[0], b.shape[0]
-        self._rows = torch.randperm(m, device=device)[:ROWS]
-        self._columns = torch.randperm(n, device=device)[:SOME]
-        left, right = float64_rows(a, self._rows), float64_rows(b, self._columns)
-        products = [left[:, begin:end] @ right[:, begin:end].T for begin, end in ranges]
-        self.expected = torch.stack(products)
-
-    def error(self, out: Tensor, added: float = 0.0) -> float:
-        """Of out [G, M, N]: the products, and what was there before."""
-        if not torch.isfinite(out).all():
-            return float("nan")
-        got = out[:, self._rows][:, :, self._columns].double() - added
-        return float(torch.linalg.norm(got - self.expected) / torch.linalg.norm(self.expected))
-
-
-def k_groups(case: Case, pairs: Sequence[tuple[str, str]], device: Any) -> Iterator[Build]:
-    """Sizes that are multiples of 128, which all can do; ours of any sizes too."""
+def k_groups(case: Case, run: Run) -> Iterator[Variant]:
+    """Added to FP32 sums. Sizes that are multiples of 128, which all can do; ours of any sizes."""
     m, n = case.sizes
-    sums = [torch.zeros(case.groups, m, n, device=device) for _ in range(sets_of(bytes_of(case)))]
+    sums = sets_of(lambda: torch.zeros(case.groups, m, n, device=run.device), bytes_of(case), run)
     for multiple, suffix in ((BLOCK, ""), (1, ", unaligned")):
         offsets = offsets_of(around(case, multiple))
-        sets = [Operands(*(codes(rows, offsets, device) for rows in (m, n)), s) for s in sums]
-        for pair in pairs:
-            name = f"{OURS} {'·'.join(pair)}{suffix}"
-            yield Build(name, partial(ours, name, sets, offsets, pair), pair)
+        sets = operands(case, offsets, sums)
+        for pair in PAIRS:
+            yield Variant(
+                f"{OURS} {'·'.join(pair)}{suffix}", partial(ours, sets, offsets, pair), pair
+            )
         if not suffix:
-            peer = f"{peers.DEEPGEMM} 1x128·1x128"
-            yield Build(peer, partial(deepgemm, peer, sets, offsets))
-            for peer, build in ((peers.ROWWISE, rowwise), (peers.BFLOAT16, bfloat16)):
-                peer = f"{peer}, BF16 out"
-                yield Build(peer, partial(build, peer, sets, offsets))
+            yield Variant(f"{peers.DEEPGEMM} 1x128·1x128", partial(deepgemm, sets, offsets))
+            yield Variant(f"{peers.ROWWISE}, BF16 out", partial(rowwise, sets, offsets))
+            yield Variant(f"{peers.BFLOAT16}, BF16 out", partial(bfloat16, sets, offsets))
+
+
+def gradient_bytes(case: Case) -> int:
+    m, n = case.sizes
+    return (m + n) * case.rows + 2 * case.groups * m * n
+
+
+def gradients(case: Case, exponent: float, run: Run) -> Iterator[Variant]:
+    """Into new BF16, as an expert layer's backward takes them. Groups as routing gives them; by the
+    recipe's pair also equal ones, which torch takes too."""
+    shape = case.groups, *case.sizes
+    outs = sets_of(
+        lambda: torch.empty(shape, dtype=torch.bfloat16, device=run.device),
+        gradient_bytes(case),
+        run,
+    )
+    routed, equal = offsets_of(zipf(case.rows, case.groups, exponent)), offsets_of(aligned(case))
+    for offsets, suffix, pairs in (
+        (routed, ", zipf", GRADIENT_PAIRS),
+        (equal, "", GRADIENT_PAIRS[:1]),
+    ):
+        sets = operands(case, offsets, outs)
+        for pair in pairs:
+            yield Variant(
+                f"{OURS} {'·'.join(pair)}{suffix}", partial(ours, sets, offsets, pair), pair
+            )
+        if not suffix:
+            yield Variant(peers.ROWWISE, partial(rowwise, sets, offsets))
+            yield Variant(peers.BFLOAT16, partial(bfloat16, sets, offsets))
+
+
+def operands(case: Case, offsets: Sequence[int], outs: Sequence[Tensor]) -> list[Operands]:
+    return [
+        Operands(*(codes(rows, offsets, out.device) for rows in case.sizes), out) for out in outs
+    ]
 
 
 def ours(
-    name: str,
     sets: Sequence[Operands],
     offsets: Sequence[int],
     pair: tuple[str, str],
     candidate: str | None = None,
-) -> Way:
-    device = sets[0].a.device
-    where = on_device(offsets, device)
-    scaled_sets = [(scaled(s.a, pair[0]), scaled(s.b, pair[1]), s.out) for s in sets]
-    calls = [doors.k_groups(a, b, where, sums, sums, candidate) for a, b, sums in scaled_sets]
-    a, b, sums = scaled_sets[0]
-    reference = Reference(a, b, [(first, last) for first, last, _ in k_columns(offsets)])
+) -> Implementation:
+    """Added to what is there if that is FP32."""
+    where = on_device(offsets, sets[0].a.device)
+    out = sets[0].out
+    adds = out.dtype == torch.float32
+    scaled = [(with_scales(s.a, pair[0]), with_scales(s.b, pair[1]), s.out) for s in sets]
+    calls = [
+        candidates.grouped_gemm_k(a, b, where, out, out if adds else None, candidate)
+        for a, b, out in scaled
+    ]
+    a, b, _ = scaled[0]
+    reference = DepthReference(a, b, [(first, last) for first, last, _ in k_columns(offsets)])
 
     def error() -> float:
-        """Of the product added to ones, and of it alone."""
+        """Of the product alone, and of it added to ones."""
         alone = 0.0
-        if candidate is None:
-            sums.fill_(torch.nan)
-            octofold.grouped_gemm_k(a, b, where, out=sums)
-            alone = reference.error(sums)
-        sums.fill_(1)
+        if candidate is None or not adds:
+            poison(out)
+            (calls[0] if not adds else partial(octofold.grouped_gemm_k, a, b, where, out=out))()
+            alone = reference.error(out)
+        if not adds:
+            return alone
+        out.fill_(1)
         calls[0]()
-        added = reference.error(sums, 1.0)
-        sums.fill_(0)
+        added = reference.error(out, 1.0)
+        out.fill_(0)
         return math.hypot(alone, added)  # NaN if one is
 
-    return Way(name, calls, error, ERROR_LIMITS[torch.float32])
+    return Implementation(calls, error, ERROR_LIMITS[out.dtype])
 
 
 def compact(data: Tensor, offsets: Sequence[int], order: Literal["rows", "groups"]) -> Tensor:
@@ -147,7 +165,7 @@ def compact(data: Tensor, offsets: Sequence[int], order: Literal["rows", "groups
     return torch.cat([piece.reshape(-1) for piece in pieces]).view(FP8)
 
 
-def deepgemm(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way:
+def deepgemm(sets: Sequence[Operands], offsets: Sequence[int]) -> Implementation:
     """1x128 · 1x128 into FP32 sums; sizes are known to the host too."""
     function = peers.deep_gemm().k_grouped_fp8_gemm_nt_contiguous
     sizes = [end - begin for begin, end in itertools.pairwise(offsets)]
@@ -155,13 +173,13 @@ def deepgemm(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way
     layout = on_device(sizes, device)
     calls, references = [], []
     for s in sets:
-        wholes = [scaled(compact(data, offsets, "rows"), "1x128") for data in (s.a, s.b)]
+        wholes = [with_scales(compact(data, offsets, "rows"), "1x128") for data in (s.a, s.b)]
         codes_ = [compact(data, offsets, "groups") for data in (s.a, s.b)]
         sides = [(data, whole.scale) for data, whole in zip(codes_, wholes, strict=True)]
         calls.append(partial(function, *sides, s.out, sizes, layout, c=s.out))
         if not references:
             ranges = list(itertools.pairwise(offsets))
-            references.append(Reference(*wholes, ranges))
+            references.append(DepthReference(*wholes, ranges))
     sums = sets[0].out
 
     def error() -> float:
@@ -171,10 +189,10 @@ def deepgemm(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way
         sums.fill_(0)
         return result
 
-    return Way(name, calls, error)
+    return Implementation(calls, error)
 
 
-def rowwise(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way:
+def rowwise(sets: Sequence[Operands], offsets: Sequence[int]) -> Implementation:
     """Into new BF16, nothing added."""
     device = sets[0].a.device
     ends = on_device(offsets[1:], device)
@@ -192,11 +210,11 @@ def rowwise(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way:
     a, b = first
     one = torch.ones(1, device=device)
     flat = [ScaledTensor(data, one, "tensor") for data in (a, b)]
-    reference = Reference(*flat, list(itertools.pairwise(offsets)))
-    return Way(name, calls, lambda: reference.error(calls[0]()))
+    reference = DepthReference(*flat, list(itertools.pairwise(offsets)))
+    return Implementation(calls, lambda: reference.error(calls[0]()))
 
 
-def bfloat16(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way:
+def bfloat16(sets: Sequence[Operands], offsets: Sequence[int]) -> Implementation:
     """Of what autograd has: dYᵀ · X of rows sorted by group, into new BF16."""
     ends = on_device(offsets[1:], sets[0].a.device)
     wide = [
@@ -205,5 +223,5 @@ def bfloat16(name: str, sets: Sequence[Operands], offsets: Sequence[int]) -> Way
     ]
     calls = [partial(peers.grouped_mm, a.t(), b, ends) for a, b in wide]
     a, b = (side.t() for side in wide[0])
-    reference = Reference(a, b, list(itertools.pairwise(offsets)))
-    return Way(name, calls, lambda: reference.error(calls[0]()))
+    reference = DepthReference(a, b, list(itertools.pairwise(offsets)))
+    return Implementation(calls, lambda: reference.error(calls[0]()))

@@ -6,7 +6,7 @@ from typing import Any
 
 import octofold
 import torch
-from octofold_tool.gpu.timing import Call
+from octofold._timing import Call
 from torch import Tensor
 
 from .cases import on_device

@@ -8,15 +8,18 @@ from typing import Any, TypeAlias
 
 import octofold
 import torch
+from common import candidates
+from common.measure import ERROR_LIMITS, Implementation
+from common.operands import poison, relative_error, sets_of
+from common.run import Run
 from octofold import ScaledTensor
 from torch import Tensor
 
-from . import doors, peers
-from .cases import Case, aligned, offsets_of, on_device, zipf
-from .ways import ERROR_LIMITS, OURS, Build, Reference, Way, sets_of
+from . import peers
+from .cases import OURS, Case, Variant, aligned, offsets_of, on_device, zipf
+from .reference import RowsReference
 
 PAIR = ("1x128", "128x128")  # what DeepGEMM has
-NAN_CODE = 0x7F
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -61,104 +64,99 @@ def row_ranges(sizes: Sequence[int]) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise(offsets_of(sizes))]
 
 
-def contiguous(case: Case, pair: Pair, exponent: float, device: Any) -> Iterator[Build]:
+def contiguous(case: Case, pair: Pair, exponent: float, run: Run) -> Iterator[Variant]:
     """Ours at aligned sizes and at Zipf's, both of the same rows; then the peers at both."""
     n, k = case.sizes
-    count = sets_of(bytes_of(case.rows, case.groups, n, k))
-    sets = [operands(case.rows, case.groups, n, k, pair, device) for _ in range(count)]
+    make = partial(operands, case.rows, case.groups, n, k, pair, run.device)
+    sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)
     spread = zipf(case.rows, case.groups, exponent)
     for sizes, suffix in ((aligned(case), ""), (spread, ", zipf")):
-        name = OURS + suffix
-        yield Build(name, partial(ours, name, sets, sizes), pair)
+        yield Variant(OURS + suffix, partial(ours, sets, sizes), pair)
         yield from peers_of(sets, sizes, suffix)
 
 
-def peers_of(sets: Sequence[Operands], sizes: Sequence[int], suffix: str = "") -> Iterator[Build]:
+def peers_of(sets: Sequence[Operands], sizes: Sequence[int], suffix: str = "") -> Iterator[Variant]:
     builders = {peers.ROWWISE: rowwise, peers.BFLOAT16: bfloat16}
     if (sets[0].a.granularity, sets[0].b.granularity) == PAIR:
         builders = {peers.DEEPGEMM: deepgemm} | builders
     for peer, builder in builders.items():
-        yield Build(peer + suffix, partial(builder, peer + suffix, sets, sizes))
+        yield Variant(peer + suffix, partial(builder, sets, sizes))
 
 
 def ours(
-    name: str, sets: Sequence[Operands], sizes: Sequence[int], candidate: str | None = None
-) -> Way:
+    sets: Sequence[Operands], sizes: Sequence[int], candidate: str | None = None
+) -> Implementation:
     first = sets[0]
     offsets = on_device(offsets_of(sizes), first.x.device)
-    calls = [doors.contiguous(s.a, s.b, offsets, s.out, candidate) for s in sets]
-    reference = Reference(first.a, first.flat_b, row_ranges(sizes))
+    calls = [candidates.grouped_gemm(s.a, s.b, offsets, s.out, candidate) for s in sets]
+    reference = RowsReference(first.a, first.flat_b, row_ranges(sizes))
 
     def error() -> float:
         first.out.fill_(torch.nan)
         calls[0]()
         return reference.error(first.out)
 
-    return Way(name, calls, error, ERROR_LIMITS[first.out.dtype])
+    return Implementation(calls, error, ERROR_LIMITS[first.out.dtype])
 
 
-def deepgemm(name: str, sets: Sequence[Operands], sizes: Sequence[int]) -> Way:
+def deepgemm(sets: Sequence[Operands], sizes: Sequence[int]) -> Implementation:
     layout = peers.DeepGemmContiguous(sizes, sets[0].x.device)
     products = [layout.call(s.a, s.b, s.out) for s in sets]
-    reference = Reference(sets[0].a, sets[0].flat_b, row_ranges(sizes))
-    return way_of(name, products, reference)
+    reference = RowsReference(sets[0].a, sets[0].flat_b, row_ranges(sizes))
+    return implementation(products, reference)
 
 
-def rowwise(name: str, sets: Sequence[Operands], sizes: Sequence[int]) -> Way:
+def rowwise(sets: Sequence[Operands], sizes: Sequence[int]) -> Implementation:
     ends = on_device(offsets_of(sizes)[1:], sets[0].x.device)
     built = [peers.rowwise(s.x, s.w, ends) for s in sets]
-    reference = Reference(built[0][1], built[0][2], row_ranges(sizes))
-    return way_of(name, [product for product, _, _ in built], reference)
+    reference = RowsReference(built[0][1], built[0][2], row_ranges(sizes))
+    return implementation([product for product, _, _ in built], reference)
 
 
-def bfloat16(name: str, sets: Sequence[Operands], sizes: Sequence[int]) -> Way:
+def bfloat16(sets: Sequence[Operands], sizes: Sequence[int]) -> Implementation:
     ends = on_device(offsets_of(sizes)[1:], sets[0].x.device)
     products = [peers.bfloat16(s.x, s.w, ends) for s in sets]
-    reference = Reference(sets[0].x, sets[0].w.flatten(0, 1), row_ranges(sizes))
-    return way_of(name, products, reference)
+    reference = RowsReference(sets[0].x, sets[0].w.flatten(0, 1), row_ranges(sizes))
+    return implementation(products, reference)
 
 
-def way_of(name: str, products: Sequence[peers.Product], reference: Reference) -> Way:
-    return Way(
-        name,
-        [product.run for product in products],
-        lambda: reference.error(products[0].result()),
-    )
+def implementation(products: list[peers.Product], reference: RowsReference) -> Implementation:
+    runs = [product.run for product in products]
+    return Implementation(runs, lambda: reference.error(products[0].result()))
 
 
-def decode(case: Case, pair: Pair, device: Any) -> Iterator[Build]:
+def decode(case: Case, pair: Pair, run: Run) -> Iterator[Variant]:
     """Few rows a group: contiguous for us and torch, masked for us and DeepGEMM, which else
     pads each group to 128 rows."""
     n, k = case.sizes
-    count = sets_of(bytes_of(case.rows, case.groups, n, k))
-    sets = [operands(case.rows, case.groups, n, k, pair, device) for _ in range(count)]
+    make = partial(operands, case.rows, case.groups, n, k, pair, run.device)
+    sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)
     sizes = aligned(case)
-    yield Build(OURS, partial(ours, OURS, sets, sizes), pair)
-    name = f"{OURS}, zipf"
-    yield Build(name, partial(ours, name, sets, zipf(case.rows, case.groups)), pair)
-    yield from masked(case, pair, max(64, case.each), device, ", masked")
+    yield Variant(OURS, partial(ours, sets, sizes), pair)
+    yield Variant(f"{OURS}, zipf", partial(ours, sets, zipf(case.rows, case.groups)), pair)
+    yield from masked(case, pair, max(64, case.each), run, ", masked")
     yield from peers_of(sets, sizes)
 
 
-def masked(case: Case, pair: Pair, most: int, device: Any, suffix: str = "") -> Iterator[Build]:
+def masked(case: Case, pair: Pair, most: int, run: Run, suffix: str = "") -> Iterator[Variant]:
     """Groups of `most` rows, of which the first are valid."""
     n, k = case.sizes
-    count = sets_of(bytes_of(case.rows, case.groups, n, k))
-    sets = [operands(case.groups * most, case.groups, n, k, pair, device) for _ in range(count)]
-    counts = on_device(aligned(case), torch.device(device))
+    make = partial(operands, case.groups * most, case.groups, n, k, pair, run.device)
+    sets = sets_of(make, bytes_of(case.rows, case.groups, n, k), run)
+    counts = on_device(aligned(case), run.device)
     valid = [range(g * most, g * most + case.each) for g in range(case.groups)]
     first = sets[0]
-    reference = Reference(first.a, first.flat_b, valid)
+    reference = RowsReference(first.a, first.flat_b, valid)
 
     def three(flat: ScaledTensor) -> ScaledTensor:
         """A cast [G · rows, K] as [G, rows, K]; its scales remain those of the matrix."""
         return ScaledTensor(flat.data.unflatten(0, (case.groups, -1)), flat.scale, pair[0])
 
-    def by_us(candidate: str | None = None) -> Way:
+    def by_us(candidate: str | None = None) -> Implementation:
         calls = []
         for s in sets:
             out = s.out.unflatten(0, (case.groups, -1))
-            calls.append(doors.masked(three(s.a), s.b, counts, case.each, out, candidate))
+            calls.append(candidates.masked_gemm(three(s.a), s.b, counts, case.each, out, candidate))
 
         def error() -> float:
             first.out.fill_(torch.nan)
@@ -167,9 +165,9 @@ def masked(case: Case, pair: Pair, most: int, device: Any, suffix: str = "") -> 
             assert torch.isnan(beyond).all(), "rows beyond the counts were written"
             return reference.error(first.out)
 
-        return Way(OURS + suffix, calls, error, ERROR_LIMITS[first.out.dtype])
+        return Implementation(calls, error, ERROR_LIMITS[first.out.dtype])
 
-    def by_deepgemm() -> Way:
+    def by_deepgemm() -> Implementation:
         products = []
         for s in sets:
             out = s.out.unflatten(0, (case.groups, -1))
@@ -179,63 +177,55 @@ def masked(case: Case, pair: Pair, most: int, device: Any, suffix: str = "") -> 
         def error() -> float:
             return reference.error(products[0].result().flatten(0, 1))
 
-        return Way(peers.DEEPGEMM + suffix, [product.run for product in products], error)
+        return Implementation([product.run for product in products], error)
 
-    yield Build(OURS + suffix, by_us, pair)
+    yield Variant(OURS + suffix, by_us, pair)
     if pair == PAIR:
-        yield Build(peers.DEEPGEMM + suffix, by_deepgemm)
+        yield Variant(peers.DEEPGEMM + suffix, by_deepgemm)
 
 
-def gated(case: Case, activation: str, exponent: float, device: Any) -> Iterator[Build]:
+def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Variant]:
     """The first product of an expert with its activation and cast, at aligned sizes and Zipf's,
     beside both one after another."""
     n, k = case.sizes
-    count = sets_of(bytes_of(case.rows, case.groups, 2 * n, k) - 3 * case.rows * n)
-    sets = [operands(case.rows, case.groups, 2 * n, k, PAIR, device) for _ in range(count)]
-    offsets_by_name = {
-        "": on_device(offsets_of(aligned(case)), torch.device(device)),
-        ", zipf": on_device(
-            offsets_of(zipf(case.rows, case.groups, exponent)), torch.device(device)
-        ),
-    }
-
+    make = partial(operands, case.rows, case.groups, 2 * n, k, PAIR, run.device)
+    sets = sets_of(make, gated_bytes(case), run)
     codes = [octofold.quantize_activation(s.out, activation) for s in sets]  # memory for them
 
-    def fused(offsets: Tensor, name: str, candidate: str | None = None) -> Way:
+    def fused(offsets: Tensor, candidate: str | None = None) -> Implementation:
         calls = [
-            doors.gated(s.a, s.b, offsets, activation, out, candidate)
+            candidates.grouped_gated_gemm(s.a, s.b, offsets, activation, out, candidate)
             for s, out in zip(sets, codes, strict=True)
         ]
 
         def error() -> float:
             """Of the dequantized results, against the two one after another."""
-            codes[0].data.view(torch.uint8).fill_(NAN_CODE)
-            got = calls[0]() or codes[0]
-            values = [result.dequantize() for result in (got, apart(sets[0], offsets))]
-            return float(torch.linalg.norm(values[0] - values[1]) / torch.linalg.norm(values[1]))
+            poison(codes[0].data)
+            calls[0]()
+            return relative_error(codes[0].dequantize(), apart(offsets, sets[0]).dequantize())
 
         # The BF16 between the two is rounded, and codes near a tie move.
-        return Way(name, calls, error, 3e-2)
+        return Implementation(calls, error, 3e-2)
 
-    def apart(s: Operands, offsets: Tensor) -> ScaledTensor:
-        octofold.grouped_gemm(s.a, s.b, offsets, out=s.out)
-        return octofold.quantize_activation(s.out, activation)
+    def alone(offsets: Tensor, s: Operands) -> Tensor:
+        return octofold.grouped_gemm(s.a, s.b, offsets, out=s.out)
 
-    def product(offsets: Tensor, name: str, cast: bool) -> Way:
-        def call(s: Operands) -> object:
-            if cast:
-                return apart(s, offsets)
-            return octofold.grouped_gemm(s.a, s.b, offsets, out=s.out)
+    def apart(offsets: Tensor, s: Operands) -> ScaledTensor:
+        return octofold.quantize_activation(alone(offsets, s), activation)
 
-        def error() -> float:
-            """Nothing: the other section checks the product."""
-            call(sets[0])
-            return 0.0
+    def unchecked(function: Any, offsets: Tensor) -> Implementation:
+        """The other sections check the product."""
+        return Implementation([partial(function, offsets, s) for s in sets], lambda: 0.0)
 
-        return Way(name, [partial(call, s) for s in sets], error)
+    sizes = {"": aligned(case), ", zipf": zipf(case.rows, case.groups, exponent)}
+    for suffix, rows in sizes.items():
+        offsets = on_device(offsets_of(rows), run.device)
+        yield Variant(OURS + suffix, partial(fused, offsets), PAIR)
+        yield Variant(f"gemm + cast{suffix}", partial(unchecked, apart, offsets))
+        yield Variant(f"gemm alone{suffix}", partial(unchecked, alone, offsets))
 
-    for suffix, offsets in offsets_by_name.items():
-        ours_, cast, alone = (f"{name}{suffix}" for name in (OURS, "gemm + cast", "gemm alone"))
-        yield Build(ours_, partial(fused, offsets, ours_), PAIR)
-        yield Build(cast, partial(product, offsets, cast, True))
-        yield Build(alone, partial(product, offsets, alone, False))
+
+def gated_bytes(case: Case) -> int:
+    """A byte for each element of the result."""
+    n, k = case.sizes
+    return bytes_of(case.rows, case.groups, 2 * n, k) - 3 * case.rows * n
