@@ -1,21 +1,25 @@
 """Builds DeepGEMM's extension in place, to be measured beside ours, on a machine without network:
 
-    python tests/gpu/build_deepgemm.py FOLDER      then PYTHONPATH=FOLDER
+    python bench/gpu/build_deepgemm.py FOLDER      then PYTHONPATH=FOLDER
 
 FOLDER has its csrc and deep_gemm, fmt's headers as fmt/fmt, and CUTLASS's include/cute and
 include/cutlass in deep_gemm/include, of the revisions that it names as submodules. About 40 s; its
 kernels are compiled by nvcc at their first calls, 2 s each.
 """
 
+import argparse
 import pathlib
 import shutil
-import sys
 
 from torch.utils.cpp_extension import CUDA_HOME, load
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1]).resolve()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=pathlib.Path)
+    folder = parser.parse_args().folder.resolve()
     build = folder / "build"
     build.mkdir(exist_ok=True)
     load(

@@ -12,9 +12,7 @@ again.
 
 import sys
 from dataclasses import replace
-from functools import partial
 
-import torch
 from common import candidates
 from common.measure import PEER_ERROR_LIMIT, Build, Implementation, measure_candidates
 from common.operands import normal, sets_of
@@ -38,8 +36,9 @@ def others(sets, form: GemmOptions, dtypes):
         for dtype in dtypes:
             name = NAMES.get(peer.name, peer.name) + (f", {dtype}" if len(dtypes) > 1 else "")
 
-            def make(prepare=peer.prepare, form=replace(form, out_dtype=dtype)):
-                products = [prepare(x, w, form) for x, w in sets]
+            def make(prepare=peer.prepare, dtype=dtype):
+                into = replace(form, out_dtype=dtype)
+                products = [prepare(x, w, into) for x, w in sets]
                 return implementation(products, PEER_ERROR_LIMIT)
 
             yield Build(name, make)
@@ -63,15 +62,11 @@ def measure_shape(run, options, m, n, k):
     limit = PEER_ERROR_LIMIT if options.fast else error_limit(options.out, compared(products[0]))
 
     def make(name):
-        made = [
-            replace(
-                p,
-                run=candidates.gemm(
-                    p.a, p.b, p.out, name, p.out if options.add else None, options.fast
-                ),
-            )
-            for p in products
-        ]
+        made = []
+        for p in products:
+            c = p.out if options.add else None
+            call = candidates.gemm(p.a, p.b, p.out, name, c, options.fast)
+            made.append(replace(p, run=call))
         return implementation(made, limit, 1.0 if options.add else None)
 
     names = []
@@ -80,9 +75,9 @@ def measure_shape(run, options, m, n, k):
         names = candidates.of_texts(candidates.gemm_names(*form_of_names), options.only)
     names = [name for name in names if is_sensible(name, m)]
     dtypes = ("float32", "bfloat16") if options.add else (options.out,)
-    peers = partial(others, sets, form, dtypes)
+    peers = others(sets, form, dtypes)
     measure_candidates(
-        run, "gemm", text_of((m, n, k)), names, make, peers(), shape=[m, n, k], pair=options.pair
+        run, "gemm", text_of((m, n, k)), names, make, peers, shape=[m, n, k], pair=options.pair
     )
 
 
@@ -97,7 +92,6 @@ def main():
     parser.add_argument("--only", nargs="*", help="parts of candidates' names")
     parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
     with Run(options) as run:
         for shape in run.cases(shapes_of(options.shapes or ["1/20,256,512"])):
             measure_shape(run, options, *shape)

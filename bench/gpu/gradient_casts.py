@@ -1,6 +1,6 @@
 """What casts cost the weight gradients of a model in training:
 
-    python tests/gpu/measure_gradient_casts.py [--steps 100 1000] [--device cpu --size tiny]
+    python bench/gpu/gradient_casts.py [--steps 100 1000] [--device cpu --size tiny]
 
 Trains the model of examples/python/train_language_model.py in BF16. At each of these steps x and dY
 of every linear layer that a recipe would convert are kept, and dW = dYᵀ · X is held against that of

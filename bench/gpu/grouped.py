@@ -17,9 +17,9 @@ Sections:
     gated       the first product of an expert with SwiGLU and its cast, beside both one after
                 another
 
-Each is first checked against FP64 of the dequantized operands, in memory full of NaN. A peer that is
-not there, fails or is wrong is left out, and said; exit code 1 if it was ours. "time" is that over
-ours at the same sizes, or ours over that of groups that are aligned.
+Each is first checked against FP64 of the dequantized operands, in memory full of NaN. A peer that
+is not there, fails or is wrong is left out, and said; exit code 1 if it was ours. "time" is that
+over ours at the same sizes, or ours over that of groups that are aligned.
 """
 
 import sys
@@ -110,8 +110,7 @@ def measure_case(case: Case, options, run: Run) -> None:
         for variant in variants(case, options, run)
         if variant.ours or not options.no_peers
     )
-    in_depth = case.section in ("k", "gradients")
-    measure(run, "grouped", case.name, builds, None if in_depth else beside)
+    measure(run, "grouped", case.name, builds, beside)
 
 
 def main() -> int:

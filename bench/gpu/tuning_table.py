@@ -1,8 +1,8 @@
 """Measures the table of tuned products that comes with the library for this GPU:
 
-    python tests/gpu/measure_table.py tests/cases/h200_gemm_times.csv OUT.json [--rows 1 8 ...]
+    python bench/gpu/tuning_table.py tests/cases/h200_gemm_times.csv OUT.json [--rows 1 8 ...]
 
-TIMES has what tests/gpu/measure_candidates.py measured: a line for each M,N,K, of each candidate
+TIMES has what bench/gpu/gemm.py measured: a line for each M,N,K, of each candidate
 the time over the best one's, in thousandths. Of the N,K that it has with many M, the candidates
 that were nearly the best are checked and timed beside the planned one as `octofold tune` does it:
 in turns, with rests, each set of operands in memory of its own. Into the table goes what gains 3 %
@@ -15,16 +15,15 @@ import csv
 import dataclasses
 import itertools
 import json
-import statistics
 import time
 
 import octofold
 import torch
 from octofold import tuning
+from octofold._timing import COLD_BYTES, GRAPH, timings
 from octofold_tool.gpu.check import error_of
 from octofold_tool.gpu.gemm import check_ours, prepare
 from octofold_tool.gpu.peers import OCTOFOLD
-from octofold_tool.gpu.timing import MIN_BYTES, graph_sampler, take_turns
 from octofold_tool.gpu.tune import by_candidate, problem_of
 from octofold_tool.products import GemmOptions
 
@@ -50,15 +49,15 @@ def read(path):
 
 def measured(shape, names):
     """Microseconds by name."""
-    products = prepare(shape, OPTIONS, torch.device("cuda"), MIN_BYTES, (OCTOFOLD,))[0]
+    products = prepare(shape, OPTIONS, torch.device("cuda"), COLD_BYTES, (OCTOFOLD,))[0]
     sets = products[OCTOFOLD.name]
     calls = {name: [by_candidate(product, name, OPTIONS) for product in sets] for name in names}
     for ours in calls.values():
         product = dataclasses.replace(sets[0], run=ours[0])
         check_ours(shape, error_of(product), product, OPTIONS)
-    samples = take_turns([graph_sampler(ours) for ours in calls.values()], OPTIONS.rounds)
-    medians = (statistics.median(seconds) * 1e6 for seconds in samples)
-    return dict(zip(calls, medians, strict=True))
+    samplers = {name: GRAPH.sampler(ours) for name, ours in calls.items()}
+    times = timings(samplers, OPTIONS.rounds)
+    return {name: timing.microseconds for name, timing in times.items()}
 
 
 def main():

@@ -46,8 +46,8 @@ def beside_copy(run: Run, section: str, name: str, moved: int, builds) -> dict[s
 
 
 def cast_error(results, expected: torch.Tensor | None) -> float:
-    """The largest error of the casts among the results, of which each has to be of `expected` or of
-    its transpose, or of a stack of such matrices; NaN where one is not finite. None: finite alone."""
+    """The largest error of the casts among the results, each of `expected`, of its transpose or of
+    a stack of such matrices; NaN where one is not finite. None: they are finite, 0."""
     errors = [0.0]
     for x in results if isinstance(results, tuple) else (results,):
         if not isinstance(x, octofold.ScaledTensor):

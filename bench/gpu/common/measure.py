@@ -173,15 +173,15 @@ def show(
     beside = baseline if callable(baseline) else lambda _: baseline or first
     rows = []
     for name, result in results.items():
-        base = results.get(beside(name))
+        base = results.get(beside(name), results[first])
         facts = result.facts
         rows.append(
             [
                 name,
                 f"{result.microseconds:.2f}",
                 f"{result.timing.spread:.1%}",
-                f"{result.microseconds / base.microseconds:.3f}" if base else "—",
-                f"{base.microseconds / result.microseconds:.3f}" if base else "—",
+                f"{result.microseconds / base.microseconds:.3f}",
+                f"{base.microseconds / result.microseconds:.3f}",
                 f"{facts['gigabytes_per_second']:.0f}" if result.build.bytes else "",
                 f"{facts['tflops']:.1f}" if result.build.operations else "",
                 " ".join(f"{error:.1e}" for error in result.errors.values()),

@@ -76,5 +76,5 @@ def poison(*results: Tensor | ScaledTensor) -> None:
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """‖actual − expected‖ / ‖expected‖; NaN where `actual` is not finite."""
-    wide = expected.double()
-    return float(torch.linalg.norm(actual.double() - wide) / torch.linalg.norm(wide))
+    actual, wide = actual.detach().double(), expected.detach().double()
+    return float(torch.linalg.norm(actual - wide) / torch.linalg.norm(wide))

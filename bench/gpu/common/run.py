@@ -23,7 +23,7 @@ class OutOfTime(Exception):  # noqa: N818  # nothing is wrong then
 
 
 def new_parser(description: str | None, *, rounds: int, seconds: float) -> argparse.ArgumentParser:
-    """A parser of what every script takes: results, --rounds, --seconds, --case-seconds, --device."""
+    """A parser of the file of results and the options that every script takes."""
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -4,18 +4,17 @@ import copy
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import octofold.nn
 import torch
-from octofold_tool.gpu.timing import Call
+from common.measure import Build, Implementation, measure
+from common.operands import relative_error
+from common.run import Run, print_table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checks import relative_error, require_right
-from .layers import Operands, on_gpu, release
-from .results import Results, times_faster
-from .sampling import timings
-from .ways import BFLOAT16, BFLOAT16_COMPILED, Way, trained
+from .variants import BFLOAT16, BFLOAT16_COMPILED, Variant, trained
 
 BFLOAT16_ERRORS = (0.05, 0.0)
 FP8_ERRORS = (0.25, 2e-2)  # a few products in a row
@@ -62,9 +61,8 @@ class Block(nn.Module):
         qkv = self.qkv(self.attention_norm(x)) if fused is None else fused(x)
         parts = qkv.split(self.heads, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(1, 2) for part in parts)
-        grouped = (
-            x.dtype != torch.float32
-        )  # FP32 has a kernel without all scores in memory, ungrouped
+        # FP32 has a kernel without all scores in memory, ungrouped.
+        grouped = x.dtype != torch.float32
         if not grouped:
             repeats = q.shape[1] // k.shape[1]
             k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
@@ -78,7 +76,7 @@ class Block(nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
-def fused_ways(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Way]:
+def fused_variants(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Variant]:
     """Blocks whose norms and MLP are fused with their casts, of recipes that keep no state."""
 
     def fuse(recipe: str) -> Callable[[nn.Module], None]:
@@ -94,9 +92,9 @@ def fused_ways(recipes: Sequence[str], eager: bool, compiled: bool) -> list[Way]
             continue
         name = f"octofold {recipe}, fused"
         if eager:
-            chosen.append(Way(name, fuse(recipe), False, recipe))
+            chosen.append(Variant(name, fuse(recipe), False, recipe))
         if compiled:
-            chosen.append(Way(f"{name} compiled", fuse(recipe), True, recipe))
+            chosen.append(Variant(f"{name} compiled", fuse(recipe), True, recipe))
     return chosen
 
 
@@ -110,7 +108,9 @@ def new_block(sizes: BlockSizes, device: torch.device) -> Block:
     return block.to(torch.bfloat16)
 
 
-def operands(tokens: int, sequence: int, hidden: int, device: torch.device) -> Operands:
+def operands(
+    tokens: int, sequence: int, hidden: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """x and dy. What a step reads and writes besides is far larger than any L2 cache."""
     shape = (tokens // sequence, sequence, hidden)
     x = torch.randn(shape, device=device).bfloat16().requires_grad_()
@@ -161,71 +161,31 @@ def memory_of(model: nn.Module, x: Tensor, dy: Tensor) -> Memory:
 
 
 def measure_block(
-    sizes: BlockSizes,
-    tokens: int,
-    sequence: int,
-    ways: Sequence[Way],
-    device: torch.device,
-    results: Results,
+    sizes: BlockSizes, tokens: int, sequence: int, variants: Sequence[Variant], run: Run
 ) -> None:
     """Forward and backward of a step, and its memory."""
-    block = new_block(sizes, device)
-    x, dy = operands(tokens, sequence, sizes.hidden, device)
+    block = new_block(sizes, run.device)
+    x, dy = operands(tokens, sequence, sizes.hidden, run.device)
     exact = exact_branches(block, x, dy)
-    models: dict[Way, nn.Module] = {}
-    errors_by_way: dict[Way, dict[str, float]] = {}
-    for way in ways:
-        results.check_time()
-        try:
-            model = way.build(block)
-            errors = errors_of(model, x, dy, exact)
-            results.add("errors", way=way.name, block=True, **errors)
-            require_right(errors, *(FP8_ERRORS if way.is_fp8 else BFLOAT16_ERRORS))
-        except Exception as error:
-            results.leave_out(way.name, way.is_ours, error, block=True)
-            continue
-        models[way] = model
-        errors_by_way[way] = errors
-    del exact
+    models: dict[str, nn.Module] = {}
 
-    def step(model: nn.Module) -> Call:
-        def call() -> object:
-            return trained(model, x, dy)
+    def make(variant: Variant) -> Implementation:
+        model = models[variant.name] = variant.build(block)
+        return Implementation(
+            [partial(trained, model, x, dy)],
+            lambda: errors_of(model, x, dy, exact),
+            *(FP8_ERRORS if variant.is_fp8 else BFLOAT16_ERRORS),
+        )
 
-        return call
-
-    results.check_time()
-    steps = [[step(model)] for model in models.values()]
-    measured = dict(zip(models, timings(steps, device, results.rounds), strict=True))
-    gc.collect()
-    memories = {way: memory_of(models[way], x, dy) for way in models} if on_gpu(device) else {}
-    by_name = {way.name: timing for way, timing in measured.items()}
-    baseline = by_name.get(BFLOAT16_COMPILED) or by_name[BFLOAT16]
+    case = f"{sizes}, {tokens} tokens in sequences of {sequence}, forward + backward"
+    baseline = BFLOAT16_COMPILED if any(v.name == BFLOAT16_COMPILED for v in variants) else BFLOAT16
+    builds = [Build(variant.name, partial(make, variant), variant.is_ours) for variant in variants]
+    found = measure(run, "block", case, builds, baseline, tokens=tokens, sequence=sequence)
+    if not run.on_gpu:
+        return
     rows = []
-    for way, timing in measured.items():
-        memory, errors = memories.get(way), errors_by_way[way]
-        results.add(
-            "block",
-            way=way.name,
-            tokens=tokens,
-            sequence=sequence,
-            **asdict(timing),
-            over_bf16=baseline.microseconds / timing.microseconds,
-            errors=errors,
-            memory=asdict(memory) if memory else None,
-        )
-        rows.append(
-            [
-                way.name,
-                f"{timing.microseconds:.0f}",
-                f"{timing.spread:.1%}",
-                times_faster(baseline.microseconds, timing.microseconds),
-                *(f"{errors[name]:.1e}" for name in ("y", "dx", "dw")),
-                *([f"{b / 2**20:.0f}" for b in (memory.kept, memory.peak)] if memory else "——"),
-            ]
-        )
-    title = f"A block of {sizes}, {tokens} tokens in sequences of {sequence}, forward + backward"
-    columns = ["way", "µs", "±", "× BF16", "error of y", "dx", "dw", "MiB kept", "MiB at the peak"]
-    results.table(title, columns, rows)
-    models.clear()
-    release(device)
+    for name in found:
+        memory = memory_of(models[name], x, dy)
+        run.record("memory", name=name, tokens=tokens, sequence=sequence, **asdict(memory))
+        rows.append([name, *(f"{b / 2**20:.0f}" for b in (memory.kept, memory.peak))])
+    print_table(f"Memory of {case}", ["", "MiB kept", "MiB at the peak"], rows)

@@ -1,6 +1,7 @@
 """Results of a layer against FP64."""
 
 import torch
+from common.operands import relative_error
 from torch import Tensor
 
 ROWS = 256  # of each matrix are compared
@@ -8,14 +9,6 @@ BFLOAT16_ERRORS = (1e-2, 0.0)
 FP8_ERRORS = (0.1, 1e-2)
 """Relative errors at most, and the output's at least. Rounding normal values costs 2.6 % in e4m3,
 5.3 % in e5m2, 0.2 % in BF16, and a product has two rounded operands."""
-
-
-class Wrong(Exception):  # noqa: N818
-    """A result is not what the layer has to give."""
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.norm(actual.double() - expected) / torch.linalg.norm(expected))
 
 
 def layer_errors(
@@ -31,13 +24,3 @@ def layer_errors(
         del wide
         errors["dw"] = relative_error(dw[:ROWS], dy[:, :ROWS].double().T @ x.double())
     return errors
-
-
-def require_right(errors: dict[str, float], limit: float, least: float = 0.0) -> None:
-    """Raises Wrong if an error exceeds the limit, or the first one, the output's, is below what
-    FP8 can be at best: then it was computed in something else."""
-    for result, error in errors.items():
-        if not error <= limit:  # NaN is wrong too
-            raise Wrong(f"relative error of {result} {error:.2e} exceeds {limit:.0e}")
-    if (first := next(iter(errors.values()))) < least:
-        raise Wrong(f"relative error of the output {first:.1e}: not computed in FP8")

@@ -1,4 +1,4 @@
-"""Ways to run a model's linear layers: BF16, torchao's recipes, Octofold's."""
+"""Implementations of a model's linear layers: BF16, torchao's recipes, Octofold's."""
 
 import copy
 import importlib.util
@@ -22,7 +22,7 @@ BFLOAT16, BFLOAT16_COMPILED = "BF16", "BF16 compiled"
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     name: str
     convert: Callable[[nn.Module], None]  # in place
     compiled: bool
@@ -62,19 +62,19 @@ def by_octofold(recipe: str) -> Callable[[nn.Module], None]:
     return lambda model: octofold.nn.convert(model, recipe=recipe, force_fp8=True)
 
 
-def ways(recipes: Sequence[str], torchao: bool, eager: bool, compiled: bool) -> list[Way]:
+def variants(recipes: Sequence[str], torchao: bool, eager: bool, compiled: bool) -> list[Variant]:
     """BF16 first, then the peers, then Octofold, as far as wanted and there. BF16 and torchao are
     always there, the latter only as it is meant to be used: compiled."""
-    chosen = [Way(BFLOAT16, leave, False)]
+    chosen = [Variant(BFLOAT16, leave, False)]
     if compiled:
-        chosen.append(Way(BFLOAT16_COMPILED, leave, True))
+        chosen.append(Variant(BFLOAT16_COMPILED, leave, True))
     if torchao and importlib.util.find_spec("torchao"):
-        chosen += [Way(f"torchao {name} compiled", by_torchao(name), True) for name in TORCHAO]
+        chosen += [Variant(f"torchao {name} compiled", by_torchao(name), True) for name in TORCHAO]
     for recipe in recipes:
         if eager:
-            chosen.append(Way(f"octofold {recipe}", by_octofold(recipe), False, recipe))
+            chosen.append(Variant(f"octofold {recipe}", by_octofold(recipe), False, recipe))
         if compiled:
-            chosen.append(Way(f"octofold {recipe} compiled", by_octofold(recipe), True, recipe))
+            chosen.append(Variant(f"octofold {recipe} compiled", by_octofold(recipe), True, recipe))
     return chosen
 
 
