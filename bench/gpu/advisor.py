@@ -1,7 +1,7 @@
 """The advisor's plans beside plain rules, in time and error of whole models:
 
-    python tests/gpu/measure_advisor.py advisor.jsonl
-    python tests/gpu/measure_advisor.py tiny.jsonl --device cpu        to try the script: no times
+    python bench/gpu/advisor.py advisor.jsonl
+    python bench/gpu/advisor.py tiny.jsonl --device cpu        to try the script: no times
 
 Two models in BF16, in plain torch, with random weights and outlier features: `llama`, four blocks
 of hidden size 4096 with grouped heads and MLPs of two sizes, 4096 tokens, and a head; `dit`, twelve

@@ -1,9 +1,9 @@
 """Expert layers beside BF16's, measured in one run:
 
-    python tests/gpu/measure_experts.py experts.jsonl
-    python tests/gpu/measure_experts.py experts.jsonl --sections layers --only 64, 16384,
-    python tests/gpu/measure_experts.py experts.jsonl --sections steps host
-    python tests/gpu/measure_experts.py tiny.jsonl --device cpu --rounds 2     to try the script
+    python bench/gpu/experts.py experts.jsonl
+    python bench/gpu/experts.py experts.jsonl --sections layers --only 64, 16384,
+    python bench/gpu/experts.py experts.jsonl --sections steps host
+    python bench/gpu/experts.py tiny.jsonl --device cpu --rounds 2     to try the script
 
 A layer is tokens,experts,top-k,hidden,inner: SwiGLU, routing from a Zipf distribution. Sections:
     layers  forward and forward + backward: as it is called, wall clock (the host's part is in it),

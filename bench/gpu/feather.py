@@ -1,7 +1,7 @@
 """Octofold beside Feather (github.com/SuriyaaMM/feather) and torch: dot products, products of a
 matrix and a vector, attention of one head.
 
-    python tests/gpu/measure_feather.py RESULTS.jsonl [gemv] [attention] [dot]
+    python bench/gpu/feather.py RESULTS.jsonl [gemv] [attention] [dot]
         --feather DIR [--sizes N,K ...] [--rounds 13] [--seconds 400]
 
 DIR holds the package `feather`. Sizes: those of its benchmarks, and 16384,128 for attention; of dot

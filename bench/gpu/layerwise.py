@@ -1,6 +1,6 @@
 """Layerwise casting beside BF16 and beside Diffusers' hooks: times, memory, errors.
 
-    python tests/gpu/measure_layerwise.py RESULTS.jsonl [--rounds 7] [--seconds 85]
+    python bench/gpu/layerwise.py RESULTS.jsonl [--rounds 7] [--seconds 85]
         [--tokens 1 16 256 2048 8192] [--only blocks|layers|memory]
 
 A block of a diffusion transformer (3072 features, FLUX's) and one of a Llama (8B's), and the layers
