@@ -4,7 +4,8 @@
     python bench/gpu/compare_wheels.py SITE SITE ... --sections chains
 
 Each SITE is a folder that a wheel was unpacked into (pip install --target). A process for each
-holds the same operands, and they take turns. All are measured by the last one's timing module. Sections:
+holds the same operands, and they take turns. All are measured by the last one's timing
+module. Sections:
     products  the shapes of docs/performance.md
     host      host time of a call, with torch.mm(out=) in the same turns
     chains    four layers at few rows, where what lies between two kernels counts: a cast and a

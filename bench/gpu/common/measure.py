@@ -188,9 +188,9 @@ def show(
                 "" if result.method == "graph" else result.method,
             ]
         )
-    over = "" if callable(baseline) else f" (of {baseline or first})"
+    over = "" if callable(baseline) else f" ({baseline if baseline in results else first})"
     columns = ["", "µs", "±", "time", "speed", "GB/s", "TFLOPS", "errors", "method"]
-    print_table(f"{title}; time and speed relative to the baseline{over}", columns, rows)
+    print_table(f"{title}; time and speed relative to the baseline's{over}", columns, rows)
 
 
 def attempt(call: Call) -> None:

@@ -1,7 +1,7 @@
 """Results of an expert layer against FP64: of some tokens, and of one expert's weights."""
 
 import torch
-from linear_bench.checks import relative_error
+from common.operands import relative_error
 from torch import Tensor
 from torch.nn import functional
 

@@ -1,5 +1,5 @@
-"""Ways to compute an expert layer: BF16 by a loop over experts and by torch's grouped products, and
-Octofold's."""
+"""Implementations of an expert layer: in BF16 by a loop over experts and by torch's grouped
+products, and Octofold's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import octofold
 import octofold.nn
 import torch
-from grouped_bench.peers import grouped_mm
+from grouped_products.peers import grouped_mm
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,7 +19,7 @@ LOOP, GROUPED, COMPILED = "loop over experts", "torch._grouped_mm", "torch._grou
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     name: str
     build: Callable[[Inputs], tuple[Forward, Sequence[Tensor]]]
     """Of the inputs: forward, and the weights w13 and w2 that its gradients are by."""
@@ -99,17 +99,17 @@ def of_checkpoint(inputs: Inputs) -> tuple[Forward, Sequence[Tensor]]:
     return forward, ()
 
 
-def ways(recipes: Sequence[str], trains: bool, loop: bool, peers: bool) -> list[Way]:
+def variants(recipes: Sequence[str], trains: bool, loop: bool, peers: bool) -> list[Variant]:
     chosen = []
     if peers:
-        chosen = [Way(GROUPED, plain(grouped_products)), Way(COMPILED, compiled)]
+        chosen = [Variant(GROUPED, plain(grouped_products)), Variant(COMPILED, compiled)]
         if loop:
-            chosen.append(Way(LOOP, plain(loop_over_experts), in_graph=False))
+            chosen.append(Variant(LOOP, plain(loop_over_experts), in_graph=False))
     for recipe in recipes:
         name = f"octofold {recipe}"
-        chosen.append(Way(name, by_octofold(recipe), is_ours=True))
+        chosen.append(Variant(name, by_octofold(recipe), is_ours=True))
         if not trains:
-            chosen.append(Way(f"{name}, top_k", by_octofold(recipe, routes=True), is_ours=True))
+            chosen.append(Variant(f"{name}, top_k", by_octofold(recipe, routes=True), is_ours=True))
     if not trains:
-        chosen.append(Way("octofold, FP8 weights, top_k", of_checkpoint, is_ours=True))
+        chosen.append(Variant("octofold, FP8 weights, top_k", of_checkpoint, is_ours=True))
     return chosen

@@ -6,9 +6,9 @@ from typing import Any
 import octofold
 import octofold.nn
 from octofold import ScaledTensor
+from octofold._timing import Call
 from octofold.nn.casts import cast_weight
 from octofold.nn.recipes import NAMED, Recipe
-from octofold_tool.gpu.timing import Call
 
 from .cases import Inputs, Layer
 
