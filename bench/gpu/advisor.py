@@ -16,7 +16,6 @@ run differs from that (wanted: at most 5 %), "gain" the rule's time over the adv
 error.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -25,15 +24,18 @@ from pathlib import Path
 
 import octofold
 import torch
+from common.models import Attention, LlamaBlock
+from common.run import Run, new_parser, print_table
+from octofold._timing import Method, captured, timings
 from octofold.models.advisor.advise import Advisor
 from octofold.models.advisor.layers import linears_of
 from octofold.models.advisor.measure.errors import in_place
 from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
-from octofold.models.advisor.measure.timing import Sampler, captured, medians
 from octofold.models.advisor.steps import Steps
 from octofold.models.advisor.ways import WAYS, ways_of
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
+EVENTS = Method("events", rest=0.0, passes=1)
 RECIPES = ("blockwise", "rowwise", "tensorwise")
 DEFAULT_WAYS = [*RECIPES, "weight-only-128x128", "cast"]
 
@@ -57,47 +59,6 @@ RULES = {
     "torchao rowwise": ("rowwise", torchao_rowwise),
     "torchao tensorwise": ("tensorwise", torchao_tensorwise),
 }
-
-
-class Attention(torch.nn.Module):
-    def __init__(self, width, heads, groups, causal):
-        super().__init__()
-        self.size, self.causal = width // heads, causal
-        self.query = torch.nn.Linear(width, width, bias=False)
-        self.key = torch.nn.Linear(width, groups * self.size, bias=False)
-        self.value = torch.nn.Linear(width, groups * self.size, bias=False)
-        self.out = torch.nn.Linear(width, width, bias=False)
-
-    def forward(self, x):
-        q, k, v = (
-            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        y = scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
-        return self.out(y.transpose(1, 2).flatten(2))
-
-
-class Gated(torch.nn.Module):
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.gate = torch.nn.Linear(width, hidden, bias=False)
-        self.up = torch.nn.Linear(width, hidden, bias=False)
-        self.down = torch.nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x):
-        return self.down(silu(self.gate(x)) * self.up(x))
-
-
-class LlamaBlock(torch.nn.Module):
-    def __init__(self, width, heads, groups, hidden):
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in range(2))
-        self.attention = Attention(width, heads, groups, causal=True)
-        self.mlp = Gated(width, hidden)
-
-    def forward(self, x):
-        x = x + self.attention(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))
 
 
 class Llama(torch.nn.Module):
@@ -185,12 +146,12 @@ def models_of(device):
 class Race:
     """A model, what the advisor measured of it, and contenders."""
 
-    def __init__(self, name, model, inputs, device, ways, write):
-        self.name, self.model, self.write = name, model, write
-        self.runs, self.device = runs_of("measure_advisor", inputs), device
+    def __init__(self, name, model, inputs, run, ways):
+        self.name, self.model, self.bench = name, model, run
+        self.runs = runs_of("bench", inputs)
         linears, _ = linears_of(model)
         started = time.perf_counter()
-        self.advisor = Advisor(model, self.runs, device, ways, Steps(None, 0))
+        self.advisor = Advisor(model, self.runs, run.device, ways, Steps(None, 0))
         self.advisor.measure(linears, effects=True)
         self.seconds = time.perf_counter() - started
         self.expected = answers(self.runs, model)
@@ -220,7 +181,7 @@ class Race:
         found = replay()
         if answers_error([[found]], [[wanted]]) > 1e-2:
             raise RuntimeError(f"{self.name}: a replay answers something else")
-        return Sampler(replay, 1, new)
+        return EVENTS.sampler([replay])
 
     def saved(self, found):
         """Seconds that the picks gain by the measurements of layers alone."""
@@ -233,7 +194,7 @@ class Race:
 
     def run(self):
         """A line for each rule."""
-        timed = self.device.type == "cuda"
+        timed = self.bench.on_gpu
         for name, (recipe, converts) in RULES.items():
             new = self.rule(recipe, converts)
             line = {"model": self.name, "rule": name, "layers": len(new)}
@@ -245,8 +206,10 @@ class Race:
             if found.error > bound * 1.0001:
                 raise RuntimeError(f"{self.name}: the advisor's plan is beyond its bound")
             if timed:
-                samplers = [self.sampler(modules) for modules in ({}, new, mine)]
-                own, rule, planned = medians(samplers, rounds=11)
+                contenders = {"own": {}, "rule": new, "advisor": mine}
+                samplers = {key: self.sampler(modules) for key, modules in contenders.items()}
+                times = timings(samplers, self.bench.rounds)
+                own, rule, planned = (time.microseconds * 1e-6 for time in times.values())
                 predicted = own - self.saved(found)
                 line |= {
                     "own_ms": own * 1e3,
@@ -260,63 +223,58 @@ class Race:
             for choice in found.picked:
                 if choice is not None:
                     ways[choice.way] = ways.get(choice.way, 0) + 1
-            self.write({**line, "ways": ways})
+            self.bench.record("advisor", **line, ways=ways)
             yield line
 
 
 COLUMNS = ("own_ms", "rule_ms", "advisor_ms", "predicted_ms", "off", "gain")
 
 
-def table(lines):
-    print(f"{'model':6} {'rule':19} {'layers':>6} {'error':>7} {'ours':>7}", end="")
-    print("".join(f" {column:>12}" for column in COLUMNS))
-    for line in lines:
-        print(f"{line['model']:6} {line['rule']:19} {line['layers']:6}", end="")
-        print(f" {line['error']:7.4f} {line['advisor_error']:7.4f}", end="")
-        for column in COLUMNS:
-            print(f" {line[column]:12.3f}" if column in line else f" {'–':>12}", end="")
-        print()
+def show(lines):
+    rows = [
+        [
+            f"{line['model']} {line['rule']}",
+            f"{line['layers']}",
+            f"{line['error']:.4f}",
+            f"{line['advisor_error']:.4f}",
+            *(f"{line[column]:.3f}" if column in line else "" for column in COLUMNS),
+        ]
+        for line in lines
+    ]
+    print_table("Rules and plans", ["", "layers", "error", "the plan's", *COLUMNS], rows)
+
+
+def report(name, model, inputs, bound, options, run):
+    options.reports.mkdir(parents=True, exist_ok=True)
+    plan = octofold.models.advise(model, inputs, max_error=bound, ways=options.ways)
+    plan.save(options.reports / f"{name}.json")
+    (options.reports / f"{name}.html").write_text(plan.html(), encoding="utf-8")
+    print(plan.report())
+    run.record("plan", model=name, plan=json.loads(plan.to_json())["whole"])
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path, help="a file for lines of JSON")
-    parser.add_argument("--device", default="cuda", help="cpu: to try the script itself")
+    parser = new_parser(__doc__, rounds=11, seconds=500)
     parser.add_argument("--models", nargs="+", choices=("llama", "dit"), default=["llama", "dit"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=DEFAULT_WAYS)
     parser.add_argument("--reports", type=Path, help="a folder for the reports of both models")
     options = parser.parse_args()
-    device = torch.device(options.device, *([0] if options.device == "cuda" else []))
-    torch.manual_seed(0)
     lines = []
-    with options.output.open("w", encoding="utf-8") as file:
-
-        def write(line):
-            print(json.dumps(line), file=file, flush=True)
-
-        print(octofold.models.advisor.fingerprint.machine_of(device), flush=True)
-        for name, model, inputs in models_of(device):
-            if name not in options.models:
-                continue
-            with evaluating(model, device):
-                race = Race(name, model, inputs, device, ways_of("", options.ways), write)
-                print(f"{name}: measured in {race.seconds:.1f} s; {race.notes}", flush=True)
-                for line in race.run():
-                    lines.append(line)
-                    table([line])
+    with Run(options) as run:
+        run.device = torch.device(options.device, *([0] if run.on_gpu else []))
+        chosen = (case for case in models_of(run.device) if case[0] in options.models)
+        for name, model, inputs in run.cases(chosen):
+            with evaluating(model, run.device):
+                race = Race(name, model, inputs, run, ways_of("", options.ways))
+                print(f"{name}: measured in {race.seconds:.1f} s; {race.notes}")
+                found = list(race.run())
+            show(found)
+            lines += found
             if options.reports is not None:
-                bound = next(line["error"] for line in lines if line["model"] == name)
-                options.reports.mkdir(parents=True, exist_ok=True)
-                plan = octofold.models.advise(model, inputs, max_error=bound, ways=options.ways)
-                plan.save(options.reports / f"{name}.json")
-                (options.reports / f"{name}.html").write_text(plan.html(), encoding="utf-8")
-                print(plan.report(), flush=True)
-                write({"model": name, "plan": json.loads(plan.to_json())["whole"]})
-    print()
-    table(lines)
-    return 0
+                report(name, model, inputs, found[0]["error"], options, run)
+    if lines:
+        show(lines)
+    return run.exit_code
 
 
 if __name__ == "__main__":

@@ -1,29 +1,28 @@
 """Layerwise casting beside BF16 and beside Diffusers' hooks: times, memory, errors.
 
-    python bench/gpu/layerwise.py RESULTS.jsonl [--rounds 7] [--seconds 85]
-        [--tokens 1 16 256 2048 8192] [--only blocks|layers|memory]
+    python bench/gpu/layerwise.py RESULTS.jsonl [--tokens 1 16 256 2048 8192]
+        [--only blocks|layers|memory]
 
 A block of a diffusion transformer (3072 features, FLUX's) and one of a Llama (8B's), and the layers
 that they are made of, a convolution of a UNet besides. Where diffusers is not installed its hooks
 are re-enacted: module.to(compute dtype) before a layer's forward, module.to(storage dtype) after.
 
-Each way's output is compared with BF16's before it is timed. "GPU": CUDA graphs over weights of
-more than 256 MB; "called": as Python calls them, with what that takes of the host. Peers take turns
-in each round; medians, with half the quartile range. A line of JSON for each measurement.
+Each output is compared with BF16's before it is timed. By name alone: in a CUDA graph, over weights
+of more than 256 MB; "called": as Python calls it, with what that takes of the host.
 """
 
-import argparse
 import gc
-import json
-import signal
-import statistics
-import subprocess
 import sys
-import time
+from functools import partial
 
 import octofold
 import torch
-from octofold_tool.gpu.timing import MIN_BYTES, graph_sampler, take_turns
+from common.measure import Build, Implementation, measure
+from common.models import LlamaBlock
+from common.operands import bytes_of, relative_error, sets_of
+from common.run import Run, new_parser, print_table
+from octofold._timing import GRAPH, WALL
+from octofold_tool.gpu.tune import run_in_threads
 from torch import nn
 from torch.nn import functional
 
@@ -33,8 +32,6 @@ MOST_COPIES = 12  # of one layer, against L2
 # Of outputs, relative to BF16's norm. Weights of unit variance over their inputs: FP8 with scales
 # loses 2.6 % of a product, as much again where x is FP8 too; without scales up to 12 %.
 LIMITS = {"BF16": 0, "Diffusers": 0.15, "Octofold": 0.08, "Octofold, not native": 0.06}
-PAUSE = 0.01
-PROCESSES = 8
 
 
 class DiffusionBlock(nn.Module):
@@ -64,33 +61,6 @@ class DiffusionBlock(nn.Module):
         return x + parts[5] * self.down(functional.gelu(self.up(h), approximate="tanh"))
 
 
-class LlamaBlock(nn.Module):
-    """Grouped causal attention and a gated MLP, each after an RMS norm; without positions."""
-
-    def __init__(self, size=4096, heads=32, kv_heads=8, hidden=14336):
-        super().__init__()
-        self.heads, self.kv_heads, self.size = heads, kv_heads, size
-        kv_size = size // heads * kv_heads
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(size, out, bias=False) for out in (size, kv_size, kv_size, size)
-        )
-        self.gate = nn.Linear(size, hidden, bias=False)
-        self.up = nn.Linear(size, hidden, bias=False)
-        self.down = nn.Linear(hidden, size, bias=False)
-
-    def forward(self, x):
-        h = functional.rms_norm(x, (self.size,))
-        q = self.query(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k, v = (
-            one(h).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-            for one in (self.key, self.value)
-        )
-        h = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.out(h.transpose(1, 2).flatten(2))
-        h = functional.rms_norm(x, (self.size,))
-        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
-
-
 class Hooks:
     """What Diffusers' casting does to a layer: its parameters are converted before its forward and
     converted back after it. A graph that is captured reads the same codes again and again."""
@@ -117,21 +87,21 @@ def with_hooks(model):
     try:
         from diffusers.hooks import apply_layerwise_casting
     except ImportError:
-        apply_layerwise_casting = None
-    if apply_layerwise_casting is not None:
-        apply_layerwise_casting(model, FP8, BF16, ("norm",))
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.forward = Hooks(layer)
         return model
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            layer.forward = Hooks(layer)
+    apply_layerwise_casting(model, FP8, BF16, ("norm",))
     return model
 
 
 def enabled(model, **options):
-    return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=(), **options)
+    return octofold.models.enable_layerwise_casting(
+        model, skip_modules_pattern=("norm",), **options
+    )
 
 
-WAYS = {
+CASTINGS = {
     "BF16": lambda model: model,
     "Diffusers": with_hooks,
     "Octofold": enabled,
@@ -139,7 +109,7 @@ WAYS = {
 }
 MODELS = {
     "DiT block": lambda: DiffusionBlock(),
-    "Llama block": lambda: LlamaBlock(),
+    "Llama block": lambda: LlamaBlock(4096, 32, 8, 14336),
     "linear 3072 to 3072": lambda: nn.Linear(3072, 3072),
     "linear 3072 to 12288": lambda: nn.Linear(3072, 12288),
     "linear 12288 to 3072": lambda: nn.Linear(12288, 3072),
@@ -148,203 +118,123 @@ MODELS = {
     "linear 320 to 1280": lambda: nn.Linear(320, 1280),
     "convolution 320, 3x3": lambda: nn.Conv2d(320, 320, 3, padding=1),
     "convolution 1280, 3x3": lambda: nn.Conv2d(1280, 1280, 3, padding=1),
+    "linear 256 to 384": lambda: nn.Linear(256, 384),  # to try the script
 }
+BLOCKS = ("DiT block", "Llama block")
+TINY = "linear 256 to 384"
 
 
-def made(name, way):
+def made(name, casting, device):
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with device:
         model = MODELS[name]()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return WAYS[way](model.to(BF16).requires_grad_(False))
+    return CASTINGS[casting](model.to(BF16).requires_grad_(False))
 
 
-def inputs_of(model, tokens):
+def inputs_of(model, name, tokens, device):
     if isinstance(model, nn.Conv2d):
         side = max(1, round(tokens**0.5))
-        return torch.randn(1, model.in_channels, side, side, device="cuda", dtype=BF16)
-    size = model.in_features if isinstance(model, nn.Linear) else model.size
-    return torch.randn(1, tokens, size, device="cuda", dtype=BF16)
+        return torch.randn(1, model.in_channels, side, side, device=device, dtype=BF16)
+    size = {"DiT block": 3072, "Llama block": 4096}.get(name) or model.in_features
+    return torch.randn(1, tokens, size, device=device, dtype=BF16)
 
 
-def bytes_of(model):
-    return sum(one.numel() * one.itemsize for one in (*model.parameters(), *model.buffers()))
+def weight_bytes(model):
+    return bytes_of(*model.parameters(), *model.buffers())
 
 
-def called_sampler(calls):
-    """As Python calls them: the time until the last is done."""
+def builds_of(name, tokens, copies, device):
+    x = inputs_of(copies["BF16"][0], name, tokens, device)
+    expected = copies["BF16"][0](x)
+    for kind, method in (("", GRAPH), (", called", WALL)):
+        for casting, models in copies.items():
 
-    def seconds(passes):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(passes):
-            for call in calls:
-                call()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / passes / len(calls)
+            def make(casting=casting, models=models, method=method):
+                def error():
+                    return relative_error(models[0](x), expected)
 
-    passes = max(1, round(4e-3 / (seconds(1) * len(calls))))
+                calls = [partial(model, x) for model in models]
+                return Implementation(calls, error, LIMITS[casting], method=method)
 
-    def sample():
-        time.sleep(PAUSE)
-        return seconds(passes)
-
-    return sample
+            yield Build(f"{casting}{kind}", make, casting.startswith("Octofold"))
 
 
-def summary(samples):
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return middle * 1e6, (high - low) / 2 / middle
+def beside(name):
+    return "BF16, called" if name.endswith("called") else "BF16"
 
 
-def times_of(name, tokens, rounds, copies):
-    """By way: (median, spread) of the GPU's time and of a call's, and the error."""
-    calls, errors, expected = {}, {}, None
-    torch.manual_seed(1)
-    x = inputs_of(copies["BF16"][0], tokens)
-    for way, models in copies.items():
-        y = models[0](x).float()
-        expected = y if way == "BF16" else expected
-        errors[way] = float((y - expected).norm() / expected.norm())
-        if not errors[way] <= LIMITS[way]:  # NaN is wrong too
-            print(f"{name}, {tokens} tokens, {way}: error {errors[way]:.1e}", flush=True)
-            continue
-        calls[way] = [lambda model=model: model(x) for model in models]
-        for call in calls[way]:
-            call()
-    results = {}
-    for kind, sampler in (("GPU", graph_sampler), ("called", called_sampler)):
-        samples = take_turns([sampler(one) for one in calls.values()], rounds)
-        for way, sample in zip(calls, samples, strict=True):
-            results.setdefault(way, {"error": errors[way]})[kind] = summary(sample)
-    return results
+def measure_times(name, tokens, run, behind):
+    """behind: what is more than 2 % slower than the hooks is added to it."""
+    size = weight_bytes(made(name, "Octofold", run.device))
+    count = len(sets_of(lambda: None, size, run, MOST_COPIES))
+    copies = {way: [made(name, way, run.device) for _ in range(count)] for way in CASTINGS}
+    for rows in tokens:
+        x = inputs_of(copies["BF16"][0], name, rows, run.device)
+        run_in_threads([partial(copies[way][0], x) for way in list(CASTINGS)[2:]])
+        builds = builds_of(name, rows, copies, run.device)
+        facts = {"model": name, "tokens": rows}
+        found = measure(run, "layerwise", f"{name}, {rows} tokens", builds, beside, **facts)
+        for kind in ("", ", called"):
+            ours, theirs = found.get(f"Octofold{kind}"), found.get(f"Diffusers{kind}")
+            if ours and theirs and ours.microseconds > 1.02 * theirs.microseconds:
+                ratio = theirs.microseconds / ours.microseconds
+                behind.append(f"{name}, {rows} tokens{kind}: {ratio:.2f}")
 
 
-def measure_times(name, options, results, deadline, behind):
-    models = {way: [made(name, way)] for way in WAYS}
-    count = min(MOST_COPIES, max(1, -(-MIN_BYTES // bytes_of(models["Octofold"][0]))))
-    for way, of_way in models.items():
-        of_way += [made(name, way) for _ in range(count - 1)]
-    for tokens in options.tokens:
-        if time.monotonic() > deadline:
-            print(f"no time for {name} with {tokens} tokens and what follows", flush=True)
-            return False
-        line = times_of(name, tokens, options.rounds, models)
-        print(json.dumps({"model": name, "tokens": tokens, "ways": line}), file=results, flush=True)
-        print_times(name, tokens, line)
-        behind += [
-            f"{name}, {tokens} tokens, {kind}: {line['Diffusers'][kind][0] / one[kind][0]:.2f}"
-            for way, one in line.items()
-            if way == "Octofold" and "Diffusers" in line
-            for kind in ("GPU", "called")
-            if one[kind][0] > 1.02 * line["Diffusers"][kind][0]
-        ]
-    return True
-
-
-def print_times(name, tokens, line):
-    """One line: what BF16 takes, and the others' speed by its."""
-    base = line["BF16"]
-    texts = [
-        f"{way} {base['GPU'][0] / one['GPU'][0]:4.2f} · {base['called'][0] / one['called'][0]:4.2f}"
-        f" (error {one['error']:.3f})"
-        for way, one in line.items()
-        if way != "BF16"
-    ]
-    spread = max(one[kind][1] for one in line.values() for kind in ("GPU", "called"))
-    print(
-        f"{name:<22} {tokens:>5} tokens: BF16 {base['GPU'][0]:7.1f} µs · called "
-        f"{base['called'][0]:7.1f}; of its speed {', '.join(texts)}; spread up to {spread:.1%}",
-        flush=True,
-    )
-
-
-def measure_memory(name, results):
+def measure_memory(name, run):
     """Of weights, and at the peak of a forward of 16 tokens, activations included."""
-    line = {}
-    for way in WAYS:
+    found = {}
+    for casting in CASTINGS:
         torch.cuda.synchronize()
         gc.collect()
         before = torch.cuda.memory_allocated()
-        model = made(name, way)
-        x = inputs_of(model, 16)
+        model = made(name, casting, run.device)
+        x = inputs_of(model, name, 16, run.device)
         model(x)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        weights = bytes_of(model)
+        weights = weight_bytes(model)
         model(x)
-        line[way] = (weights, torch.cuda.max_memory_allocated() - before)
+        found[casting] = (weights, torch.cuda.max_memory_allocated() - before)
         del model, x
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    print(json.dumps({"memory": name, "ways": line}), file=results, flush=True)
-    base = line["BF16"]
-    for way, (weights, peak) in line.items():
-        print(
-            f"{name:<22} {way:<21} weights {weights / 1e6:7.1f} MB ({weights / base[0]:.3f} of "
-            f"BF16's), at peak {peak / 1e6:7.1f} MB ({peak / base[1]:.3f})",
-            flush=True,
-        )
-
-
-def compile_all(options):
-    """Into the disk cache, by several processes."""
-    command = [sys.executable, __file__, options.results, "--tokens", *map(str, options.tokens)]
-    shares = [
-        subprocess.Popen([*command, "--share", str(share)], stdout=subprocess.DEVNULL)
-        for share in range(PROCESSES)
+        run.release()
+    run.record("memory", model=name, bytes=found)
+    base = found["BF16"]
+    rows = [
+        [
+            casting,
+            *(f"{b / 1e6:.1f}" for b in sizes),
+            *(f"{b / a:.3f}" for a, b in zip(base, sizes)),
+        ]
+        for casting, sizes in found.items()
     ]
-    if any(share.wait() for share in shares):
-        print("a process that compiles has failed", flush=True)
-
-
-def compile_share(options):
-    work = [(name, tokens) for name in MODELS for tokens in (16, *options.tokens)]
-    for name, tokens in work[options.share :: PROCESSES]:
-        for way in ("Octofold", "Octofold, not native"):
-            model = made(name, way)
-            model(inputs_of(model, tokens))
-    torch.cuda.synchronize()
+    columns = ["", "weights, MB", "peak, MB", "of BF16's", "of BF16's"]
+    print_table(f"Memory of {name}", columns, rows)
 
 
 @torch.no_grad()
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("results")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=85)
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)  # of what is to be compiled
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser = new_parser(__doc__, rounds=7, seconds=300)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--only", choices=("memory", "blocks", "layers"))
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    signal.alarm(round(options.seconds) + 60)  # a kernel that hangs ends the process
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    if options.share is not None:
-        compile_share(options)
-        return
-    compile_all(options)
-    blocks = [name for name in MODELS if "block" in name]
     behind = []
-    with open(options.results, "a") as results:
-        if options.only in (None, "memory"):
-            for name in blocks:
-                measure_memory(name, results)
-        for name in MODELS:
-            kind = "blocks" if name in blocks else "layers"
-            if options.only in (None, kind) and not measure_times(
-                name, options, results, deadline, behind
-            ):
-                break
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-    signal.alarm(0)
+    with Run(options) as run:
+        if options.only in (None, "memory") and run.on_gpu:
+            for name in run.cases(BLOCKS):
+                measure_memory(name, run)
+        kinds = {name: "blocks" if name in BLOCKS else "layers" for name in MODELS if name != TINY}
+        names = [name for name, kind in kinds.items() if options.only in (None, kind)]
+        tokens = options.tokens if run.on_gpu else [3]
+        for name in run.cases(names if run.on_gpu else [TINY]):
+            measure_times(name, tokens, run, behind)
     print("slower than the hooks by more than 2 %:", "; ".join(behind) or "nowhere")
+    return run.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -58,9 +58,7 @@ def test_the_limit_of_time_ends_a_run(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_a_wrong_result_of_ours_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_result_of_ours_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "x.jsonl"), "--device", "cpu"])
     common = importlib.import_module("common.run")
