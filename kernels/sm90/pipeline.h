@@ -32,14 +32,6 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  // By at most one round.
-  __device__ void advance_by(int count) {
-    stage += count;
-    if (stage >= kStages) {
-      stage -= kStages;
-      parity ^= 1;
-    }
-  }
 };
 
 // Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.
