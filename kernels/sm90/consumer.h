@@ -36,7 +36,7 @@ __device__ int first_row_of_thread() {
   return warp / 4 * kConfig.warpgroup_rows() + warp % 4 * 16 + lane / 4;
 }
 
-// What every Order is made from: where the warpgroup stands in the ring, its scales, its products.
+// The steps that every Order is made from: the place in the ring, scales, products.
 template <Sm90GemmConfig kConfig_, typename Load, typename ColumnScales>
 class ConsumerWarpgroup {
  public:
@@ -59,7 +59,7 @@ class ConsumerWarpgroup {
   __device__ int stage() const { return position_.stage; }
   __device__ void advance() { position_.advance(); }
 
-  // Whether any of its rows, from the sub-tile on, exist in the tile.
+  // Whether rows of the warpgroup, from the sub-tile on, exist in the tile.
   __device__ bool has_rows(const Tile& tile, int sub_tile = 0) const {
     return tile.row + first_row_ + sub_tile * config::kSubTileRows < tile.row_end;
   }

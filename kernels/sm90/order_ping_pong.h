@@ -29,7 +29,7 @@ struct PingPong : Free<Warpgroup> {
     const int next = (warpgroup.index() + 1) % kConfig.math_warpgroups;
     ptx::barrier_arrive(kFirstHandOver + next, 2 * 128);
   }
-  // Who has no products of a sub-tile takes and passes on the turn all the same.
+  // A warpgroup without products in a sub-tile takes its turn and passes it on all the same.
   static __device__ void pass_sub_tile(const Warpgroup& warpgroup) {
     before_products(warpgroup);
     after_products(warpgroup, false);

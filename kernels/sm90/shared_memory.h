@@ -66,9 +66,12 @@ struct SharedMemory {
   }
 };
 
-// What the blocks of a cluster have to wait for, by how they work together. begin(): the barriers
-// of this block are initialized. reduce(): the accumulators of a tile are complete. end(): this
-// thread needs no other block any more.
+// Cluster: how the blocks of a cluster work together, and what they wait for.
+//
+//   begin()                           the barriers of this block are initialized
+//   rank()                            the block's part of a split K
+//   reduce(smem, rank, accumulators)  a tile is summed; split_k.h adds those of the other blocks
+//   end_of_producers(), end()         the thread needs no other block any more
 
 // A block by itself.
 template <Sm90GemmConfig kConfig>
