@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fits the planner's costs to measured times: the constants of src/plan/gemm_cost.cpp and the three
-numbers of each tiling in src/plan/gemm_tilings.cpp.
+"""Fits the planner's costs to measured times: the constants of src/plan/sm90/cost.cpp and the three
+numbers of each tiling in src/plan/sm90/tilings.cpp.
 
     scripts/fit_gemm_costs.py RESULTS.jsonl [--held-out]
 
