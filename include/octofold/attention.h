@@ -63,7 +63,7 @@ struct AttentionArguments {
   std::optional<TensorView> page_table{};
 
   /// Scores are q · k times this, a finite number; 0: 1 / sqrt(head_size).
-  float scale = 0;
+  float softmax_scale = 0;
   /// Query i of q queries, at place p = i + keys - q among the keys of its sequence, sees keys
   /// p - window_left to p + window_right; a negative number is no limit. Attention is causal with
   /// window_right = 0.
@@ -81,7 +81,7 @@ struct AttentionArguments {
 OCTOFOLD_API std::int64_t attention_workspace_size(std::int64_t queries, std::int64_t heads,
                                                    std::int64_t head_size);
 
-/// out = softmax(scale · q · kᵀ) · v for each sequence and head, with sums in FP32, after
+/// out = softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with sums in FP32, after
 /// FlashAttention (Dao et al. 2022, arXiv:2205.14135) and for few queries Flash-Decoding (split
 /// keys). Codes become numbers exactly; scales of keys multiply scores, those of values multiply
 /// the weights of the softmax. On a GPU these weights are rounded to q's type for the product with

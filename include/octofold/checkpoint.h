@@ -112,8 +112,8 @@ struct QuantizeCheckpointOptions {
   CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
   /// Unset: the first of the family's.
   std::optional<Granularity> granularity{};
-  CastProfile profile = CastProfile::kDeepGemm;
-  /// Round scales to powers of two. Unset: the profile's own default.
+  Rule rule = Rule::kDeepGemm;
+  /// Round scales to powers of two. Unset: as the rule does by itself.
   std::optional<bool> power_of_two{};
   CheckpointProgress progress{};
 };
@@ -154,7 +154,7 @@ struct ConvertCheckpointOptions {
 /// Converts from one family to another; input, output and errors are those of
 /// quantize_checkpoint(). Codes stay what they are, and scales become FP32 in the family's shapes,
 /// wherever these can say the same. Other weights (128x128 scales in a family of channels) are cast
-/// anew from their values by the rule of CastProfile::kDeepGemm, logged and reported. Scales of
+/// anew from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of
 /// inputs are kept where the family has them, else dropped, logged and reported.
 OCTOFOLD_API CheckpointReport convert_checkpoint(const std::filesystem::path& input,
                                                  const std::filesystem::path& output,

@@ -29,7 +29,7 @@ struct TopKOptions {
   /// For kSigmoid: experts form `groups` groups of equal size, of which the best `top_groups` stay.
   std::int64_t groups = 1;
   std::int64_t top_groups = 1;
-  float scale = 1.0f;  ///< finite; weights are multiplied by it
+  float scaling_factor = 1.0f;  ///< finite; weights are multiplied by it
 };
 
 struct TopKArguments {
@@ -51,13 +51,13 @@ struct TopKArguments {
 /// the score of a group is the sum of its two best choices, and only experts of the `top_groups`
 /// best groups are chosen. These groups have at least k experts, and each group has at least two.
 /// Weights are the scores of the chosen, without bias; `normalize` divides them by their sum
-/// (kSigmoid: + 1e-20), then they are multiplied by `scale`. The k experts stand in the order of
-/// descending choice; among equal choices, and equal groups, the lower index is better. NaN is
-/// better than any number.
+/// (kSigmoid: + 1e-20), then they are multiplied by `scaling_factor`. The k experts stand in the
+/// order of descending choice; among equal choices, and equal groups, the lower index is better.
+/// NaN is better than any number.
 ///
 /// A GPU takes up to 1024 experts, k up to 32 and groups up to 32; more are kUnsupported. Scores on
 /// CPU and GPU may differ in their last bits.
-/// Errors: as those of quantize().
+/// Errors: as those of cast().
 OCTOFOLD_API void top_k(const TopKArguments& arguments, const TopKOptions& options = {},
                         Stream stream = {});
 
@@ -106,7 +106,7 @@ struct CombineArguments {
 
 /// out[t] = c[t] + Σ_j weights[t, j] · y[positions[t, j]]. Each product and each sum is rounded to
 /// FP32 by itself, c first, then j in order; the result is rounded once to out's dtype. CPU and GPU
-/// give the same bits. The CPU backend takes positions in [-1, R). Errors: as those of quantize().
+/// give the same bits. The CPU backend takes positions in [-1, R). Errors: as those of cast().
 OCTOFOLD_API void combine(const CombineArguments& arguments, Stream stream = {});
 
 struct CombineGradientArguments {

@@ -45,7 +45,5 @@ OCTOFOLD_API ScaleLayout scale_layout(Granularity granularity, std::int64_t rows
 /// bound.
 OCTOFOLD_API ScaledTensorView row_slice(const ScaledTensorView& matrix, std::int64_t begin,
                                         std::int64_t end);
-OCTOFOLD_API MutableScaledTensorView row_slice(const MutableScaledTensorView& matrix,
-                                               std::int64_t begin, std::int64_t end);
 
 }  // namespace octofold

@@ -7,7 +7,7 @@
 namespace octofold {
 
 // A word holds four numbers of FP8, or two of FP16, the first in its lowest bits, as they lie in
-// memory. So a tensor of FP8 or FP16 is an array of words; convert() packs and unpacks.
+// memory. So a tensor of FP8 or FP16 is an array of words; convert_dtype() packs and unpacks.
 
 /// The numbers of this type in a word; 0 for types that are not packed.
 constexpr int numbers_per_word(DType format) {

@@ -32,7 +32,7 @@ constexpr bool groups_rows(Work work) {
 // What all blocks of a product share: the sizes of D, and how many values its elements sum. Where
 // there are groups: rows of A are those of all groups together (kGroupedRows), or that each has
 // room for; B's rows are one group's, and so are both where K is in groups. Depth is then of all
-// groups together, each beginning at a multiple of 128 (octofold/casts.h,
+// groups together, each beginning at a multiple of 128 (octofold/cast_targets.h,
 // group_columns()).
 struct WorkParams {
   int rows;

@@ -112,7 +112,8 @@ void Arguments::require_enumerator(std::string_view argument, DType dtype) const
 }
 
 void Arguments::require_enumerator(std::string_view argument, Granularity granularity) const {
-  require_up_to(*this, argument, "Granularity", granularity, Granularity::kBlock128x128);
+  require_up_to(*this, argument, "Granularity", granularity,
+                std::rbegin(kGranularityTable)->granularity);
 }
 
 void Arguments::require_enumerator(std::string_view argument, Overflow overflow) const {

@@ -38,12 +38,6 @@ GroupFaults& Device::group_faults() {
   return *faults_;
 }
 
-std::string_view Device::tuned(const plan::GemmProblem& problem) {
-  std::call_once(tuning_once_, [&] { read_tables(); });
-  const std::string_view own = tuning_.candidate(problem);
-  return own.empty() ? shipped_tuning_.candidate(problem) : own;
-}
-
 void Device::read_tables() {
   TuningFile read = read_tuning(gpu_, name_);
   if (!read.fault.empty()) {

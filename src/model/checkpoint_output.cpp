@@ -176,9 +176,9 @@ void check_output(std::string_view operation, const fs::path& input, const fs::p
 }
 
 CheckpointReport write_checkpoint(const CheckpointSource& source, const RewritePlan& plan,
-                                  const QuantizeOptions& cast, const CheckpointProgress& progress,
+                                  const Format& format, const CheckpointProgress& progress,
                                   const fs::path& output) {
-  Rewriter rewriter(plan, cast, progress, source.bytes());
+  Rewriter rewriter(plan, format, progress, source.bytes());
   switch (source.kind()) {
     case InputKind::kFile: return write_file(source, plan, rewriter, output);
     case InputKind::kIndex:

@@ -5,6 +5,9 @@
 #include <map>
 #include <utility>
 
+#include "octofold/convert_dtype.h"
+#include "octofold/dequantize.h"
+
 #include "core/check.h"
 #include "core/log.h"
 #include "model/contents.h"
@@ -63,13 +66,13 @@ void log_names(std::string_view what, const std::vector<std::string>& names) {
 
 }  // namespace
 
-Rewriter::Rewriter(const RewritePlan& plan, const QuantizeOptions& cast,
+Rewriter::Rewriter(const RewritePlan& plan, const Format& format,
                    const CheckpointProgress& progress, std::int64_t total_bytes)
     : plan_(plan),
       metadata_(plan.family->metadata(describe(plan))),
       progress_(progress),
       total_bytes_(total_bytes),
-      caster_(cast) {
+      caster_(format) {
   advance(0);
 }
 
@@ -169,8 +172,8 @@ void Rewriter::widen(const Step& step, SafetensorsWriter& output) {
   each_piece(step.values, [&](std::int64_t offset, std::span<const std::byte> codes) {
     const auto count = std::ssize(codes);
     wide_.resize(2 * count);
-    convert(vector(codes.data(), fp8_of(step.values), count),
-            vector(wide_.data(), DType::kBFloat16, count));
+    convert_dtype(vector(codes.data(), fp8_of(step.values), count),
+                  vector(wide_.data(), DType::kBFloat16, count));
     output.write(step.name, 2 * offset, wide_);
   });
 }

@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "core/group_offsets.h"
-#include "ops/cast_targets.h"
 #include "plan/operands.h"
 
 namespace octofold::ops {

@@ -118,7 +118,8 @@ void check_options(const core::Arguments& check, const TopKOptions& options, std
   const bool is_softmax = options.scoring == Scoring::kSoftmax;
   require(is_softmax || options.scoring == Scoring::kSigmoid, "scoring", "a Scoring",
           static_cast<int>(options.scoring));
-  require(std::isfinite(options.scale), "scale", "a finite number", options.scale);
+  require(std::isfinite(options.scaling_factor), "scaling_factor", "a finite number",
+          options.scaling_factor);
   require(slots >= 1 && slots <= experts, "k", core::format("from 1 to the {} experts", experts),
           slots);
   const std::int64_t groups = options.groups, top_groups = options.top_groups;

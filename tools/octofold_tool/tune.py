@@ -128,8 +128,8 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
 
 def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
     import torch
+    from octofold._timing import GRAPH
 
-    from .gpu.timing import graph_sampler
     from .gpu.tune import tune
 
     gpu = octofold.info().gpus[0]
@@ -139,7 +139,7 @@ def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
             f"{gpu.compute_major}.{gpu.compute_minor}"
         )
     return [
-        tune(shape, options, gpu.multiprocessors, graph_sampler, torch.device("cuda"))
+        tune(shape, options, gpu.multiprocessors, GRAPH, torch.device("cuda"))
         for shape in tracked("tune", shapes)
     ]
 

@@ -38,12 +38,8 @@ struct CastFormat {
   constexpr int vector() const { return 16 / size_of(in); }
   // Whether each row of what is written, and so each column of what is transposed, has scales of
   // its own.
-  constexpr bool scales_lines() const {
-    return granularity == Granularity::kChannel || granularity == Granularity::kBlock1x128;
-  }
-  constexpr bool scales_blocks() const {
-    return granularity == Granularity::kBlock1x128 || granularity == Granularity::kBlock128x128;
-  }
+  constexpr bool scales_lines() const { return scales_rows(granularity); }
+  constexpr bool scales_blocks() const { return varies_along_k(granularity); }
   constexpr const char* invalid_reason() const {
     if (in != DType::kFloat32 && in != DType::kFloat16 && in != DType::kBFloat16) {
       return "the input has to be float32, float16 or bfloat16";

@@ -176,7 +176,7 @@ struct Sm90GemmConfig {
   }
   constexpr int boxes_of_tile() const { return tile_columns / box_columns(); }
 
-  // sm90_gemm.h: null if a kernel can be built from it, else why not.
+  // gemm.h: null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const;
 
  private:
@@ -184,16 +184,6 @@ struct Sm90GemmConfig {
     const bool is_square = form.a.scales == Granularity::kBlock128x128;
     return is_square && groups_rows(work) ? Granularity::kBlock1x128 : form.a.scales;
   }
-  constexpr const char* gated_invalid_reason() const;
-  constexpr const char* dynamic_invalid_reason() const;
-  constexpr const char* grouped_invalid_reason() const;
-  constexpr const char* tile_invalid_reason() const;
-  constexpr const char* cluster_invalid_reason() const;
-  constexpr const char* scales_invalid_reason() const;
-  constexpr const char* load_invalid_reason() const;
-  constexpr const char* store_invalid_reason() const;
-  constexpr const char* order_invalid_reason() const;
-  constexpr const char* resources_invalid_reason() const;
 };
 
 }  // namespace octofold::config

@@ -43,7 +43,7 @@ def gemm_weight_only(
     Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
     usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
-    codes, scale = _weight("gemm_weight_only", w)
+    _weight("gemm_weight_only", w)
     is_vector = len(getattr(x, "shape", ())) == 1
     if is_vector and bias is not None and not isinstance(x, ScaledTensor):
         row = None if out is None else out[None]
@@ -51,11 +51,25 @@ def gemm_weight_only(
         return y[0] if out is None else out
     if is_vector or not _is_half(x):
         return _vectors_product(x, w, bias, out_dtype, out, stream)
+    return multiply_by_weights(x, w, bias, out_dtype, out, stream)
+
+
+def multiply_by_weights(
+    x: Array,
+    w: ScaledTensor,
+    bias: Array | None,
+    out_dtype: DTypeLike | None,
+    out: Array | None,
+    stream: StreamLike | None,
+    candidate: str | None = None,
+) -> Array:
+    """gemm_weight_only() of an x of 16 bits by the candidate of a name; None: by the fastest."""
+    inputs = (x, *_weight("gemm_weight_only", w), bias)
     name = _result_dtype("gemm_weight_only", "x", x, HALF, out, out_dtype)
     results = None
     if out is not None:
         results = (out, _workspace("gemm_weight_only", out, w.shape[1], stream))
-    return _GEMM((x, codes, scale, bias), (w.granularity,), name, results, stream)[0]
+    return _GEMM(inputs, (w.granularity, candidate), name, results, stream)[0]
 
 
 def gemm_weight_only_gradient(
@@ -82,7 +96,7 @@ def gemm_weight_only_gradient(
     results = None
     if out is not None:
         results = (out, _workspace(operation, out, w.shape[0], stream))
-    return _GRADIENT(inputs, (w.granularity,), name, results, stream)[0]
+    return _GRADIENT(inputs, (w.granularity, None), name, results, stream)[0]
 
 
 def _is_half(x: Array | ScaledTensor) -> bool:
@@ -201,7 +215,7 @@ _VECTORS: Final = Op(
 
 _GEMM: Final = Op(
     "gemm_weight_only",
-    {"x": Array, "w": ScaledTensor, "bias": Array | None},
+    {"x": Array, "w": ScaledTensor, "bias": Array | None, "candidate": str | None},
     results=("out", "workspace?"),
     allocate=_rows,
     function=lambda: library.gemm_weight_only,
@@ -209,7 +223,7 @@ _GEMM: Final = Op(
 
 _GRADIENT: Final = Op(
     "gemm_weight_only_gradient",
-    gemm_weight_only_gradient.__annotations__,
+    {**gemm_weight_only_gradient.__annotations__, "candidate": str | None},
     results=("out", "workspace?"),
     allocate=_gradient_rows,
     function=lambda: library.gemm_weight_only_gradient,

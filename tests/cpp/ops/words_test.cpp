@@ -44,7 +44,7 @@ TEST_F(WordsTest, AreTheSameMemory) {
 TEST_F(WordsTest, HoldTheFirstNumberLowest) {
   const std::array<float, 4> values{1, 2, -1, 0};
   const MutableTensorView codes = vector(memory_.data(), DType::kE5M2, 4);
-  convert(vector(values.data(), DType::kFloat32, 4), codes);
+  convert_dtype(vector(values.data(), DType::kFloat32, 4), codes);
   EXPECT_EQ(*static_cast<const std::uint32_t*>(as_words(codes).data), 0x00BC'403Cu);
 }
 

@@ -2,26 +2,21 @@
 
 import dataclasses
 import os
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import octofold
 import torch
 from octofold import tuning
+from octofold._timing import COLD_BYTES, Call, Method, screened
 from octofold.kernel_cache import GemmProblem
 from octofold.tuning import Choice
 
-from ..measure import spread
 from ..products import GemmOptions
 from ..suites import Shape
 from .check import error_of
 from .gemm import check_ours, prepare
 from .peers import OCTOFOLD, Product
-from .timing import MIN_BYTES, Call, NewSampler, take_turns
-
-SCREENING_ROUNDS = 3
-FINALISTS = 6
 
 NewCall = Callable[[Product, str, GemmOptions], Call]
 """The product by the candidate of a name."""
@@ -85,10 +80,10 @@ def tune(
     shape: Shape,
     options: GemmOptions,
     multiprocessors: int,
-    sampler: NewSampler,
+    method: Method,
     device: torch.device,
     new_call: NewCall = by_candidate,
-    min_bytes: int = MIN_BYTES,
+    min_bytes: int = COLD_BYTES,
 ) -> Tuned:
     """Screen all sensible candidates in turns, then time the best and the planned one in turns for
     longer. Raises ToolError where one is wrong."""
@@ -102,27 +97,27 @@ def tune(
     products, _ = prepare(shape, options, device, min_bytes, (OCTOFOLD,))
     sets = products[OCTOFOLD.name]
     calls = {name: [new_call(product, name, options) for product in sets] for name in names}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiles what was not
-        list(pool.map(lambda each: each[0](), calls.values()))
+    run_in_threads(ours[0] for ours in calls.values())
     for ours in calls.values():
         product = dataclasses.replace(sets[0], run=ours[0])
         check_ours(shape, error_of(product), product, options)
 
-    samplers = {name: sampler(ours) for name, ours in calls.items()}
-    screened = take_turns(list(samplers.values()), SCREENING_ROUNDS)
-    times = dict(zip(samplers, map(statistics.median, screened), strict=True))
-    best = sorted(times, key=times.__getitem__)[:FINALISTS]
-    finalists = dict.fromkeys([*best, planned])
-    turns = take_turns([samplers[name] for name in finalists], options.rounds)
-    samples = dict(zip(finalists, turns, strict=True))
-    fastest = min(samples, key=lambda name: statistics.median(samples[name]))
+    samplers = {name: method.sampler(ours) for name, ours in calls.items()}
+    _, times = screened(samplers, {planned: samplers[planned]}, options.rounds)
+    fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         *shape,
         candidate=fastest,
-        microseconds=statistics.median(samples[fastest]) * 1e6,
-        spread=spread(samples[fastest]),
+        microseconds=times[fastest].microseconds,
+        spread=times[fastest].spread,
         planned=planned,
-        planned_microseconds=statistics.median(samples[planned]) * 1e6,
-        planned_spread=spread(samples[planned]),
+        planned_microseconds=times[planned].microseconds,
+        planned_spread=times[planned].spread,
         timed=len(names),
     )
+
+
+def run_in_threads(calls: Iterable[Call]) -> None:
+    """Compiles the kernels of the calls that were not compiled yet."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda call: call(), calls))

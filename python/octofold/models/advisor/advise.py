@@ -13,8 +13,7 @@ from ..._core.progress import Progress
 from .assemble import assemble
 from .measure.errors import in_place, options_of, own_error, with_effects
 from .measure.runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
-from .measure.times import Candidate, groups_of, time_group
-from .measure.timing import measurable
+from .measure.times import Candidate, groups_of, measurable, time_group
 from .measure.whole import WholeTimes, whole_times, why_no_graph
 from .pick import Picked
 from .plan.data import Plan

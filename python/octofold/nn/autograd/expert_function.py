@@ -9,7 +9,8 @@ from torch import Tensor
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation_gradient
 from ..._ops.gathered import quantize_gathered
-from ..._ops.grouped_gemm import grouped_gemm_k
+from ..._ops.grouped_gemm import grouped_gemm
+from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
@@ -261,11 +262,11 @@ def _weight_gradient(
     b = ScaledTensor(data, scale, product.b)
     fast = product.fast_accumulation
     if added_to is None:
-        gradient: Tensor = grouped_gemm_k(
-            of_gradient, b, offsets, out_dtype=dtype, fast_accumulation=fast
+        gradient: Tensor = grouped_gemm(
+            of_gradient, b, Depth(offsets), out_dtype=dtype, fast_accumulation=fast
         )
         return gradient
-    grouped_gemm_k(of_gradient, b, offsets, out=added_to, c=added_to, fast_accumulation=fast)
+    grouped_gemm(of_gradient, b, Depth(offsets), c=added_to, fast_accumulation=fast, out=added_to)
     return None
 
 

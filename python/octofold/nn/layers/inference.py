@@ -29,7 +29,7 @@ class InferenceLinear(Fp8Weight):
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
     autocast's. The result is no part of a graph: an x that requires a gradient raises
     UnsupportedError where gradients are enabled. On a GPU, with scales 1x128 and 128x128, the
-    product itself casts an x of few tokens.
+    product itself casts an x of few tokens (octofold.gemm of an array).
     Raises InvalidArgumentError, which names the argument.
     """
 
