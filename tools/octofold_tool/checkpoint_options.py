@@ -30,7 +30,7 @@ def add_granularity(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--granularity",
         metavar="NAME",
-        help=f"of the scales: tensor, channel, 1x128 or 128x128 (default: {default})",
+        help=f"granularity of the scales: tensor, channel, 1x128 or 128x128 (default: {default})",
     )
 
 

@@ -122,7 +122,7 @@ def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Check
     transient = transient_meta_buffers(module)
     if transient:
         expected = (
-            "no buffers on meta that are no part of a state_dict, as no checkpoint has them "
+            "no buffers on meta outside of state_dict(), because no checkpoint has them "
             "(make the model with them in memory, or strict=False)"
         )
         raise invalid_argument(_NAME, "module", expected, _listed(transient))

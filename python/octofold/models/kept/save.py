@@ -102,7 +102,7 @@ def _why_no_family(
 ) -> str | None:
     """Why a model goes into no family that others read; None where it does."""
     if not _is_transformers(model):
-        return "it is no model of transformers"
+        return "it is not a model of transformers"
     if getattr(model, "hf_quantizer", None) is not None:
         return "transformers has quantized it already"
     if getattr(model, "_hf_peft_config_loaded", False):

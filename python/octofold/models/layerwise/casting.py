@@ -226,7 +226,7 @@ def _require_castable(selection: Selection, native: bool | str) -> None:
     by_device = dict(zip(extremes, map(iter, finite), strict=True))
     for name, layer in selection.layers.items():
         if not next(by_device[_weight(layer).device]):
-            expected = "finite weights, as others share scales with them"
+            expected = "finite weights, because others share scales with them"
             raise invalid_argument(NAME, "module", expected, f"NaN or infinity in {name!r}")
 
 

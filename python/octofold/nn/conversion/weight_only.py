@@ -13,7 +13,9 @@ from .picking import ModuleFilter, pick
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_weight_only"
-_CONV1D: Final = "its weight is stored as [in, out] (transformers' Conv1D), which no FP8 layer is"
+_CONV1D: Final = (
+    "its weight is stored as [in, out] (transformers' Conv1D), and no FP8 layer stores it so"
+)
 
 
 @torch.no_grad()
