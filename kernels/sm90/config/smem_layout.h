@@ -55,7 +55,7 @@ struct Sm90SmemLayout {
     } else if (config.store == OutputStore::kTmaPieces) {
       output_box_rows = kPieceRows;
       output_box_columns = config.piece_columns();
-      end = config.math_threads() / 32 * config.pieces * kPieceBytes;
+      end = config.consumer_threads() / 32 * config.pieces * kPieceBytes;
     }
     rows = end;
     columns = rows + config.stages * rows_bytes;
@@ -67,7 +67,7 @@ struct Sm90SmemLayout {
       unaligned_bytes = (config.tile_rows + config.tile_columns) * kUnalignedRow;
       slices += 2 * unaligned_bytes;
     }
-    slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.math_threads();
+    slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.consumer_threads();
     barriers = slices + (config.cluster_depth - 1) * slice_bytes;
     // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
     // box that C comes to whether it is there, and whether it is summed

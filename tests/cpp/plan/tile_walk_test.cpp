@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/shared/group_walk.h"
 #include "kernels/sm90/config/gemm.h"
 
 namespace octofold::config {

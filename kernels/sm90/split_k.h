@@ -1,32 +1,25 @@
-// Where the blocks of a cluster share a tile, each with a slice of K: they tell each other their
-// sums, and each adds up the columns that it is to store. The sender pushes from its registers into
-// the receiver's shared memory, to the thread that has the same places in its fragment, so that
-// nothing is transposed, and nobody waits but for what is sent to it. The sums of all slices are
-// added in the order of the slices: the same bits whoever comes first.
+// Split-K within a cluster: its blocks share a tile, and each sums a slice of K. A block finishes
+// and stores some of the tile's columns. It pushes its accumulators of the other columns from its
+// registers into their owners' shared memory, to the thread that has the same places in its
+// fragment. So nothing is transposed, and nobody waits but for what is sent to it. The slices are
+// added in their order: the same bits whoever comes first. No memory is needed outside of the
+// cluster.
 #pragma once
 
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
-#include "kernels/sm90/config/gemm.h"
-#include "kernels/sm90/math.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {
 
-// The slice of this block; 0 where nothing is shared.
-template <Sm90GemmConfig kConfig>
-__device__ int slice_of_block() {
-  return kConfig.cluster_depth > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-}
-
-// All math threads, once the cluster's barriers are known to be initialized. Afterwards `sums` are
-// those of the whole tile in the columns that the block owns.
-template <Sm90GemmConfig kConfig>
-__device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Sums<kConfig>& sums) {
+// All consumer threads, once the cluster's barriers are known to be initialized. Afterwards `sums`
+// are those of the whole tile in the columns that the block owns.
+template <Sm90GemmConfig kConfig, typename Accumulators>
+__device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
   constexpr int kDepth = kConfig.cluster_depth;
-  constexpr int kVectors = kConfig.tile_columns / 8;  // four sums of a thread: eight columns
+  constexpr int kVectors = kConfig.tile_columns / 8;  // four of a thread: eight columns
   constexpr int kOwned = kConfig.owned_columns() / 8;
-  constexpr int kThreads = kConfig.math_threads();
+  constexpr int kThreads = kConfig.consumer_threads();
   const int thread = static_cast<int>(threadIdx.x);
   const auto offset = [&](int vector, int sub_tile) {
     return ((vector % kOwned * kConfig.sub_tiles() + sub_tile) * kThreads + thread) * 16;
@@ -74,5 +67,22 @@ __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Sums<kCo
     }
   }
 }
+
+// Such blocks have one tile. Their barriers have to be known to each other when it is summed, not
+// before: the cluster's barrier is arrived at when the kernel starts, and waited for then.
+template <Sm90GemmConfig kConfig>
+struct SplitK : Alone<kConfig> {
+  static __device__ void begin() {
+    ptx::cluster_arrive();
+    __syncthreads();
+  }
+  static __device__ int rank() { return static_cast<int>(ptx::cluster_rank()); }
+  template <typename Accumulators>
+  static __device__ void reduce(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
+    ptx::cluster_wait();
+    add_slices(smem, rank, sums);
+  }
+  static __device__ void end_of_producers() { ptx::cluster_wait(); }
+};
 
 }  // namespace octofold::sm90
