@@ -47,6 +47,7 @@ from ._core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._core.formats import Format, Rule
 from ._core.log import set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
@@ -56,14 +57,10 @@ from ._ops.casts import quantize
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only
 from ._ops.grouped_gemm import grouped_gemm
+from ._ops.groups import Depth, Masked, Rows
 
-# Until the one cast and the one product take their places: call sites that go with them.
+# Until the one cast takes its place: call sites that go with it.
 from .ops import convert as convert
-from .ops import dynamic_gemm as dynamic_gemm
-from .ops import gated_gemm as gated_gemm
-from .ops import grouped_gated_gemm as grouped_gated_gemm
-from .ops import grouped_gemm_k as grouped_gemm_k
-from .ops import masked_gemm as masked_gemm
 from .ops import norm_backward as norm_backward
 from .ops import quantize_activation as quantize_activation
 from .ops import quantize_activation_gradient as quantize_activation_gradient
@@ -92,12 +89,17 @@ __all__ = [
     "CheckpointTensor",
     "CheckpointWeight",
     "Component",
+    "Depth",
     "Error",
+    "Format",
     "Gpu",
     "Info",
     "InternalError",
     "InvalidArgumentError",
     "IoError",
+    "Masked",
+    "Rows",
+    "Rule",
     "ScaledTensor",
     "Support",
     "Tried",

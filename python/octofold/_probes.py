@@ -11,12 +11,12 @@ from ._ops.activations import quantize_activation, quantize_activation_gradient
 from ._ops.attention import attention
 from ._ops.casts import convert, quantize, quantize_both
 from ._ops.dot import dot
-from ._ops.dynamic_gemm import dynamic_gemm
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
+from ._ops.grouped_gemm import grouped_gemm
+from ._ops.groups import Depth, Masked, Rows
 from ._ops.norms import norm_backward, quantize_norm
 from ._ops.routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
 
@@ -118,34 +118,25 @@ def _offsets() -> Any:
 
 
 def _gemm(put: Put, a: str, b: str) -> Any:
+    """Of numbers it casts `a` itself."""
     return gemm(put(_a(a)), put(_b(b)), out_dtype="float32")
 
 
 def _gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
-    return gated_gemm(put(_a(a)), put(_b(b, 256)))
-
-
-def _dynamic_gemm(put: Put, x: str, b: str) -> Any:
-    return dynamic_gemm(put(_a(x)), put(_b(b)), out_dtype="float32")
+    groups = Rows(put(_offsets()))
+    of_groups = gated_gemm(put(_a(a)), put(_b(b, 256, matrices=2)), groups)
+    return gated_gemm(put(_a(a)), put(_b(b, 256))), of_groups
 
 
 def _grouped_gemm(put: Put, a: str, b: str) -> Any:
-    return grouped_gemm(put(_a(a)), put(_b(b, matrices=2)), put(_offsets()), out_dtype="float32")
-
-
-def _masked_gemm(put: Put, a: str, b: str) -> Any:
-    operands = put(_operand(a, 2, 24, 256)), put(_b(b, matrices=2))
-    return masked_gemm(*operands, put(_integers(24, 24)), out_dtype="float32")
-
-
-def _grouped_gemm_k(put: Put, a: str, b: str) -> Any:
+    """Of each kind of groups."""
+    weights = put(_b(b, matrices=2))
+    rows = put(_a(a)), weights, Rows(put(_offsets()))
+    masked = put(_operand(a, 2, 24, 256)), weights, Masked(put(_integers(24, 24)))
     # Whole blocks of 128: what is behind a shorter group would have to be 0.
     operands = put(_operand(a, 48, 512, seed=1)), put(_operand(b, 64, 512, seed=2))
-    return grouped_gemm_k(*operands, put(_integers(0, 128, 256)), out_dtype="float32")
-
-
-def _grouped_gated_gemm(put: Put, a: str, b: str, out: str) -> Any:
-    return grouped_gated_gemm(put(_a(a)), put(_b(b, 256, matrices=2)), put(_offsets()))
+    depth = *operands, Depth(put(_integers(0, 128, 256)))
+    return tuple(grouped_gemm(*each, out_dtype="float32") for each in (rows, masked, depth))
 
 
 def _gemm_weight_only(put: Put, x: str, w: str) -> Any:
@@ -262,8 +253,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
         *(_quantize_norm, _norm_backward),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
         *(_dot, _gemv, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
-        *(_gemm, _grouped_gemm, _masked_gemm, _grouped_gemm_k),
-        *(_gated_gemm, _grouped_gated_gemm, _dynamic_gemm),
+        *(_gemm, _grouped_gemm, _gated_gemm),
     )
 }
 """By public function."""

@@ -9,11 +9,9 @@ from ._core.targets import ColumnReductions
 from ._ops.activations import quantize_activation, quantize_activation_gradient
 from ._ops.casts import convert, quantize_both, quantize_with_columns
 from ._ops.dot import dot
-from ._ops.dynamic_gemm import dynamic_gemm
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gathered import quantize_gathered
 from ._ops.gemm_weight_only import gemm_weight_only_gradient
-from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm_k, masked_gemm
 from ._ops.norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
 from ._ops.routing import (
     Routing,
@@ -37,13 +35,9 @@ __all__ = [
     "combine_gradient",
     "convert",
     "dot",
-    "dynamic_gemm",
     "from_words",
     "gated_gemm",
     "gemm_weight_only_gradient",
-    "grouped_gated_gemm",
-    "grouped_gemm_k",
-    "masked_gemm",
     "norm_backward",
     "pack",
     "quantize_activation",

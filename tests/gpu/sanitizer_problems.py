@@ -17,7 +17,10 @@ import octofold
 import torch
 from attention_problems import attention_problems
 from group_problems import group_problems, has_products_of_hopper
-from octofold._core.library import library
+from octofold import tuning
+from octofold._ops.gated_gemm import multiply_gated
+from octofold._ops.gemm import multiply
+from octofold.kernel_cache import GemmProblem
 from word_problems import word_problems
 
 PAIRS = (
@@ -92,11 +95,8 @@ def by_candidate(name, a, b, c, out_dtype):
     out = torch.zeros(a.shape[0], b.shape[0], dtype=out_dtype, device=DEVICE)
     if c is not None:
         out.copy_(c)
-    library.gemm_by_candidate(
-        device_a.data, device_a.scale, device_b.data, device_b.scale,
-        out if c is not None else None, None, None, out, "1x128", "128x128", False,
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
+    added = out if c is not None else None
+    multiply(device_a, device_b, added, None, "1x128", None, False, out, None, name)
     return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)
 
 
@@ -104,13 +104,10 @@ def candidates():
     """The same of every configuration: BF16, and FP32 in place."""
     m, n, k = 300, 264, 1040
     a, b = operand(m, k, "1x128"), operand(n, k, "128x128")
-    form = {"a": "e4m3", "a_granularity": "1x128", "b": "e4m3", "b_granularity": "128x128"}
-    rest = {"bias": None, "fast_accumulation": False}
     for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
         c = torch.randn(m, n) if c_name else None
         out_name = str(out_dtype).removeprefix("torch.")
-        problem = {"m": m, "n": n, "k": k, **form, "out": out_name, "c": c_name, **rest}
-        for name in map(str, library.gemm_candidates(problem, True, True, True)):
+        for name in tuning.candidates(GemmProblem(m, n, k, out=out_name, c=c_name)):
             yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
 
 
@@ -204,19 +201,16 @@ def gated(name, a, b):
     on_device = [to_device(x) for x in (a, b)]
     codes = torch.zeros(m, n, dtype=torch.float8_e4m3fn, device=DEVICE)
     scale = torch.zeros(m, n // 128, device=DEVICE)
-    library.gated_gemm_by_candidate(
-        *(part for x in on_device for part in (x.data, x.scale)), codes, scale,
-        "1x128", "128x128", "swiglu", None, "saturate", "deepgemm",
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
     result = octofold.ScaledTensor(codes, scale, "1x128")
-    return result.dequantize(), octofold.gated_gemm(a, b).dequantize()
+    multiply_gated(*on_device, None, "swiglu", "1x128", result, None, name)
+    return result.dequantize(), octofold.ops.gated_gemm(a, b).dequantize()
 
 
 def gated_products():
     """The second K is longer than the ring."""
     for (m, n, k), name in itertools.product(
-        ((1, 128, 16), (300, 384, 1040)), map(str, library.gated_gemm_candidates())
+        ((1, 128, 16), (300, 384, 1040)),
+        tuning.candidates(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu")),
     ):
         a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
@@ -227,19 +221,15 @@ def dynamic(name, x, b, more):
     on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
     x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
     out = torch.zeros(x.shape[0], b.shape[0], dtype=torch.bfloat16, device=DEVICE)
-    library.dynamic_gemm_by_candidate(
-        x_on_device, on_device.data, on_device.scale, None, out,
-        "128x128", "e4m3", None, "saturate", "deepgemm",
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
-    return out, octofold.dynamic_gemm(x, b)
+    multiply(x_on_device, on_device, None, None, "1x128", None, False, out, None, name)
+    return out, octofold.gemm(x, b)
 
 
 def dynamic_products():
     """The second K is longer than most rings; the last rows are read element by element."""
     for (m, n, k, more), name in itertools.product(
         ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
-        map(str, library.dynamic_gemm_candidates()),
+        tuning.candidates(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
     ):
         x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
         yield f"dynamic {name} {m},{n},{k} {more}", partial(dynamic, name, x, b, more)

@@ -204,7 +204,7 @@ def test_products_of_experts_take_them(generator):
         for stack, features in zip(casts, (in_features, out_features), strict=True):
             x = normal(generator, 90, features)
             a = octofold.quantize(x, granularity="1x128" if kind[0] == "128x128" else kind[0])
-            y = octofold.grouped_gemm(a, stack, offsets, out_dtype="float32")
+            y = octofold.grouped_gemm(a, stack, octofold.Rows(offsets), out_dtype="float32")
             for index, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
                 matrix = weight[index] if features == in_features else weight[index].T
                 exact = x[begin:end] @ matrix.float().T

@@ -102,7 +102,9 @@ def test_opcheck_two_level_scales(opcheck):
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
-    arguments = (*operands, None, None, factors, random(5, 300), "1x128", "128x128", False, False)
+    out = random(5, 300)
+    options = "1x128", "128x128", False, None, None, None, None, None, False
+    arguments = (*operands, None, None, factors, out, *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
@@ -148,7 +150,8 @@ def test_opcheck_convert(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    arguments = (*operands, c, random(7), None, random(5, 7), "1x128", "128x128", False, in_place)
+    options = "1x128", "128x128", False, None, None, None, None, None, in_place
+    arguments = (*operands, c, random(7), None, random(5, 7), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
@@ -159,7 +162,7 @@ def scaled_groups(groups, rows, cols):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_rows(opcheck, in_place):
-    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", False)
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", None, False, None)
     operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
     c = None if in_place else random(5, 7)
     arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
@@ -169,24 +172,25 @@ def test_opcheck_groups_of_rows(opcheck, in_place):
 def test_opcheck_masked_groups(opcheck):
     for bias, expected_rows in ((None, None), (random(2, 7), 1)):
         operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
-        options = "1x128", "1x128", False, expected_rows
-        opcheck(torch.ops.octofold.masked_gemm, (*operands, bias, random(2, 5, 7), *options))
+        options = "1x128", "1x128", "masked", expected_rows, False, None, False
+        arguments = (*operands, None, bias, random(2, 5, 7), *options)
+        opcheck(torch.ops.octofold.grouped_gemm, arguments)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_k(opcheck, in_place):
     operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
     c = None if in_place else random(2, 5, 7)
-    arguments = (*operands, c, random(2, 5, 7), "1x128", "128x128", False, in_place)
-    opcheck(torch.ops.octofold.grouped_gemm_k, arguments)
+    options = "1x128", "128x128", "depth", None, False, None, in_place
+    opcheck(torch.ops.octofold.grouped_gemm, (*operands, c, None, random(2, 5, 7), *options))
 
 
 def test_opcheck_gated_groups(opcheck):
     weights = octofold.quantize(random(2, 256, 300), granularity="128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
-    options = "1x128", "128x128", "swiglu", *OPTIONS
-    opcheck(torch.ops.octofold.grouped_gated_gemm, (*operands, *results, *options))
+    options = "1x128", "128x128", "swiglu", *OPTIONS, None
+    opcheck(torch.ops.octofold.gated_gemm, (*operands, *results, *options))
 
 
 def test_opcheck_dot(opcheck):
@@ -212,13 +216,13 @@ def test_opcheck_weight_only(opcheck, granularity):
     w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
-        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity)
+        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity, None)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
-    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity)
+    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, None)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
     w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
-    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity))
+    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity, None))
 
 
 @pytest.mark.parametrize("logarithms", [False, True])

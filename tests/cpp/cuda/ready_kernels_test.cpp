@@ -5,10 +5,9 @@
 
 #include "octofold/scale_layout.h"
 
-#include "cuda/casts.h"
+#include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/gemm.h"
-#include "cuda/grouped_gemm.h"
+#include "cuda/product.h"
 #include "plan/ready.h"
 #include "support/gpu_product.h"
 
@@ -40,52 +39,50 @@ class ReadyKernelsTest : public FakeGpuTest {
   std::set<std::string> all_;
 };
 
-MutableScaledTensorView codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+CastTarget codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
   return {matrix(address(0x10000), DType::kE4M3, rows, cols, cols, kGpu),
           scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x20000), kGpu),
-          granularity};
+          {.granularity = granularity}};
 }
 
-GemmArguments product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
-  GemmArguments product = test::product(m, n, k);
+core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  core::Product product = test::product(m, n, k);
   product.b.data.dtype = DType::kE4M3;
   return product;
 }
 
 TEST_F(ReadyKernelsTest, Casts) {
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const auto& [granularity, name, rows, cols] : kGranularityTable) {
     for (const auto& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
       const config::CastFormat format{.granularity = granularity, .rule = rule};
       const auto x = matrix<const void>(address(0x1000), DType::kBFloat16, 333, 7168, 7168, kGpu);
-      quantize(gpu(), {.x = x}, {.rows = codes(granularity, 333, 7168)}, format,
-               ScaleSource::kComputed, {});
+      cast(gpu(), x, {.rows = codes(granularity, 333, 7168)}, format, {});
     }
   }
 }
 
 TEST_F(ReadyKernelsTest, Products) {
   for (const std::int64_t m : {1, 77, 4096}) {
-    GemmArguments product = product_of(m, 7168, 2048);
-    gemm(gpu(), product, {});
+    core::Product product = product_of(m, 7168, 2048);
+    multiply(gpu(), product, {});
     product.bias = vector<const void>(address(0x7000), DType::kBFloat16, 7168, kGpu);
-    gemm(gpu(), product, {});
+    multiply(gpu(), product, {});
   }
 }
 
 TEST_F(ReadyKernelsTest, ProductsOfGroups) {
   constexpr std::int64_t kGroups = 32, kFeatures = 7168, kHidden = 2048;
   for (const std::int64_t rows : {8, 128, 1024}) {
-    GemmArguments product = product_of(kGroups * rows, kFeatures, kHidden);
-    const TensorView b = product_of(1, kGroups * kFeatures, kHidden).b.data;
-    product.b.data = b;
+    core::Product product = product_of(kGroups * rows, kFeatures, kHidden);
+    product.b.data = product_of(1, kGroups * kFeatures, kHidden).b.data;
     for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
-      const core::Groups groups{.count = kGroups,
-                                .numbers = static_cast<const std::int32_t*>(address(0x9000)),
-                                .scale_stride = kFeatures / 128 * kHidden / 128,
-                                .expected_rows = rows,
-                                .most_rows = kGroups * rows};
-      grouped_gemm(gpu(), {product, groups}, work, {}, "");
+      product.groups = {.work = work,
+                        .count = kGroups,
+                        .numbers = test::kNumbers,
+                        .scale_stride = kFeatures / 128 * kHidden / 128,
+                        .expected_rows = rows,
+                        .max_rows = kGroups * rows};
+      multiply(gpu(), product, {});
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "octofold/octofold.h"
@@ -13,6 +14,7 @@
 #include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -40,6 +42,8 @@ struct Problem {
   }
 };
 
+ScaledTensorView& a_of(GemmArguments& arguments) { return std::get<ScaledTensorView>(arguments.a); }
+
 std::string gemm_error(const std::function<void(Problem&, GemmArguments&)>& spoil) {
   Problem problem;
   GemmArguments arguments = problem.arguments();
@@ -54,7 +58,7 @@ TEST(GemmArgumentsTest, TheProblemIsValidUntilItIsSpoiled) {
 }
 
 TEST(GemmArgumentsTest, WrongDtypes) {
-  EXPECT_EQ(gemm_error([](auto&, auto& g) { g.a.data.dtype = DType::kFloat16; }),
+  EXPECT_EQ(gemm_error([](auto&, auto& g) { a_of(g).data.dtype = DType::kFloat16; }),
             "gemm: argument 'a': expected dtype e4m3 or e5m2, got float16");
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.scale.dtype = DType::kBFloat16; }),
               HasSubstr("argument 'b.scale': expected dtype float32, got bfloat16"));
@@ -71,9 +75,9 @@ TEST(GemmArgumentsTest, WrongDtypes) {
 TEST(GemmArgumentsTest, WrongShapes) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.rank = 3; }),
               HasSubstr("argument 'b': expected a matrix"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = -1; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.shape[0] = -1; }),
               HasSubstr("argument 'a': expected sizes of at least 0"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.shape[0] = std::int64_t{1} << 62; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.shape[0] = std::int64_t{1} << 62; }),
               HasSubstr("argument 'a': expected sizes that memory can hold"));
   EXPECT_THAT(
       gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
@@ -89,11 +93,11 @@ TEST(GemmArgumentsTest, WrongShapes) {
 }
 
 TEST(GemmArgumentsTest, WrongScales) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.shape[1] = 2; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.shape[1] = 2; }),
               HasSubstr("argument 'a.scale': expected shape [5, 3] for granularity 1x128"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.rank = 1; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.rank = 1; }),
               HasSubstr("argument 'a.scale': expected shape [5, 3]"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.scale.data = nullptr; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.data = nullptr; }),
               HasSubstr("argument 'a.scale': expected data, got a null pointer"));
   EXPECT_THAT(
       gemm_error([](auto&, auto& g) { g.fast_accumulation = true; }),
@@ -101,7 +105,7 @@ TEST(GemmArgumentsTest, WrongScales) {
 }
 
 TEST(GemmArgumentsTest, WrongStrides) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.a.data.strides = {1, 5}; }),
+  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.strides = {1, 5}; }),
               HasSubstr("argument 'a': expected contiguous columns"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.strides[0] = 199; }),
               HasSubstr("argument 'out': expected rows that do not overlap"));
@@ -113,15 +117,15 @@ TEST(GemmArgumentsTest, WrongStrides) {
 
 TEST(GemmArgumentsTest, UnalignedData) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) {
-                g.a.scale.data = static_cast<const char*>(g.a.scale.data) + 1;
+                a_of(g).scale.data = static_cast<const char*>(a_of(g).scale.data) + 1;
               }),
-              HasSubstr("argument 'a.scale': expected data aligned to its elements"));
+              HasSubstr("argument 'a.scale': expected data aligned to its element size"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; }),
-              HasSubstr("argument 'out': expected data aligned to its elements"));
+              HasSubstr("argument 'out': expected data aligned to its element size"));
 }
 
 TEST(GemmArgumentsTest, OutputOverAnInput) {
-  EXPECT_THAT(gemm_error([](auto& p, auto& g) { g.a.scale.data = p.d.data(); }),
+  EXPECT_THAT(gemm_error([](auto& p, auto& g) { a_of(g).scale.data = p.d.data(); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'a.scale'"));
   EXPECT_THAT(gemm_error([](auto& p, auto& g) {
                 g.c = matrix(p.d.data() + 1, DType::kFloat32, p.kM, p.kN - 1, p.kN);
@@ -154,7 +158,7 @@ TEST(GemmArgumentsTest, Devices) {
   Problem problem;
   GemmArguments arguments = problem.arguments();
   for (auto* device :
-       {&arguments.a.data.device, &arguments.a.scale.device, &arguments.b.data.device,
+       {&a_of(arguments).data.device, &a_of(arguments).scale.device, &arguments.b.data.device,
         &arguments.b.scale.device, &arguments.out.device}) {
     *device = {DeviceType::kCuda, 1000};
   }
@@ -165,71 +169,68 @@ TEST(GemmArgumentsTest, Devices) {
               HasSubstr("gemm: the tensors are on cuda:1000, but "));
 }
 
-TEST(QuantizeArgumentsTest, EachIsNamed) {
+TEST(CastArgumentsTest, EachIsNamed) {
   std::vector<float> x(6 * 8), scale(6);
   std::vector<std::uint8_t> codes(6 * 8);
   const TensorView input = matrix(x.data(), DType::kFloat32, 6, 8);
-  const MutableScaledTensorView output{matrix(codes.data(), DType::kE4M3, 6, 8),
-                                       vector(scale.data(), DType::kFloat32, 6),
-                                       Granularity::kChannel};
-  quantize(input, {.rows = output});
+  const CastTarget output{matrix(codes.data(), DType::kE4M3, 6, 8),
+                          vector(scale.data(), DType::kFloat32, 6),
+                          {.granularity = Granularity::kChannel}};
+  cast(input, {.rows = output});
 
   auto bad_output = output;
-  EXPECT_THAT(
-      error_of([&] { quantize(input, {}); }),
-      HasSubstr("quantize: argument 'out': expected rows, transposed or both, got neither"));
-  EXPECT_THAT(error_of([&] { quantize(input, {.transposed = output}); }),
-              HasSubstr("quantize: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
+  EXPECT_THAT(error_of([&] { cast(input, {}); }),
+              HasSubstr("cast: argument 'out': expected rows, transposed or both, got neither"));
+  EXPECT_THAT(error_of([&] { cast(input, {.transposed = output}); }),
+              HasSubstr("cast: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
   bad_output.data.dtype = DType::kFloat32;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows': expected dtype e4m3 or e5m2"));
   bad_output = output;
   bad_output.scale.shape[0] = 5;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows.scale': expected shape [6] for granularity channel"));
   bad_output = output;
   bad_output.data.data = x.data();
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
-              HasSubstr("apart from 'x'"));
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }), HasSubstr("apart from 'x'"));
   bad_output = output;
   bad_output.data.strides[0] = 0;  // rows of an input may coincide, those of an output not
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows': expected rows that do not overlap"));
   TensorView bad_input = input;
   bad_input.dtype = DType::kE5M2;
-  EXPECT_THAT(error_of([&] { quantize(bad_input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(bad_input, {.rows = output}); }),
               HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
   EXPECT_THAT(error_of([&] {
-                quantize(input, {.rows = output},
-                         {.power_of_two = true, .scales = ScaleSource::kGiven});
+                cast(input, test::by({.power_of_two = true}, test::given({.rows = output})));
               }),
               HasSubstr("argument 'power_of_two': expected unset or false"));
   EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
               HasSubstr("expected sizes of at least 0, got -1×1"));
 }
 
-TEST(QuantizeArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
+TEST(CastArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
   std::vector<float> x(4 * 6 * 8), scale(24);
   std::vector<std::uint8_t> codes(4 * 6 * 8);
   TensorView input{x.data(), DType::kFloat32, 3, {4, 6, 8}, {48, 8, 1}};
-  MutableScaledTensorView output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
-                                 vector(scale.data(), DType::kFloat32, 24),
-                                 Granularity::kChannel};
-  quantize(input, {.rows = output});
+  CastTarget output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
+                    vector(scale.data(), DType::kFloat32, 24),
+                    {.granularity = Granularity::kChannel}};
+  cast(input, {.rows = output});
   input.shape[1] = output.data.shape[1] = 5;  // some of the rows
   output.data.strides[0] = 40;
   output.scale.shape[0] = 20;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'x': expected leading dimensions that are the rows of one matrix "
                         "(reshape makes a copy), got float32 [4, 5, 8] with strides [48, 8, 1]: "
                         "dimension 0 is not 5 steps of dimension 1"));
   input.strides[0] = 40;
-  quantize(input, {.rows = output});
+  cast(input, {.rows = output});
   output.scale = {scale.data(), DType::kFloat32, 2, {4, 5}, {6, 1}};
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'out.rows.scale': expected leading dimensions"));
   input.rank = 0;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'x': expected at least 1 dimension"));
 }
 
@@ -238,33 +239,36 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
   const auto dtype = static_cast<DType>(99);
   const auto granularity = static_cast<Granularity>(99);
   const auto overflow = static_cast<Overflow>(99);
-  const auto profile = static_cast<CastProfile>(99);
+  const auto rule = static_cast<Rule>(99);
   const auto device = static_cast<DeviceType>(99);
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.dtype = dtype; }),
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.dtype = dtype; }),
               HasSubstr("argument 'a': expected an enumerator of DType, 0 to 5, got 99"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.scale.dtype = dtype; }), HasSubstr("'a.scale'"));
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).scale.dtype = dtype; }),
+              HasSubstr("'a.scale'"));
   EXPECT_THAT(
       gemm_error([&](auto&, auto& g) { g.b.granularity = granularity; }),
       HasSubstr("argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"));
   EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.out.dtype = dtype; }), HasSubstr("'out'"));
   EXPECT_THAT(gemm_error([&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }),
               HasSubstr("argument 'bias'"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.a.data.device.type = device; }),
+  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.device.type = device; }),
               HasSubstr("argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"));
 
   std::vector<float> x(8), y(8);
-  ScaledMatrix out(2, 4, Granularity::kTensor);
+  ScaledMatrix out(2, 4, {.granularity = Granularity::kTensor});
   const TensorView source = matrix(x.data(), DType::kFloat32, 2, 4);
-  EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.profile = profile}); }),
-              HasSubstr("'profile': expected a CastProfile, got 99"));
-  EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.overflow = overflow}); }),
-              HasSubstr("argument 'overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
-  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), dtype, 2, 4)); }),
-              HasSubstr("convert: argument 'out'"));
-  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
-              HasSubstr("convert: argument 'overflow'"));
+  EXPECT_THAT(error_of([&] { cast(source, test::by({.rule = rule}, {.rows = out.target()})); }),
+              HasSubstr("'rule': expected a Rule, got 99"));
+  EXPECT_THAT(
+      error_of([&] { cast(source, test::by({.overflow = overflow}, {.rows = out.target()})); }),
+      HasSubstr("argument 'overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
+  EXPECT_THAT(error_of([&] { convert_dtype(source, matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("convert_dtype: argument 'out'"));
+  EXPECT_THAT(
+      error_of([&] { convert_dtype(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
+      HasSubstr("convert_dtype: argument 'overflow'"));
   EXPECT_THAT(error_of([&] { dequantize(out.view(), matrix(y.data(), dtype, 2, 4)); }),
-              HasSubstr("dequantize: argument 'out'"));
+              HasSubstr("decast: argument 'out'"));
   const std::vector<GemmProblem> problems{
       {.m = 1, .n = 1, .k = 1, .form = {.a = {.scales = granularity}}}};
   EXPECT_THAT(error_of([&] { warm_kernel_cache(problems); }), HasSubstr("granularity"));
@@ -272,12 +276,12 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
             "dtype 99 is none of: float32, float16, bfloat16, e4m3, e5m2, int32");
   EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is none of"));
   EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is none of"));
-  EXPECT_THAT(error_of([&] { name(profile); }), HasSubstr("profile 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(rule); }), HasSubstr("rule 99 is none of"));
 }
 
 TEST(NamesTest, ParseWhatTheyPrint) {
   EXPECT_EQ(parse_granularity(name(Granularity::kBlock1x128)), Granularity::kBlock1x128);
-  EXPECT_EQ(parse_profile("te"), CastProfile::kTransformerEngine);
+  EXPECT_EQ(parse_rule("te"), Rule::kTransformerEngine);
   EXPECT_EQ(parse_dtype("float8_e4m3fn"), DType::kE4M3);
   EXPECT_EQ(error_of([] { parse_overflow("wrap"); }),
             "overflow 'wrap' is not one of: saturate, nan");

@@ -21,7 +21,7 @@ def operations():
 
 
 def products():
-    names = "gemm", "grouped_gemm", "grouped_gemm_k", "grouped_gated_gemm"
+    names = "gemm", "grouped_gemm", "gated_gemm"
     return [op for op in operations() if op.__name__.split(".")[0] in names]
 
 

@@ -13,7 +13,7 @@ from ..recipes.kernels import has_kernels
 from ..recipes.recipe import Recipe
 from .activated import cast_activation, is_gated
 from .normed import Norm, cast_norm
-from .products import output_product
+from .products import input_format, output_product
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,7 @@ def compute(
     else:
         assert rows is not None
         assert weight is not None
-        h = gated_gemm(
-            rows,
-            weight,
-            chain.activation,
-            dtype=recipe.input_dtype,
-            power_of_two=recipe.power_of_two,
-            profile=recipe.profile,
-        )
+        h = gated_gemm(rows, weight, activation=chain.activation, format=input_format(recipe))
     y = output_product(h, second.casts[0], second.bias, recipe, dtype)
     return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 
@@ -115,7 +108,7 @@ def gated_in_one(
     dtype: torch.dtype,
 ) -> bool:
     """Whether the first product, the activation and the cast can be one operation, of a weight
-    [..., 2·hidden, in] without gradients: gated_gemm(), of experts grouped_gated_gemm()."""
+    [..., 2·hidden, in] without gradients: gated_gemm(), of experts with groups."""
     output = recipe.output
     if output is None or weight is None:
         return False

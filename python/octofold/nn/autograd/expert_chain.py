@@ -8,13 +8,15 @@ from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation
+from ..._ops.gated_gemm import gated_gemm
 from ..._ops.gathered import quantize_gathered
-from ..._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm
+from ..._ops.grouped_gemm import grouped_gemm
+from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine
 from ..casting.casts import Casts, cast_grouped, cast_options
 from ..recipes.recipe import Product, Recipe
 from .chain import gated_in_one
-from .products import addable
+from .products import addable, input_format
 
 
 class Projection(NamedTuple):
@@ -72,7 +74,9 @@ def compute_experts(
     h: ScaledTensor | None
     gate_up = h_transposed = None
     if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
-        h = grouped_gated_gemm(rows, weight, offsets, activation, **of_cast)
+        h = gated_gemm(
+            rows, weight, Rows(offsets), activation=activation, format=input_format(recipe)
+        )
     else:
         gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, output.a)
         cast = partial(quantize_activation, gate_up, activation, **of_cast)
@@ -100,6 +104,12 @@ def grouped_product(
         out = a.data.new_zeros((a.shape[0], b.shape[1]), dtype=dtype)
     bias, fast = addable(bias, dtype), product.fast_accumulation
     y: Tensor = grouped_gemm(
-        a, b, offsets, out, None, bias, None if out is not None else dtype, fast
+        a,
+        b,
+        Rows(offsets),
+        bias=bias,
+        out_dtype=None if out is not None else dtype,
+        fast_accumulation=fast,
+        out=out,
     )
     return y

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.activations import quantize_activation_gradient
 from ..._ops.gathered import quantize_gathered
-from ..._ops.grouped_gemm import grouped_gemm_k
+from ..._ops.grouped_gemm import grouped_gemm
+from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
@@ -237,15 +238,11 @@ class _Target(NamedTuple):
         assert product is not None
         assert of_gradient is not None
         assert of_input is not None
-        fast = product.fast_accumulation
+        fast, operands = product.fast_accumulation, (of_gradient, of_input, Depth(offsets))
         if added_to is None:
-            gradient: Tensor = grouped_gemm_k(
-                of_gradient, of_input, offsets, out_dtype=self.dtype, fast_accumulation=fast
-            )
+            gradient: Tensor = grouped_gemm(*operands, out_dtype=self.dtype, fast_accumulation=fast)
             return gradient
-        grouped_gemm_k(
-            of_gradient, of_input, offsets, out=added_to, c=added_to, fast_accumulation=fast
-        )
+        grouped_gemm(*operands, c=added_to, fast_accumulation=fast, out=added_to)
         assert self.weight is not None
         mark_gradient(self.weight)
         return None

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.casts import quantize_with_columns
-from ..._ops.dynamic_gemm import dynamic_gemm
 from ..._ops.gemm import gemm
 from ..casting.casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
 from ..recipes.recipe import Product, Recipe
@@ -25,7 +25,7 @@ def output_product(
     assert x is not None
     assert weight is not None
     fast = recipe.output.fast_accumulation
-    y: Tensor = gemm(x, weight, None, None, addable(bias, dtype), dtype, fast)
+    y: Tensor = gemm(x, weight, bias=addable(bias, dtype), out_dtype=dtype, fast_accumulation=fast)
     return y
 
 
@@ -34,16 +34,17 @@ def dynamic_output_product(
 ) -> Tensor:
     """The same of an x that is yet to be cast, in one operation."""
     assert weight is not None
-    y: Tensor = dynamic_gemm(
-        x,
-        weight,
-        addable(bias, dtype),
-        dtype,
-        dtype=recipe.input_dtype,
-        power_of_two=recipe.power_of_two,
-        profile=recipe.profile,
+    y: Tensor = gemm(
+        x, weight, bias=addable(bias, dtype), format=input_format(recipe), out_dtype=dtype
     )
     return y
+
+
+def input_format(recipe: Recipe) -> Format:
+    """Of activations that a product casts, or whose activation it casts."""
+    return Format(
+        recipe.input_dtype, "1x128", rule=recipe.profile, power_of_two=recipe.power_of_two
+    )
 
 
 def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -152,8 +153,8 @@ def _product(
     assert b is not None
     fast = product.fast_accumulation
     result: Tensor = (
-        gemm(a, b, None, None, None, dtype, fast)
+        gemm(a, b, out_dtype=dtype, fast_accumulation=fast)
         if added_to is None
-        else gemm(a, b, added_to, added_to, None, None, fast)
+        else gemm(a, b, c=added_to, out=added_to, fast_accumulation=fast)
     )
     return result

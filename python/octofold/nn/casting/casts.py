@@ -148,7 +148,7 @@ def cast_grouped(
     fused_cast: Callable[..., Any], rows: str | None, transposed: str | None, offsets: Tensor
 ) -> Casts:
     """cast_by() of rows that are sorted by group, of an operation that takes `offsets` too: the
-    transpose has the layout in which grouped_gemm_k() sums it."""
+    transpose has the layout in which grouped_gemm() sums it by Depth."""
     if rows is not None and (rows, transposed) in (*_TOGETHER, ("1x128", "128x128")):
         other = None if rows == transposed else transposed
         both: Casts = fused_cast(
