@@ -20,17 +20,11 @@ flatten() has taken apart, so that a Function has records on both sides:
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-
-
-class _Slot(NamedTuple):
-    """The place of a tensor among the flat ones."""
-
-    index: int
 
 
 class _Scaled(NamedTuple):
@@ -48,6 +42,9 @@ class _Option(NamedTuple):
     value: Any
 
 
+_NONE: Final = _Option(None)
+
+
 class Layout(NamedTuple):
     """Where the fields of a record are among flat tensors. As the first argument of a Function it
     is not differentiated."""
@@ -55,7 +52,7 @@ class Layout(NamedTuple):
     kind: type
     """Of the record: a class of NamedTuples, or tuple."""
     fields: tuple[Any, ...]
-    """A _Slot, a _Scaled, an _Option or another Layout each."""
+    """Of each: the place of its tensor among the flat ones, or a _Scaled, an _Option, a Layout."""
 
     def record(self, tensors: Sequence[Tensor | None]) -> Any:
         """The record, made of these tensors."""
@@ -68,10 +65,10 @@ class Layout(NamedTuple):
     def _needs(self, needed: Sequence[bool]) -> Any:
         values: list[Any] = []
         for field in self.fields:
-            if isinstance(field, Layout):
+            if type(field) is Layout:
                 values.append(field._needs(needed))
             else:
-                values.append(isinstance(field, _Slot) and needed[field.index])
+                values.append(type(field) is int and needed[field])
         return _made(self, values)
 
     def gradients(self, ctx: Any, **gradients: Any) -> tuple[Tensor | None, ...]:
@@ -107,8 +104,10 @@ def saved(ctx: Any) -> Any:
 def _layout(record: tuple[Any, ...], tensors: list[Tensor]) -> Layout:
     fields: list[Any] = []
     for value in record:
-        if isinstance(value, Tensor):
-            fields.append(_Slot(len(tensors)))
+        if value is None:
+            fields.append(_NONE)
+        elif isinstance(value, Tensor):
+            fields.append(len(tensors))
             tensors.append(value)
         elif isinstance(value, ScaledTensor):
             fields.append(_scaled(value, tensors))
@@ -134,14 +133,12 @@ def _scaled(value: ScaledTensor, tensors: list[Tensor]) -> _Scaled:
 
 
 def _value(field: Any, tensors: Sequence[Tensor | None]) -> Any:
-    if isinstance(field, _Slot):
-        return tensors[field.index]
-    if isinstance(field, _Scaled):
+    if type(field) is int:
+        return tensors[field]
+    if type(field) is _Scaled:
         factors = None if field.channel_scale is None else tensors[field.channel_scale]
         return ScaledTensor(tensors[field.data], tensors[field.scale], field.granularity, factors)
-    if isinstance(field, Layout):
-        return field.record(tensors)
-    return field.value
+    return field.record(tensors) if type(field) is Layout else field.value
 
 
 def _made(layout: Layout, values: list[Any]) -> Any:
@@ -150,9 +147,9 @@ def _made(layout: Layout, values: list[Any]) -> Any:
 
 def _place(field: Any, gradient: Any, needed: Sequence[bool], flat: list[Tensor | None]) -> None:
     """Puts gradients where their tensors are; the first argument of a Function is its layout."""
-    if isinstance(field, _Slot):
-        if needed[field.index + 1]:
-            flat[field.index + 1] = gradient
-    elif isinstance(field, Layout) and gradient is not None:
+    if type(field) is int:
+        if needed[field + 1]:
+            flat[field + 1] = gradient
+    elif type(field) is Layout and gradient is not None:
         for inner, value in zip(field.fields, gradient, strict=False):
             _place(inner, value, needed, flat)
