@@ -19,6 +19,7 @@
 #include "octofold/kernel_cache.h"
 #include "octofold/log.h"
 #include "octofold/norms.h"
+#include "octofold/product_problem.h"
 #include "octofold/routing.h"
 #include "octofold/scale_layout.h"
 #include "octofold/scaled_matrix.h"
