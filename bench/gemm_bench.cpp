@@ -3,7 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
 
@@ -23,10 +23,10 @@ void fp8_gemm(benchmark::State& state, Granularity granularity_a, Granularity gr
   const std::int64_t size = state.range(0);
   std::vector<float> x = random_matrix(size, size);
   const TensorView source = matrix(x.data(), DType::kFloat32, size, size);
-  ScaledMatrix a(size, size, granularity_a);
-  ScaledMatrix b(size, size, granularity_b);
-  quantize(source, {.rows = a.view()});
-  quantize(source, {.rows = b.view()});
+  ScaledMatrix a(size, size, {.granularity = granularity_a});
+  ScaledMatrix b(size, size, {.granularity = granularity_b});
+  cast(source, {.rows = a.target()});
+  cast(source, {.rows = b.target()});
   std::vector<float> d(x.size());
   for (auto _ : state) {
     gemm({.a = a.view(), .b = b.view(), .out = matrix(d.data(), DType::kFloat32, size, size)});

@@ -28,7 +28,7 @@ void host_time_gemm(benchmark::State& state) {
   const std::int64_t products = state.range(0);
   constexpr std::int64_t kN = 128;
   constexpr std::int64_t kK = 512;
-  const ScaledMatrix b(kN, kK, Granularity::kBlock128x128, DType::kE4M3, kGpu);
+  const ScaledMatrix b(kN, kK, {.granularity = Granularity::kBlock128x128}, kGpu);
   const GpuMemory out(*driver, products * kN * 2);
   std::vector<ScaledMatrix> as;
   std::vector<GemmArguments> arguments;

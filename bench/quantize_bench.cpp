@@ -1,7 +1,7 @@
 // Casts to FP8, by bytes of input.
 #include <benchmark/benchmark.h>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/scaled_matrix.h"
 
 #include "matrices.h"
@@ -12,11 +12,11 @@ namespace {
 void quantize_float32(benchmark::State& state, Granularity granularity, bool transpose) {
   constexpr std::int64_t kSize = 2048;
   std::vector<float> x = random_matrix(kSize, kSize);
-  ScaledMatrix out(kSize, kSize, granularity);
+  ScaledMatrix out(kSize, kSize, {.granularity = granularity});
   CastTargets targets;
-  (transpose ? targets.transposed : targets.rows) = out.view();
+  (transpose ? targets.transposed : targets.rows) = out.target();
   for (auto _ : state) {
-    quantize(matrix(x.data(), DType::kFloat32, kSize, kSize), targets);
+    cast(matrix(x.data(), DType::kFloat32, kSize, kSize), targets);
   }
   state.SetBytesProcessed(state.iterations() * kSize * kSize * size_of(DType::kFloat32));
 }

@@ -26,7 +26,8 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
                OptionalTensor k_scale, OptionalTensor v_scale, OptionalTensor query_offsets,
                OptionalTensor key_offsets, OptionalTensor key_counts, OptionalTensor page_table,
                tvm::ffi::TensorView out, tvm::ffi::TensorView workspace, OptionalTensor log_sum_exp,
-               double scale, int64_t window_left, int64_t window_right, OptionalStream stream) {
+               double softmax_scale, int64_t window_left, int64_t window_right,
+               OptionalStream stream) {
   AttentionArguments arguments{
       .q = view_of("attention", "q", q, kHalf),
       .k = {.data = view_of("attention", "k", k, kCodes),
@@ -38,7 +39,7 @@ void attention(tvm::ffi::TensorView q, tvm::ffi::TensorView k, tvm::ffi::TensorV
       .key_offsets = given("key_offsets", key_offsets, "int32"),
       .key_counts = given("key_counts", key_counts, "int32"),
       .page_table = given("page_table", page_table, "int32"),
-      .scale = static_cast<float>(scale),
+      .softmax_scale = static_cast<float>(softmax_scale),
       .window_left = window_left,
       .window_right = window_right,
       .workspace = view_of("attention", "workspace", workspace, "float32")};

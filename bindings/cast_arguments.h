@@ -6,20 +6,36 @@
 #include <string_view>
 #include <tvm/ffi/optional.h>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 
 #include "tensor.h"
 #include "text.h"
 
 namespace octofold::bindings {
 
-inline QuantizeOptions options_of(const tvm::ffi::Optional<bool>& power_of_two,
-                                  const tvm::ffi::String& overflow,
-                                  const tvm::ffi::String& profile) {
-  QuantizeOptions options{.profile = parse_profile(view_of(profile)),
-                          .overflow = parse_overflow(view_of(overflow))};
-  if (power_of_two) options.power_of_two = *power_of_two;
-  return options;
+/// Its dtype and granularity are those of what is written.
+inline Format format_of(const tvm::ffi::Optional<bool>& power_of_two,
+                        const tvm::ffi::String& overflow, const tvm::ffi::String& rule) {
+  Format format{.rule = parse_rule(view_of(rule)), .overflow = parse_overflow(view_of(overflow))};
+  if (power_of_two) format.power_of_two = *power_of_two;
+  return format;
+}
+
+/// The tensors of a target.
+struct TargetTensors {
+  OptionalTensor data;
+  OptionalTensor scale;
+  OptionalTensor channel_scale{};
+};
+
+/// The target 'out' of a product that casts, with scales of 1x128.
+inline CastTarget target_of(std::string_view operation, const tvm::ffi::TensorView& data,
+                            const tvm::ffi::TensorView& scale, Format format) {
+  CastTarget target{.data = view_of(operation, "out", data, "e4m3 or e5m2"),
+                    .scale = view_of(operation, "out.scale", scale, "float32"),
+                    .format = format};
+  target.format.dtype = target.data.dtype;
+  return target;
 }
 
 /// Views of its tensors, with errors that name it.
@@ -37,62 +53,48 @@ struct CastOperation {
             view_of(name, std::string(argument) + ".scale", scale, "float32"),
             parse_granularity(view_of(granularity))};
   }
-  CastTargets targets(const OptionalTensor& data, const OptionalTensor& scale,
-                      const OptionalTensor& transposed_data, const OptionalTensor& transposed_scale,
-                      const ColumnTargets& columns, const tvm::ffi::String& granularity,
-                      const OptionalText& transposed_granularity,
-                      const OptionalTensor& offsets_of_groups = {},
-                      const OptionalTensor& channel_scale = {},
-                      const OptionalTensor& transposed_channel_scale = {},
-                      const tvm::ffi::Optional<int64_t>& matrices = {}) const {
-    const Granularity unit = parse_granularity(view_of(granularity));
-    const Granularity transposed_unit =
-        transposed_granularity ? parse_granularity(view_of(*transposed_granularity)) : unit;
-    CastTargets targets{.rows = target("out.rows", data, scale, channel_scale, unit),
-                        .transposed = target("out.transposed", transposed_data, transposed_scale,
-                                             transposed_channel_scale, transposed_unit),
-                        .columns = columns,
-                        .offsets = offsets(offsets_of_groups)};
-    if (matrices) targets.matrices = *matrices;
-    return targets;
-  }
-  /// Where groups of rows begin.
-  std::optional<TensorView> offsets(const OptionalTensor& tensor) const {
-    return optional_input("offsets", tensor, "int32");
-  }
-  std::optional<TensorView> optional_input(std::string_view argument, const OptionalTensor& tensor,
-                                           std::string_view dtypes) const {
+  template <typename View = TensorView>
+  std::optional<View> optional(std::string_view argument, const OptionalTensor& tensor,
+                               std::string_view dtypes) const {
     if (!tensor) return std::nullopt;
     return view_of(name, argument, *tensor, dtypes);
   }
+
+  /// Without a granularity of its own the transpose has that of the rows.
+  CastTargets targets(const TargetTensors& rows, const TargetTensors& transposed, Format format,
+                      const tvm::ffi::String& granularity,
+                      const OptionalText& transposed_granularity, ScaleSource scales) const {
+    CastTargets targets;
+    format.granularity = parse_granularity(view_of(granularity));
+    targets.rows = target("out.rows", rows, format, scales);
+    if (transposed_granularity) {
+      format.granularity = parse_granularity(view_of(*transposed_granularity));
+    }
+    targets.transposed = target("out.transposed", transposed, format, scales);
+    return targets;
+  }
   ColumnTargets columns(const OptionalTensor& sums, const OptionalTensor& amax,
                         const OptionalTensor& workspace) const {
-    return {.sums = column_target("out.columns.sums", sums),
-            .amax = column_target("out.columns.amax", amax),
-            .workspace = column_target("out.columns.workspace", workspace)};
+    constexpr std::string_view kDType = "float32";
+    return {.sums = optional<MutableTensorView>("out.columns.sums", sums, kDType),
+            .amax = optional<MutableTensorView>("out.columns.amax", amax, kDType),
+            .workspace = optional<MutableTensorView>("out.columns.workspace", workspace, kDType)};
+  }
+  /// Where groups of rows begin.
+  std::optional<TensorView> offsets(const OptionalTensor& tensor) const {
+    return optional("offsets", tensor, "int32");
   }
 
- private:
-  std::optional<MutableTensorView> column_target(std::string_view argument,
-                                                 const OptionalTensor& tensor) const {
-    if (!tensor) return std::nullopt;
-    return view_of(name, argument, *tensor, "float32");
-  }
-  std::optional<MutableScaledTensorView> target(std::string_view argument,
-                                                const OptionalTensor& data,
-                                                const OptionalTensor& scale,
-                                                const OptionalTensor& channel_scale,
-                                                Granularity unit) const {
-    if (!data) return std::nullopt;
-    const std::string scale_argument = std::string(argument) + ".scale";
-    MutableScaledTensorView view{
-        view_of(name, argument, *data, "e4m3 or e5m2"),
-        scale ? view_of(name, scale_argument, *scale, "float32") : MutableTensorView{}, unit};
-    if (channel_scale) {
-      const std::string factors = std::string(argument) + ".channel_scale";
-      view.channel_scale = view_of(name, factors, *channel_scale, "float32");
-    }
-    return view;
+  std::optional<CastTarget> target(const std::string& argument, const TargetTensors& tensors,
+                                   const Format& format, ScaleSource scales) const {
+    if (!tensors.data) return std::nullopt;
+    CastTarget target{.data = view_of(name, argument, *tensors.data, "e4m3 or e5m2"),
+                      .format = format,
+                      .scales = scales};
+    if (tensors.scale) target.scale = view_of(name, argument + ".scale", *tensors.scale, "float32");
+    target.format.dtype = target.data.dtype;
+    target.channel_scale = optional(argument + ".channel_scale", tensors.channel_scale, "float32");
+    return target;
   }
 };
 

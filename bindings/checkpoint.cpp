@@ -91,13 +91,12 @@ tvm::ffi::Array<Fields> list_of(const Range& values) {
 
 Fields quantize_checkpoint(tvm::ffi::String input, tvm::ffi::String output, Strings skip,
                            bool use_default_skips, tvm::ffi::String family,
-                           tvm::ffi::Optional<tvm::ffi::String> granularity,
-                           tvm::ffi::String profile, tvm::ffi::Optional<bool> power_of_two,
-                           Progress progress) {
+                           tvm::ffi::Optional<tvm::ffi::String> granularity, tvm::ffi::String rule,
+                           tvm::ffi::Optional<bool> power_of_two, Progress progress) {
   QuantizeCheckpointOptions options{.use_default_skips = use_default_skips,
                                     .family = parse_checkpoint_family(view_of(family)),
                                     .granularity = granularity_of(granularity),
-                                    .profile = parse_profile(view_of(profile)),
+                                    .rule = parse_rule(view_of(rule)),
                                     .progress = progress_to(progress)};
   if (power_of_two) options.power_of_two = *power_of_two;
   for (const tvm::ffi::String& pattern : skip) options.skip.emplace_back(view_of(pattern));

@@ -1,9 +1,10 @@
-#include "octofold/norms.h"
-
 #include <cstdint>
 #include <optional>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
+
+#include "octofold/cast.h"
+#include "octofold/norm_gradient.h"
 
 #include "cast_arguments.h"
 #include "error.h"
@@ -17,23 +18,25 @@ namespace {
 using OptionalView = std::optional<TensorView>;
 using OptionalMutableView = std::optional<MutableTensorView>;
 
-// Tensors of an operation, some of which are left out.
+// Tensors of numbers, some of which are left out.
 struct Tensors : CastOperation {
-  MutableTensorView output(std::string_view argument, const tvm::ffi::TensorView& tensor) const {
-    return view_of(name, argument, tensor, "float32, float16 or bfloat16");
-  }
+  static constexpr std::string_view kNumbers = "float32, float16 or bfloat16";
+
   OptionalView input(std::string_view argument, const OptionalTensor& tensor) const {
-    return tensor ? OptionalView(CastOperation::input(argument, *tensor)) : std::nullopt;
+    return optional(argument, tensor, kNumbers);
+  }
+  MutableTensorView output(std::string_view argument, const tvm::ffi::TensorView& tensor) const {
+    return view_of(name, argument, tensor, kNumbers);
   }
   OptionalMutableView output(std::string_view argument, const OptionalTensor& tensor) const {
-    return tensor ? OptionalMutableView(output(argument, *tensor)) : std::nullopt;
+    return optional<MutableTensorView>(argument, tensor, kNumbers);
   }
   NormOperands operands(const OptionalTensor& weight, const OptionalTensor& bias,
-                        const OptionalTensor& scale, const OptionalTensor& shift) const {
+                        const OptionalTensor& ada_scale, const OptionalTensor& ada_shift) const {
     return {.weight = input("weight", weight),
             .bias = input("bias", bias),
-            .scale = input("scale", scale),
-            .shift = input("shift", shift)};
+            .ada_scale = input("ada_scale", ada_scale),
+            .ada_shift = input("ada_shift", ada_shift)};
   }
   using CastOperation::input;
 };
@@ -48,45 +51,46 @@ void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor
                    tvm::ffi::TensorView rstd, OptionalTensor mean, tvm::ffi::String norm,
                    double epsilon, tvm::ffi::String granularity,
                    tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-                   tvm::ffi::String profile, OptionalStream stream) {
-  const Tensors tensors{{"quantize_norm"}};
-  const NormArguments arguments{.kind = parse_norm(view_of(norm)),
-                                .epsilon = static_cast<float>(epsilon),
-                                .x = tensors.input("x", x),
-                                .residual = tensors.input("residual", residual),
-                                .operands = tensors.operands(weight, bias, scale, shift),
-                                .sum = tensors.output("sum", sum),
-                                .rstd = tensors.output("rstd", rstd),
-                                .mean = tensors.output("mean", mean)};
-  octofold::quantize_norm(
-      arguments,
-      tensors.targets(data, data_scale, transposed_data, transposed_scale,
-                      tensors.columns(column_sums, column_amax, workspace), granularity, {}),
-      options_of(power_of_two, overflow, profile), stream_of(stream, x));
+                   tvm::ffi::String rule, OptionalStream stream) {
+  const Tensors tensors{{"cast"}};
+  const Normed source{.kind = parse_norm(view_of(norm)),
+                      .epsilon = static_cast<float>(epsilon),
+                      .x = tensors.input("x", x),
+                      .residual = tensors.input("residual", residual),
+                      .operands = tensors.operands(weight, bias, scale, shift),
+                      .sum = tensors.output("sum", sum),
+                      .rstd = tensors.output("rstd", rstd),
+                      .mean = tensors.output("mean", mean)};
+  CastTargets targets = tensors.targets({data, data_scale}, {transposed_data, transposed_scale},
+                                        format_of(power_of_two, overflow, rule), granularity, {},
+                                        ScaleSource::kComputed);
+  targets.columns = tensors.columns(column_sums, column_amax, workspace);
+  octofold::cast(source, targets, stream_of(stream, x));
 }
 
-void norm_backward(tvm::ffi::TensorView dy, tvm::ffi::TensorView x, tvm::ffi::TensorView rstd,
+void norm_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x, tvm::ffi::TensorView rstd,
                    OptionalTensor mean, OptionalTensor weight, OptionalTensor bias,
-                   OptionalTensor scale, OptionalTensor shift, OptionalTensor residual_gradient,
-                   tvm::ffi::TensorView dx, OptionalTensor dweight, OptionalTensor dbias,
-                   OptionalTensor dscale, OptionalTensor dshift, OptionalTensor workspace,
-                   tvm::ffi::String norm, OptionalStream stream) {
-  const Tensors tensors{{"norm_backward"}};
-  octofold::norm_backward(
+                   OptionalTensor ada_scale, OptionalTensor ada_shift,
+                   OptionalTensor residual_gradient, tvm::ffi::TensorView dx,
+                   OptionalTensor dweight, OptionalTensor dbias, OptionalTensor d_ada_scale,
+                   OptionalTensor d_ada_shift, OptionalTensor workspace, tvm::ffi::String norm,
+                   OptionalStream stream) {
+  const Tensors tensors{{"norm_gradient"}};
+  octofold::norm_gradient(
       {.kind = parse_norm(view_of(norm)),
-       .dy = tensors.input("dy", dy),
+       .gradient = tensors.input("gradient", gradient),
        .x = tensors.input("x", x),
        .rstd = tensors.input("rstd", rstd),
        .mean = tensors.input("mean", mean),
-       .operands = tensors.operands(weight, bias, scale, shift),
+       .operands = tensors.operands(weight, bias, ada_scale, ada_shift),
        .residual_gradient = tensors.input("residual_gradient", residual_gradient)},
       {.dx = tensors.output("dx", dx),
        .dweight = tensors.output("dweight", dweight),
        .dbias = tensors.output("dbias", dbias),
-       .dscale = tensors.output("dscale", dscale),
-       .dshift = tensors.output("dshift", dshift),
+       .d_ada_scale = tensors.output("d_ada_scale", d_ada_scale),
+       .d_ada_shift = tensors.output("d_ada_shift", d_ada_shift),
        .workspace = tensors.output("workspace", workspace)},
-      stream_of(stream, dy));
+      stream_of(stream, gradient));
 }
 
 int64_t norm_workspace_rows(int64_t cols, int64_t batches) {
@@ -94,7 +98,7 @@ int64_t norm_workspace_rows(int64_t cols, int64_t batches) {
 }
 
 OCTOFOLD_EXPORT(quantize_norm)
-OCTOFOLD_EXPORT(norm_backward)
+OCTOFOLD_EXPORT_AS(norm_backward, norm_gradient)
 OCTOFOLD_EXPORT(norm_workspace_rows)
 
 }  // namespace octofold::bindings

@@ -32,7 +32,7 @@ struct Cast {
   const OptionalText& dtype;
   const OptionalBool& power_of_two;
   const OptionalText& overflow;
-  const OptionalText& profile;
+  const OptionalText& rule;
 };
 
 std::variant<ScaledTensorView, CastOperand> a_of(const CastOperation& operation, const Tensor& a,
@@ -40,10 +40,9 @@ std::variant<ScaledTensorView, CastOperand> a_of(const CastOperation& operation,
                                                  const OptionalText& granularity,
                                                  const Cast& cast) {
   if (scale) return operation.scaled_input("a", a, *scale, granularity.value());
-  return CastOperand{
-      .data = operation.input("a", a),
-      .dtype = parse_dtype(view_of(cast.dtype.value())),
-      .options = options_of(cast.power_of_two, cast.overflow.value(), cast.profile.value())};
+  Format format = format_of(cast.power_of_two, cast.overflow.value(), cast.rule.value());
+  format.dtype = parse_dtype(view_of(cast.dtype.value()));
+  return CastOperand{.data = operation.input("a", a), .format = format};
 }
 
 Groups groups_of(const CastOperation& operation, std::string_view kind, const Tensor& numbers,
@@ -71,19 +70,18 @@ Groups groups_of(const CastOperation& operation, std::string_view kind, const Te
 void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTensor c,
           OptionalTensor bias, OptionalTensor b_channel_scale, Tensor out,
           OptionalText a_granularity, String b_granularity, bool fast_accumulation,
-          OptionalText dtype, OptionalBool power_of_two, OptionalText overflow,
-          OptionalText profile, OptionalText candidate, OptionalStream stream) {
+          OptionalText dtype, OptionalBool power_of_two, OptionalText overflow, OptionalText rule,
+          OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm"};
   GemmArguments arguments{
-      .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, profile}),
+      .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
       .out = view_of(kOperation.name, "out", out, kWide),
-      .c = kOperation.optional_input("c", c, kAddend),
-      .bias = kOperation.optional_input("bias", bias, kAddend),
+      .c = kOperation.optional("c", c, kAddend),
+      .bias = kOperation.optional("bias", bias, kAddend),
       .fast_accumulation = fast_accumulation,
       .candidate = candidate_of(candidate)};
-  arguments.b.channel_scale =
-      kOperation.optional_input("b.channel_scale", b_channel_scale, "float32");
+  arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
   octofold::gemm(arguments, stream_of(stream, out));
 }
 
@@ -96,8 +94,8 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
                           .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
                           .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
                           .out = view_of(kOperation.name, "out", out, kWide),
-                          .c = kOperation.optional_input("c", c, kAddend),
-                          .bias = kOperation.optional_input("bias", bias, kAddend),
+                          .c = kOperation.optional("c", c, kAddend),
+                          .bias = kOperation.optional("bias", bias, kAddend),
                           .fast_accumulation = fast_accumulation,
                           .candidate = candidate_of(candidate)},
                          stream_of(stream, out));
@@ -105,17 +103,15 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
 
 void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,
                 Tensor out, Tensor out_scale, String a_granularity, String b_granularity,
-                String activation, OptionalBool power_of_two, String overflow, String profile,
+                String activation, OptionalBool power_of_two, String overflow, String rule,
                 OptionalText candidate, OptionalStream stream) {
   constexpr CastOperation kOperation{"gated_gemm"};
-  GatedGemmArguments arguments{.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
-                               .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-                               .out = {view_of(kOperation.name, "out", out, "e4m3 or e5m2"),
-                                       view_of(kOperation.name, "out.scale", out_scale, "float32"),
-                                       Granularity::kBlock1x128},
-                               .activation = parse_activation(view_of(activation)),
-                               .options = options_of(power_of_two, overflow, profile),
-                               .candidate = candidate_of(candidate)};
+  GatedGemmArguments arguments{
+      .a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+      .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+      .out = target_of(kOperation.name, out, out_scale, format_of(power_of_two, overflow, rule)),
+      .activation = parse_activation(view_of(activation)),
+      .candidate = candidate_of(candidate)};
   if (offsets) {
     arguments.groups = RowGroups{view_of(kOperation.name, "groups.offsets", *offsets, "int32")};
   }

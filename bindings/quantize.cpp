@@ -1,9 +1,12 @@
 #include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/map.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
+#include "octofold/dequantize.h"
 #include "octofold/scale_layout.h"
 
 #include "cast_arguments.h"
@@ -21,18 +24,18 @@ void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
               OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
               tvm::ffi::String granularity, OptionalText transposed_granularity,
               tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-              tvm::ffi::String profile, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
+              tvm::ffi::String rule, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
               OptionalStream stream) {
-  QuantizeOptions options = options_of(power_of_two, overflow, profile);
-  if (static_scales) options.scales = ScaleSource::kGiven;
-  const CastOperation operation{"quantize"};
+  const CastOperation operation{"cast"};
   const TensorView input = operation.input("x", x);  // looked at before what is written
-  octofold::quantize(input,
-                     operation.targets(data, scale, transposed_data, transposed_scale,
-                                       operation.columns(sums, amax, workspace), granularity,
-                                       transposed_granularity, offsets, channel_scale,
-                                       transposed_channel_scale, matrices),
-                     options, stream_of(stream, x));
+  CastTargets targets = operation.targets(
+      {data, scale, channel_scale}, {transposed_data, transposed_scale, transposed_channel_scale},
+      format_of(power_of_two, overflow, rule), granularity, transposed_granularity,
+      static_scales ? ScaleSource::kGiven : ScaleSource::kComputed);
+  targets.columns = operation.columns(sums, amax, workspace);
+  targets.offsets = operation.offsets(offsets);
+  if (matrices) targets.matrices = *matrices;
+  octofold::cast(input, targets, stream_of(stream, x));
 }
 
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,
@@ -47,8 +50,8 @@ void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalT
 
 void convert(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String overflow,
              OptionalStream stream) {
-  octofold::convert(view_of("convert", "x", x), view_of("convert", "out", out),
-                    parse_overflow(view_of(overflow)), stream_of(stream, out));
+  octofold::convert_dtype(view_of("convert_dtype", "x", x), view_of("convert_dtype", "out", out),
+                          parse_overflow(view_of(overflow)), stream_of(stream, out));
 }
 
 int64_t column_workspace_rows(int64_t rows, bool sums, bool amax) {
@@ -58,6 +61,16 @@ int64_t column_workspace_rows(int64_t rows, bool sums, bool amax) {
 tvm::ffi::Shape scale_shape(tvm::ffi::String granularity, int64_t rows, int64_t cols) {
   return tvm::ffi::Shape(
       octofold::scale_shape(parse_granularity(view_of(granularity)), rows, cols));
+}
+
+// Of each its name, and how many rows and columns a unit has; 0: all that there are.
+tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> granularities() {
+  tvm::ffi::Array<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>> all;
+  for (const GranularityRow& row : kGranularityTable) {
+    all.push_back(
+        {{"name", tvm::ffi::String(row.name)}, {"rows", row.rows}, {"columns", row.cols}});
+  }
+  return all;
 }
 
 // Shape and strides.
@@ -73,6 +86,7 @@ OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(dequantize)
 OCTOFOLD_EXPORT(convert)
 OCTOFOLD_EXPORT(column_workspace_rows)
+OCTOFOLD_EXPORT(granularities)
 OCTOFOLD_EXPORT(scale_layout)
 OCTOFOLD_EXPORT(scale_shape)
 

@@ -31,38 +31,40 @@ struct Operation {
 };
 
 TopKOptions options_of(const tvm::ffi::String& scoring, bool normalize, std::int64_t groups,
-                       std::int64_t top_groups, double scale) {
+                       std::int64_t top_groups, double scaling_factor) {
   return {.scoring = parse_scoring(view_of(scoring)),
           .normalize = normalize,
           .groups = groups,
           .top_groups = top_groups,
-          .scale = static_cast<float>(scale)};
+          .scaling_factor = static_cast<float>(scaling_factor)};
 }
 
 }  // namespace
 
 void top_k(tvm::ffi::TensorView logits, OptionalTensor bias, tvm::ffi::TensorView ids,
            tvm::ffi::TensorView weights, int64_t /*k: that of ids*/, tvm::ffi::String scoring,
-           bool normalize, int64_t groups, int64_t top_groups, double scale,
+           bool normalize, int64_t groups, int64_t top_groups, double scaling_factor,
            OptionalStream stream) {
   const Operation operation{"top_k"};
   TopKArguments arguments{.logits = operation.wide("logits", logits),
                           .ids = operation.index("ids", ids),
                           .weights = operation.floats("weights", weights)};
   if (bias) arguments.bias = operation.floats("bias", *bias);
-  octofold::top_k(arguments, options_of(scoring, normalize, groups, top_groups, scale),
+  octofold::top_k(arguments, options_of(scoring, normalize, groups, top_groups, scaling_factor),
                   stream_of(stream, logits));
 }
 
 void top_k_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView logits,
                     tvm::ffi::TensorView ids, tvm::ffi::TensorView logits_gradient,
-                    tvm::ffi::String scoring, bool normalize, double scale, OptionalStream stream) {
+                    tvm::ffi::String scoring, bool normalize, double scaling_factor,
+                    OptionalStream stream) {
   const Operation operation{"top_k_gradient"};
   octofold::top_k_gradient({.gradient = operation.floats("gradient", gradient),
                             .logits = operation.wide("logits", logits),
                             .ids = operation.index("ids", ids),
                             .logits_gradient = operation.wide("logits_gradient", logits_gradient)},
-                           options_of(scoring, normalize, 1, 1, scale), stream_of(stream, logits));
+                           options_of(scoring, normalize, 1, 1, scaling_factor),
+                           stream_of(stream, logits));
 }
 
 void sort_by_expert(tvm::ffi::TensorView ids, tvm::ffi::TensorView offsets,

@@ -35,17 +35,16 @@ int main() {
   for (float& value : x) value = normal(generator);
   for (float& value : w) value = normal(generator);
 
-  ScaledMatrix a(kTokens, kInputs, Granularity::kBlock1x128);
-  ScaledMatrix b(kExperts * kOutputs, kInputs, Granularity::kBlock128x128);
-  octofold::quantize(matrix(x.data(), DType::kFloat32, kTokens, kInputs), {.rows = a.view()});
-  octofold::quantize(matrix(w.data(), DType::kFloat32, kExperts * kOutputs, kInputs),
-                     {.rows = b.view()});
-  octofold::grouped_gemm(
-      {.a = a.view(),
-       .b = by_expert(b),
-       .groups = octofold::RowGroups{octofold::vector(kOffsets.data(), DType::kInt32,
-                                                      kOffsets.size())},
-       .out = matrix(y.data(), DType::kFloat32, kTokens, kOutputs)});
+  ScaledMatrix a(kTokens, kInputs, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix b(kExperts * kOutputs, kInputs, {.granularity = Granularity::kBlock128x128});
+  octofold::cast(matrix(x.data(), DType::kFloat32, kTokens, kInputs), {.rows = a.target()});
+  octofold::cast(matrix(w.data(), DType::kFloat32, kExperts * kOutputs, kInputs),
+                 {.rows = b.target()});
+  octofold::grouped_gemm({.a = a.view(),
+                          .b = by_expert(b),
+                          .groups = octofold::RowGroups{octofold::vector(
+                              kOffsets.data(), DType::kInt32, kOffsets.size())},
+                          .out = matrix(y.data(), DType::kFloat32, kTokens, kOutputs)});
 
   double error = 0, norm = 0;
   for (std::int64_t expert = 0; expert < kExperts; ++expert) {

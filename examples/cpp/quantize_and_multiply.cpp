@@ -17,10 +17,10 @@ int main() {
   for (float& value : x) value = normal(generator);
   for (float& value : w) value = normal(generator);
 
-  ScaledMatrix a(tokens, inputs, Granularity::kBlock1x128);
-  ScaledMatrix b(outputs, inputs, Granularity::kBlock128x128);
-  octofold::quantize(matrix(x.data(), DType::kFloat32, tokens, inputs), {.rows = a.view()});
-  octofold::quantize(matrix(w.data(), DType::kFloat32, outputs, inputs), {.rows = b.view()});
+  ScaledMatrix a(tokens, inputs, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix b(outputs, inputs, {.granularity = Granularity::kBlock128x128});
+  octofold::cast(matrix(x.data(), DType::kFloat32, tokens, inputs), {.rows = a.target()});
+  octofold::cast(matrix(w.data(), DType::kFloat32, outputs, inputs), {.rows = b.target()});
   octofold::gemm(
       {.a = a.view(), .b = b.view(), .out = matrix(y.data(), DType::kFloat32, tokens, outputs)});
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 #include "octofold/export.h"
 #include "octofold/grouped_gemm.h"
 #include "octofold/stream.h"
@@ -19,23 +19,21 @@ namespace octofold {
 /// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu. With groups:
 ///   [G, 2·N, K], a group's gates, then its ups; scales as in grouped_gemm().
 /// groups: each row has the weights of its group. There are no products of masked groups.
-/// out: codes [..., N], e4m3 or e5m2, scales 1x128 of any strides; columns contiguous, rows that do
-///   not overlap. With groups, rows from the last offset on are not written.
+/// out: a target of cast(), of codes [..., N] and scales 1x128, which are computed. With groups,
+///   rows from the last offset on are not written.
 /// activation: a gated one (vocabulary.h).
-/// options: of the cast, as in quantize(); scales are computed.
 /// candidate: as in gemm().
 ///
-/// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and quantize_activation() of
-/// that, gate and up in halves: gate and up are the sums rounded to BF16, the activation is worked
-/// out in FP32 and rounded to BF16, and what is cast is that. To the bit, but that a product which
-/// gemm() sums in slices of K may round its sums otherwise.
+/// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and the cast() of that as
+/// Activated, gate and up in halves: gate and up are the sums rounded to BF16, the activation is
+/// worked out in FP32 and rounded to BF16, and what is cast is that. To the bit, but that a product
+/// which gemm() sums in slices of K may round its sums otherwise.
 struct GatedGemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
   std::optional<RowGroups> groups{};
-  MutableScaledTensorView out;
+  CastTarget out;
   Activation activation = Activation::kSwiGlu;
-  QuantizeOptions options{};
   std::string candidate{};
 };
 
@@ -45,8 +43,7 @@ struct GatedGemmArguments {
 /// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
 /// kUnsupported: as gemm(), and on a GPU for N that is no multiple of 128 (there a block of 128
 /// rows of b would scale gates and ups), for K = 0, and where addresses or row strides of a, b or
-/// out's codes are no multiples of 16 bytes. gemm() and quantize_activation() take those, and the
-/// CPU.
+/// out's codes are no multiples of 16 bytes. gemm() and cast() take those, and the CPU.
 OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

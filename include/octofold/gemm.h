@@ -5,8 +5,8 @@
 #include <string>
 #include <variant>
 
-#include "octofold/casts.h"
 #include "octofold/export.h"
+#include "octofold/format.h"
 #include "octofold/product_problem.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
@@ -18,10 +18,8 @@ namespace octofold {
 struct CastOperand {
   /// float32, float16 or bfloat16 [..., K]; columns (K) contiguous, any row stride.
   TensorView data;
-  /// Of the codes, e4m3 or e5m2.
-  DType dtype = DType::kE4M3;
-  /// As in quantize(); scales are computed.
-  QuantizeOptions options{};
+  /// How it is cast; its granularity is 1x128. Scales are computed.
+  Format format{};
 };
 
 /// out[..., N] = A[..., K] · B[N, K]ᵀ (+ C[..., N]) (+ bias[N]).
@@ -42,9 +40,9 @@ struct CastOperand {
 /// and bias are added in FP32; one rounding to out's type. docs/numerics.md has the error limits.
 /// The same input gives the same bits.
 ///
-/// With an A that is cast the result is that of quantize() and gemm() one after another, to the bit
+/// With an A that is cast the result is that of cast() and gemm() one after another, to the bit
 /// but for one thing: on a GPU both may take K in other slices, and round their sums otherwise. It
-/// is for few rows, as in decoding: each tile of out casts the rows that it takes, where quantize()
+/// is for few rows, as in decoding: each tile of out casts the rows that it takes, where cast()
 /// would have cast them once, and what is saved is a kernel. Many rows are right too, but slow.
 struct GemmArguments {
   std::variant<ScaledTensorView, CastOperand> a;
@@ -70,7 +68,7 @@ struct GemmArguments {
 /// Throws Error: kInvalidArgument names the argument, and lists the candidates where there is none
 /// of a name; kUnavailable: no usable driver or compiler; kUnsupported: a GPU without kernels,
 /// sizes or numbers of tiles near 2^31 and more, and, with an A that is cast, K = 0 and a B whose
-/// address or row stride is no multiple of 16 bytes. quantize() and gemm() of its codes take those,
+/// address or row stride is no multiple of 16 bytes. cast() and gemm() of its codes take those,
 /// and the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 

@@ -5,7 +5,9 @@
 #include <memory>
 #include <span>
 
+#include "octofold/cast_targets.h"
 #include "octofold/export.h"
+#include "octofold/format.h"
 #include "octofold/scale_layout.h"
 #include "octofold/tensor.h"
 #include "octofold/types.h"
@@ -16,28 +18,27 @@ namespace octofold {
 /// memory or on a GPU. It moves but does not copy; to() makes a copy, on any device.
 ///
 /// Example:
-///   ScaledMatrix w(outputs, inputs, Granularity::kBlock128x128);
-///   quantize(matrix(values.data(), DType::kFloat32, outputs, inputs), {.rows = w.view()});
+///   ScaledMatrix w(outputs, inputs, {.granularity = Granularity::kBlock128x128});
+///   cast(matrix(values.data(), DType::kFloat32, outputs, inputs), {.rows = w.target()});
 ///   const ScaledMatrix w_on_gpu = w.to({DeviceType::kCuda, 0});
 class OCTOFOLD_API ScaledMatrix {
  public:
   /// All codes and scales are zero. On a GPU the call returns when they are; memory is of the
   /// device's primary context, as is the CUDA runtime's and torch's.
   /// Throws Error: kInvalidArgument for sizes that are negative or that memory cannot hold, for a
-  /// dtype that is not FP8, for a device that is not there; kUnavailable without a usable driver,
-  /// and where the GPU has too little memory left. Throws std::bad_alloc where the host has.
-  ScaledMatrix(std::int64_t rows, std::int64_t cols, Granularity granularity,
-               DType dtype = DType::kE4M3, Device device = {});
+  /// format.dtype that is not FP8, for a device that is not there; kUnavailable without a usable
+  /// driver, and where the GPU has too little memory left. Throws std::bad_alloc where the host
+  /// has.
+  ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& format = {}, Device device = {});
 
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
-  Granularity granularity() const { return granularity_; }
-  DType dtype() const { return dtype_; }
+  const Format& format() const { return format_; }
   Device device() const { return device_; }
 
-  /// What operations take; row_slice() makes views of some of the rows.
-  MutableScaledTensorView view();
+  /// What operations read, and what cast() writes; row_slice() makes either of some of the rows.
   ScaledTensorView view() const;
+  CastTarget target();
 
   /// A copy on another device, or on the same. It is there when the call returns. Work of other
   /// streams than the legacy default one has to be waited for before.
@@ -61,8 +62,7 @@ class OCTOFOLD_API ScaledMatrix {
   void require_host() const;
 
   std::int64_t rows_, cols_;
-  Granularity granularity_;
-  DType dtype_;
+  Format format_;
   Device device_;
   ScaleLayout layout_;
   Memory codes_, scales_;

@@ -53,40 +53,30 @@ template <typename T>
 using ViewOf = std::conditional_t<std::is_const_v<T>, TensorView, MutableTensorView>;
 }
 
-/// Row-major matrix [rows, cols]; `row_stride` in elements, cols when left out.
+/// A row-major matrix [rows, cols]; `row_stride` is in elements, and cols if left out.
 template <typename T>
 constexpr detail::ViewOf<T> matrix(T* data, DType dtype, std::int64_t rows, std::int64_t cols,
                                    std::int64_t row_stride = -1, Device device = {}) {
   return {data, dtype, 2, {rows, cols}, {row_stride < 0 ? cols : row_stride, 1}, device};
 }
 
-/// Contiguous vector [size].
+/// A contiguous vector [size].
 template <typename T>
 constexpr detail::ViewOf<T> vector(T* data, DType dtype, std::int64_t size, Device device = {}) {
   return {data, dtype, 1, {size}, {1}, device};
 }
 
 /// An FP8 tensor with the FP32 scales that take its codes back to values: x ≈ code × scale.
-/// `data` is [..., K], e4m3 or e5m2; the shape of `scale` follows from the granularity (casts.h).
-template <typename Pointer>
-struct BasicScaledTensorView {
-  BasicTensorView<Pointer> data;
-  BasicTensorView<Pointer> scale;
+/// `data` is [..., K], e4m3 or e5m2; the shape of `scale` follows from the granularity
+/// (cast_targets.h).
+struct ScaledTensorView {
+  TensorView data;
+  TensorView scale;
   Granularity granularity = Granularity::kTensor;
   /// Two-level scales: a factor for each row of the matrix [rows, K] besides, x ≈ code × scale ×
-  /// factor. float32 [rows], contiguous, leading dimensions counted as rows; read, never written;
-  /// with kBlock128x128 only. A factor that is no positive normal number (0, NaN, infinity) counts
-  /// as 1.
+  /// factor. float32 [rows], contiguous, leading dimensions counted as rows; with kBlock128x128
+  /// only. A factor that is no positive normal number (0, NaN, infinity) counts as 1.
   std::optional<TensorView> channel_scale{};
-
-  constexpr operator BasicScaledTensorView<const void*>() const
-    requires(!std::is_const_v<std::remove_pointer_t<Pointer>>)
-  {
-    return {data, scale, granularity, channel_scale};
-  }
 };
-
-using ScaledTensorView = BasicScaledTensorView<const void*>;
-using MutableScaledTensorView = BasicScaledTensorView<void*>;
 
 }  // namespace octofold

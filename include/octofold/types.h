@@ -18,7 +18,7 @@ enum class Overflow : std::uint8_t { kSaturate, kNan };
 /// Whose arithmetic a scaled cast follows. The rules themselves are values in
 /// kernels/shared/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
 /// library they hold byte for byte.
-enum class CastProfile : std::uint8_t {
+enum class Rule : std::uint8_t {
   kDeepGemm,
   kVllm,
   kVllmPerToken,
@@ -39,7 +39,7 @@ enum class CastProfile : std::uint8_t {
 OCTOFOLD_API std::string_view name(DType dtype);
 OCTOFOLD_API std::string_view name(Granularity granularity);
 OCTOFOLD_API std::string_view name(Overflow overflow);
-OCTOFOLD_API std::string_view name(CastProfile profile);
+OCTOFOLD_API std::string_view name(Rule rule);
 OCTOFOLD_API std::string_view name(Activation activation);
 OCTOFOLD_API std::string_view name(GateLayout layout);
 OCTOFOLD_API std::string_view name(NormKind norm);
@@ -50,7 +50,7 @@ OCTOFOLD_API std::string_view name(Scoring scoring);
 OCTOFOLD_API DType parse_dtype(std::string_view text);
 OCTOFOLD_API Granularity parse_granularity(std::string_view text);
 OCTOFOLD_API Overflow parse_overflow(std::string_view text);
-OCTOFOLD_API CastProfile parse_profile(std::string_view text);
+OCTOFOLD_API Rule parse_rule(std::string_view text);
 OCTOFOLD_API Activation parse_activation(std::string_view text);
 OCTOFOLD_API GateLayout parse_gate_layout(std::string_view text);
 OCTOFOLD_API NormKind parse_norm(std::string_view text);

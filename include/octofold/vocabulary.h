@@ -9,7 +9,11 @@ namespace octofold {
 /// IEEE-like (largest finite 57344). int32 counts and places: no operation computes in it.
 enum class DType : unsigned char { kFloat32, kFloat16, kBFloat16, kE4M3, kE5M2, kInt32 };
 
-/// How many elements of a row-major matrix X[rows, cols] share one FP32 scale.
+/// Number of consecutive K values that share a scale in the block granularities, and the longest
+/// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
+inline constexpr int kScaleBlock = 128;
+
+/// Which elements of a row-major matrix X[rows, cols] share one FP32 scale: a unit of them.
 ///
 /// | granularity    | shape of the scale tensor           |
 /// |----------------|-------------------------------------|
@@ -21,13 +25,45 @@ enum class DType : unsigned char { kFloat32, kFloat16, kBFloat16, kE4M3, kE5M2, 
 /// A partial block at a ragged edge has a scale of its own, over the elements that exist.
 enum class Granularity : unsigned char { kTensor, kChannel, kBlock1x128, kBlock128x128 };
 
+/// A granularity's name and its unit. A unit of kWhole rows or columns has all that there are.
+struct GranularityRow {
+  static constexpr int kWhole = 0;
+
+  Granularity granularity;
+  const char* name;
+  int rows;
+  int cols;
+
+  /// Whether scales differ from one block of K to the next: they act on partial sums, while others
+  /// may wait until the sum is finished.
+  constexpr bool varies_along_k() const { return cols != kWhole; }
+  /// Whether each row has scales of its own.
+  constexpr bool scales_rows() const { return rows == 1; }
+};
+
+/// All that is known of granularities, in the order of the enumerators.
+inline constexpr GranularityRow kGranularityTable[] = {
+    {Granularity::kTensor, "tensor", GranularityRow::kWhole, GranularityRow::kWhole},
+    {Granularity::kChannel, "channel", 1, GranularityRow::kWhole},
+    {Granularity::kBlock1x128, "1x128", 1, kScaleBlock},
+    {Granularity::kBlock128x128, "128x128", kScaleBlock, kScaleBlock},
+};
+
+/// A number that is none of the enumerators counts as the first: operations refuse it by name.
+constexpr GranularityRow row_of(Granularity granularity) {
+  constexpr unsigned kCount = sizeof(kGranularityTable) / sizeof(GranularityRow);
+  const auto index = static_cast<unsigned>(granularity);
+  return kGranularityTable[index < kCount ? index : 0];
+}
+
+constexpr bool varies_along_k(Granularity granularity) {
+  return row_of(granularity).varies_along_k();
+}
+constexpr bool scales_rows(Granularity granularity) { return row_of(granularity).scales_rows(); }
+
 /// kRms divides rows by their root mean square (Zhang, Sennrich 2019, arXiv:1910.07467), kLayer
 /// centres them and divides by their standard deviation (Ba et al. 2016, arXiv:1607.06450).
 enum class NormKind : unsigned char { kRms, kLayer };
-
-/// Number of consecutive K values that share a scale in the block granularities, and the longest
-/// run of K that is summed before its partial sum is promoted to the FP32 accumulator.
-inline constexpr int kScaleBlock = 128;
 
 /// What stands between the two linear layers of an MLP. The gated ones take two values for each
 /// result, gate and up ("GLU Variants Improve Transformer", Shazeer 2020, arXiv:2002.05202).
@@ -67,11 +103,5 @@ constexpr int size_of(DType dtype) {
 }
 
 constexpr bool is_fp8(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kE5M2; }
-
-/// Whether scales differ from one block of K to the next: they act on partial sums, while others
-/// may wait until the sum is finished.
-constexpr bool varies_along_k(Granularity granularity) {
-  return granularity == Granularity::kBlock1x128 || granularity == Granularity::kBlock128x128;
-}
 
 }  // namespace octofold

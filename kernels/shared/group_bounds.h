@@ -37,7 +37,7 @@ constexpr GroupBounds first_group_of_rows(const int* numbers, int groups, int ro
   return next_group_of_rows<kWork>({first, first}, numbers, 0, groups, rows);
 }
 
-// Columns of a group where K is in groups, of `columns` in all: octofold/casts.h,
+// Columns of a group where K is in groups, of `columns` in all: octofold/cast_targets.h,
 // group_columns().
 constexpr GroupBounds columns_of_group(const int* offsets, int group, int groups, int columns) {
   const int most = columns - kScaleBlock * groups + kScaleBlock - 1;  // rows that were cast

@@ -13,7 +13,7 @@ from ._core.progress import Progress, reporting
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What quantize_checkpoint or convert_checkpoint did."""
+    """The report of quantize_checkpoint() or convert_checkpoint()."""
 
     quantized: tuple[str, ...]
     """Names of the weights in FP8."""
@@ -38,7 +38,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """Bytes in a file of a checkpoint."""
+    """A tensor of a checkpoint, as bytes in a file."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class CheckpointWeight:
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What inspect_checkpoint found."""
+    """The result of inspect_checkpoint()."""
 
     family: str | None
     """None: nothing is FP8."""
@@ -81,28 +81,30 @@ class CheckpointContents:
 
 
 def default_skip_patterns() -> tuple[str, ...]:
-    """What quantize_checkpoint leaves as it is: embeddings, routers, output heads, and weights that
-    models read without their layer (Mamba's `dt_proj`, T5's `wo`)."""
+    """The patterns of what quantize_checkpoint() leaves as it is: embeddings, routers, output
+    heads, and weights that models read past their layer (Mamba's `dt_proj`, T5's `wo`).
+    """
     return tuple(map(str, library.default_skip_patterns()))
 
 
 def checkpoint_families() -> tuple[str, ...]:
-    """Names of the families that there are: "deepseek-v3", "finegrained-fp8" (transformers'),
-    "compressed-tensors", "modelopt", "torchao", "comfyui" (single files of diffusion models)."""
+    """The names of all families: "deepseek-v3", "finegrained-fp8" (transformers'),
+    "compressed-tensors", "modelopt", "torchao", "comfyui" (single files of diffusion models).
+    """
     return tuple(map(str, library.checkpoint_families()))
 
 
 def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
-    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, where
-    their codes and scales are.
+    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, and
+    where their codes and scales are.
 
-    input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. The family
-        is that which config.json (or hf_quant_config.json) beside it names, else that of the
-        tensors' names.
+    input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. config.json
+        (or hf_quant_config.json) beside it names the family; without one, the names of the tensors
+        tell.
 
-    Raises BadFormatError for files that are not valid, tensors that contradict their config or each
-    other, scales that are missing or of no known shape; UnsupportedError for quantizations other
-    than FP8; IoError.
+    Raises BadFormatError for files that are not valid, for tensors that contradict their config or
+    each other, and for scales that are missing or have no known shape; UnsupportedError for
+    quantizations other than FP8; IoError.
     """
     contents = library.inspect_checkpoint(os.fspath(input))
     family = contents["family"]
@@ -180,16 +182,16 @@ def convert_checkpoint(
     granularity: str | None = None,
     progress: Progress | None = None,
 ) -> CheckpointReport:
-    """Rewrite a checkpoint in FP8 as another family has it.
+    """Rewrite a checkpoint in FP8 in the layout of another family.
 
     input, output, progress, errors: as in quantize_checkpoint().
     family: one of checkpoint_families().
-    granularity: of the weights; None: their own where the family has it, else one that repeats
-        their scales, else the first of the family's.
+    granularity: that of the weights; None: their own where the family has it, else one that can
+        repeat their scales, else the family's first.
 
     Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
-    the same; weights of which they cannot are cast anew from their values, logged and reported. So
-    are scales of inputs and other tensors that the family has no place for.
+    the same. Other weights are cast anew from their values, logged and reported. Scales of inputs
+    and other tensors for which the family has no place are dropped, logged and reported.
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(

@@ -78,32 +78,25 @@ template <typename ScaledView>
 auto flat_scale(const Arguments& check, const std::string& argument, const ScaledView& tensor) {
   const auto& scale = tensor.scale;
   check.require_sizes(argument, scale);
-  switch (tensor.granularity) {
-    case Granularity::kTensor:
-    case Granularity::kBlock128x128: break;
-    case Granularity::kChannel: {
-      const bool has_one_more = scale.rank == tensor.data.rank && scale.shape[scale.rank - 1] == 1;
-      const std::int32_t rank = has_one_more ? scale.rank - 1 : scale.rank;
-      if (has_leading_dimensions(scale, tensor, rank)) {
-        return vector_of(scale, merge(check, argument, scale, rank));
-      }
-      break;
-    }
-    case Granularity::kBlock1x128:
-      if (has_leading_dimensions(scale, tensor, scale.rank - 1)) {
-        return matrix_of(check, argument, scale);
-      }
-      break;
+  const Granularity granularity = granularity_of(tensor);
+  if (!scales_rows(granularity)) return scale;
+  if (varies_along_k(granularity)) {
+    const bool leads = has_leading_dimensions(scale, tensor, scale.rank - 1);
+    return leads ? matrix_of(check, argument, scale) : scale;
   }
-  return scale;
+  const bool has_one_more = scale.rank == tensor.data.rank && scale.shape[scale.rank - 1] == 1;
+  const std::int32_t rank = has_one_more ? scale.rank - 1 : scale.rank;
+  if (!has_leading_dimensions(scale, tensor, rank)) return scale;
+  return vector_of(scale, merge(check, argument, scale, rank));
 }
 
 template <typename ScaledView>
 ScaledView flat_scaled(const Arguments& check, std::string_view argument,
                        const ScaledView& tensor) {
-  const auto data = matrix_of(check, argument, tensor.data);
-  return {data, flat_scale(check, std::string(argument) + ".scale", tensor), tensor.granularity,
-          tensor.channel_scale};
+  ScaledView flat = tensor;
+  flat.data = matrix_of(check, argument, tensor.data);
+  flat.scale = flat_scale(check, std::string(argument) + ".scale", tensor);
+  return flat;
 }
 
 // Codes and scales of lines are those of one matrix.
@@ -111,13 +104,13 @@ template <typename ScaledView>
 ScaledView flat_stack(const Arguments& check, std::string_view argument, const ScaledView& stack,
                       std::int64_t matrices) {
   ScaledView flat = flat_scaled(check, argument, stack);
-  const bool of_tensors = stack.granularity == Granularity::kTensor;
-  if (!of_tensors && stack.granularity != Granularity::kBlock128x128) return flat;
+  const Granularity granularity = granularity_of(stack);
+  if (scales_rows(granularity)) return flat;
   const std::string scale = std::string(argument) + ".scale";
   check.require_shape(
       scale, stack.scale,
-      stacked_scale_shape(stack.granularity, matrices, flat.data.shape[0], flat.data.shape[1]));
-  if (!of_tensors) flat.scale = matrix_of(check, scale, stack.scale);
+      stacked_scale_shape(granularity, matrices, flat.data.shape[0], flat.data.shape[1]));
+  if (varies_along_k(granularity)) flat.scale = matrix_of(check, scale, stack.scale);
   return flat;
 }
 
@@ -137,9 +130,8 @@ ScaledTensorView flatten(const Arguments& check, std::string_view argument,
   return flat_scaled(check, argument, tensor);
 }
 
-MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
-                                const MutableScaledTensorView& tensor) {
-  return flat_scaled(check, argument, tensor);
+CastTarget flatten(const Arguments& check, std::string_view argument, const CastTarget& target) {
+  return flat_scaled(check, argument, target);
 }
 
 ScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
@@ -147,8 +139,8 @@ ScaledTensorView flatten_stack(const Arguments& check, std::string_view argument
   return flat_stack(check, argument, stack, matrices);
 }
 
-MutableScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
-                                      const MutableScaledTensorView& stack, std::int64_t matrices) {
+CastTarget flatten_stack(const Arguments& check, std::string_view argument, const CastTarget& stack,
+                         std::int64_t matrices) {
   return flat_stack(check, argument, stack, matrices);
 }
 

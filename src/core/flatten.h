@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "octofold/cast_targets.h"
 #include "octofold/tensor.h"
 
 #include "core/check.h"
@@ -17,17 +18,17 @@ MutableTensorView flatten(const Arguments& check, std::string_view argument,
                           const MutableTensorView& tensor);
 
 /// The same of codes, and of their scales where these have leading dimensions too: what
-/// Arguments::require_scaled() takes, if the scale has one of the shapes that casts.h allows.
+/// Arguments::require_scaled() takes, if the scale has one of the shapes that cast_targets.h
+/// allows.
 ScaledTensorView flatten(const Arguments& check, std::string_view argument,
                          const ScaledTensorView& tensor);
-MutableScaledTensorView flatten(const Arguments& check, std::string_view argument,
-                                const MutableScaledTensorView& tensor);
+CastTarget flatten(const Arguments& check, std::string_view argument, const CastTarget& target);
 
 /// The same of a stack of so many matrices (CastTargets::matrices), whose scales have to be those
 /// of one.
 ScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
                                const ScaledTensorView& stack, std::int64_t matrices);
-MutableScaledTensorView flatten_stack(const Arguments& check, std::string_view argument,
-                                      const MutableScaledTensorView& stack, std::int64_t matrices);
+CastTarget flatten_stack(const Arguments& check, std::string_view argument, const CastTarget& stack,
+                         std::int64_t matrices);
 
 }  // namespace octofold::core

@@ -15,13 +15,11 @@ namespace {
 // Strides by which the scale of unit (row, col) is found; a shape of rank 1 (or all ones) has none
 // along the other dimension.
 template <typename T, typename View>
-ScaleAccess<T> access(const View& tensor) {
-  T* data = static_cast<T*>(tensor.scale.data);
-  if (tensor.granularity == Granularity::kTensor) {
-    return {data, tensor.scale.element_count() > 1 ? tensor.scale.strides[0] : 0, 0};
-  }
-  if (tensor.granularity == Granularity::kChannel) return {data, tensor.scale.strides[0], 0};
-  return {data, tensor.scale.strides[0], tensor.scale.strides[1]};
+ScaleAccess<T> access(const View& scale, Granularity granularity) {
+  T* data = static_cast<T*>(scale.data);
+  if (varies_along_k(granularity)) return {data, scale.strides[0], scale.strides[1]};
+  const bool of_one = granularity == Granularity::kTensor && scale.element_count() <= 1;
+  return {data, of_one ? 0 : scale.strides[0], 0};
 }
 
 // So many rows later.
@@ -36,7 +34,7 @@ void skip_rows(View& tensor, std::int64_t count) {
 template <typename View>
 View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) {
   const std::int64_t rows = stack.data.shape[0] / matrices;
-  const ScaleGrid grid = scale_grid(stack.granularity, rows, stack.data.shape[1]);
+  const ScaleGrid grid = scale_grid(granularity_of(stack), rows, stack.data.shape[1]);
   View matrix = stack;
   skip_rows(matrix.data, index * rows);
   matrix.data.shape[0] = rows;
@@ -52,41 +50,29 @@ View one_of_stack(const View& stack, std::int64_t matrices, std::int64_t index) 
 }  // namespace
 
 UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols) {
-  switch (granularity) {
-    case Granularity::kTensor: return {rows, cols};
-    case Granularity::kChannel: return {1, cols};
-    case Granularity::kBlock1x128: return {1, kScaleBlock};
-    case Granularity::kBlock128x128: return {kScaleBlock, kScaleBlock};
-  }
-  return {rows, cols};
+  const GranularityRow unit = row_of(granularity);
+  return {unit.rows == GranularityRow::kWhole ? rows : unit.rows,
+          unit.cols == GranularityRow::kWhole ? cols : unit.cols};
 }
 
 ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols,
                      std::int64_t matrices) {
-  switch (granularity) {
-    case Granularity::kTensor: return {matrices, 1};
-    case Granularity::kChannel: return {rows, 1};
-    case Granularity::kBlock1x128: return {rows, ceil_divide(cols, kScaleBlock)};
-    case Granularity::kBlock128x128:
-      return {matrices * ceil_divide(rows / matrices, kScaleBlock), ceil_divide(cols, kScaleBlock)};
-  }
-  return {1, 1};
+  // A dimension that is whole has one unit even where it is empty.
+  const auto units = [](std::int64_t size, int unit) {
+    return unit == GranularityRow::kWhole ? 1 : ceil_divide(size, unit);
+  };
+  const GranularityRow unit = row_of(granularity);
+  return {matrices * units(rows / matrices, unit.rows), units(cols, unit.cols)};
 }
 
 bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices) {
   const TensorView& scale = tensor.scale;
+  if (tensor.granularity == Granularity::kTensor) return scale.element_count() == matrices;
   const ScaleGrid grid =
       scale_grid(tensor.granularity, tensor.data.shape[0], tensor.data.shape[1], matrices);
-  switch (tensor.granularity) {
-    case Granularity::kTensor: return scale.element_count() == matrices;
-    case Granularity::kChannel:
-      return scale.shape[0] == grid.rows &&
-             (scale.rank == 1 || (scale.rank == 2 && scale.shape[1] == 1));
-    case Granularity::kBlock1x128:
-    case Granularity::kBlock128x128:
-      return scale.rank == 2 && scale.shape[0] == grid.rows && scale.shape[1] == grid.cols;
-  }
-  return false;
+  const bool is_vector = scale.rank == 1 && !varies_along_k(tensor.granularity);
+  return scale.shape[0] == grid.rows &&
+         (is_vector || (scale.rank == 2 && scale.shape[1] == grid.cols));
 }
 
 std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int64_t matrices,
@@ -99,10 +85,10 @@ std::vector<std::int64_t> stacked_scale_shape(Granularity granularity, std::int6
 
 std::optional<std::int64_t> matrices_of(const ScaledTensorView& tensor) {
   const TensorView& scale = tensor.scale;
-  const bool of_squares = tensor.granularity == Granularity::kBlock128x128 && scale.rank == 3;
-  const bool of_tensors = tensor.granularity == Granularity::kTensor && scale.rank == 1;
   const std::int64_t matrices = scale.shape[0];
-  if (!(of_squares || of_tensors) || matrices < 1 || tensor.data.shape[0] % matrices != 0) {
+  if (scales_rows(tensor.granularity) ||
+      scale.rank != (varies_along_k(tensor.granularity) ? 3 : 1) || matrices < 1 ||
+      tensor.data.shape[0] % matrices != 0) {
     return std::nullopt;
   }
   return matrices;
@@ -113,17 +99,16 @@ ScaledTensorView matrix_of_stack(const ScaledTensorView& stack, std::int64_t mat
   return one_of_stack(stack, matrices, index);
 }
 
-MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
-                                        std::int64_t index) {
+CastTarget matrix_of_stack(const CastTarget& stack, std::int64_t matrices, std::int64_t index) {
   return one_of_stack(stack, matrices, index);
 }
 
 ScaleAccess<const float> scale_access(const ScaledTensorView& tensor) {
-  return access<const float>(tensor);
+  return access<const float>(tensor.scale, tensor.granularity);
 }
 
-ScaleAccess<float> scale_access(const MutableScaledTensorView& tensor) {
-  return access<float>(tensor);
+ScaleAccess<float> scale_access(const CastTarget& target) {
+  return access<float>(target.scale, target.format.granularity);
 }
 
 }  // namespace octofold::core
@@ -147,7 +132,7 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
   const core::Arguments check("row_slice");
   check.require_scaled_input("matrix", matrix);
   const std::int64_t rows = matrix.data.shape[0];
-  const std::int64_t unit = core::unit_size(matrix.granularity, 1, 1).rows;
+  const std::int64_t unit = core::unit_size(core::granularity_of(matrix), 1, 1).rows;
   const auto starts_a_scale = [&](std::int64_t row) { return row % unit == 0; };
   if (begin < 0 || begin > rows || !(starts_a_scale(begin) || begin == rows)) {
     check.fail("begin", core::format("a multiple of {} up to {}", unit, rows),
@@ -163,7 +148,7 @@ View slice_rows(View matrix, std::int64_t begin, std::int64_t end) {
     core::skip_rows(*matrix.channel_scale, begin);
     matrix.channel_scale->shape[0] = end - begin;
   }
-  if (matrix.granularity == Granularity::kTensor) return matrix;
+  if (core::granularity_of(matrix) == Granularity::kTensor) return matrix;
   core::skip_rows(matrix.scale, core::ceil_divide(begin, unit));
   matrix.scale.shape[0] = core::ceil_divide(end, unit) - core::ceil_divide(begin, unit);
   return matrix;
@@ -175,12 +160,7 @@ std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows
                                       std::int64_t cols) {
   require_sizes("scale_shape", granularity, rows, cols);
   const core::ScaleGrid grid = core::scale_grid(granularity, rows, cols);
-  switch (granularity) {
-    case Granularity::kTensor:
-    case Granularity::kChannel: return {grid.rows};
-    case Granularity::kBlock1x128:
-    case Granularity::kBlock128x128: break;
-  }
+  if (!varies_along_k(granularity)) return {grid.rows};
   return {grid.rows, grid.cols};
 }
 
@@ -197,7 +177,7 @@ ScaleLayout scale_layout(Granularity granularity, std::int64_t rows, std::int64_
   }
   std::vector<std::int64_t> shape = scale_shape(granularity, rows, cols);
   if (shape.size() == 1) return {std::move(shape), {1}};
-  const bool by_columns = granularity == Granularity::kBlock1x128 && device == DeviceType::kCuda;
+  const bool by_columns = scales_rows(granularity) && device == DeviceType::kCuda;
   if (by_columns) return {std::move(shape), {1, core::ceil_divide(rows, kAlignment) * kAlignment}};
   const std::int64_t cols_of_scales = shape[1];
   return {std::move(shape), {cols_of_scales, 1}};
@@ -216,9 +196,8 @@ ScaledTensorView row_slice(const ScaledTensorView& matrix, std::int64_t begin, s
   return slice_rows(matrix, begin, end);
 }
 
-MutableScaledTensorView row_slice(const MutableScaledTensorView& matrix, std::int64_t begin,
-                                  std::int64_t end) {
-  return slice_rows(matrix, begin, end);
+CastTarget row_slice(const CastTarget& target, std::int64_t begin, std::int64_t end) {
+  return slice_rows(target, begin, end);
 }
 
 }  // namespace octofold

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "octofold/cast_targets.h"
 #include "octofold/tensor.h"
 
 namespace octofold::core {
@@ -21,6 +22,9 @@ struct UnitSize {
 };
 UnitSize unit_size(Granularity granularity, std::int64_t rows, std::int64_t cols);
 
+inline Granularity granularity_of(const ScaledTensorView& tensor) { return tensor.granularity; }
+inline Granularity granularity_of(const CastTarget& target) { return target.format.granularity; }
+
 /// How many units there are along the rows and the columns. Tensor granularity has one unit even
 /// for an empty matrix, as its scale is a scalar. Of a stack of `matrices`, which divides the rows:
 /// along the rows of them all, whose units are one below another.
@@ -31,7 +35,7 @@ struct ScaleGrid {
 ScaleGrid scale_grid(Granularity granularity, std::int64_t rows, std::int64_t cols,
                      std::int64_t matrices = 1);
 
-/// Whether the scale tensor has one of the shapes that casts.h allows; of a stack, one whose
+/// Whether the scale tensor has one of the shapes that cast_targets.h allows; of a stack, one whose
 /// leading dimensions are one.
 bool scale_shape_matches(const ScaledTensorView& tensor, std::int64_t matrices = 1);
 
@@ -46,8 +50,7 @@ std::optional<std::int64_t> matrices_of(const ScaledTensorView& tensor);
 /// One of a stack's matrices, all of which are the rows of one (flat codes, flat scales).
 ScaledTensorView matrix_of_stack(const ScaledTensorView& stack, std::int64_t matrices,
                                  std::int64_t index);
-MutableScaledTensorView matrix_of_stack(const MutableScaledTensorView& stack, std::int64_t matrices,
-                                        std::int64_t index);
+CastTarget matrix_of_stack(const CastTarget& stack, std::int64_t matrices, std::int64_t index);
 
 /// Access to the scale of unit (row, col), whichever of the allowed shapes and strides it has. Of
 /// the tensors in a stack, the rows are the matrices.
@@ -62,6 +65,6 @@ struct ScaleAccess {
   }
 };
 ScaleAccess<const float> scale_access(const ScaledTensorView& tensor);
-ScaleAccess<float> scale_access(const MutableScaledTensorView& tensor);
+ScaleAccess<float> scale_access(const CastTarget& target);
 
 }  // namespace octofold::core

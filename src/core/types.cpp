@@ -2,6 +2,7 @@
 
 #include <array>
 #include <fmt/ranges.h>
+#include <iterator>
 #include <vector>
 
 #include "core/check.h"
@@ -32,11 +33,16 @@ struct Names {
 
 constexpr Names<DType, 6> kDTypes{"dtype",
                                   {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int32"}};
-constexpr Names<Granularity, 4> kGranularities{"granularity",
-                                               {"tensor", "channel", "1x128", "128x128"}};
+constexpr auto kGranularities = [] {
+  Names<Granularity, std::size(kGranularityTable)> names{"granularity", {}};
+  for (const GranularityRow& row : kGranularityTable) {
+    names.texts[static_cast<std::size_t>(row.granularity)] = row.name;
+  }
+  return names;
+}();
 constexpr Names<Overflow, 2> kOverflows{"overflow", {"saturate", "nan"}};
-constexpr Names<CastProfile, 9> kProfiles{
-    "profile",
+constexpr Names<Rule, 9> kRules{
+    "rule",
     {"deepgemm", "vllm", "vllm-per-token", "te", "torchao", "torchao-tensor", "deepseek",
      "compressed-tensors", "compressed-tensors-0.12"}};
 constexpr Names<Activation, 7> kActivations{
@@ -50,7 +56,7 @@ constexpr Names<Scoring, 2> kScorings{"scoring", {"softmax", "sigmoid"}};
 std::string_view name(DType dtype) { return kDTypes.of(dtype); }
 std::string_view name(Granularity granularity) { return kGranularities.of(granularity); }
 std::string_view name(Overflow overflow) { return kOverflows.of(overflow); }
-std::string_view name(CastProfile profile) { return kProfiles.of(profile); }
+std::string_view name(Rule rule) { return kRules.of(rule); }
 std::string_view name(Activation activation) { return kActivations.of(activation); }
 std::string_view name(GateLayout layout) { return kGateLayouts.of(layout); }
 std::string_view name(NormKind norm) { return kNorms.of(norm); }
@@ -63,7 +69,7 @@ DType parse_dtype(std::string_view text) {
 }
 Granularity parse_granularity(std::string_view text) { return kGranularities.parse(text); }
 Overflow parse_overflow(std::string_view text) { return kOverflows.parse(text); }
-CastProfile parse_profile(std::string_view text) { return kProfiles.parse(text); }
+Rule parse_rule(std::string_view text) { return kRules.parse(text); }
 Activation parse_activation(std::string_view text) { return kActivations.parse(text); }
 GateLayout parse_gate_layout(std::string_view text) { return kGateLayouts.parse(text); }
 NormKind parse_norm(std::string_view text) { return kNorms.parse(text); }

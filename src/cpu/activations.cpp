@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <vector>
 
-#include "cpu/casts.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 
@@ -78,18 +78,11 @@ class Row {
   std::vector<float> values_;
 };
 
-OwnedMatrix new_matrix(std::int64_t rows, std::int64_t cols, DType dtype) {
-  OwnedMatrix result;
-  result.memory.resize(static_cast<std::size_t>(rows * cols * size_of(dtype)));
-  result.view = matrix(static_cast<const void*>(result.memory.data()), dtype, rows, cols);
-  return result;
-}
-
 // Rows as `work(row, values)` makes them; each thread has a worker.
 template <typename MakeWorker>
 OwnedMatrix matrix_of_rows(std::int64_t rows, std::int64_t cols, DType dtype,
                            MakeWorker&& make_worker) {
-  OwnedMatrix result = new_matrix(rows, cols, dtype);
+  OwnedMatrix result = OwnedMatrix::make(rows, cols, dtype);
   void* data = result.memory.data();
   parallel_for(rows, 8 * cols, [&] {
     return [&, worker = make_worker(),
@@ -102,14 +95,6 @@ OwnedMatrix matrix_of_rows(std::int64_t rows, std::int64_t cols, DType dtype,
 }
 
 }  // namespace
-
-OwnedMatrix dequantized(const ScaledTensorView& x, DType dtype) {
-  const std::int64_t rows = x.data.shape[0], cols = x.data.shape[1];
-  OwnedMatrix result = new_matrix(rows, cols, dtype);
-  void* data = result.memory.data();
-  cpu::dequantize(x, matrix(data, dtype, rows, cols));
-  return result;
-}
 
 OwnedMatrix activation(const TensorView& x, Activation activation, GateLayout layout) {
   const std::int64_t cols = Row(x, activation, layout).columns();

@@ -228,7 +228,7 @@ class Worker {
       const auto i = static_cast<std::size_t>(key);
       k.load(first + key, {k_.data() + i * head_size_, head_size_});
       v.load(first + key, {v_.data() + i * head_size_, head_size_});
-      k_scales[i] = k.scale_of(first + key) * arguments_.scale;
+      k_scales[i] = k.scale_of(first + key) * arguments_.softmax_scale;
       v_scales[i] = v.scale_of(first + key);
     }
     for (Row& row : rows_) {

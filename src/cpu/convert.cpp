@@ -32,7 +32,7 @@ void store(const float* values, std::int64_t count, void* data, DType dtype, std
   });
 }
 
-void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow) {
+void convert_dtype(const TensorView& x, const MutableTensorView& out, Overflow overflow) {
   const std::int64_t cols = x.shape[1];
   if (cols == 0) return;  // memcpy takes no null pointer, even for nothing
   parallel_for(x.shape[0], cols, [&] {

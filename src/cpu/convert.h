@@ -15,7 +15,7 @@ void load(const void* data, DType dtype, std::int64_t offset, std::int64_t strid
 void store(const float* values, std::int64_t count, void* data, DType dtype, std::int64_t offset,
            Overflow overflow);
 
-/// octofold::convert on checked arguments of rank 2.
-void convert(const TensorView& x, const MutableTensorView& out, Overflow overflow);
+/// octofold::convert_dtype on checked arguments of rank 2.
+void convert_dtype(const TensorView& x, const MutableTensorView& out, Overflow overflow);
 
 }  // namespace octofold::cpu

@@ -1,14 +1,14 @@
-// Casts of gathered rows on the CPU, on checked arguments.
+// Gathered rows on the CPU, on checked arguments.
 #pragma once
 
-#include "octofold/gathered.h"
+#include "octofold/cast_sources.h"
 
-#include "kernels/cast/config/cast.h"
+#include "cpu/owned_matrix.h"
 
 namespace octofold::cpu {
 
-/// octofold::quantize_gathered. No source is less than -1 or beyond the places of x.
-void quantize_gathered(const GatheredRows& rows, const CastTargets& out,
-                       const config::CastFormat& format, ScaleSource scales);
+/// The rows, and zeros for those that come from nowhere. No place is less than -1 or beyond those
+/// of x.
+OwnedMatrix gathered(const GatheredRows& rows);
 
 }  // namespace octofold::cpu

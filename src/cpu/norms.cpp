@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "cpu/casts.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 
@@ -36,11 +34,11 @@ double mean_of(double sum, std::int64_t count) {
 }
 
 std::int64_t batches_of(const NormOperands& operands) {
-  if (operands.scale) return operands.scale->shape[0];
-  return operands.shift ? operands.shift->shape[0] : 1;
+  if (operands.ada_scale) return operands.ada_scale->shape[0];
+  return operands.ada_shift ? operands.ada_shift->shape[0] : 1;
 }
 
-// How many rows have the same scale and shift.
+// How many rows have the same ada_scale and ada_shift.
 std::int64_t rows_per_batch(const NormOperands& operands, std::int64_t rows) {
   return std::max<std::int64_t>(rows / std::max<std::int64_t>(batches_of(operands), 1), 1);
 }
@@ -53,24 +51,24 @@ class Operands {
         rows_per_batch_(rows_per_batch(operands, rows)),
         weight(static_cast<std::size_t>(cols), 1.0f),
         bias(static_cast<std::size_t>(cols), 0.0f),
-        scale(bias),
-        shift(bias) {
+        ada_scale(bias),
+        ada_shift(bias) {
     if (operands.weight) read(*operands.weight, 0, weight);
     if (operands.bias) read(*operands.bias, 0, bias);
   }
 
   void go_to(std::int64_t row) {
     const std::int64_t batch = row / rows_per_batch_;
-    if (operands_.scale) read(*operands_.scale, batch, scale);
-    if (operands_.shift) read(*operands_.shift, batch, shift);
+    if (operands_.ada_scale) read(*operands_.ada_scale, batch, ada_scale);
+    if (operands_.ada_shift) read(*operands_.ada_shift, batch, ada_shift);
   }
 
   // Each operation that there is, rounded by itself: one that is left out may not turn -0 into 0.
   float apply(float n, std::size_t i) const {
     if (operands_.weight) n *= weight[i];
     if (operands_.bias) n += bias[i];
-    if (operands_.scale) n *= 1.0f + scale[i];
-    if (operands_.shift) n += shift[i];
+    if (operands_.ada_scale) n *= 1.0f + ada_scale[i];
+    if (operands_.ada_shift) n += ada_shift[i];
     return n;
   }
 
@@ -79,7 +77,7 @@ class Operands {
   std::int64_t rows_per_batch_;
 
  public:
-  Row weight, bias, scale, shift;
+  Row weight, bias, ada_scale, ada_shift;
 };
 
 struct Statistics {
@@ -102,13 +100,13 @@ Statistics statistics_of(const Row& x, NormKind kind, float epsilon) {
 }
 
 // What is normed: x, or its rounded sum with the residual, which is written and read back.
-void read_normed(const NormArguments& arguments, std::int64_t row, Row& x, Row& residual) {
-  read(arguments.x, row, x);
-  if (!arguments.residual) return;
-  read(*arguments.residual, row, residual);
+void read_normed(const Normed& source, std::int64_t row, Row& x, Row& residual) {
+  read(source.x, row, x);
+  if (!source.residual) return;
+  read(*source.residual, row, residual);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] += residual[i];
-  write(x, *arguments.sum, row);
-  read(*arguments.sum, row, x);
+  write(x, *source.sum, row);
+  read(*source.sum, row, x);
 }
 
 // The gradient by x of a row, from the terms that do not depend on it: all in double.
@@ -122,7 +120,7 @@ struct RowGradient {
     for (std::size_t i = 0; i < n.size(); ++i) {
       n[i] = (static_cast<double>(x[i]) - mean) * rstd;
       g[i] = static_cast<double>(dy[i]) * static_cast<double>(operands.weight[i]) *
-             (1 + static_cast<double>(operands.scale[i]));
+             (1 + static_cast<double>(operands.ada_scale[i]));
     }
   }
 
@@ -148,7 +146,7 @@ double number(const std::optional<TensorView>& vector, std::int64_t index) {
 // Columns [col, col + count) of all gradients by operands, from all rows in their order.
 class ColumnGradients {
  public:
-  ColumnGradients(const NormBackwardArguments& arguments, const NormGradients& gradients,
+  ColumnGradients(const NormGradientArguments& arguments, const NormGradients& gradients,
                   std::int64_t col, std::int64_t count)
       : arguments_(arguments),
         gradients_(gradients),
@@ -165,11 +163,11 @@ class ColumnGradients {
 
   void find() {
     const NormOperands& operands = arguments_.operands;
-    const std::int64_t rows = arguments_.dy.shape[0], height = rows_per_batch(operands, rows);
+    const std::int64_t rows = arguments_.gradient.shape[0], height = rows_per_batch(operands, rows);
     if (operands.weight) read_columns(*operands.weight, 0, weight_);
     if (operands.bias) read_columns(*operands.bias, 0, bias_);
     for (std::int64_t batch = 0; batch < batches_of(operands); ++batch) {
-      if (operands.scale) read_columns(*operands.scale, batch, scale_);
+      if (operands.ada_scale) read_columns(*operands.ada_scale, batch, scale_);
       std::ranges::fill(products_, 0);
       std::ranges::fill(offsets_, 0);
       const std::int64_t end = std::min(rows, (batch + 1) * height);
@@ -197,7 +195,7 @@ class ColumnGradients {
   }
 
   void add(std::int64_t row) {
-    read_columns(arguments_.dy, row, dy_);
+    read_columns(arguments_.gradient, row, dy_);
     read_columns(arguments_.x, row, x_);
     const double mean = number(arguments_.mean, row), rstd = number(arguments_.rstd, row);
     for (std::size_t i = 0; i < dy_.size(); ++i) {
@@ -216,11 +214,11 @@ class ColumnGradients {
       of_scale[i] = products_[i] * static_cast<double>(weight_[i]) +
                     offsets_[i] * static_cast<double>(bias_[i]);
     }
-    store_floats(gradients_.dscale, batch, of_scale);
-    store_floats(gradients_.dshift, batch, offsets_);
+    store_floats(gradients_.d_ada_scale, batch, of_scale);
+    store_floats(gradients_.d_ada_shift, batch, offsets_);
   }
 
-  const NormBackwardArguments& arguments_;
+  const NormGradientArguments& arguments_;
   const NormGradients& gradients_;
   std::int64_t col_;
   Row dy_, x_, weight_, bias_, scale_;
@@ -229,20 +227,20 @@ class ColumnGradients {
 
 }  // namespace
 
-void normalize(const NormArguments& arguments, const MutableTensorView& y) {
-  const std::int64_t rows = arguments.x.shape[0], cols = arguments.x.shape[1];
+void normalize(const Normed& source, const MutableTensorView& y) {
+  const std::int64_t rows = source.x.shape[0], cols = source.x.shape[1];
   parallel_for(rows, cols, [&] {
-    return [&, operands = Operands(arguments.operands, rows, cols),
+    return [&, operands = Operands(source.operands, rows, cols),
             x = Row(static_cast<std::size_t>(cols)),
             residual = Row(static_cast<std::size_t>(cols))](std::int64_t row) mutable {
-      read_normed(arguments, row, x, residual);
-      const Statistics statistics = statistics_of(x, arguments.kind, arguments.epsilon);
-      number(arguments.rstd, row) = statistics.rstd;
-      if (arguments.mean) number(*arguments.mean, row) = statistics.mean;
+      read_normed(source, row, x, residual);
+      const Statistics statistics = statistics_of(x, source.kind, source.epsilon);
+      number(source.rstd, row) = statistics.rstd;
+      if (source.mean) number(*source.mean, row) = statistics.mean;
       operands.go_to(row);
       for (std::size_t i = 0; i < x.size(); ++i) {
         float value = x[i];
-        if (arguments.kind == NormKind::kLayer) value -= statistics.mean;
+        if (source.kind == NormKind::kLayer) value -= statistics.mean;
         x[i] = operands.apply(value * statistics.rstd, i);
       }
       write(x, y, row);
@@ -250,22 +248,13 @@ void normalize(const NormArguments& arguments, const MutableTensorView& y) {
   });
 }
 
-void quantize_norm(const NormArguments& arguments, const CastTargets& out,
-                   const config::CastFormat& format, ScaleSource scales) {
-  const TensorView& x = arguments.x;
-  std::vector<std::byte> memory(static_cast<std::size_t>(x.element_count() * size_of(x.dtype)));
-  const MutableTensorView y = matrix(memory.data(), x.dtype, x.shape[0], x.shape[1]);
-  normalize(arguments, y);
-  quantize(y, out, format, scales);
-}
-
-void norm_backward(const NormBackwardArguments& arguments, const NormGradients& gradients) {
-  const std::int64_t rows = arguments.dy.shape[0], cols = arguments.dy.shape[1];
+void norm_gradient(const NormGradientArguments& arguments, const NormGradients& gradients) {
+  const std::int64_t rows = arguments.gradient.shape[0], cols = arguments.gradient.shape[1];
   const auto size = static_cast<std::size_t>(cols);
   parallel_for(rows, cols, [&] {
     return [&, operands = Operands(arguments.operands, rows, cols), dy = Row(size), x = Row(size),
             addend = Row(size), gradient = RowGradient(size)](std::int64_t row) mutable {
-      read(arguments.dy, row, dy);
+      read(arguments.gradient, row, dy);
       read(arguments.x, row, x);
       if (arguments.residual_gradient) read(*arguments.residual_gradient, row, addend);
       operands.go_to(row);

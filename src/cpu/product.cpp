@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 #include "octofold/scale_layout.h"
 
 #include "core/scale_layout.h"
 #include "cpu/activations.h"
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 #include "cpu/matrix_product.h"
 #include "kernels/shared/group_bounds.h"
 
@@ -75,9 +75,10 @@ void multiply_cast(const core::Product& product) {
   const ScaleLayout layout = scale_layout(format.granularity, rows, depth);
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * depth));
   std::vector<float> scales(static_cast<std::size_t>(layout.extent()));
-  const MutableScaledTensorView a{matrix<void>(codes.data(), format.out, rows, depth),
-                                  layout.view(scales.data()), format.granularity};
-  quantize(product.a.data, a, format, ScaleSource::kComputed);
+  const CastTarget a{matrix<void>(codes.data(), format.out, rows, depth),
+                     layout.view(scales.data()),
+                     {.dtype = format.out, .granularity = format.granularity}};
+  cast_matrix(product.a.data, a, format);
   core::Product of_codes = product;
   of_codes.a = a;
   multiply_codes(of_codes);
@@ -92,8 +93,9 @@ void multiply_gated(const core::Product& product) {
   both.out = matrix<void>(memory.data(), DType::kBFloat16, rows, columns);
   multiply_codes(both);
   const OwnedMatrix values = activation(both.out, gated.activation, GateLayout::kHalves);
-  quantize(values.view, {product.out, gated.scale, gated.format.granularity}, gated.format,
-           ScaleSource::kComputed);
+  const Granularity granularity = gated.format.granularity;
+  cast_matrix(values.view, {product.out, gated.scale, {product.out.dtype, granularity}},
+              gated.format);
 }
 
 void multiply_matrices(const core::Product& product) {

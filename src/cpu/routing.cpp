@@ -144,7 +144,7 @@ void top_k(const TopKArguments& arguments, const TopKOptions& options) {
       float* weights = row_of<float>(arguments.weights, token);
       for (std::size_t j = 0; j < best.size(); ++j) {
         const auto value = static_cast<float>(scores[static_cast<std::size_t>(best[j])]);
-        weights[j] = value / sum * options.scale;
+        weights[j] = value / sum * options.scaling_factor;
       }
     };
   });
@@ -175,7 +175,8 @@ void top_k_gradient(const TopKGradientArguments& arguments, const TopKOptions& o
         if (ids[j] < 0) continue;
         auto slope = static_cast<double>(gradient[j]);
         if (options.normalize) slope = (slope - products / sum) / sum;
-        slopes[static_cast<std::size_t>(ids[j])] += slope * static_cast<double>(options.scale);
+        slopes[static_cast<std::size_t>(ids[j])] +=
+            slope * static_cast<double>(options.scaling_factor);
       }
       double mean = 0;
       if (options.scoring == Scoring::kSoftmax) {

@@ -146,7 +146,7 @@ config::AttentionParams params_of(const AttentionArguments& arguments,
   params.splits = static_cast<int>(work.splits);
   params.window_left = window_of(arguments.window_left);
   params.window_right = window_of(arguments.window_right);
-  params.scale = arguments.scale * std::numbers::log2e_v<float>;
+  params.scale = arguments.softmax_scale * std::numbers::log2e_v<float>;
   params.q_vectors = rows_are_aligned(q, 16);
   params.out_pairs = rows_are_aligned(out, 4);
   params.partials = static_cast<float*>(arguments.workspace.data);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "octofold/cast_targets.h"
 #include "octofold/tensor.h"
 
 #include "core/scale_layout.h"
@@ -26,19 +27,23 @@ bool is_aligned(const std::optional<View>& matrix, std::int64_t bytes) {
   return !matrix || is_aligned(*matrix, bytes);
 }
 
-inline bool codes_are_aligned(const std::optional<MutableScaledTensorView>& out) {
+inline bool codes_are_aligned(const std::optional<CastTarget>& out) {
   return !out || is_aligned(out->data, 8);
 }
 
-inline const float* floats_of(const std::optional<TensorView>& vector) {
-  return vector ? static_cast<const float*>(vector->data) : nullptr;
+/// Null where it is left out.
+inline const float* floats_of(const std::optional<TensorView>& tensor) {
+  return tensor ? static_cast<const float*>(tensor->data) : nullptr;
+}
+inline float* floats_of(const std::optional<MutableTensorView>& tensor) {
+  return tensor ? static_cast<float*>(tensor->data) : nullptr;
 }
 
-inline const float* channel_scale_of(const std::optional<MutableScaledTensorView>& out) {
+inline const float* channel_scale_of(const std::optional<CastTarget>& out) {
   return out ? floats_of(out->channel_scale) : nullptr;
 }
 
-inline config::CastTarget target_of(const std::optional<MutableScaledTensorView>& out) {
+inline config::CastTarget target_of(const std::optional<CastTarget>& out) {
   if (!out) return {};
   const core::ScaleAccess<float> scale = core::scale_access(*out);
   return {.codes = static_cast<unsigned char*>(out->data.data),

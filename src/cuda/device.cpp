@@ -83,8 +83,8 @@ Kernel Device::new_kernel(const plan::KernelPlan& plan) const {
       return load(*ready);
     }
   } catch (const Error& error) {  // of a driver that is older than the compiler was, above all
-    core::log(LogLevel::kWarning, "cuda:{}: what comes with the library is compiled again: {}",
-              index_, error.what());
+    core::log(LogLevel::kWarning, "cuda:{}: a precompiled kernel is compiled again: {}", index_,
+              error.what());
   }
   return load(source_.compile(program));
 }

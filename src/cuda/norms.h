@@ -1,20 +1,21 @@
 // Norms on a GPU.
 #pragma once
 
-#include "octofold/norms.h"
+#include "octofold/cast_targets.h"
+#include "octofold/norm_gradient.h"
 
 #include "cuda/device.h"
 #include "kernels/cast/config/cast.h"
 
 namespace octofold::cuda {
 
-/// octofold::quantize_norm() on checked matrices that lie on `device`: one kernel, or one before
-/// those of the cast.
-void quantize_norm(Device& device, const NormArguments& arguments, const CastTargets& out,
-                   const config::CastFormat& format, ScaleSource scales, Stream stream);
+/// Statistics and sum of a checked source, by one kernel. Returns whether that has also written the
+/// targets, as it does where it can.
+bool normalize(Device& device, const Normed& source, const CastTargets& targets,
+               const config::CastFormat& format, Stream stream);
 
-/// octofold::norm_backward() likewise.
-void norm_backward(Device& device, const NormBackwardArguments& arguments,
+/// octofold::norm_gradient() on checked matrices that lie on `device`.
+void norm_gradient(Device& device, const NormGradientArguments& arguments,
                    const NormGradients& gradients, Stream stream);
 
 }  // namespace octofold::cuda

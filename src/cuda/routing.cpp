@@ -49,7 +49,7 @@ void top_k(Device& device, const TopKArguments& arguments, const TopKOptions& op
                                   .normalize = options.normalize,
                                   .groups = static_cast<int>(options.groups),
                                   .top_groups = static_cast<int>(options.top_groups),
-                                  .scale = options.scale,
+                                  .scale = options.scaling_factor,
                                   .ids = ints_of(arguments.ids),
                                   .weights = floats_of(arguments.weights),
                                   .weights_stride = arguments.weights.strides[0]};
@@ -77,7 +77,7 @@ void top_k_gradient(Device& device, const TopKGradientArguments& arguments,
       .experts = static_cast<int>(problem.experts),
       .slots = static_cast<int>(problem.slots),
       .normalize = options.normalize,
-      .scale = options.scale,
+      .scale = options.scaling_factor,
       .logits_gradient = arguments.logits_gradient.data,
       .logits_gradient_stride = arguments.logits_gradient.strides[0]};
   device.prepared(problem, [&] { return plan::plan_top_k_gradient(problem, device.gpu()); })

@@ -45,8 +45,8 @@ void encode_output(const Driver& driver, const core::Product& product, const Sm9
 }
 
 config::OutputScaleParams output_scale(const core::Product& product) {
-  const auto scale = core::scale_access(MutableScaledTensorView{product.out, product.gated->scale,
-                                                                product.gated->format.granularity});
+  const auto scale = core::scale_access(CastTarget{
+      product.out, product.gated->scale, {.granularity = product.gated->format.granularity}});
   return {scale.data, scale.row_stride, scale.col_stride};
 }
 

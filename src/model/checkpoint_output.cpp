@@ -36,7 +36,7 @@ void check_folder(std::string_view operation, const fs::path& output, const fs::
   if (!fs::exists(folder, error)) return;
   if (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)) {
     if (error) fail_io("open", folder, error.value());
-    fail(operation, "a path in a folder that does not exist or is empty", output);
+    fail(operation, "a path in a folder that does not exist yet or is empty", output);
   }
   if (fs::equivalent(folder, fs::current_path(error), error)) {
     fail(operation, "a path in a folder other than the current one, which would be replaced",
@@ -176,9 +176,9 @@ void check_output(std::string_view operation, const fs::path& input, const fs::p
 }
 
 CheckpointReport write_checkpoint(const CheckpointSource& source, const RewritePlan& plan,
-                                  const QuantizeOptions& cast, const CheckpointProgress& progress,
+                                  const Format& format, const CheckpointProgress& progress,
                                   const fs::path& output) {
-  Rewriter rewriter(plan, cast, progress, source.bytes());
+  Rewriter rewriter(plan, format, progress, source.bytes());
   switch (source.kind()) {
     case InputKind::kFile: return write_file(source, plan, rewriter, output);
     case InputKind::kIndex:

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "octofold/casts.h"
 #include "octofold/checkpoint.h"
+#include "octofold/format.h"
 
 #include "model/checkpoint_source.h"
 #include "model/rewrite_plan.h"
@@ -23,7 +23,7 @@ void check_output(std::string_view operation, const std::filesystem::path& input
 
 /// Carries out a plan: all of a checkpoint, whole or not at all.
 CheckpointReport write_checkpoint(const CheckpointSource& source, const RewritePlan& plan,
-                                  const QuantizeOptions& cast, const CheckpointProgress& progress,
+                                  const Format& format, const CheckpointProgress& progress,
                                   const std::filesystem::path& output);
 
 }  // namespace octofold::model

@@ -46,7 +46,7 @@ CheckpointReport quantize_checkpoint(const fs::path& input, const fs::path& outp
   model::RewritePlan plan = model::plan_quantization(model::read_contents(source), options);
   plan.of_diffusers = of_diffusers(source);
   return model::write_checkpoint(source, plan,
-                                 {.profile = options.profile, .power_of_two = options.power_of_two},
+                                 {.rule = options.rule, .power_of_two = options.power_of_two},
                                  options.progress, output);
 }
 

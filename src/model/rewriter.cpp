@@ -5,6 +5,9 @@
 #include <map>
 #include <utility>
 
+#include "octofold/convert_dtype.h"
+#include "octofold/dequantize.h"
+
 #include "core/check.h"
 #include "core/log.h"
 #include "model/contents.h"
@@ -51,7 +54,7 @@ void log_left_alone(const std::vector<LeftAlone>& weights) {
     if (!weight.reason.starts_with(kByPattern)) by_reason[weight.reason].push_back(weight.name);
   }
   for (const auto& [reason, names] : by_reason) {
-    core::log(LogLevel::kWarning, "{} weights are left as they are, as {}: {}", names.size(),
+    core::log(LogLevel::kWarning, "{} weights are left as they are, because {}: {}", names.size(),
               reason, quoted(names));
   }
 }
@@ -63,13 +66,13 @@ void log_names(std::string_view what, const std::vector<std::string>& names) {
 
 }  // namespace
 
-Rewriter::Rewriter(const RewritePlan& plan, const QuantizeOptions& cast,
+Rewriter::Rewriter(const RewritePlan& plan, const Format& format,
                    const CheckpointProgress& progress, std::int64_t total_bytes)
     : plan_(plan),
       metadata_(plan.family->metadata(describe(plan))),
       progress_(progress),
       total_bytes_(total_bytes),
-      caster_(cast) {
+      caster_(format) {
   advance(0);
 }
 
@@ -102,11 +105,12 @@ CheckpointReport Rewriter::finish() {
   report_.left_alone = plan_.left_alone;
   log_left_alone(report_.left_alone);
   log_names(
-      "weights hold NaN or infinity now, of their own or where the profile makes it of zeros "
-      "(deepseek, torchao-tensor)",
+      "weights hold NaN or infinity now: their own, or NaN that the rule makes of zeros (deepseek, "
+      "torchao-tensor)",
       report_.not_finite);
-  log_names("weights were cast anew, as no scales of the family say the same", report_.requantized);
-  log_names("tensors are left out, as the family has no place for them", report_.dropped);
+  log_names("weights were cast anew, because no scales of the family can repeat theirs",
+            report_.requantized);
+  log_names("tensors are left out, because the family has no place for them", report_.dropped);
   return report_;
 }
 
@@ -168,8 +172,8 @@ void Rewriter::widen(const Step& step, SafetensorsWriter& output) {
   each_piece(step.values, [&](std::int64_t offset, std::span<const std::byte> codes) {
     const auto count = std::ssize(codes);
     wide_.resize(2 * count);
-    convert(vector(codes.data(), fp8_of(step.values), count),
-            vector(wide_.data(), DType::kBFloat16, count));
+    convert_dtype(vector(codes.data(), fp8_of(step.values), count),
+                  vector(wide_.data(), DType::kBFloat16, count));
     output.write(step.name, 2 * offset, wide_);
   });
 }

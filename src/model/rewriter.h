@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "octofold/casts.h"
 #include "octofold/checkpoint.h"
+#include "octofold/format.h"
 
 #include "model/checkpoint_source.h"
 #include "model/rewrite_plan.h"
@@ -21,7 +21,7 @@ namespace octofold::model {
 class Rewriter {
  public:
   /// total_bytes: of the input. `plan` and `progress` must outlive this.
-  Rewriter(const RewritePlan& plan, const QuantizeOptions& cast, const CheckpointProgress& progress,
+  Rewriter(const RewritePlan& plan, const Format& format, const CheckpointProgress& progress,
            std::int64_t total_bytes);
 
   /// Writes one file of these steps, and returns the names of the tensors in it.

@@ -40,15 +40,11 @@ WeightScales WeightCaster::cast(const CastMatrix& matrix, bool& finite) {
   WeightScales scales{matrix.granularity, matrix.rows, matrix.cols, {}};
   scales.values.resize(shape[0] * (shape.size() > 1 ? shape[1] : 1));
   const std::vector<Tile> tiles = tiles_of(matrix);
-  QuantizeOptions options = options_;
   const bool again = matrix.granularity == Granularity::kTensor && tiles.size() > 1;
-  if (again) {
-    scales.values[0] = tensor_scale(matrix, tiles);
-    options.scales = ScaleSource::kGiven;
-    options.power_of_two.reset();
-  }
+  if (again) scales.values[0] = tensor_scale(matrix, tiles);
+  const ScaleSource source = again ? ScaleSource::kGiven : ScaleSource::kComputed;
   for (const Tile& tile : tiles) {
-    cast_tile(matrix, tile, options, scales, again);
+    cast_tile(matrix, tile, source, scales, again);
     finite = finite && all_finite(DType::kE4M3, codes_);
     for_each_run(tile, std::span<const std::byte>(codes_), matrix.codes);
   }
@@ -60,28 +56,31 @@ float WeightCaster::tensor_scale(const CastMatrix& matrix, std::span<const Tile>
   WeightScales scale{Granularity::kTensor, matrix.rows, matrix.cols, {0.0F}};
   float largest = 0;
   for (const Tile& tile : tiles) {
-    cast_tile(matrix, tile, options_, scale, false);
+    cast_tile(matrix, tile, ScaleSource::kComputed, scale, false);
     if (!(scale.values[0] <= largest) && !std::isnan(largest)) largest = scale.values[0];
   }
   return largest;
 }
 
-void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile,
-                             const QuantizeOptions& options, WeightScales& scales, bool again) {
+void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
+                             WeightScales& scales, bool again) {
   const TensorView values = matrix.values(tile, again);
   const std::vector<std::int64_t> shape = scale_shape(matrix.granularity, tile.rows, tile.cols);
   const std::int64_t blocks = shape.size() > 1 ? shape[1] : 1;
   codes_.resize(tile.size());
   tile_scales_.assign(shape[0] * blocks, 0);
-  if (options.scales == ScaleSource::kGiven) tile_scales_ = scales.values;
-  const MutableTensorView scale =
-      shape.size() > 1 ? octofold::matrix(tile_scales_.data(), DType::kFloat32, shape[0], blocks)
-                       : vector(tile_scales_.data(), DType::kFloat32, shape[0]);
-  quantize(values,
-           {.rows = MutableScaledTensorView{octofold::matrix(codes_.data(), DType::kE4M3, tile.rows,
-                                                             tile.cols),
-                                            scale, matrix.granularity}},
-           options);
+  CastTarget target{.data = octofold::matrix(codes_.data(), DType::kE4M3, tile.rows, tile.cols),
+                    .format = format_,
+                    .scales = source};
+  target.format.granularity = matrix.granularity;
+  if (source == ScaleSource::kGiven) {
+    tile_scales_ = scales.values;
+    target.format.power_of_two.reset();
+  }
+  target.scale = shape.size() > 1
+                     ? octofold::matrix(tile_scales_.data(), DType::kFloat32, shape[0], blocks)
+                     : vector(tile_scales_.data(), DType::kFloat32, shape[0]);
+  octofold::cast(values, {.rows = target});
   scales.put(tile, tile_scales_);
 }
 

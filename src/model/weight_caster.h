@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 
 #include "model/matrix_tiles.h"
 #include "model/weight_scales.h"
@@ -30,7 +30,8 @@ struct CastMatrix {
 
 class WeightCaster {
  public:
-  explicit WeightCaster(const QuantizeOptions& options) : options_(options) {}
+  /// `format`: rule and power_of_two of all casts.
+  explicit WeightCaster(const Format& format) : format_(format) {}
 
   /// Writes all codes, in e4m3, and returns the scales. finite: set to false where codes or scales
   /// are not.
@@ -40,10 +41,10 @@ class WeightCaster {
   /// The scale of the whole matrix: the largest that any tile would have, as a scale grows with
   /// the largest magnitude, NaN before all.
   float tensor_scale(const CastMatrix& matrix, std::span<const Tile> tiles);
-  void cast_tile(const CastMatrix& matrix, const Tile& tile, const QuantizeOptions& options,
+  void cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSource source,
                  WeightScales& scales, bool again);
 
-  QuantizeOptions options_;
+  Format format_;
   std::vector<std::byte> codes_;
   std::vector<float> tile_scales_;
 };

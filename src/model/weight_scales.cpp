@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "octofold/casts.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/scale_layout.h"
 
 #include "core/scale_layout.h"
@@ -20,16 +20,18 @@ float of_e8m0(std::byte code) {
                          : std::ldexp(1.0F, exponent - 127);
 }
 
+/// Blocks of scales along a row of so many columns.
+std::int64_t blocks_of(Granularity granularity, std::int64_t cols) {
+  return core::scale_grid(granularity, 1, cols).cols;
+}
+
 /// The place of the scale of element (row, col).
 std::int64_t place(Granularity granularity, std::int64_t cols, std::int64_t row, std::int64_t col) {
-  const std::int64_t blocks = core::ceil_divide(cols, std::int64_t{kScaleBlock});
-  switch (granularity) {
-    case Granularity::kTensor: return 0;
-    case Granularity::kChannel: return row;
-    case Granularity::kBlock1x128: return row * blocks + col / kScaleBlock;
-    case Granularity::kBlock128x128: return row / kScaleBlock * blocks + col / kScaleBlock;
-  }
-  return 0;
+  const auto unit_of = [](std::int64_t index, int unit) {
+    return unit == GranularityRow::kWhole ? 0 : index / unit;
+  };
+  const GranularityRow unit = row_of(granularity);
+  return unit_of(row, unit.rows) * blocks_of(granularity, cols) + unit_of(col, unit.cols);
 }
 
 }  // namespace
@@ -47,30 +49,22 @@ std::vector<float> floats_of(std::string_view dtype, std::span<const std::byte> 
   }
   std::vector<float> values(bytes.size() / 2);
   const auto count = std::ssize(values);
-  convert(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
-          vector(values.data(), DType::kFloat32, count));
+  convert_dtype(vector(bytes.data(), dtype == "BF16" ? DType::kBFloat16 : DType::kFloat16, count),
+                vector(values.data(), DType::kFloat32, count));
   return values;
 }
 
 TensorView WeightScales::of(const Tile& tile) const {
   const float* first = values.data() + place(granularity, cols, tile.row, tile.col);
-  switch (granularity) {
-    case Granularity::kTensor: return vector(first, DType::kFloat32, 1);
-    case Granularity::kChannel: return vector(first, DType::kFloat32, tile.rows);
-    case Granularity::kBlock1x128:
-    case Granularity::kBlock128x128: break;
-  }
   const std::vector<std::int64_t> shape = scale_shape(granularity, tile.rows, tile.cols);
-  const std::int64_t blocks = core::ceil_divide(cols, std::int64_t{kScaleBlock});
-  return matrix(first, DType::kFloat32, shape[0], shape[1], blocks);
+  if (shape.size() == 1) return vector(first, DType::kFloat32, shape[0]);
+  return matrix(first, DType::kFloat32, shape[0], shape[1], blocks_of(granularity, cols));
 }
 
 void WeightScales::put(const Tile& tile, std::span<const float> of_tile) {
   const std::vector<std::int64_t> shape = scale_shape(granularity, tile.rows, tile.cols);
-  const bool has_blocks = shape.size() > 1;
-  const std::int64_t blocks = has_blocks ? shape[1] : 1;
-  const std::int64_t stride =
-      has_blocks ? core::ceil_divide(cols, std::int64_t{kScaleBlock}) : std::int64_t{1};
+  const std::int64_t blocks = shape.size() > 1 ? shape[1] : 1;
+  const std::int64_t stride = blocks_of(granularity, cols);
   const auto first = values.begin() + place(granularity, cols, tile.row, tile.col);
   for (std::int64_t line = 0; line < shape[0]; ++line) {
     std::copy_n(of_tile.begin() + line * blocks, blocks, first + line * stride);
@@ -82,7 +76,7 @@ WeightScales WeightScales::repeated(Granularity finer) const {
   const std::vector<std::int64_t> shape = scale_shape(finer, rows, cols);
   const std::int64_t lines = shape[0];
   const std::int64_t blocks = shape.size() > 1 ? shape[1] : 1;
-  const std::int64_t rows_of_line = finer == Granularity::kBlock128x128 ? kScaleBlock : 1;
+  const std::int64_t rows_of_line = row_of(finer).rows;
   WeightScales result{finer, rows, cols, {}};
   result.values.reserve(lines * blocks);
   for (std::int64_t line = 0; line < lines; ++line) {

@@ -128,13 +128,14 @@ void attention(const AttentionArguments& given, Stream stream) {
   ops::Inputs inputs(check);
   const ops::AttentionQueries queries = checked_queries(check, given, inputs);
   ops::check_attention_operands(check, given, queries, inputs);
-  if (!std::isfinite(given.scale)) {
-    check.fail("scale", "a finite number", core::format("{}", given.scale));
+  if (!std::isfinite(given.softmax_scale)) {
+    check.fail("softmax_scale", "a finite number", core::format("{}", given.softmax_scale));
   }
   check_results(check, given, queries, inputs);
   AttentionArguments arguments = given;
-  if (arguments.scale == 0) {
-    arguments.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(queries.head_size)));
+  if (arguments.softmax_scale == 0) {
+    arguments.softmax_scale =
+        static_cast<float>(1 / std::sqrt(static_cast<double>(queries.head_size)));
   }
   if (ops::is_on_cpu(queries.device)) return cpu::attention(arguments);
   cuda::attention(ops::gpu("attention", queries.device), arguments, stream);

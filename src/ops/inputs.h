@@ -1,17 +1,27 @@
 // What an operation reads, apart from what it writes.
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "octofold/tensor.h"
 
 #include "core/check.h"
-#include "ops/cast_targets.h"
 
 namespace octofold::ops {
 
-/// What is read, by name, so that whatever is written can be held apart from it.
+/// One of them, by its name in the call.
+struct CastInput {
+  std::string_view argument;
+  TensorView view;  ///< a matrix
+};
+
+inline std::span<const std::int64_t> shape_of(const TensorView& tensor) {
+  return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
+}
+
+/// All of them, so that whatever is written can be held apart from them.
 class Inputs {
  public:
   explicit Inputs(const core::Arguments& check) : check_(check) {}

@@ -12,7 +12,7 @@
 #include "cpu/product.h"
 #include "cuda/product.h"
 #include "ops/backend.h"
-#include "ops/cast_targets.h"
+#include "ops/cast_target.h"
 #include "ops/grouped_operands.h"
 #include "ops/scales.h"
 
@@ -101,12 +101,6 @@ void run(std::string_view operation, const core::Product& product, Stream stream
 namespace octofold {
 namespace {
 
-void require_computed(const core::Arguments& check, ScaleSource scales) {
-  if (scales != ScaleSource::kComputed) {
-    check.fail("options.scales", "kComputed", "another ScaleSource");
-  }
-}
-
 // The operands of gemm(), as matrices; `given_a` is A as the caller has it.
 void set_operands(const core::Arguments& check, const ScaledTensorView& given_a,
                   const GemmArguments& given, core::Product& product) {
@@ -122,8 +116,13 @@ void set_operands(const core::Arguments& check, const ScaledTensorView& given_a,
 // The same of an A that is cast.
 void set_operands(const core::Arguments& check, const CastOperand& given_a,
                   const GemmArguments& given, core::Product& product) {
-  require_computed(check, given_a.options.scales);
-  check.require_dtype("a.dtype", {.dtype = given_a.dtype}, {DType::kE4M3, DType::kE5M2});
+  const Format& format = given_a.format;
+  check.require_dtype("dtype", {.dtype = format.dtype}, {DType::kE4M3, DType::kE5M2});
+  check.require_enumerator("granularity", format.granularity);
+  if (format.granularity != Granularity::kBlock1x128) {
+    check.fail("granularity", "1x128, which a tile of the product finds by itself",
+               name(format.granularity));
+  }
   const TensorView a = core::flatten(check, "a", given_a.data);
   check.require_input_matrix("a", a);
   check.require_dtype("a", a, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
@@ -134,9 +133,8 @@ void set_operands(const core::Arguments& check, const CastOperand& given_a,
   if (given.c) check.fail("c", "none beside an 'a' that is cast", "one");
   ops::require_accumulation(check, Granularity::kBlock1x128, given.b.granularity,
                             given.fast_accumulation);
-  const MutableScaledTensorView codes{{.dtype = given_a.dtype}, {}, Granularity::kBlock1x128};
   product.a = {a, {}, Granularity::kBlock1x128};
-  product.cast_a = ops::format_of(check, given_a.options, a.dtype, {.rows = codes});
+  product.cast_a = ops::format_of(check, format, a.dtype);
 }
 
 // What is read while out is written.
@@ -191,7 +189,9 @@ void require_gated(const core::Arguments& check, const GatedGemmArguments& given
     check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
                name(given.activation));
   }
-  require_computed(check, given.options.scales);
+  if (given.out.scales != ScaleSource::kComputed) {
+    check.fail("out.scales", "kComputed, as the product finds them", "another ScaleSource");
+  }
 }
 
 // Checks what is written, of so many rows of b for a row of it, and sets the epilogue.
@@ -205,12 +205,11 @@ void set_gated_output(const core::Arguments& check, const GatedGemmArguments& gi
   const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
   std::vector<std::int64_t> shape(leading.begin(), leading.end());
   shape.push_back(b_rows / 2);
-  const MutableScaledTensorView out = ops::checked_target(
-      check, "out", given.out, shape, ProductInputs(product).all(), ScaleSource::kComputed);
+  const CastTarget out =
+      ops::checked_target(check, "out", given.out, shape, ProductInputs(product).all());
   ops::require_scales(check, "out", plan::kGatedOut, ops::form_of(given.out));
   product.out = out.data;
-  product.gated = {given.activation,
-                   ops::format_of(check, given.options, DType::kBFloat16, {.rows = out}),
+  product.gated = {given.activation, ops::format_of(check, out.format, DType::kBFloat16),
                    out.scale};
 }
 

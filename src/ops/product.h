@@ -12,7 +12,7 @@
 
 #include "core/check.h"
 #include "core/product.h"
-#include "ops/cast_targets.h"
+#include "ops/inputs.h"
 
 namespace octofold::ops {
 

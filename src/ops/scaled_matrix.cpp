@@ -45,16 +45,15 @@ std::span<T> elements(void* memory, std::int64_t count) {
 
 }  // namespace
 
-ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, Granularity granularity,
-                           DType dtype, Device device)
+ScaledMatrix::ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& format,
+                           Device device)
     : rows_(rows),
       cols_(cols),
-      granularity_(granularity),
-      dtype_(dtype),
+      format_(format),
       device_(device),
-      layout_(scale_layout(granularity, rows, cols, device.type)) {
-  if (!is_fp8(dtype)) {
-    core::fail_argument(kOperation, "dtype", "e4m3 or e5m2", name(dtype));
+      layout_(scale_layout(format.granularity, rows, cols, device.type)) {
+  if (!is_fp8(format.dtype)) {
+    core::fail_argument(kOperation, "format.dtype", "e4m3 or e5m2", name(format.dtype));
   }
   codes_ = allocate(rows * cols, device);
   scales_ = allocate(layout_.extent() * size_of(DType::kFloat32), device);
@@ -79,18 +78,18 @@ void ScaledMatrix::Release::operator()(void* memory) const noexcept {
   }
 }
 
-MutableScaledTensorView ScaledMatrix::view() {
-  return {matrix(codes_.get(), dtype_, rows_, cols_, cols_, device_),
-          layout_.view(scales_.get(), device_), granularity_};
+CastTarget ScaledMatrix::target() {
+  return {matrix(codes_.get(), format_.dtype, rows_, cols_, cols_, device_),
+          layout_.view(scales_.get(), device_), format_};
 }
 
 ScaledTensorView ScaledMatrix::view() const {
-  return {matrix<const void>(codes_.get(), dtype_, rows_, cols_, cols_, device_),
-          layout_.view<const void>(scales_.get(), device_), granularity_};
+  return {matrix<const void>(codes_.get(), format_.dtype, rows_, cols_, cols_, device_),
+          layout_.view<const void>(scales_.get(), device_), format_.granularity};
 }
 
 ScaledMatrix ScaledMatrix::to(Device device) const {
-  ScaledMatrix result(rows_, cols_, granularity_, dtype_, device);
+  ScaledMatrix result(rows_, cols_, format_, device);
   copy(result.codes_.get(), device, codes_.get(), device_, rows_ * cols_);
   const std::int64_t extent = layout_.extent();
   const std::int64_t result_extent = result.layout_.extent();

@@ -3,14 +3,14 @@
 
 #include <string_view>
 
+#include "octofold/tensor.h"
+
 #include "core/check.h"
 #include "plan/operands.h"
 
 namespace octofold::ops {
 
-/// Of a ScaledTensorView or a MutableScaledTensorView.
-template <typename View>
-plan::Form form_of(const View& tensor) {
+inline plan::Form form_of(const ScaledTensorView& tensor) {
   return plan::form_of(tensor.granularity, tensor.channel_scale.has_value());
 }
 

@@ -243,12 +243,12 @@ void require_launchable(std::string_view operation, std::int64_t blocks, std::in
 }
 
 std::vector<CastLaunch> cast_launches(const CastProblem& problem, const Gpu& gpu) {
-  require_kernels(Operation::kCast, "quantize", gpu);
+  require_kernels(Operation::kCast, "cast", gpu);
   std::vector<CastLaunch> launches = cast_steps(problem, gpu);
   if (problem.columns.any()) launches.push_back(launch_columns(problem));
   std::erase_if(launches, [](const CastLaunch& launch) { return launch.blocks == 0; });
   for (const CastLaunch& launch : launches) {
-    require_launchable("quantize", launch.blocks, problem.rows, problem.cols);
+    require_launchable("cast", launch.blocks, problem.rows, problem.cols);
   }
   return launches;
 }
@@ -263,7 +263,7 @@ CastPlan plan_cast(const CastProblem& problem, const Gpu& gpu) {
 }
 
 ConvertPlan plan_convert(const ConvertProblem& problem, const Gpu& gpu) {
-  const char* operation = problem.scaled ? "dequantize" : "convert";
+  const char* operation = problem.scaled ? "dequantize" : "convert_dtype";
   require_kernels(Operation::kCast, operation, gpu);
   ConvertConfig config{.in = problem.in, .out = problem.out, .scaled = problem.scaled};
   if (problem.scaled) config.granularity = problem.granularity;

@@ -87,7 +87,7 @@ NormRowConfig norm_row_config(const NormProblem& problem) {
 }
 
 NormPlan plan_norm(const NormProblem& problem, const Gpu& gpu) {
-  constexpr const char* kOperation = "quantize_norm";
+  constexpr const char* kOperation = "cast";
   require_kernels(Operation::kNorm, kOperation, gpu);
   const NormRowConfig config = norm_row_config(problem);
   const std::int64_t blocks = ceil_divide(problem.rows, config.rows_per_block());
@@ -122,7 +122,7 @@ NormBackwardConfig norm_backward_config(const NormBackwardProblem& problem) {
 }
 
 NormBackwardPlan plan_norm_backward(const NormBackwardProblem& problem, const Gpu& gpu) {
-  constexpr const char* kOperation = "norm_backward";
+  constexpr const char* kOperation = "norm_gradient";
   require_kernels(Operation::kNorm, kOperation, gpu);
   NormBackwardPlan plan{.config = spans_of(problem)};
   if (problem.cols == 0) return plan;

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 #include <vector>
 
+#include "octofold/types.h"
+
 #include "core/format.h"
 
 namespace octofold::plan {
@@ -56,10 +58,10 @@ std::string_view word(Form form) {
     case Form::kFloat16: return "float16";
     case Form::kBFloat16: return "bfloat16";
     case Form::kCodes: return "fp8";
-    case Form::kTensor: return "tensor";
-    case Form::kChannel: return "channel";
-    case Form::kBlock1x128: return "1x128";
-    case Form::kBlock128x128: return "128x128";
+    case Form::kTensor: return name(Granularity::kTensor);
+    case Form::kChannel: return name(Granularity::kChannel);
+    case Form::kBlock1x128: return name(Granularity::kBlock1x128);
+    case Form::kBlock128x128: return name(Granularity::kBlock128x128);
     case Form::kTwoLevel: return "two-level";
     case Form::kHead: return "head";
     case Form::kKeysOfHead: return "128 keys";
@@ -69,13 +71,9 @@ std::string_view word(Form form) {
 
 Form form_of(Granularity granularity, bool has_channel_scale) {
   if (has_channel_scale) return Form::kTwoLevel;
-  switch (granularity) {
-    case Granularity::kTensor: return Form::kTensor;
-    case Granularity::kChannel: return Form::kChannel;
-    case Granularity::kBlock1x128: return Form::kBlock1x128;
-    case Granularity::kBlock128x128: return Form::kBlock128x128;
-  }
-  return Form::kTensor;  // operations have checked that it is one of these
+  // One after another, in the order of the granularities.
+  const auto first = static_cast<unsigned>(Form::kTensor);
+  return static_cast<Form>(first + static_cast<unsigned>(row_of(granularity).granularity));
 }
 
 std::span<const OperationRule> operation_rules() { return kRules; }
@@ -105,7 +103,7 @@ std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_gi
     return Refusal{"out.transposed",
                    core::format("granularity {}, as 'out.rows'{}", word(of_rows),
                                 !lines         ? ""
-                                : scales_given ? ", or channel"
+                                : scales_given ? ", or channel (squares are found with the codes)"
                                                : ", or channel, or 128x128"),
                    std::string(word(of_transpose))};
   }

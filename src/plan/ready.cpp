@@ -148,9 +148,8 @@ void add_casts(Kernels& kernels) {
     for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{64}, std::int64_t{4096}}) {
       for (CastFormat format : kFormats) {
         add_norms(kernels, format, rows, cols);
-        for (const Granularity granularity : {Granularity::kBlock1x128, Granularity::kChannel,
-                                              Granularity::kTensor, Granularity::kBlock128x128}) {
-          format.granularity = granularity;
+        for (const GranularityRow& row : kGranularityTable) {
+          format.granularity = row.granularity;
           kernels.add(plan_cast({.rows = rows, .cols = cols, .format = format}, kHopper));
           if (!format.scales_lines()) continue;  // of the inputs of products
           CastProblem activation{.rows = rows, .cols = 2 * cols, .format = format};

@@ -56,7 +56,7 @@ QUANTIZE = {
     "transposed": (lambda: values(3, 4).T, "'x': expected contiguous columns .*\\[1, 4\\]"),
     "column step": (lambda: values(3, 8)[:, ::2], "'x': expected contiguous columns"),
     "reversed columns": (lambda: values(3, 4)[:, ::-1], "'x': expected contiguous columns"),
-    "unaligned": (unaligned, "'x': expected data aligned to its elements"),
+    "unaligned": (unaligned, "'x': expected data aligned to its element size"),
 }
 
 

@@ -242,7 +242,7 @@ def test_wrong_operands_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match=r"argument 'b\.scale': expected shape"):
         octofold.grouped_gemm(a, ScaledTensor(b.data, b.scale[:1], "128x128"), Rows(offsets))
     with pytest.raises(
-        InvalidArgumentError, match="argument 'groups.offsets': expected dtype int32"
+        InvalidArgumentError, match=r"argument 'groups\.offsets': expected dtype int32"
     ):
         octofold.grouped_gemm(a, b, Rows(offsets.astype(np.float32)))
     with pytest.raises(InvalidArgumentError, match="argument 'bias': expected shape"):

@@ -280,7 +280,7 @@ Y = np.zeros((10, 8), np.float32)
         ),
         (
             lambda: octofold.ops.top_k(LOGITS, 3, scoring="sigmoid", groups=8),
-            "'top_groups': expected groups that have the 3 experts, got 1",
+            "'top_groups': expected so many groups that they hold 3 experts, got 1",
         ),
         (
             lambda: octofold.ops.top_k(LOGITS, 2, bias=LOGITS[0]),

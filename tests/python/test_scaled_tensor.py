@@ -65,7 +65,7 @@ def test_slices_with_leading_dimensions(rng):
         (slice(128, 290), r"\(here 256 or 384\), or to the end, got 128:290"),
         (slice(0, 256, 2), r"a slice of step 1 or a whole number, got slice\(0, 256, 2\)"),
         ("5", "a slice of step 1 or a whole number, got '5'"),
-        (5, "a slice, as a row alone is no matrix, got 5"),
+        (5, "a slice, because a row alone is no matrix, got 5"),
     ],
 )
 def test_slices_that_cut_scales(rows, message, rng):

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import octofold
+from octofold._timing import spread
 
-from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error, spread
+from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error
 from .report import ToolError
 from .suites import Shape
 

@@ -67,14 +67,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="COUNT",
         type=parse_rounds,
         default=DEFAULT_ROUNDS,
-        help="of the best ones and the planned one (default: %(default)s)",
+        help="rounds for the best kernels and the planned one (default: %(default)s)",
     )
     parser.add_argument(
         "--least-gain",
         metavar="SHARE",
         type=parse_share,
         default=DEFAULT_LEAST_GAIN,
-        help="below it the planned kernel stays (default: %(default)s)",
+        help="the least gain; below it the planned kernel stays (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="measure, and write no table")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
@@ -155,18 +155,18 @@ def wanted_of(arguments: argparse.Namespace, options: GemmOptions) -> "Wanted":
 
 def measure(shapes: Sequence[Shape], wanted: "Wanted") -> "list[Tuned]":
     import torch
+    from octofold._timing import GRAPH
 
-    from .gpu.timing import graph_sampler
     from .gpu.tune import tune
 
     gpu = octofold.info().gpus[0]
     if (gpu.compute_major, gpu.compute_minor) != (9, 0):
         raise ToolError(
-            "kernels to choose among are Hopper's (9.0) yet, and this GPU is "
+            "only Hopper (9.0) has kernels to choose among so far, and this GPU is "
             f"{gpu.compute_major}.{gpu.compute_minor}"
         )
     return [
-        tune(shape, wanted, gpu.multiprocessors, graph_sampler, torch.device("cuda"))
+        tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"))
         for shape in tracked("tune", shapes)
     ]
 

@@ -145,7 +145,7 @@ class ScaledTensor(Scaled):
         if not -size <= index < size:
             raise IndexError(f"ScaledTensor[]: {index} of {size}")
         if len(self.shape) < 3:
-            expected = "a slice, as a row alone is no matrix"
+            expected = "a slice, because a row alone is no matrix"
             raise invalid_argument("ScaledTensor[]", "rows", expected, str(index))
         index %= size
         one = self[index : index + 1]

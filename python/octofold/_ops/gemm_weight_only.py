@@ -1,4 +1,4 @@
-"""Products whose weights alone are FP8, and their gradients."""
+"""Products with FP8 weights and wide activations, and their gradients."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,25 +23,25 @@ def gemm_weight_only(
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """x[..., K] · w[N, K]ᵀ (+ bias[N]) of FP8 weights, on GPUs with FP8 units or without.
+    """Compute x[..., K] · w[N, K]ᵀ (+ bias[N]) with FP8 weights, on GPUs with FP8 units or without.
 
-    x: float16 or bfloat16 (float16 alone before compute capability 8.0); columns contiguous, any
+    x: float16 or bfloat16 (only float16 before compute capability 8.0); columns contiguous, any
         row stride. A vector x [K] is one row; its result is [N]. Up to 16 rows, and a vector, may
         also be float32, e4m3, e5m2, or a ScaledTensor of any granularity.
-    w: e4m3 or e5m2, scales of any granularity, as checkpoints have them: nothing is repacked.
+    w: e4m3 or e5m2 with scales of any granularity, as checkpoints have them: nothing is repacked.
     bias: of the result's dtype or float32, contiguous. Only with an x of 16 bits.
-    out_dtype: of the result: x's dtype or float32, for a vector and for an x of float32 or FP8 any
-        of float32, float16 and bfloat16. The default is the dtype of `out`, else that of x, and
-        float32 where x is FP8.
+    out_dtype: the dtype of the result: x's dtype or float32; for a vector, and for an x of float32
+        or FP8, any of float32, float16 and bfloat16. The default is the dtype of `out`, else that
+        of x, and float32 where x is FP8.
     out: where to write, [..., N]. As in gemm(), nothing may require a gradient
         (octofold.nn.WeightOnlyLinear has one).
     stream: as in gemm().
 
-    Codes become numbers exactly; products are added in FP32 and in a fixed order. Scales of blocks
-    multiply the sums of their 128 values, other scales the whole sum. Bias is added in FP32. The
-    result is rounded once. Returns `out`, or a new array in the framework of x.
-    Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
-    driver or compiler and UnsupportedError without kernels for it.
+    Codes become numbers exactly; products are added in FP32 and in a fixed order. Block scales
+    multiply the sums of their 128 values, other scales the whole sum. The bias is added in FP32.
+    The result is rounded once. Returns `out`, or a new array in the framework of x.
+    Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
+    usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
     _weight("gemm_weight_only", w)
     is_vector = len(getattr(x, "shape", ())) == 1
@@ -80,11 +80,11 @@ def gemm_weight_only_gradient(
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """gradient[..., N] · w[N, K]: the gradient by gemm_weight_only()'s x of its result's.
+    """Compute gradient[..., N] · w[N, K], the gradient by x of gemm_weight_only().
 
-    gradient: float16 or bfloat16; columns contiguous, any row stride.
+    gradient: that by the result: float16 or bfloat16; columns contiguous, any row stride.
     w: as in gemm_weight_only().
-    out_dtype: of the result; by default that of `out`, else gradient's.
+    out_dtype: the dtype of the result; by default that of `out`, else gradient's.
     out: where to write, [..., K] of gradient's dtype or float32.
     stream: as in gemm().
 

@@ -12,7 +12,7 @@ namespace {
 using config::Sm90GemmConfig;
 
 // Fitted to 14 000 times of 59 configurations at 496 shapes on an H200 (docs/kernels.md, "How a
-// tiling is chosen"; tests/gpu/measure_candidates.py measures them).
+// tiling is chosen"; bench/gpu/gemm.py measures them).
 constexpr double kMemoryBytes = 4.19e6;      // a µs
 constexpr double kCacheBytes = 11.6e6;       // a µs, from L2 to all multiprocessors
 constexpr double kCacheShareOfFew = 0.51;    // of it, where few multiprocessors ask
@@ -168,7 +168,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
       config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
                           std::int64_t{config.cluster_depth}));
 
-  double stage = 1e-3 * tiling.stage_nanoseconds * stage_factor(config);
+  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config);
   stage = std::max(stage,
                    sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
@@ -177,8 +177,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
   const double store = area * (store_microseconds(config) + (config.reads_c() ? kReadC : 0));
-  const double tile =
-      1e-3 * tiling.tile_nanoseconds + store + short_tile_microseconds(problem, config, stages);
+  const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
+                      short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
@@ -190,7 +190,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double body =
       std::pow(std::pow(work, kOverlap) + std::pow(memory, kOverlap) + std::pow(cache, kOverlap),
                1 / kOverlap);
-  return 1e-3 * tiling.start_nanoseconds + body + kLastTile * store;
+  return 1e-3 * tiling.cost.start_nanoseconds + body + kLastTile * store;
 }
 
 }  // namespace octofold::plan::sm90

@@ -7,10 +7,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
+#include "support/granularities.h"
 
 namespace octofold {
 namespace {
@@ -30,7 +31,7 @@ class ScaledMatrixTest : public cuda::FakeGpuTest {
  protected:
   // Different everywhere.
   static ScaledMatrix numbered(Granularity granularity) {
-    ScaledMatrix matrix(301, 200, granularity, DType::kE5M2);
+    ScaledMatrix matrix(301, 200, {.dtype = DType::kE5M2, .granularity = granularity});
     std::iota(matrix.codes().begin(), matrix.codes().end(), std::uint8_t{1});
     std::iota(matrix.scales().begin(), matrix.scales().end(), 1.0f);
     return matrix;
@@ -38,7 +39,7 @@ class ScaledMatrixTest : public cuda::FakeGpuTest {
 };
 
 TEST_F(ScaledMatrixTest, StartsAtZeroOnTheHost) {
-  ScaledMatrix matrix(3, 200, Granularity::kBlock1x128);
+  ScaledMatrix matrix(3, 200, {.granularity = Granularity::kBlock1x128});
   EXPECT_THAT(matrix.codes(), Each(0));
   EXPECT_THAT(matrix.scales(), Each(0.0f));
   EXPECT_EQ(matrix.codes().size(), 600u);
@@ -49,10 +50,11 @@ TEST_F(ScaledMatrixTest, StartsAtZeroOnTheHost) {
 
 TEST_F(ScaledMatrixTest, OperationsTakeItsViews) {
   const std::vector<float> values(4 * 128, 2.0f);
-  ScaledMatrix a(4, 128, Granularity::kBlock1x128), b(4, 128, Granularity::kBlock128x128);
+  ScaledMatrix a(4, 128, {.granularity = Granularity::kBlock1x128}),
+      b(4, 128, {.granularity = Granularity::kBlock128x128});
   const TensorView source = matrix(values.data(), DType::kFloat32, 4, 128);
-  quantize(source, {.rows = a.view()});
-  quantize(source, {.rows = b.view()});
+  cast(source, {.rows = a.target()});
+  cast(source, {.rows = b.target()});
   std::vector<float> out(16);
   gemm({.a = a.view(), .b = b.view(), .out = matrix(out.data(), DType::kFloat32, 4, 4)});
   EXPECT_THAT(out, Each(testing::FloatNear(512, 0.1f)));
@@ -60,7 +62,7 @@ TEST_F(ScaledMatrixTest, OperationsTakeItsViews) {
 
 TEST_F(ScaledMatrixTest, StartsAtZeroOnAGpuAndIsFreed) {
   {
-    const ScaledMatrix matrix(5, 200, Granularity::kBlock1x128, DType::kE4M3, kSecondGpu);
+    const ScaledMatrix matrix(5, 200, {.granularity = Granularity::kBlock1x128}, kSecondGpu);
     EXPECT_EQ(matrix.view().data.device, kSecondGpu);
     ASSERT_EQ(state().memory.size(), 2u);
     for (const auto& [address, allocation] : state().memory) {
@@ -75,17 +77,16 @@ TEST_F(ScaledMatrixTest, StartsAtZeroOnAGpuAndIsFreed) {
 }
 
 TEST_F(ScaledMatrixTest, MovesItsMemory) {
-  ScaledMatrix matrix(5, 200, Granularity::kTensor, DType::kE4M3, kGpu);
+  ScaledMatrix matrix(5, 200, {.granularity = Granularity::kTensor}, kGpu);
   const void* const data = matrix.view().data.data;
   ScaledMatrix other = std::move(matrix);
   EXPECT_EQ(other.view().data.data, data);
-  other = ScaledMatrix(1, 1, Granularity::kTensor);
+  other = ScaledMatrix(1, 1, {.granularity = Granularity::kTensor});
   EXPECT_TRUE(state().memory.empty());
 }
 
 TEST_F(ScaledMatrixTest, EveryWayBetweenDevicesKeepsTheValues) {
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     const ScaledMatrix matrix = numbered(granularity);
     const ScaledMatrix back = matrix.to({}).to(kGpu).to(kSecondGpu).to(kSecondGpu).to({});
     EXPECT_TRUE(std::ranges::equal(back.codes(), matrix.codes())) << name(granularity);
@@ -107,7 +108,7 @@ TEST_F(ScaledMatrixTest, ScalesOnAGpuLieAsKernelsReadThem) {
 }
 
 TEST_F(ScaledMatrixTest, EmptyOnesOwnNothing) {
-  const ScaledMatrix matrix(0, 200, Granularity::kBlock1x128, DType::kE4M3, kGpu);
+  const ScaledMatrix matrix(0, 200, {.granularity = Granularity::kBlock1x128}, kGpu);
   EXPECT_TRUE(state().memory.empty());
   EXPECT_EQ(matrix.to({}).codes().size(), 0u);
 }
@@ -125,14 +126,14 @@ TEST_F(ScaledMatrixTest, ErrorsNameWhatIsWrong) {
   EXPECT_THAT(error(1, 1, Granularity::kTensor, static_cast<DType>(99)), HasSubstr("dtype 99"));
   EXPECT_THAT(error(1, 1, Granularity::kTensor, DType::kE4M3, Device{DeviceType::kCuda, 9}),
               HasSubstr("cuda:9 does not exist"));
-  const ScaledMatrix on_gpu(1, 1, Granularity::kTensor, DType::kE4M3, kGpu);
+  const ScaledMatrix on_gpu(1, 1, {.granularity = Granularity::kTensor}, kGpu);
   EXPECT_THAT(error_of([&] { on_gpu.codes(); }, ErrorCode::kInvalidArgument),
               HasSubstr("on cuda:0, where the host cannot read them"));
 }
 
 TEST_F(ScaledMatrixTest, AFullGpuIsAnError) {
   state().memory_bytes = 1000;
-  EXPECT_THAT(error_of([] { ScaledMatrix(40, 100, Granularity::kTensor, DType::kE4M3, kGpu); },
+  EXPECT_THAT(error_of([] { ScaledMatrix(40, 100, {.granularity = Granularity::kTensor}, kGpu); },
                        ErrorCode::kUnavailable),
               HasSubstr("cuda:0: 4000 bytes: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"));
 }

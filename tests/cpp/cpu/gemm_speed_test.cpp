@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
@@ -48,18 +48,18 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
   std::vector<float> a(kSize * kSize), b(kSize * kSize), d(kSize * kSize);
   std::ranges::generate(a, [&] { return normal(random); });
   std::ranges::generate(b, [&] { return normal(random); });
-  ScaledMatrix a8(kSize, kSize, Granularity::kBlock1x128);
-  ScaledMatrix b8(kSize, kSize, Granularity::kBlock128x128);
-  quantize(matrix(a.data(), DType::kFloat32, kSize, kSize), {.rows = a8.view()});
-  quantize(matrix(b.data(), DType::kFloat32, kSize, kSize), {.rows = b8.view()});
+  ScaledMatrix a8(kSize, kSize, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix b8(kSize, kSize, {.granularity = Granularity::kBlock128x128});
+  cast(matrix(a.data(), DType::kFloat32, kSize, kSize), {.rows = a8.target()});
+  cast(matrix(b.data(), DType::kFloat32, kSize, kSize), {.rows = b8.target()});
 
   double fp8 = 1e9, fp32 = 1e9;  // the quickest of interleaved rounds: other load only adds
   for (int round = 0; round < 7; ++round) {
     fp32 = std::min(fp32, seconds([&] { float32_product(a.data(), b.data(), d.data()); }));
     fp8 = std::min(fp8, seconds([&] {
-                     gemm({.a = a8.view(),
-                           .b = b8.view(),
-                           .out = matrix(d.data(), DType::kFloat32, kSize, kSize)});
+                     multiply({.a = a8.view(),
+                               .b = b8.view(),
+                               .out = matrix(d.data(), DType::kFloat32, kSize, kSize)});
                    }));
   }
   RecordProperty("ratio", std::to_string(fp8 / fp32));

@@ -8,6 +8,7 @@
 
 #include "cuda/device.h"
 #include "plan/cast.h"
+#include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
 
@@ -166,12 +167,11 @@ std::string name_of(const Info& info) {
          kTargets[static_cast<std::size_t>(targets)];
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Casts, NvrtcCastTest,
-    testing::Combine(testing::Values(Granularity::kTensor, Granularity::kChannel,
-                                     Granularity::kBlock1x128, Granularity::kBlock128x128),
-                     testing::Values(Targets::kRows, Targets::kTransposed, Targets::kBoth)),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(Casts, NvrtcCastTest,
+                         testing::Combine(testing::ValuesIn(test::kGranularities),
+                                          testing::Values(Targets::kRows, Targets::kTransposed,
+                                                          Targets::kBoth)),
+                         name_of);
 
 // Of all that a source changes nothing in (rules, wide rows), one will do.
 TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
@@ -197,7 +197,7 @@ TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
          {kSwiGlu, kGeGluTanh, kGeGluErf, kSilu, kGelu, kGeluTanh, kReluSquared}) {
       expect_sound(kBlock1x128, DType::kBFloat16, activation, kHalves, true, true, true);
     }
-    for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+    for (const Granularity granularity : test::kGranularities) {
       expect_sound(granularity, DType::kBFloat16, kSwiGlu, kHalves, true, false, true);
       expect_sound(granularity, DType::kFloat16, kSwiGlu, kInterleaved, true, true, true);
       expect_sound(granularity, DType::kFloat32, kSwiGlu, kHalves, false, true, true);
@@ -278,8 +278,7 @@ TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
 TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   Compiler compiler;
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     for (const DType out : kInputs) {
       for (const bool aligned : {true, false}) {
         compiler.expect_sound(plan::ConvertProblem{.rows = 64,

@@ -5,6 +5,7 @@
 
 #include "cuda/device.h"
 #include "plan/cast.h"
+#include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
 
@@ -102,7 +103,7 @@ TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
         expect_sound(both);
         CastProblem rows = both;
         rows.to_transposed = false;
-        for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+        for (const Granularity granularity : test::kGranularities) {
           rows.format.granularity = granularity;
           for (const std::int64_t cols : {512, 7168, 28'672, 100'000}) {
             rows.cols = cols;
@@ -123,6 +124,51 @@ TEST_F(NvrtcGroupCastTest, GatheredRowsCompileWithoutSpills) {
     rows.groups = 0;
     rows.to_transposed = false;
     expect_sound(rows);
+  }
+}
+
+constexpr CastSource kNormed{.kind = SourceKind::kNormed,
+                             .norm = {.kind = NormKind::kLayer,
+                                      .weight = config::NormOperand::kInputType,
+                                      .bias = config::NormOperand::kInputType,
+                                      .scale = config::NormOperand::kInputType,
+                                      .shift = config::NormOperand::kInputType}};
+
+// Norms in groups.
+TEST_F(NvrtcGroupCastTest, NormsInGroupsCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    expect_sound(problem_of(in, config::kVllmRule, kBlock1x128, kNormed));
+    expect_sound(problem_of(in, config::kDeepGemmRule, kBlock128x128, kNormed, false));
+  }
+  const auto of = [](Granularity granularity, bool aligned = true) {
+    return problem_of(DType::kBFloat16, config::kTorchAoRule, granularity, kNormed, true, aligned);
+  };
+  for (const Granularity granularity : {kTensor, kChannel}) expect_sound(of(granularity));
+  expect_sound(beside(kChannel, of(kBlock1x128)));
+  expect_sound(beside(kBlock128x128, of(kBlock1x128)));
+  expect_sound(of(kBlock1x128, false));
+}
+
+// What any source may have: columns, given scales, scales of two levels.
+TEST_F(NvrtcGroupCastTest, EverySourceTakesTheOptionsOfACast) {
+  const CastSource swiglu =
+      CastSource::of(SourceKind::kActivation, Activation::kSwiGlu, GateLayout::kHalves);
+  const CastSource gradient =
+      CastSource::of(SourceKind::kActivationGradient, Activation::kSwiGlu, GateLayout::kHalves);
+  for (const CastSource& source : {swiglu, gradient, kNormed, kGathered, kMultiplied}) {
+    for (const DType in : kInputs) {
+      CastProblem problem = problem_of(in, config::kVllmRule, kBlock1x128, source);
+      problem.groups = 0;
+      CastProblem columns = problem, given = problem, two_level = problem;
+      columns.columns = {.sums = true, .amax = true};
+      expect_sound(columns);
+      columns.to_transposed = false;
+      expect_sound(columns);
+      given.scales_given = true;
+      expect_sound(given);
+      two_level.two_level = true;
+      expect_sound(two_level);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
 #include "support/sound_kernel.h"
@@ -62,8 +63,7 @@ TEST_P(MmaGemmKernelsTest, EveryTileCompilesWithoutSpills) {
 }
 
 TEST_P(MmaGemmKernelsTest, TheLargestTileOfEachPairCompilesWithoutSpills) {
-  constexpr std::array kGranularities{Granularity::kTensor, Granularity::kChannel,
-                                      Granularity::kBlock1x128, Granularity::kBlock128x128};
+  using test::kGranularities;
   for (const Granularity a : kGranularities) {
     for (const Granularity b : kGranularities) {
       const GemmProblem problem{.product = {.m = 8192,

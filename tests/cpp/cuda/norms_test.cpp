@@ -5,6 +5,7 @@
 
 #include "octofold/scale_layout.h"
 
+#include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/norm/config/norm.h"
 #include "kernels/norm/config/params.h"
@@ -27,27 +28,25 @@ MutableTensorView floats_at(std::uintptr_t value, std::int64_t size) {
 
 class NormTest : public FakeGpuTest {
  protected:
-  void quantize(const CastTargets& out, DType in = DType::kBFloat16) {
-    const MutableScaledTensorView& any = out.rows ? *out.rows : *out.transposed;
+  void cast(const CastTargets& out, DType in = DType::kBFloat16) {
+    const CastTarget& any = out.rows ? *out.rows : *out.transposed;
     const config::CastFormat format{
-        .in = in, .out = any.data.dtype, .granularity = any.granularity};
-    cuda::quantize_norm(runtime().device(0), arguments_, out, format, ScaleSource::kComputed,
-                        {&stream_});
+        .in = in, .out = any.data.dtype, .granularity = any.format.granularity};
+    cuda::cast(runtime().device(0), arguments_, out, format, {&stream_});
   }
 
-  static MutableScaledTensorView output(std::int64_t rows, std::int64_t cols,
-                                        Granularity granularity) {
+  static CastTarget output(std::int64_t rows, std::int64_t cols, Granularity granularity) {
     return {matrix(address(0x2000), DType::kE4M3, rows, cols, cols + 16, kGpu),
             scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x3000), kGpu),
-            granularity};
+            {.granularity = granularity}};
   }
 
-  NormArguments arguments_{
+  Normed arguments_{
       .kind = NormKind::kLayer,
       .epsilon = 0.25f,
       .x = rows_at(0x10000, kRows),
       .residual = rows_at(0x20000, kRows),
-      .operands = {.weight = floats_at(0x4000, kCols), .scale = rows_at(0x5000, 4)},
+      .operands = {.weight = floats_at(0x4000, kCols), .ada_scale = rows_at(0x5000, 4)},
       .sum = rows_at(0x30000, kRows),
       .rstd = floats_at(0x6000, kRows),
       .mean = floats_at(0x7000, kRows)};
@@ -56,7 +55,7 @@ class NormTest : public FakeGpuTest {
 
 TEST_F(NormTest, OneKernelGetsTheArguments) {
   state().params_bytes = sizeof(config::NormParams);
-  quantize({.rows = output(kRows, kCols, Granularity::kBlock1x128)});
+  cast({.rows = output(kRows, kCols, Granularity::kBlock1x128)});
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(state().launches[0].stream, &stream_);
   const auto params = state().launches[0].params_as<config::NormParams>();
@@ -83,7 +82,7 @@ TEST_F(NormTest, TilesFollowTheStatistics) {
   constexpr std::size_t kNorm = sizeof(config::NormParams), kCast = sizeof(config::CastParams);
   state().first_params_bytes = {kNorm, kCast, kNorm};
   state().params_bytes = kCast;
-  quantize({.transposed = output(kCols, kRows, Granularity::kBlock1x128)});
+  cast({.transposed = output(kCols, kRows, Granularity::kBlock1x128)});
   ASSERT_EQ(state().launches.size(), 2u);
   const auto params = state().launches[1].params_as<config::CastParams>();
   EXPECT_EQ(params.x, address(0x30000));
@@ -93,36 +92,36 @@ TEST_F(NormTest, TilesFollowTheStatistics) {
   EXPECT_EQ(params.rows, kRows);
   EXPECT_EQ(params.cols, kCols);
 
-  quantize({.rows = output(kRows, kCols, Granularity::kTensor)});
+  cast({.rows = output(kRows, kCols, Granularity::kTensor)});
   EXPECT_EQ(state().launches.size(), 2u + 5u);
 }
 
 TEST_F(NormTest, AnUnalignedOperandTakesAnotherKernel) {
   state().params_bytes = sizeof(config::NormParams);
-  const MutableScaledTensorView out = output(kRows, kCols, Granularity::kChannel);
-  quantize({.rows = out});
-  quantize({.rows = out});
+  const CastTarget out = output(kRows, kCols, Granularity::kChannel);
+  cast({.rows = out});
+  cast({.rows = out});
   EXPECT_EQ(compilations_, 1);
   arguments_.operands.weight->data = address(0x4004);
-  quantize({.rows = out});
+  cast({.rows = out});
   EXPECT_EQ(compilations_, 2);
 }
 
 TEST_F(NormTest, BackwardGetsTheArguments) {
   state().params_bytes = sizeof(config::NormBackwardParams);
   const std::int64_t spans = config::norm_spans(kCols, 4);
-  const NormBackwardArguments arguments{.kind = NormKind::kLayer,
-                                        .dy = rows_at(0x40000, kRows),
+  const NormGradientArguments arguments{.kind = NormKind::kLayer,
+                                        .gradient = rows_at(0x40000, kRows),
                                         .x = rows_at(0x30000, kRows),
                                         .rstd = floats_at(0x6000, kRows),
                                         .mean = floats_at(0x7000, kRows),
                                         .operands = arguments_.operands,
                                         .residual_gradient = rows_at(0x50000, kRows)};
-  cuda::norm_backward(
+  cuda::norm_gradient(
       runtime().device(0), arguments,
       {.dx = rows_at(0x60000, kRows),
        .dweight = floats_at(0x8000, kCols),
-       .dscale = rows_at(0x9000, 4, DType::kFloat32),
+       .d_ada_scale = rows_at(0x9000, 4, DType::kFloat32),
        .workspace = matrix(address(0x100000), DType::kFloat32, 2 * spans, kCols, kCols, kGpu)},
       {&stream_});
   ASSERT_EQ(state().launches.size(), 3u);

@@ -7,6 +7,7 @@
 #include "plan/cast.h"
 #include "plan/norm.h"
 #include "plan/routing.h"
+#include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
 
@@ -31,8 +32,7 @@ class OlderGpuTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(OlderGpuTest, CastsCompileWithoutSpills) {
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     for (const bool both : {false, true}) {
       const plan::CastProblem problem{
           .rows = 256,

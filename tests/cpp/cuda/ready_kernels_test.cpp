@@ -5,7 +5,7 @@
 
 #include "octofold/scale_layout.h"
 
-#include "cuda/casts.h"
+#include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/product.h"
 #include "plan/ready.h"
@@ -39,10 +39,10 @@ class ReadyKernelsTest : public FakeGpuTest {
   std::set<std::string> all_;
 };
 
-MutableScaledTensorView codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
+CastTarget codes(Granularity granularity, std::int64_t rows, std::int64_t cols) {
   return {matrix(address(0x10000), DType::kE4M3, rows, cols, cols, kGpu),
           scale_layout(granularity, rows, cols, DeviceType::kCuda).view(address(0x20000), kGpu),
-          granularity};
+          {.granularity = granularity}};
 }
 
 core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -52,13 +52,11 @@ core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 TEST_F(ReadyKernelsTest, Casts) {
-  for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                        Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const auto& [granularity, name, rows, cols] : kGranularityTable) {
     for (const auto& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
       const config::CastFormat format{.granularity = granularity, .rule = rule};
       const auto x = matrix<const void>(address(0x1000), DType::kBFloat16, 333, 7168, 7168, kGpu);
-      quantize(gpu(), {.x = x}, {.rows = codes(granularity, 333, 7168)}, format,
-               ScaleSource::kComputed, {});
+      cast(gpu(), x, {.rows = codes(granularity, 333, 7168)}, format, {});
     }
   }
 }

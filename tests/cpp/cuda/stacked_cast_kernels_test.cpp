@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/cast.h"
+#include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
 
@@ -70,7 +71,7 @@ TEST_F(NvrtcStackedCastTest, StepsCompileWithoutSpills) {
 
 TEST_F(NvrtcStackedCastTest, OtherFormsCompileWithoutSpills) {
   for (const DType in : kInputs) {
-    for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+    for (const Granularity granularity : test::kGranularities) {
       CastProblem given = problem_of(in, config::kVllmRule, granularity);
       given.scales_given = true;
       expect_sound(given);

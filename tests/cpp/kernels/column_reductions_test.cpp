@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //

@@ -10,13 +10,12 @@
 #include <optional>
 #include <vector>
 
-#include "octofold/casts.h"
-#include "octofold/gathered.h"
+#include "octofold/cast_sources.h"
+#include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/casts.h"
-#include "cpu/gathered.h"
+#include "cpu/cast.h"
 
 namespace octofold::cast {
 namespace {
@@ -57,8 +56,7 @@ struct Input {
       out.offsets = vector(offsets.data(), DType::kInt32, std::ssize(offsets));
     }
     if (sources.empty()) {
-      return cpu::quantize(matrix<const void>(x.data(), kIn, kRows, cols), out, format,
-                           ScaleSource::kComputed);
+      return cpu::cast(matrix<const void>(x.data(), kIn, kRows, cols), out, format);
     }
     GatheredRows rows{.x = matrix<const void>(x.data(), kIn, kPlaces, cols),
                       .sources = vector(sources.data(), DType::kInt32, kRows),
@@ -66,7 +64,7 @@ struct Input {
     if (!factors.empty()) {
       rows.factors = matrix(factors.data(), DType::kFloat32, kPlaces, kSlots);
     }
-    cpu::quantize_gathered(rows, out, format, ScaleSource::kComputed);
+    cpu::cast(rows, out, format);
   }
 };
 

@@ -1,5 +1,5 @@
 // What the warps that cast leave in the stages: the kernel's own code, with a thread for each lane,
-// against quantize().
+// against cast().
 #include "kernels/sm90/load_dynamic.h"
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 
 #include "support/matrix.h"
 #include "support/random.h"
@@ -22,7 +23,7 @@ constexpr unsigned char kPoison = 0xA5;
 struct Cast {
   DType type = DType::kBFloat16;
   config::CastRule rule = config::kDeepGemmRule;
-  CastProfile profile = CastProfile::kDeepGemm;
+  Rule library = Rule::kDeepGemm;
   DType codes = DType::kE4M3;
   bool vectors = true;
   int columns = 8;
@@ -69,7 +70,7 @@ struct Input {
         for (int i = 0; i < 128; ++i) values.float_at(1, i) = 0;
       }
     }
-    convert(matrix(values.data(), DType::kFloat32, rows, k), view());
+    convert_dtype(matrix(values.data(), DType::kFloat32, rows, k), view());
   }
 
   // At an address that is a multiple of 16, and the offset.
@@ -103,16 +104,15 @@ void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& sm
 // the cluster that shares one.
 template <Cast kCast>
 void check(int m, int n, int k, int padding = 0, int offset = 0) {
-  SCOPED_TRACE(testing::Message() << name(kCast.type) << " " << name(kCast.profile) << ", " << m
+  SCOPED_TRACE(testing::Message() << name(kCast.type) << " " << name(kCast.library) << ", " << m
                                   << "×" << n << "×" << k << ", " << padding << " between rows");
   constexpr Sm90GemmConfig kConfig = config_of(kCast);
   static_assert(kConfig.invalid_reason() == nullptr);
   test::Random random;
   Input x(random, kCast.type, m, k, padding, offset);
   test::Matrix codes(kCast.codes, m, k), scales(DType::kFloat32, m, (k + 127) / 128);
-  quantize(x.view(),
-           {.rows = MutableScaledTensorView{codes.view(), scales.view(), Granularity::kBlock1x128}},
-           {.profile = kCast.profile});
+  cast(x.view(), {.rows = CastTarget{
+                      codes.view(), scales.view(), {.dtype = kCast.codes, .rule = kCast.library}}});
 
   Sm90GemmParams params{};
   params.columns = {.data = static_cast<unsigned char*>(x.data()), .stride = x.stride, .scale = {}};
@@ -204,11 +204,11 @@ TEST(LoadDynamicTest, SlicesOfK) {
 
 // Each rule, where a factor may be infinite or NaN, and codes of what lies beyond K still are 0.
 TEST(LoadDynamicTest, EveryRule) {
-  using enum CastProfile;
-  const auto check_rule = [&]<config::CastRule kRule, CastProfile kProfile>() {
-    constexpr Cast kCast{.rule = kRule, .profile = kProfile};
+  using enum Rule;
+  const auto check_rule = [&]<config::CastRule kRule, Rule kLibrary>() {
+    constexpr Cast kCast{.rule = kRule, .library = kLibrary};
     constexpr Cast kOther{
-        .type = DType::kFloat32, .rule = kRule, .profile = kProfile, .codes = DType::kE5M2};
+        .type = DType::kFloat32, .rule = kRule, .library = kLibrary, .codes = DType::kE5M2};
     check<kCast>(8, 64, 400);
     check<kOther>(8, 64, 400);
   };

@@ -6,11 +6,11 @@
 #include <optional>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 
 namespace octofold::cast {
 namespace {
@@ -89,9 +89,9 @@ class Stack {
         of_transpose.emplace(*kind_.of_transpose, kind_.cols, kind_.rows);
         out.transposed = view(*of_transpose, *transposed_, i, column_factors_, kind_.cols);
       }
-      cpu::quantize(matrix<const void>(first, kIn, kind_.rows, kind_.cols, kind_.cols + kPadding),
-                    out, format_,
-                    kind_.scales_given ? ScaleSource::kGiven : ScaleSource::kComputed);
+      cpu::cast_values(
+          matrix<const void>(first, kIn, kind_.rows, kind_.cols, kind_.cols + kPadding), out,
+          format_);
       if (rows_) rows_->expect_matrix(i, *of_rows);
       if (transposed_) transposed_->expect_matrix(i, *of_transpose);
     }
@@ -101,14 +101,15 @@ class Stack {
   static constexpr std::int64_t kPadding = 8;
 
   // Of one matrix, with the given scales and the factors of its own.
-  MutableScaledTensorView view(Target& one, Target& stack, std::int64_t index,
-                               const std::vector<float>& factors, std::int64_t channels) const {
+  CastTarget view(Target& one, Target& stack, std::int64_t index, const std::vector<float>& factors,
+                  std::int64_t channels) const {
     if (kind_.scales_given) {
       const auto count = std::ssize(one.scales());
       std::copy_n(stack.scales().begin() + index * count, count, one.scales().begin());
     }
-    MutableScaledTensorView view = one.view();
-    if (kind_.two_level && view.granularity == kBlock128x128) {
+    CastTarget view = one.view();
+    if (kind_.scales_given) view.scales = ScaleSource::kGiven;
+    if (kind_.two_level && view.format.granularity == kBlock128x128) {
       view.channel_scale = vector(factors.data() + index * channels, DType::kFloat32, channels);
     }
     return view;

@@ -10,7 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "octofold/activations.h"
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 
 #include "support/matrix.h"
 #include "support/random.h"
@@ -69,8 +70,8 @@ constexpr Tile tile_at(int row, int column, int row_end, int column_end) {
 // Of `rows` rows in a tile that begins at (row, column) of H. Scales of rows that are not there,
 // and of other tiles, stay as they were.
 template <Activation kActivation, DType kOut, config::CastRule kRule>
-void check(CastProfile profile, int rows) {
-  SCOPED_TRACE(testing::Message() << name(kActivation) << " " << name(kOut) << " " << name(profile)
+void check(Rule rule, int rows) {
+  SCOPED_TRACE(testing::Message() << name(kActivation) << " " << name(kOut) << " " << name(rule)
                                   << ", " << rows << " rows");
   constexpr Sm90GemmConfig kConfig = config_of(kActivation, kOut, kRule);
   static_assert(kConfig.invalid_reason() == nullptr);
@@ -90,11 +91,9 @@ void check(CastProfile profile, int rows) {
   // The operations one after another. (On the CPU in FP64.)
   test::Matrix rounded(DType::kBFloat16, rows, 2 * kColumns), codes(kOut, rows, kColumns);
   test::Matrix expected_scales(DType::kFloat32, rows, 1);
-  convert(matrix(both.data(), DType::kFloat32, rows, 2 * kColumns), rounded.view());
-  quantize_activation(rounded.view(), kActivation, GateLayout::kHalves,
-                      {.rows = MutableScaledTensorView{codes.view(), expected_scales.view(),
-                                                       Granularity::kBlock1x128}},
-                      {.profile = profile});
+  convert_dtype(matrix(both.data(), DType::kFloat32, rows, 2 * kColumns), rounded.view());
+  cast(Activated{.x = rounded.view(), .activation = kActivation},
+       {.rows = CastTarget{codes.view(), expected_scales.view(), {.dtype = kOut, .rule = rule}}});
 
   int differ = 0;
   for (int row = 0; row < rows; ++row) {
@@ -117,11 +116,10 @@ void check(CastProfile profile, int rows) {
 TEST(StoreGatedTest, IsTheCastOfTheActivation) {
   using enum Activation;
   for (const int rows : {128, 1, 16, 37, 64, 70, 127}) {
-    check<kSwiGlu, DType::kE4M3, config::kDeepGemmRule>(CastProfile::kDeepGemm, rows);
-    check<kGeGluTanh, DType::kE5M2, config::kDeepSeekRule>(CastProfile::kDeepSeek, rows);
-    check<kGeGluErf, DType::kE4M3, config::kTorchAoRule>(CastProfile::kTorchAo, rows);
-    check<kSwiGlu, DType::kE5M2, config::kCompressedTensorsRule>(CastProfile::kCompressedTensors,
-                                                                 rows);
+    check<kSwiGlu, DType::kE4M3, config::kDeepGemmRule>(Rule::kDeepGemm, rows);
+    check<kGeGluTanh, DType::kE5M2, config::kDeepSeekRule>(Rule::kDeepSeek, rows);
+    check<kGeGluErf, DType::kE4M3, config::kTorchAoRule>(Rule::kTorchAo, rows);
+    check<kSwiGlu, DType::kE5M2, config::kCompressedTensorsRule>(Rule::kCompressedTensors, rows);
   }
 }
 

@@ -7,11 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include "cpu/casts.h"
+#include "cpu/cast_values.h"
 #include "cpu/convert.h"
 #include "kernels/cast/tiles.h"
 #include "support/random.h"
@@ -46,10 +46,10 @@ struct Cast {
         scale_cols(config::ceil_divide(cols_, 128L)) {
     scales.assign(static_cast<std::size_t>(scale_rows * scale_cols), -1.0f);
   }
-  MutableScaledTensorView view(Granularity granularity, const std::vector<float>* factors) {
-    MutableScaledTensorView view{matrix(codes.data(), DType::kE4M3, rows, cols),
-                                 matrix(scales.data(), DType::kFloat32, scale_rows, scale_cols),
-                                 granularity};
+  CastTarget view(Granularity granularity, const std::vector<float>* factors) {
+    CastTarget view{matrix(codes.data(), DType::kE4M3, rows, cols),
+                    matrix(scales.data(), DType::kFloat32, scale_rows, scale_cols),
+                    {.granularity = granularity}};
     if (factors != nullptr) {
       view.channel_scale = vector(factors->data(), DType::kFloat32, std::ssize(*factors));
     }
@@ -105,10 +105,10 @@ void expect_cpu_bytes(std::int64_t rows, std::int64_t cols) {
   launch<kConfig>(params);
 
   const bool lines = kRowGranularity == Granularity::kBlock1x128;
-  cpu::quantize(matrix<const void>(x.data(), kIn, rows, cols),
-                {.rows = cpu_rows.view(kRowGranularity, lines ? nullptr : &of_rows),
-                 .transposed = cpu_columns.view(kSquares, &of_columns)},
-                kConfig.format, ScaleSource::kComputed);
+  cpu::cast_values(matrix<const void>(x.data(), kIn, rows, cols),
+                   {.rows = cpu_rows.view(kRowGranularity, lines ? nullptr : &of_rows),
+                    .transposed = cpu_columns.view(kSquares, &of_columns)},
+                   kConfig.format);
   to_rows.expect_same(cpu_rows);
   to_columns.expect_same(cpu_columns);
 }

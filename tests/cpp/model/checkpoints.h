@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 
 #include "model/safetensors_reader.h"
 #include "model/safetensors_writer.h"
@@ -54,24 +54,23 @@ inline std::map<std::string, NamedTensor> read_checkpoint(const fs::path& path) 
 
 /// What a weight's codes and scales should be: one quantize() of the whole matrix.
 inline std::pair<std::string, std::string> quantized(const NamedTensor& weight,
-                                                     const QuantizeOptions& options = {}) {
+                                                     const Format& options = {}) {
   const std::int64_t rows = weight.shape[0];
   const std::int64_t cols = weight.shape[1];
   const auto shape = scale_shape(Granularity::kBlock128x128, rows, cols);
   std::string codes(static_cast<std::size_t>(rows * cols), '\0');
   std::vector<float> scales(static_cast<std::size_t>(shape[0] * shape[1]));
-  quantize(
-      matrix(weight.bytes.data(), *model::quantizable_dtype(weight.dtype), rows, cols),
-      {.rows = MutableScaledTensorView{matrix(codes.data(), DType::kE4M3, rows, cols),
-                                       matrix(scales.data(), DType::kFloat32, shape[0], shape[1]),
-                                       Granularity::kBlock128x128}},
-      options);
+  cast(matrix(weight.bytes.data(), *model::quantizable_dtype(weight.dtype), rows, cols),
+       test::by(options,
+                {.rows = CastTarget{matrix(codes.data(), DType::kE4M3, rows, cols),
+                                    matrix(scales.data(), DType::kFloat32, shape[0], shape[1]),
+                                    {.granularity = Granularity::kBlock128x128}}}));
   return {std::move(codes), bytes_of(scales)};
 }
 
 /// Expects `weight` in FP8 among the tensors, with its scales.
 inline void expect_quantized(const std::map<std::string, NamedTensor>& tensors,
-                             const NamedTensor& weight, const QuantizeOptions& options = {}) {
+                             const NamedTensor& weight, const Format& options = {}) {
   SCOPED_TRACE(weight.name);
   const auto [codes, scales] = quantized(weight, options);
   ASSERT_TRUE(tensors.contains(weight.name));

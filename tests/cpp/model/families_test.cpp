@@ -169,10 +169,10 @@ TEST(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
                       {.family = CheckpointFamily::kComfyUi});
   std::vector<float> scale(1);
   std::string codes(2100 * 4100, '\0');
-  quantize(matrix(weight.bytes.data(), DType::kFloat32, 2100, 4100),
-           {.rows = MutableScaledTensorView{matrix(codes.data(), DType::kE4M3, 2100, 4100),
-                                            vector(scale.data(), DType::kFloat32, 1),
-                                            Granularity::kTensor}});
+  cast(matrix(weight.bytes.data(), DType::kFloat32, 2100, 4100),
+       {.rows = CastTarget{matrix(codes.data(), DType::kE4M3, 2100, 4100),
+                           vector(scale.data(), DType::kFloat32, 1),
+                           {.granularity = Granularity::kTensor}}});
   const auto output = read_checkpoint(folder / "out.safetensors");
   EXPECT_EQ(output.at("a.weight_scale").bytes, test::bytes_of(scale));
   EXPECT_TRUE(output.at("a.weight").bytes == codes);

@@ -31,7 +31,8 @@ NamedTensor half_tensor(std::string name, SafetensorsDType dtype, DType cast,
   NamedTensor tensor = float_tensor(std::move(name), std::move(shape), 7);
   const std::int64_t count = std::ssize(tensor.bytes) / 4;
   std::string halves(static_cast<std::size_t>(count) * 2, '\0');
-  convert(vector(tensor.bytes.data(), DType::kFloat32, count), vector(halves.data(), cast, count));
+  convert_dtype(vector(tensor.bytes.data(), DType::kFloat32, count),
+                vector(halves.data(), cast, count));
   tensor.dtype = dtype;
   tensor.bytes = std::move(halves);
   return tensor;
@@ -95,9 +96,9 @@ TEST(QuantizeCheckpoint, ProfileAndScalesFollowTheOptions) {
   const NamedTensor weight = float_tensor("a.weight", {200, 200}, 3);
   write_checkpoint(folder / "in.safetensors", {weight});
   quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                      {.profile = CastProfile::kVllm, .power_of_two = true});
+                      {.rule = Rule::kVllm, .power_of_two = true});
   expect_quantized(read_checkpoint(folder / "out.safetensors"), weight,
-                   {.profile = CastProfile::kVllm, .power_of_two = true});
+                   {.rule = Rule::kVllm, .power_of_two = true});
 }
 
 TEST(QuantizeCheckpoint, SkipPatternsAreGlobs) {
@@ -188,15 +189,15 @@ TEST(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
   write_checkpoint(folder / "in.safetensors", {bad, zero, float_tensor("fine.weight", {9, 9}, 2)});
   std::string log;
   set_log_handler([&](LogLevel, std::string_view message) { log += message; });
-  const auto named = [&](CastProfile profile, const char* output) {
-    return quantize_checkpoint(folder / "in.safetensors", folder / output, {.profile = profile})
+  const auto named = [&](Rule rule, const char* output) {
+    return quantize_checkpoint(folder / "in.safetensors", folder / output, {.rule = rule})
         .not_finite;
   };
-  EXPECT_EQ(named(CastProfile::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
+  EXPECT_EQ(named(Rule::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
   test::expect_contains(log, "1 weights hold NaN or infinity now");
   test::expect_contains(log, ": 'bad.weight'");
   // 0 / 0: the rule of DeepSeek's own casts.
-  EXPECT_EQ(named(CastProfile::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
+  EXPECT_EQ(named(Rule::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
   set_log_handler({});
 }
 
@@ -205,7 +206,7 @@ TEST(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
   for (const char* name : {"a.weight_scale", "a.weight_scale_inv", "a.qweight"}) {
     const fs::path input = folder / (std::string(name) + ".safetensors");
     write_checkpoint(input, {float_tensor("b.weight", {9, 9}, 1), float_tensor(name, {9, 1}, 2)});
-    test::expect_error(ErrorCode::kUnsupported, {name, "quantized otherwise"},
+    test::expect_error(ErrorCode::kUnsupported, {name, "quantized in another way"},
                        [&] { quantize_checkpoint(input, folder / "out.safetensors"); });
     EXPECT_EQ(folder.names(), Names{input.filename()});
     fs::remove(input);

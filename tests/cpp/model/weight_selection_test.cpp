@@ -38,8 +38,7 @@ struct Outcome {
   std::string log;
 };
 
-Outcome quantize(const std::vector<NamedTensor>& tensors,
-                 const QuantizeCheckpointOptions& options) {
+Outcome cast(const std::vector<NamedTensor>& tensors, const QuantizeCheckpointOptions& options) {
   const TestFolder folder;
   write_checkpoint(folder / "in.safetensors", tensors);
   Outcome outcome;
@@ -69,17 +68,17 @@ TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
   for (const CheckpointFamily family : checkpoint_families()) {
     if (family == CheckpointFamily::kModelOpt) continue;
     SCOPED_TRACE(name(family));
-    const Outcome outcome = quantize(all, {.family = family, .granularity = std::nullopt});
+    const Outcome outcome = cast(all, {.family = family, .granularity = std::nullopt});
     EXPECT_EQ(outcome.report.quantized, (Names{"other.square.weight", "other.up.weight"}));
     for (const NamedTensor& tensor : conv1d) {
       expect_copied(outcome.tensors, tensor);
       if (!tensor.name.ends_with(".weight")) continue;
       test::expect_contains(outcome.reasons.at(tensor.name), "[in, out] (transformers' Conv1D)");
     }
-    test::expect_contains(outcome.log, "4 weights are left as they are, as it is stored as");
+    test::expect_contains(outcome.log, "4 weights are left as they are, because it is stored as");
   }
   expect_error(ErrorCode::kInvalidArgument, {"'input'", "c_attn.weight", "Conv1D"},
-               [&] { quantize(conv1d, {}); });
+               [&] { cast(conv1d, {}); });
   set_log_handler({});
 }
 
@@ -89,9 +88,9 @@ TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   const NamedTensor turned = float_tensor("b.experts.gate_up_proj", {2, 128, 512}, 3);
   const NamedTensor turned_down = float_tensor("b.experts.down_proj", {2, 256, 128}, 4);
   const NamedTensor biased = float_tensor("c.experts.down_proj", {2, 128, 128}, 5);
-  const Outcome outcome = quantize({fine, fine_down, turned, turned_down, biased,
-                                    float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
-                                   {.family = CheckpointFamily::kFineGrainedFp8});
+  const Outcome outcome = cast({fine, fine_down, turned, turned_down, biased,
+                                float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
+                               {.family = CheckpointFamily::kFineGrainedFp8});
   EXPECT_EQ(outcome.report.quantized, (Names{fine_down.name, fine.name}));
   test::expect_contains(outcome.reasons.at(turned.name), "[experts, in, out]");
   test::expect_contains(outcome.reasons.at(turned_down.name), "[experts, in, out]");
@@ -106,7 +105,7 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   const auto left = [&](CheckpointFamily family, Granularity granularity) {
     Names names;
     for (const auto& [name, reason] :
-         quantize(all, {.family = family, .granularity = granularity}).reasons) {
+         cast(all, {.family = family, .granularity = granularity}).reasons) {
       test::expect_contains(reason, "no multiple of 128");
       names.push_back(name);
     }
@@ -122,7 +121,7 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128),
             (Names{"tall.weight", "wide.weight"}));
   EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
-  test::expect_contains(quantize(all, {.family = kDeepSeekV3}).log,
+  test::expect_contains(cast(all, {.family = kDeepSeekV3}).log,
                         "2 weights have sizes that are no multiples of 128: transformers");
   EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
 }
@@ -154,9 +153,9 @@ TEST(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
 
 TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
   const Outcome outcome =
-      quantize({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
-                float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
-               {.skip = {"b.*"}});
+      cast({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
+            float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
+           {.skip = {"b.*"}});
   EXPECT_EQ(outcome.reasons, (std::map<std::string, std::string>{
                                  {"b.weight", "its name matches 'b.*'"},
                                  {"lm_head.weight", "its name matches '*lm_head*'"}}));
@@ -175,7 +174,7 @@ TEST(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   NamedTensor wide = weight;
   wide.dtype = SafetensorsDType::kF64;
   wide.bytes = doubles;
-  const Outcome outcome = quantize({wide}, {});
+  const Outcome outcome = cast({wide}, {});
   test::expect_quantized(outcome.tensors, weight);
   EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
 }
@@ -186,24 +185,23 @@ TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
       float_tensor("l.0.q.weight", {128, 128}, 2)};
   const auto refuse = [&](const QuantizeCheckpointOptions& options) {
     expect_error(ErrorCode::kInvalidArgument, {"experts", "'*.experts.*'", "deepseek-v3"},
-                 [&] { quantize(experts, options); });
+                 [&] { cast(experts, options); });
     set_log_handler({});
     QuantizeCheckpointOptions without = options;
     without.skip = {"*.experts.*"};
-    EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
+    EXPECT_EQ(cast(experts, without).report.quantized, Names{"l.0.q.weight"});
   };
   refuse({.family = CheckpointFamily::kTorchao});
   refuse(
       {.family = CheckpointFamily::kCompressedTensors, .granularity = Granularity::kBlock128x128});
-  EXPECT_EQ(
-      quantize(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
-      2u);
+  EXPECT_EQ(cast(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
+            2u);
 }
 
 TEST(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "vision", "compressed-tensors"}, [] {
-    quantize({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
-             {.family = CheckpointFamily::kTorchao});
+    cast({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
+         {.family = CheckpointFamily::kTorchao});
   });
   set_log_handler({});
 }
@@ -309,7 +307,7 @@ TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
   test::expect_contains(log,
-                        "2 files of weights are left behind: "
+                        "2 files with weights in other formats are left behind: "
                         "'onnx/model.onnx', 'pytorch_model.bin'");
 }
 

@@ -14,7 +14,9 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -81,7 +83,7 @@ class ActivationsTest : public testing::Test {
 };
 
 ScaledMatrix cast_matrix(std::int64_t rows, std::int64_t cols) {
-  return ScaledMatrix(rows, cols, Granularity::kTensor, DType::kE4M3);
+  return ScaledMatrix(rows, cols, {.granularity = Granularity::kTensor});
 }
 
 TEST_F(ActivationsTest, AreCastAsTheyAreDefined) {
@@ -97,7 +99,8 @@ TEST_F(ActivationsTest, AreCastAsTheyAreDefined) {
         }
       }
       ScaledMatrix out = cast_matrix(kRows, kCols);
-      quantize_activation(x.view(), activation, layout, {.rows = out.view()});
+      cast(Activated{.x = x.view(), .activation = activation, .layout = layout},
+           {.rows = out.target()});
       SCOPED_TRACE(name(activation));
       expect_cast(out, expected);
     }
@@ -124,8 +127,11 @@ TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
         }
       }
       ScaledMatrix out = cast_matrix(kRows, cols);
-      quantize_activation_gradient(gradient.view(), x.view(), activation, layout,
-                                   {.rows = out.view()});
+      cast(ActivationGradient{.gradient = gradient.view(),
+                              .x = x.view(),
+                              .activation = activation,
+                              .layout = layout},
+           {.rows = out.target()});
       SCOPED_TRACE(name(activation));
       expect_cast(out, expected);
     }
@@ -135,24 +141,22 @@ TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
 // Of what is rounded to BF16 first, each target is what quantize() makes of the same values.
 TEST_F(ActivationsTest, BothTargetsAreCastsOfTheSameValues) {
   Matrix wide = input(2 * kCols), x(DType::kBFloat16, kRows, 2 * kCols);
-  convert(wide.view(), x.view());
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
-    ScaledMatrix rows(kRows, kCols, granularity, DType::kE5M2);
-    ScaledMatrix columns(kCols, kRows, granularity, DType::kE5M2);
-    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
-                        {.rows = rows.view(), .transposed = columns.view()});
-    ScaledMatrix alone(kCols, kRows, granularity, DType::kE5M2);
-    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
-                        {.transposed = alone.view()});
+  convert_dtype(wide.view(), x.view());
+  for (const Granularity granularity : test::kGranularities) {
+    ScaledMatrix rows(kRows, kCols, {.dtype = DType::kE5M2, .granularity = granularity});
+    ScaledMatrix columns(kCols, kRows, {.dtype = DType::kE5M2, .granularity = granularity});
+    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
+         {.rows = rows.target(), .transposed = columns.target()});
+    ScaledMatrix alone(kCols, kRows, {.dtype = DType::kE5M2, .granularity = granularity});
+    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
+         {.transposed = alone.target()});
     EXPECT_THAT(columns.codes(), testing::ElementsAreArray(alone.codes()));
 
     // With scales of one, codes are the values themselves, rounded: they agree across targets.
     for (float& scale : rows.scales()) scale = 1;
     for (float& scale : columns.scales()) scale = 1;
-    quantize_activation(x.view(), Activation::kSwiGlu, GateLayout::kHalves,
-                        {.rows = rows.view(), .transposed = columns.view()},
-                        {.scales = ScaleSource::kGiven});
+    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
+         test::given({.rows = rows.target(), .transposed = columns.target()}));
     for (std::int64_t row = 0; row < kRows; ++row) {
       for (std::int64_t col = 0; col < kCols; ++col) {
         ASSERT_EQ(rows.codes()[static_cast<std::size_t>(row * kCols + col)],
@@ -176,7 +180,7 @@ struct FromFp8 {
         gradient(dtype, wide.rows(), is_gated(of) ? wide.cols() / 2 : wide.cols(), 5),
         activation(of),
         layout(in) {
-    quantize(wide.view(), {.rows = x.view()});
+    cast(wide.view(), {.rows = x.target()});
   }
   std::int64_t rows() const { return values.rows(); }
 
@@ -185,16 +189,29 @@ struct FromFp8 {
     const std::int64_t width = gradient.cols();
     for (const bool back : {false, true}) {
       const std::int64_t cols = back ? values.cols() : width;
-      ScaledMatrix of_rows(rows(), cols, granularity), want_rows(rows(), cols, granularity);
-      ScaledMatrix of_columns(cols, rows(), granularity), want_columns(cols, rows(), granularity);
-      const CastTargets out{.rows = of_rows.view(), .transposed = of_columns.view()};
-      const CastTargets wanted{.rows = want_rows.view(), .transposed = want_columns.view()};
+      ScaledMatrix of_rows(rows(), cols, {.granularity = granularity}),
+          want_rows(rows(), cols, {.granularity = granularity});
+      ScaledMatrix of_columns(cols, rows(), {.granularity = granularity}),
+          want_columns(cols, rows(), {.granularity = granularity});
+      const CastTargets out{.rows = of_rows.target(), .transposed = of_columns.target()};
+      const CastTargets wanted{.rows = want_rows.target(), .transposed = want_columns.target()};
       if (back) {
-        quantize_activation_gradient(gradient.view(), x.view(), activation, layout, out);
-        quantize_activation_gradient(gradient.view(), values.view(), activation, layout, wanted);
+        cast(ActivationGradient{.gradient = gradient.view(),
+                                .x = x.view(),
+                                .activation = activation,
+                                .layout = layout},
+             out);
+        cast(ActivationGradient{.gradient = gradient.view(),
+                                .x = values.view(),
+                                .activation = activation,
+                                .layout = layout},
+             wanted);
       } else {
-        quantize_activation(x.view(), values.dtype(), activation, layout, out);
-        quantize_activation(values.view(), activation, layout, wanted);
+        cast(
+            Activated{
+                .x = x.view(), .activation = activation, .layout = layout, .dtype = values.dtype()},
+            out);
+        cast(Activated{.x = values.view(), .activation = activation, .layout = layout}, wanted);
       }
       EXPECT_THAT(of_rows.codes(), testing::ElementsAreArray(want_rows.codes()));
       EXPECT_THAT(of_columns.codes(), testing::ElementsAreArray(want_columns.codes()));
@@ -209,15 +226,14 @@ struct FromFp8 {
 };
 
 TEST_F(ActivationsTest, FromFp8AreThoseOfWhatItStandsFor) {
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       for (const GateLayout layout : kLayouts) {
         for (const Activation activation : {Activation::kSwiGlu, Activation::kGelu}) {
           const Matrix wide = input(is_gated(activation) ? 2 * kCols : kCols);
           FromFp8 case_(wide, granularity, dtype == DType::kFloat16 ? DType::kE5M2 : DType::kE4M3,
                         dtype, activation, layout);
-          convert(input(case_.gradient.cols()).view(), case_.gradient.view());
+          convert_dtype(input(case_.gradient.cols()).view(), case_.gradient.view());
           SCOPED_TRACE(std::string(name(granularity)) + " " + std::string(name(dtype)) + " " +
                        std::string(name(activation)));
           case_.expect_same_bits(Granularity::kBlock1x128);
@@ -232,14 +248,17 @@ TEST_F(ActivationsTest, NanInFp8IsHandedOn) {
   for (const GateLayout layout : kLayouts) {
     FromFp8 case_(wide, Granularity::kBlock1x128, DType::kE4M3, DType::kBFloat16,
                   Activation::kSwiGlu, layout);
-    convert(input(kCols).view(), case_.gradient.view());
+    convert_dtype(input(kCols).view(), case_.gradient.view());
     constexpr std::uint8_t kNan = 0x7F;
     case_.x.codes()[5] = kNan;
     case_.x.scales()[3] = std::numeric_limits<float>::quiet_NaN();
     case_.expect_same_bits(Granularity::kTensor);
     ScaledMatrix out = cast_matrix(kRows, kCols);
-    quantize_activation(case_.x.view(), DType::kBFloat16, Activation::kSwiGlu, layout,
-                        {.rows = out.view()});
+    cast(Activated{.x = case_.x.view(),
+                   .activation = Activation::kSwiGlu,
+                   .layout = layout,
+                   .dtype = DType::kBFloat16},
+         {.rows = out.target()});
     EXPECT_EQ(out.codes()[layout == GateLayout::kHalves ? 5 : 2] & kNan, kNan);
   }
 }
@@ -248,8 +267,10 @@ TEST_F(ActivationsTest, ErrorsNameTheArgument) {
   Matrix x = input(2 * kCols), odd = input(2 * kCols - 1), by_output = input(kCols);
   ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
   const auto activate = [&](const Matrix& input, Activation activation, GateLayout layout) {
-    return error_of(
-        [&] { quantize_activation(input.view(), activation, layout, {.rows = out.view()}); });
+    return error_of([&] {
+      cast(Activated{.x = input.view(), .activation = activation, .layout = layout},
+           {.rows = out.target()});
+    });
   };
   const auto halves = GateLayout::kHalves;
   EXPECT_THAT(activate(odd, Activation::kSwiGlu, halves), HasSubstr("'x': expected an even"));
@@ -259,35 +280,45 @@ TEST_F(ActivationsTest, ErrorsNameTheArgument) {
 
   const auto go_back = [&](const Matrix& gradient, const CastTargets& targets) {
     return error_of([&] {
-      quantize_activation_gradient(gradient.view(), x.view(), Activation::kSwiGlu, halves, targets);
+      cast(ActivationGradient{.gradient = gradient.view(),
+                              .x = x.view(),
+                              .activation = Activation::kSwiGlu,
+                              .layout = halves},
+           targets);
     });
   };
-  EXPECT_THAT(go_back(x, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
-  EXPECT_THAT(go_back(Matrix(DType::kBFloat16, kRows, kCols), {.rows = of_x.view()}),
+  EXPECT_THAT(go_back(x, {.rows = of_x.target()}), HasSubstr("'gradient': expected shape"));
+  EXPECT_THAT(go_back(Matrix(DType::kBFloat16, kRows, kCols), {.rows = of_x.target()}),
               HasSubstr("'gradient': expected dtype float32"));
-  EXPECT_THAT(go_back(by_output, {.rows = out.view()}), HasSubstr("'out.rows': expected shape"));
+  EXPECT_THAT(go_back(by_output, {.rows = out.target()}), HasSubstr("'out.rows': expected shape"));
   EXPECT_THAT(go_back(by_output, {}), HasSubstr("'out': expected rows, transposed or both"));
   // Codes over the gradient that they are worked out from.
-  MutableScaledTensorView over = of_x.view();
+  CastTarget over = of_x.target();
   over.data.data = by_output.data();
   EXPECT_THAT(go_back(by_output, {.rows = over}), HasSubstr("'out.rows'"));
 }
 
 TEST_F(ActivationsTest, ErrorsOfFp8NameTheArgument) {
   Matrix wide = input(2 * kCols), by_output = input(kCols);
-  ScaledMatrix x(kRows, 2 * kCols, Granularity::kBlock1x128, DType::kE4M3);
+  ScaledMatrix x(kRows, 2 * kCols, {.granularity = Granularity::kBlock1x128});
   ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
   const auto activate = [&](const ScaledTensorView& input, DType dtype) {
     return error_of([&] {
-      quantize_activation(input, dtype, Activation::kSwiGlu, GateLayout::kHalves,
-                          {.rows = out.view()});
+      cast(Activated{.x = input,
+                     .activation = Activation::kSwiGlu,
+                     .layout = GateLayout::kHalves,
+                     .dtype = dtype},
+           {.rows = out.target()});
     });
   };
   const auto go_back = [&](const Matrix& gradient, const ScaledTensorView& input,
                            const CastTargets& targets) {
     return error_of([&] {
-      quantize_activation_gradient(gradient.view(), input, Activation::kSwiGlu, GateLayout::kHalves,
-                                   targets);
+      cast(ActivationGradient{.gradient = gradient.view(),
+                              .x = input,
+                              .activation = Activation::kSwiGlu,
+                              .layout = GateLayout::kHalves},
+           targets);
     });
   };
   const ScaledTensorView codes = x.view();
@@ -298,18 +329,19 @@ TEST_F(ActivationsTest, ErrorsOfFp8NameTheArgument) {
   flawed = codes;
   flawed.scale.shape[1] -= 1;
   EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.scale': expected shape"));
-  EXPECT_THAT(go_back(by_output, flawed, {.rows = of_x.view()}), HasSubstr("'x.scale'"));
+  EXPECT_THAT(go_back(by_output, flawed, {.rows = of_x.target()}), HasSubstr("'x.scale'"));
   flawed = codes;
   flawed.channel_scale = codes.scale;
   EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.channel_scale': expected none"));
   flawed = codes;
   flawed.data.shape[1] -= 1;
   EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected an even"));
-  EXPECT_THAT(go_back(wide, codes, {.rows = of_x.view()}), HasSubstr("'gradient': expected shape"));
-  EXPECT_THAT(go_back(Matrix(DType::kE5M2, kRows, kCols), codes, {.rows = of_x.view()}),
+  EXPECT_THAT(go_back(wide, codes, {.rows = of_x.target()}),
+              HasSubstr("'gradient': expected shape"));
+  EXPECT_THAT(go_back(Matrix(DType::kE5M2, kRows, kCols), codes, {.rows = of_x.target()}),
               HasSubstr("'gradient': expected dtype float32 or"));
   // Scales over those that are read.
-  MutableScaledTensorView over = of_x.view();
+  CastTarget over = of_x.target();
   over.scale.data = x.scales().data();
   EXPECT_THAT(go_back(by_output, codes, {.rows = over}), HasSubstr("'out.rows.scale'"));
 }

@@ -14,6 +14,7 @@
 #include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -118,9 +119,9 @@ TEST(GemmArgumentsTest, UnalignedData) {
   EXPECT_THAT(gemm_error([](auto&, auto& g) {
                 a_of(g).scale.data = static_cast<const char*>(a_of(g).scale.data) + 1;
               }),
-              HasSubstr("argument 'a.scale': expected data aligned to its elements"));
+              HasSubstr("argument 'a.scale': expected data aligned to its element size"));
   EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; }),
-              HasSubstr("argument 'out': expected data aligned to its elements"));
+              HasSubstr("argument 'out': expected data aligned to its element size"));
 }
 
 TEST(GemmArgumentsTest, OutputOverAnInput) {
@@ -168,71 +169,68 @@ TEST(GemmArgumentsTest, Devices) {
               HasSubstr("gemm: the tensors are on cuda:1000, but "));
 }
 
-TEST(QuantizeArgumentsTest, EachIsNamed) {
+TEST(CastArgumentsTest, EachIsNamed) {
   std::vector<float> x(6 * 8), scale(6);
   std::vector<std::uint8_t> codes(6 * 8);
   const TensorView input = matrix(x.data(), DType::kFloat32, 6, 8);
-  const MutableScaledTensorView output{matrix(codes.data(), DType::kE4M3, 6, 8),
-                                       vector(scale.data(), DType::kFloat32, 6),
-                                       Granularity::kChannel};
-  quantize(input, {.rows = output});
+  const CastTarget output{matrix(codes.data(), DType::kE4M3, 6, 8),
+                          vector(scale.data(), DType::kFloat32, 6),
+                          {.granularity = Granularity::kChannel}};
+  cast(input, {.rows = output});
 
   auto bad_output = output;
-  EXPECT_THAT(
-      error_of([&] { quantize(input, {}); }),
-      HasSubstr("quantize: argument 'out': expected rows, transposed or both, got neither"));
-  EXPECT_THAT(error_of([&] { quantize(input, {.transposed = output}); }),
-              HasSubstr("quantize: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
+  EXPECT_THAT(error_of([&] { cast(input, {}); }),
+              HasSubstr("cast: argument 'out': expected rows, transposed or both, got neither"));
+  EXPECT_THAT(error_of([&] { cast(input, {.transposed = output}); }),
+              HasSubstr("cast: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
   bad_output.data.dtype = DType::kFloat32;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows': expected dtype e4m3 or e5m2"));
   bad_output = output;
   bad_output.scale.shape[0] = 5;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows.scale': expected shape [6] for granularity channel"));
   bad_output = output;
   bad_output.data.data = x.data();
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
-              HasSubstr("apart from 'x'"));
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }), HasSubstr("apart from 'x'"));
   bad_output = output;
   bad_output.data.strides[0] = 0;  // rows of an input may coincide, those of an output not
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = bad_output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
               HasSubstr("argument 'out.rows': expected rows that do not overlap"));
   TensorView bad_input = input;
   bad_input.dtype = DType::kE5M2;
-  EXPECT_THAT(error_of([&] { quantize(bad_input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(bad_input, {.rows = output}); }),
               HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
   EXPECT_THAT(error_of([&] {
-                quantize(input, {.rows = output},
-                         {.power_of_two = true, .scales = ScaleSource::kGiven});
+                cast(input, test::by({.power_of_two = true}, test::given({.rows = output})));
               }),
               HasSubstr("argument 'power_of_two': expected unset or false"));
   EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
               HasSubstr("expected sizes of at least 0, got -1×1"));
 }
 
-TEST(QuantizeArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
+TEST(CastArgumentsTest, LeadingDimensionsAreRowsOfOneMatrix) {
   std::vector<float> x(4 * 6 * 8), scale(24);
   std::vector<std::uint8_t> codes(4 * 6 * 8);
   TensorView input{x.data(), DType::kFloat32, 3, {4, 6, 8}, {48, 8, 1}};
-  MutableScaledTensorView output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
-                                 vector(scale.data(), DType::kFloat32, 24),
-                                 Granularity::kChannel};
-  quantize(input, {.rows = output});
+  CastTarget output{{codes.data(), DType::kE4M3, 3, {4, 6, 8}, {48, 8, 1}},
+                    vector(scale.data(), DType::kFloat32, 24),
+                    {.granularity = Granularity::kChannel}};
+  cast(input, {.rows = output});
   input.shape[1] = output.data.shape[1] = 5;  // some of the rows
   output.data.strides[0] = 40;
   output.scale.shape[0] = 20;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'x': expected leading dimensions that are the rows of one matrix "
                         "(reshape makes a copy), got float32 [4, 5, 8] with strides [48, 8, 1]: "
                         "dimension 0 is not 5 steps of dimension 1"));
   input.strides[0] = 40;
-  quantize(input, {.rows = output});
+  cast(input, {.rows = output});
   output.scale = {scale.data(), DType::kFloat32, 2, {4, 5}, {6, 1}};
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'out.rows.scale': expected leading dimensions"));
   input.rank = 0;
-  EXPECT_THAT(error_of([&] { quantize(input, {.rows = output}); }),
+  EXPECT_THAT(error_of([&] { cast(input, {.rows = output}); }),
               HasSubstr("argument 'x': expected at least 1 dimension"));
 }
 
@@ -241,7 +239,7 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
   const auto dtype = static_cast<DType>(99);
   const auto granularity = static_cast<Granularity>(99);
   const auto overflow = static_cast<Overflow>(99);
-  const auto profile = static_cast<CastProfile>(99);
+  const auto rule = static_cast<Rule>(99);
   const auto device = static_cast<DeviceType>(99);
   EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.dtype = dtype; }),
               HasSubstr("argument 'a': expected an enumerator of DType, 0 to 5, got 99"));
@@ -257,18 +255,20 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
               HasSubstr("argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"));
 
   std::vector<float> x(8), y(8);
-  ScaledMatrix out(2, 4, Granularity::kTensor);
+  ScaledMatrix out(2, 4, {.granularity = Granularity::kTensor});
   const TensorView source = matrix(x.data(), DType::kFloat32, 2, 4);
-  EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.profile = profile}); }),
-              HasSubstr("'profile': expected a CastProfile, got 99"));
-  EXPECT_THAT(error_of([&] { quantize(source, {.rows = out.view()}, {.overflow = overflow}); }),
-              HasSubstr("argument 'overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
-  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), dtype, 2, 4)); }),
-              HasSubstr("convert: argument 'out'"));
-  EXPECT_THAT(error_of([&] { convert(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
-              HasSubstr("convert: argument 'overflow'"));
+  EXPECT_THAT(error_of([&] { cast(source, test::by({.rule = rule}, {.rows = out.target()})); }),
+              HasSubstr("'rule': expected a Rule, got 99"));
+  EXPECT_THAT(
+      error_of([&] { cast(source, test::by({.overflow = overflow}, {.rows = out.target()})); }),
+      HasSubstr("argument 'overflow': expected an enumerator of Overflow, 0 to 1, got 99"));
+  EXPECT_THAT(error_of([&] { convert_dtype(source, matrix(y.data(), dtype, 2, 4)); }),
+              HasSubstr("convert_dtype: argument 'out'"));
+  EXPECT_THAT(
+      error_of([&] { convert_dtype(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
+      HasSubstr("convert_dtype: argument 'overflow'"));
   EXPECT_THAT(error_of([&] { dequantize(out.view(), matrix(y.data(), dtype, 2, 4)); }),
-              HasSubstr("dequantize: argument 'out'"));
+              HasSubstr("decast: argument 'out'"));
   const std::vector<GemmProblem> problems{
       {.m = 1, .n = 1, .k = 1, .form = {.a = {.scales = granularity}}}};
   EXPECT_THAT(error_of([&] { warm_kernel_cache(problems); }), HasSubstr("granularity"));
@@ -276,12 +276,12 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
             "dtype 99 is none of: float32, float16, bfloat16, e4m3, e5m2, int32");
   EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is none of"));
   EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is none of"));
-  EXPECT_THAT(error_of([&] { name(profile); }), HasSubstr("profile 99 is none of"));
+  EXPECT_THAT(error_of([&] { name(rule); }), HasSubstr("rule 99 is none of"));
 }
 
 TEST(NamesTest, ParseWhatTheyPrint) {
   EXPECT_EQ(parse_granularity(name(Granularity::kBlock1x128)), Granularity::kBlock1x128);
-  EXPECT_EQ(parse_profile("te"), CastProfile::kTransformerEngine);
+  EXPECT_EQ(parse_rule("te"), Rule::kTransformerEngine);
   EXPECT_EQ(parse_dtype("float8_e4m3fn"), DType::kE4M3);
   EXPECT_EQ(error_of([] { parse_overflow("wrap"); }),
             "overflow 'wrap' is not one of: saturate, nan");

@@ -25,14 +25,15 @@ class Matrix {
  public:
   explicit Matrix(const std::string& form)
       : matrix_(kSize, kSize,
-                form == "two-level" ? Granularity::kBlock128x128 : parse_granularity(form)),
+                {.granularity =
+                     form == "two-level" ? Granularity::kBlock128x128 : parse_granularity(form)}),
         factors_(kSize, 1.0f),
         has_factors_(form == "two-level") {
     std::ranges::fill(matrix_.codes(), std::uint8_t{0x38});
     std::ranges::fill(matrix_.scales(), 1.0f);
   }
-  MutableScaledTensorView target() {
-    MutableScaledTensorView view = matrix_.view();
+  CastTarget target() {
+    CastTarget view = matrix_.target();
     if (has_factors_) view.channel_scale = vector(factors_.data(), DType::kFloat32, kSize);
     return view;
   }
@@ -146,8 +147,8 @@ bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
                   .out = groups});
   }
   if (called == "gated_gemm") {
-    ScaledMatrix h(kSize, kSize / 2, parse_granularity(row.operands[2].form));
-    gated_gemm({.a = a.input(), .b = b.input(), .out = h.view()});
+    ScaledMatrix h(kSize, kSize / 2, {.granularity = parse_granularity(row.operands[2].form)});
+    gated_gemm({.a = a.input(), .b = b.input(), .out = h.target()});
   }
   return true;
 }
@@ -167,16 +168,16 @@ bool multiply_by_weights(const CapabilityRow& row, const MutableTensorView& out)
   return true;
 }
 
-bool cast(const CapabilityRow& row) {
+bool cast_numbers(const CapabilityRow& row) {
   const std::string& called = row.operation;
   const std::vector<float> numbers(kSize * kSize, 1.0f);
   const TensorView x = matrix<const void>(numbers.data(), DType::kFloat32, kSize, kSize, kSize);
   if (called == "quantize") {
     Matrix rows(row.operands[0].form);
-    quantize(x, {.rows = rows.target()});
+    cast(x, {.rows = rows.target()});
   } else if (called == "quantize_both") {
     Matrix rows(row.operands[0].form), transposed(row.operands[1].form);
-    quantize(x, {.rows = rows.target(), .transposed = transposed.target()});
+    cast(x, {.rows = rows.target(), .transposed = transposed.target()});
   } else {
     return false;
   }
@@ -188,7 +189,7 @@ bool cast(const CapabilityRow& row) {
 bool call(const CapabilityRow& row) {
   std::vector<float> memory(kSize * kSize);
   const MutableTensorView out = matrix(memory.data(), DType::kFloat32, kSize, kSize, kSize);
-  return multiply(row, out) || multiply_by_weights(row, out) || cast(row);
+  return multiply(row, out) || multiply_by_weights(row, out) || cast_numbers(row);
 }
 
 TEST(CapabilitiesTest, OperationsDoWhatItSaysOfTheCpu) {

@@ -33,7 +33,7 @@ class CastColumnsTest : public testing::Test {
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t col = 0; col < cols; ++col) wide.float_at(row, col) = normal(random_);
     }
-    convert(wide.view(), result.view());
+    convert_dtype(wide.view(), result.view());
     return result;
   }
 
@@ -66,13 +66,13 @@ TEST_F(CastColumnsTest, AreTheSumsAndMagnitudesOfX) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const std::int64_t rows : {std::int64_t{1}, kRows}) {
       const Matrix x = values(dtype, rows, kCols, 8);
-      ScaledMatrix out(rows, kCols, Granularity::kBlock1x128);
-      quantize(x.view(), {.rows = out.view(), .columns = columns(rows)});
+      ScaledMatrix out(rows, kCols, {.granularity = Granularity::kBlock1x128});
+      cast(x.view(), {.rows = out.target(), .columns = columns(rows)});
       expect_columns_of(x);
-      ScaledMatrix transposed(kCols, rows, Granularity::kTensor);
+      ScaledMatrix transposed(kCols, rows, {.granularity = Granularity::kTensor});
       std::ranges::fill(sums_, -1.0f);
       std::ranges::fill(amax_, -1.0f);
-      quantize(x.view(), {.transposed = transposed.view(), .columns = columns(rows)});
+      cast(x.view(), {.transposed = transposed.target(), .columns = columns(rows)});
       expect_columns_of(x);
     }
   }
@@ -80,10 +80,10 @@ TEST_F(CastColumnsTest, AreTheSumsAndMagnitudesOfX) {
 
 TEST_F(CastColumnsTest, ChangeNothingInTheCasts) {
   const Matrix x = values(DType::kBFloat16);
-  ScaledMatrix alone(kRows, kCols, Granularity::kChannel),
-      beside(kRows, kCols, Granularity::kChannel);
-  quantize(x.view(), {.rows = alone.view()});
-  quantize(x.view(), {.rows = beside.view(), .columns = columns(kRows, true, false)});
+  ScaledMatrix alone(kRows, kCols, {.granularity = Granularity::kChannel}),
+      beside(kRows, kCols, {.granularity = Granularity::kChannel});
+  cast(x.view(), {.rows = alone.target()});
+  cast(x.view(), {.rows = beside.target(), .columns = columns(kRows, true, false)});
   EXPECT_THAT(beside.codes(), testing::ElementsAreArray(alone.codes()));
   EXPECT_THAT(beside.scales(), testing::ElementsAreArray(alone.scales()));
 }
@@ -96,8 +96,8 @@ TEST_F(CastColumnsTest, SpecialValuesStayInTheirColumns) {
   x.float_at(6, 12) = inf;
   x.float_at(7, 12) = -inf;
   for (std::int64_t row = 0; row < kRows; ++row) x.float_at(row, 13) = -0.0f;
-  ScaledMatrix out(kRows, kCols, Granularity::kBlock1x128);
-  quantize(x.view(), {.rows = out.view(), .columns = columns(kRows)});
+  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  cast(x.view(), {.rows = out.target(), .columns = columns(kRows)});
   EXPECT_EQ(sums_[10], inf);
   EXPECT_EQ(amax_[10], inf);
   EXPECT_TRUE(std::isnan(sums_[11]));
@@ -112,8 +112,8 @@ TEST_F(CastColumnsTest, OfNoRowsAreZero) {
   std::ranges::fill(sums_, -1.0f);
   std::ranges::fill(amax_, -1.0f);
   const Matrix x(DType::kFloat32, 0, kCols);
-  ScaledMatrix out(0, kCols, Granularity::kBlock1x128);
-  quantize(x.view(), {.rows = out.view(), .columns = columns(0)});
+  ScaledMatrix out(0, kCols, {.granularity = Granularity::kBlock1x128});
+  cast(x.view(), {.rows = out.target(), .columns = columns(0)});
   EXPECT_THAT(sums_, testing::Each(0.0f));
   EXPECT_THAT(amax_, testing::Each(0.0f));
 }
@@ -122,9 +122,12 @@ TEST_F(CastColumnsTest, OfNoRowsAreZero) {
 // the rounding to FP8, so the sums are compared with those of a plain cast.
 TEST_F(CastColumnsTest, OfGradientsAndNorms) {
   const Matrix x = values(DType::kBFloat16), gradient = values(DType::kBFloat16, kRows, kCols / 2);
-  ScaledMatrix out(kRows, kCols, Granularity::kBlock1x128);
-  quantize_activation_gradient(gradient.view(), x.view(), Activation::kSwiGlu, GateLayout::kHalves,
-                               {.rows = out.view(), .columns = columns(kRows)});
+  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  cast(ActivationGradient{.gradient = gradient.view(),
+                          .x = x.view(),
+                          .activation = Activation::kSwiGlu,
+                          .layout = GateLayout::kHalves},
+       {.rows = out.target(), .columns = columns(kRows)});
   for (const std::int64_t col : {0, 299, 300, 599}) {
     const std::int64_t column = col % 300;
     double sum = 0;
@@ -140,8 +143,8 @@ TEST_F(CastColumnsTest, OfGradientsAndNorms) {
   }
 
   std::vector<float> rstd(kRows), ones(kRows, 1.0f);
-  const NormArguments norm{.x = x.view(), .rstd = vector(rstd.data(), DType::kFloat32, kRows)};
-  quantize_norm(norm, {.rows = out.view(), .columns = columns(kRows)});
+  const Normed norm{.x = x.view(), .rstd = vector(rstd.data(), DType::kFloat32, kRows)};
+  cast(norm, {.rows = out.target(), .columns = columns(kRows)});
   double sum = 0;
   for (std::int64_t row = 0; row < kRows; ++row) {
     sum += x.at(row, 7) * static_cast<double>(rstd[static_cast<std::size_t>(row)]);
@@ -151,11 +154,11 @@ TEST_F(CastColumnsTest, OfGradientsAndNorms) {
 
 TEST_F(CastColumnsTest, ErrorsNameTheArgument) {
   const Matrix x = values(DType::kFloat32);
-  ScaledMatrix out(kRows, kCols, Granularity::kBlock1x128);
+  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
   const auto error = [&](auto&& spoil) {
-    CastTargets targets{.rows = out.view(), .columns = columns(kRows)};
+    CastTargets targets{.rows = out.target(), .columns = columns(kRows)};
     spoil(targets);
-    return error_of([&] { quantize(x.view(), targets); });
+    return error_of([&] { cast(x.view(), targets); });
   };
   EXPECT_EQ(error([](auto&) {}), "no error");
   EXPECT_THAT(error([](auto& t) { t.rows.reset(); }), HasSubstr("'out': expected rows"));

@@ -13,18 +13,18 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr std::array kGranularities{Granularity::kTensor, Granularity::kChannel,
-                                    Granularity::kBlock1x128, Granularity::kBlock128x128};
-constexpr std::array kProfiles{CastProfile::kDeepGemm,          CastProfile::kVllm,
-                               CastProfile::kTransformerEngine, CastProfile::kTorchAo,
-                               CastProfile::kDeepSeek,          CastProfile::kCompressedTensors};
+using test::kGranularities;
+constexpr std::array kRules{Rule::kDeepGemm, Rule::kVllm,     Rule::kTransformerEngine,
+                            Rule::kTorchAo,  Rule::kDeepSeek, Rule::kCompressedTensors};
 
 class CastsTest : public testing::Test {
  protected:
@@ -44,7 +44,7 @@ class CastsTest : public testing::Test {
   }
 
   static std::string error_of(const TensorView& x, const CastTargets& out) {
-    return test::error_of([&] { quantize(x, out); });
+    return test::error_of([&] { cast(x, out); });
   }
 
   static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
@@ -70,51 +70,54 @@ TEST_F(CastsTest, BothTargetsAreTwoCasts) {
   const std::vector<float> data_transposed = transposed(data_, kRows, kCols);
   const TensorView x_transposed = matrix(data_transposed.data(), DType::kFloat32, kCols, kRows);
   for (const Granularity granularity : kGranularities) {
-    const QuantizeOptions options{.profile = CastProfile::kVllm, .power_of_two = true};
-    ScaledMatrix rows(kRows, kCols, granularity), columns(kCols, kRows, granularity);
-    quantize(x(), {.rows = rows.view(), .transposed = columns.view()}, options);
+    const Format options{.rule = Rule::kVllm, .power_of_two = true};
+    ScaledMatrix rows(kRows, kCols, {.granularity = granularity}),
+        columns(kCols, kRows, {.granularity = granularity});
+    cast(x(), test::by(options, {.rows = rows.target(), .transposed = columns.target()}));
 
-    ScaledMatrix alone(kRows, kCols, granularity), columns_alone(kCols, kRows, granularity);
-    quantize(x(), {.rows = alone.view()}, options);
+    ScaledMatrix alone(kRows, kCols, {.granularity = granularity}),
+        columns_alone(kCols, kRows, {.granularity = granularity});
+    cast(x(), test::by(options, {.rows = alone.target()}));
     expect_same(rows, alone);
-    quantize(x(), {.transposed = columns_alone.view()}, options);
+    cast(x(), test::by(options, {.transposed = columns_alone.target()}));
     expect_same(columns, columns_alone);
-    quantize(x_transposed, {.rows = columns_alone.view()}, options);
+    cast(x_transposed, test::by(options, {.rows = columns_alone.target()}));
     expect_same(columns, columns_alone);
   }
 }
 
 TEST_F(CastsTest, TheTransposeMayBeOfChannelsBesideRowsOfBlocks) {
-  ScaledMatrix rows(kRows, kCols, Granularity::kBlock1x128);
-  ScaledMatrix columns(kCols, kRows, Granularity::kChannel);
-  ScaledMatrix rows_alone(kRows, kCols, Granularity::kBlock1x128);
-  ScaledMatrix columns_alone(kCols, kRows, Granularity::kChannel);
-  quantize(x(), {.rows = rows.view(), .transposed = columns.view()});
-  quantize(x(), {.rows = rows_alone.view()});
-  quantize(x(), {.transposed = columns_alone.view()});
+  ScaledMatrix rows(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix columns(kCols, kRows, {.granularity = Granularity::kChannel});
+  ScaledMatrix rows_alone(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix columns_alone(kCols, kRows, {.granularity = Granularity::kChannel});
+  cast(x(), {.rows = rows.target(), .transposed = columns.target()});
+  cast(x(), {.rows = rows_alone.target()});
+  cast(x(), {.transposed = columns_alone.target()});
   expect_same(rows, rows_alone);
   expect_same(columns, columns_alone);
 }
 
 TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
   const auto block = Granularity::kBlock1x128;
-  ScaledMatrix out(kRows, kCols, block), columns(kCols, kRows, block);
-  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = out.view()}),
+  ScaledMatrix out(kRows, kCols, {.granularity = block}),
+      columns(kCols, kRows, {.granularity = block});
+  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = out.target()}),
               HasSubstr("'out.transposed': expected shape"));
-  ScaledMatrix tensor(kCols, kRows, Granularity::kTensor);
-  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = tensor.view()}),
+  ScaledMatrix tensor(kCols, kRows, {.granularity = Granularity::kTensor});
+  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = tensor.target()}),
               HasSubstr("'out.transposed': expected granularity 1x128, as 'out.rows'"));
-  ScaledMatrix e5m2(kCols, kRows, block, DType::kE5M2);
-  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = e5m2.view()}),
+  ScaledMatrix e5m2(kCols, kRows, {.dtype = DType::kE5M2, .granularity = block});
+  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = e5m2.target()}),
               HasSubstr("'out.transposed': expected dtype e4m3"));
 
-  MutableScaledTensorView overlapping = columns.view();
+  CastTarget overlapping = columns.target();
   overlapping.data.data = out.codes().data();
-  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = overlapping}),
+  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
               HasSubstr("'out.transposed': expected memory of its own, apart from 'out.rows'"));
   overlapping = columns.view();
   overlapping.scale.data = out.scales().data();
-  EXPECT_THAT(error_of(x(), {.rows = out.view(), .transposed = overlapping}),
+  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
               HasSubstr("'out.transposed.scale': expected memory of its own"));
 }
 
@@ -122,16 +125,16 @@ TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
 // x · (1 / scale); of a factor that is rounded to a power of two, the reciprocal is exact.
 TEST_F(CastsTest, ScalesOfACastGiveItsCodesAgain) {
   for (const Granularity granularity : kGranularities) {
-    for (const CastProfile profile : kProfiles) {
-      const bool power_of_two =
-          profile == CastProfile::kTransformerEngine || profile == CastProfile::kTorchAo;
-      ScaledMatrix rows(kRows, kCols, granularity), columns(kCols, kRows, granularity);
-      const CastTargets out{.rows = rows.view(), .transposed = columns.view()};
-      quantize(x(), out, {.profile = profile, .power_of_two = power_of_two});
+    for (const Rule rule : kRules) {
+      const bool power_of_two = rule == Rule::kTransformerEngine || rule == Rule::kTorchAo;
+      ScaledMatrix rows(kRows, kCols, {.granularity = granularity}),
+          columns(kCols, kRows, {.granularity = granularity});
+      const CastTargets out{.rows = rows.target(), .transposed = columns.target()};
+      cast(x(), test::by({.rule = rule, .power_of_two = power_of_two}, out));
       const ScaledMatrix computed_rows = rows.to({}), computed_columns = columns.to({});
       std::ranges::fill(rows.codes(), std::uint8_t{0xAA});
       std::ranges::fill(columns.codes(), std::uint8_t{0xAA});
-      quantize(x(), out, {.profile = profile, .scales = ScaleSource::kGiven});
+      cast(x(), test::by({.rule = rule}, test::given(out)));
       expect_same(rows, computed_rows);
       expect_same(columns, computed_columns);
     }
@@ -140,17 +143,17 @@ TEST_F(CastsTest, ScalesOfACastGiveItsCodesAgain) {
 
 // What is only read may be read twice; what is written may not overlap itself.
 TEST_F(CastsTest, GivenScalesMayBeSharedAndComputedOnesNot) {
-  ScaledMatrix rows(kRows, kCols, Granularity::kTensor),
-      columns(kCols, kRows, Granularity::kTensor);
-  CastTargets out{.rows = rows.view(), .transposed = columns.view()};
+  ScaledMatrix rows(kRows, kCols, {.granularity = Granularity::kTensor}),
+      columns(kCols, kRows, {.granularity = Granularity::kTensor});
+  CastTargets out{.rows = rows.target(), .transposed = columns.target()};
   out.transposed->scale = out.rows->scale;
   rows.scales()[0] = 0.5f;
-  quantize(x(), out, {.scales = ScaleSource::kGiven});
+  cast(x(), test::given(out));
   EXPECT_EQ(columns.codes()[1], rows.codes()[kCols]);
   EXPECT_THAT(error_of(x(), out), testing::HasSubstr("apart from 'out.rows.scale'"));
 
-  ScaledMatrix by_row(kRows, kCols, Granularity::kChannel);
-  MutableScaledTensorView repeated = by_row.view();
+  ScaledMatrix by_row(kRows, kCols, {.granularity = Granularity::kChannel});
+  CastTarget repeated = by_row.target();
   repeated.scale.strides[0] = 0;
   EXPECT_THAT(error_of(x(), {.rows = repeated}),
               testing::HasSubstr("'out.rows.scale': expected scales that do not overlap"));
@@ -170,19 +173,19 @@ std::size_t unit_of(Granularity granularity, std::int64_t row, std::int64_t col,
   return 0;
 }
 
-// Element by element: convert() rounds what the scale leaves.
+// Element by element: convert_dtype() rounds what the scale leaves.
 TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
   data_[5] = INFINITY, data_[7] = NAN, data_[11] = -0.0f, data_[13] = 1e38f;
   for (const Granularity granularity : kGranularities) {
-    for (const CastProfile profile : kProfiles) {
-      const bool divides = profile == CastProfile::kVllm || profile == CastProfile::kDeepSeek ||
-                           profile == CastProfile::kCompressedTensors;
+    for (const Rule rule : kRules) {
+      const bool divides =
+          rule == Rule::kVllm || rule == Rule::kDeepSeek || rule == Rule::kCompressedTensors;
       for (const Overflow overflow : {Overflow::kSaturate, Overflow::kNan}) {
-        ScaledMatrix out(kRows, kCols, granularity);
+        ScaledMatrix out(kRows, kCols, {.granularity = granularity});
         give_scales(out);
         const std::vector<float> given(out.scales().begin(), out.scales().end());
-        quantize(x(), {.rows = out.view()},
-                 {.profile = profile, .overflow = overflow, .scales = ScaleSource::kGiven});
+        cast(x(),
+             test::by({.rule = rule, .overflow = overflow}, test::given({.rows = out.target()})));
         EXPECT_THAT(out.scales(), testing::ElementsAreArray(given));
 
         std::vector<float> scaled = data_;
@@ -190,11 +193,11 @@ TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
           const float scale = given[unit_of(granularity, i / kCols, i % kCols, kCols)];
           float& value = scaled[static_cast<std::size_t>(i)];
           value = divides ? value / scale : value * (1.0f / scale);
-          if (profile == CastProfile::kCompressedTensors) value += 0.0f;  // 0 in place of -0
+          if (rule == Rule::kCompressedTensors) value += 0.0f;  // 0 in place of -0
         }
         std::vector<std::uint8_t> codes(scaled.size());
-        convert(matrix(scaled.data(), DType::kFloat32, kRows, kCols),
-                matrix(codes.data(), DType::kE4M3, kRows, kCols), overflow);
+        convert_dtype(matrix(scaled.data(), DType::kFloat32, kRows, kCols),
+                      matrix(codes.data(), DType::kE4M3, kRows, kCols), overflow);
         EXPECT_THAT(out.codes(), testing::ElementsAreArray(codes));
       }
     }
@@ -203,9 +206,10 @@ TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
 
 TEST_F(CastsTest, LeadingDimensionsAreRows) {
   for (const Granularity granularity : kGranularities) {
-    ScaledMatrix expected(kRows, kCols, granularity), columns(kCols, kRows, granularity);
-    quantize(x(), {.rows = expected.view()});
-    quantize(x(), {.transposed = columns.view()});
+    ScaledMatrix expected(kRows, kCols, {.granularity = granularity}),
+        columns(kCols, kRows, {.granularity = granularity});
+    cast(x(), {.rows = expected.target()});
+    cast(x(), {.transposed = columns.target()});
 
     // [2, 65, 300], with scales that have the leading dimensions, one more, or none.
     TensorView cube = x();
@@ -213,8 +217,9 @@ TEST_F(CastsTest, LeadingDimensionsAreRows) {
     cube.shape = {2, 65, kCols};
     cube.strides = {65 * kCols, kCols, 1};
     for (const int scale_kind : {0, 1, 2}) {
-      ScaledMatrix out(kRows, kCols, granularity), out_columns(kCols, kRows, granularity);
-      MutableScaledTensorView target = out.view();
+      ScaledMatrix out(kRows, kCols, {.granularity = granularity}),
+          out_columns(kCols, kRows, {.granularity = granularity});
+      CastTarget target = out.target();
       target.data.rank = 3;
       target.data.shape = cube.shape;
       target.data.strides = cube.strides;
@@ -227,7 +232,7 @@ TEST_F(CastsTest, LeadingDimensionsAreRows) {
         target.scale.shape = {2, 65, 1};
         target.scale.strides = {65, 1, 17};
       }
-      quantize(cube, {.rows = target, .transposed = out_columns.view()});
+      cast(cube, {.rows = target, .transposed = out_columns.target()});
       expect_same(out, expected);
       expect_same(out_columns, columns);
 
@@ -241,16 +246,16 @@ TEST_F(CastsTest, LeadingDimensionsAreRows) {
 
 TEST_F(CastsTest, AVectorIsARow) {
   for (const Granularity granularity : kGranularities) {
-    ScaledMatrix expected(1, kCols, granularity), out(1, kCols, granularity);
-    quantize(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = expected.view()});
+    ScaledMatrix expected(1, kCols, {.granularity = granularity}),
+        out(1, kCols, {.granularity = granularity});
+    cast(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = expected.target()});
     const std::int64_t scales = std::ssize(out.scales());
-    const MutableScaledTensorView target{
-        vector(out.codes().data(), DType::kE4M3, kCols),
-        granularity == Granularity::kBlock128x128
-            ? matrix(out.scales().data(), DType::kFloat32, 1, scales)
-            : vector(out.scales().data(), DType::kFloat32, scales),
-        granularity};
-    quantize(vector(data_.data(), DType::kFloat32, kCols), {.rows = target});
+    const CastTarget target{vector(out.codes().data(), DType::kE4M3, kCols),
+                            granularity == Granularity::kBlock128x128
+                                ? matrix(out.scales().data(), DType::kFloat32, 1, scales)
+                                : vector(out.scales().data(), DType::kFloat32, scales),
+                            {.granularity = granularity}};
+    cast(vector(data_.data(), DType::kFloat32, kCols), {.rows = target});
     expect_same(out, expected);
   }
 }
@@ -270,24 +275,25 @@ TEST_F(CastsTest, RowsMayLieAnywhere) {
     }
     const TensorView contiguous = matrix(copy.data(), DType::kFloat32, kCount, kWidth);
     for (const Granularity granularity : kGranularities) {
-      ScaledMatrix out(kCount, kWidth, granularity), expected(kCount, kWidth, granularity);
-      ScaledMatrix columns(kWidth, kCount, granularity);
-      ScaledMatrix expected_columns(kWidth, kCount, granularity);
-      quantize(view, {.rows = out.view(), .transposed = columns.view()});
-      quantize(contiguous, {.rows = expected.view(), .transposed = expected_columns.view()});
+      ScaledMatrix out(kCount, kWidth, {.granularity = granularity}),
+          expected(kCount, kWidth, {.granularity = granularity});
+      ScaledMatrix columns(kWidth, kCount, {.granularity = granularity});
+      ScaledMatrix expected_columns(kWidth, kCount, {.granularity = granularity});
+      cast(view, {.rows = out.target(), .transposed = columns.target()});
+      cast(contiguous, {.rows = expected.target(), .transposed = expected_columns.target()});
       expect_same(out, expected);
       expect_same(columns, expected_columns);
     }
     std::vector<float> converted(copy.size());
-    convert(view, matrix(converted.data(), DType::kFloat32, kCount, kWidth));
+    convert_dtype(view, matrix(converted.data(), DType::kFloat32, kCount, kWidth));
     EXPECT_EQ(converted, copy);
   }
 }
 
 // A row of scales and codes that is repeated is dequantized as often.
 TEST_F(CastsTest, DequantizesRowsThatAreRepeated) {
-  ScaledMatrix row(1, kCols, Granularity::kBlock1x128);
-  quantize(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = row.view()});
+  ScaledMatrix row(1, kCols, {.granularity = Granularity::kBlock1x128});
+  cast(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = row.target()});
   std::vector<float> once(kCols), repeated(3 * kCols);
   dequantize(row.view(), matrix(once.data(), DType::kFloat32, 1, kCols));
   ScaledTensorView rows = row.view();

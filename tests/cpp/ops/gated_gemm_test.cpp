@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "octofold/activations.h"
+#include "octofold/cast.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
@@ -20,6 +20,7 @@
 #include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -51,8 +52,8 @@ struct Operands {
         w.float_at(row, col) = normal(random) / std::sqrt(static_cast<float>(k));
       }
     }
-    quantize(x.view(), {.rows = a.view()});
-    quantize(w.view(), {.rows = b.view()});
+    cast(x.view(), {.rows = a.target()});
+    cast(w.view(), {.rows = b.target()});
   }
 };
 
@@ -69,10 +70,10 @@ TEST(GatedGemmTest, IsAsItIsDefined) {
   const Matrix a = dequantized(operands.a), b = dequantized(operands.b);
   for (const Activation activation : kActivations) {
     SCOPED_TRACE(name(activation));
-    ScaledMatrix out(kM, kN, Granularity::kBlock1x128);
+    ScaledMatrix out(kM, kN, {.granularity = Granularity::kBlock1x128});
     gated_gemm({.a = operands.a.view(),
                 .b = operands.b.view(),
-                .out = out.view(),
+                .out = out.target(),
                 .activation = activation});
     const Matrix values = dequantized(out);
     for (std::int64_t row = 0; row < kM; ++row) {
@@ -101,20 +102,20 @@ TEST(GatedGemmTest, IsTheProductAndTheCastOfItsActivation) {
        {std::array<std::int64_t, 3>{1, 1, 1}, {5, 128, 128}, {130, 200, 300}, {1025, 64, 130}}) {
     Operands operands(random, m, n, k);
     for (const Activation activation : kActivations) {
-      const QuantizeOptions options{.profile = CastProfile::kVllm,
-                                    .power_of_two = activation == Activation::kSwiGlu,
-                                    .overflow = Overflow::kNan};
-      ScaledMatrix fused(m, n, Granularity::kBlock1x128, DType::kE5M2);
+      const Format options{.rule = Rule::kVllm,
+                           .power_of_two = activation == Activation::kSwiGlu,
+                           .overflow = Overflow::kNan};
+      ScaledMatrix fused(m, n, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock1x128});
       gated_gemm({.a = operands.a.view(),
                   .b = operands.b.view(),
-                  .out = fused.view(),
+                  .out = fused.target(),
                   .activation = activation,
                   .options = options});
       Matrix both(DType::kBFloat16, m, 2 * n);
       gemm({.a = operands.a.view(), .b = operands.b.view(), .out = both.view()});
-      ScaledMatrix expected(m, n, Granularity::kBlock1x128, DType::kE5M2);
-      quantize_activation(both.view(), activation, GateLayout::kHalves, {.rows = expected.view()},
-                          options);
+      ScaledMatrix expected(m, n, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock1x128});
+      cast(Activated{.x = both.view(), .activation = activation, .layout = GateLayout::kHalves},
+           test::by(options, {.rows = expected.target()}));
       EXPECT_TRUE(std::ranges::equal(fused.codes(), expected.codes())) << m << "×" << n << "×" << k;
       EXPECT_TRUE(std::ranges::equal(fused.scales(), expected.scales()));
     }
@@ -122,21 +123,23 @@ TEST(GatedGemmTest, IsTheProductAndTheCastOfItsActivation) {
 }
 
 TEST(GatedGemmTest, WithoutKThereIsStillAResult) {
-  ScaledMatrix a(3, 0, Granularity::kBlock1x128), b(256, 0, Granularity::kBlock128x128);
-  ScaledMatrix out(3, 128, Granularity::kBlock1x128);
+  ScaledMatrix a(3, 0, {.granularity = Granularity::kBlock1x128}),
+      b(256, 0, {.granularity = Granularity::kBlock128x128});
+  ScaledMatrix out(3, 128, {.granularity = Granularity::kBlock1x128});
   std::ranges::fill(out.codes(), std::uint8_t{0x38});
-  gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()});
+  gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()});
   EXPECT_TRUE(std::ranges::all_of(out.codes(), [](std::uint8_t code) { return code == 0; }));
 }
 
 TEST(GatedGemmTest, NanAndInfinityAreHandedOn) {
-  ScaledMatrix a(3, 128, Granularity::kBlock1x128), b(256, 128, Granularity::kBlock128x128);
-  ScaledMatrix out(3, 128, Granularity::kBlock1x128);
+  ScaledMatrix a(3, 128, {.granularity = Granularity::kBlock1x128}),
+      b(256, 128, {.granularity = Granularity::kBlock128x128});
+  ScaledMatrix out(3, 128, {.granularity = Granularity::kBlock1x128});
   std::ranges::fill(a.codes(), std::uint8_t{0x38});  // 1
   std::ranges::fill(b.codes(), std::uint8_t{0x38});
   a.scales()[0] = 1, a.scales()[1] = NAN, a.scales()[2] = INFINITY;
   std::ranges::fill(b.scales(), 1.0f);
-  gated_gemm({.a = a.view(), .b = b.view(), .out = out.view()});
+  gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()});
   EXPECT_NEAR(out.scales()[0] * 448, 128.0 * 128, 1);
   EXPECT_EQ(out.codes()[0], 0x7E);
   EXPECT_EQ(out.codes()[128], 0x7F);  // NaN
@@ -145,9 +148,10 @@ TEST(GatedGemmTest, NanAndInfinityAreHandedOn) {
 
 // A valid problem that each test spoils in one place.
 std::string error_of(const std::function<void(GatedGemmArguments&)>& spoil) {
-  ScaledMatrix a(5, 256, Granularity::kBlock1x128), b(400, 256, Granularity::kBlock128x128);
-  ScaledMatrix out(5, 200, Granularity::kBlock1x128);
-  GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.view()};
+  ScaledMatrix a(5, 256, {.granularity = Granularity::kBlock1x128}),
+      b(400, 256, {.granularity = Granularity::kBlock128x128});
+  ScaledMatrix out(5, 200, {.granularity = Granularity::kBlock1x128});
+  GatedGemmArguments arguments{.a = a.view(), .b = b.view(), .out = out.target()};
   spoil(arguments);
   return test::error_of([&] { gated_gemm(arguments); });
 }
@@ -193,22 +197,23 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'out'"));
   EXPECT_THAT(error_of([](auto& g) { g.out.data.device = {DeviceType::kCuda, 0}; }),
               HasSubstr("argument 'out"));
-  EXPECT_THAT(error_of([](auto& g) { g.options.profile = static_cast<CastProfile>(99); }),
-              HasSubstr("argument 'profile'"));
-  EXPECT_THAT(error_of([](auto& g) { g.options.scales = ScaleSource::kGiven; }),
-              HasSubstr("argument 'options.scales'"));
+  EXPECT_THAT(error_of([](auto& g) { g.out.format.rule = static_cast<Rule>(99); }),
+              HasSubstr("argument 'rule'"));
+  EXPECT_THAT(error_of([](auto& g) { g.out.scales = ScaleSource::kGiven; }),
+              HasSubstr("argument 'out.scales'"));
 }
 
 TEST(GatedGemmArgumentsTest, TheCpuHasNoCandidates) {
-  ScaledMatrix a(5, 256, Granularity::kBlock1x128), b(256, 256, Granularity::kBlock128x128);
-  ScaledMatrix out(5, 128, Granularity::kBlock1x128);
+  ScaledMatrix a(5, 256, {.granularity = Granularity::kBlock1x128}),
+      b(256, 256, {.granularity = Granularity::kBlock128x128});
+  ScaledMatrix out(5, 128, {.granularity = Granularity::kBlock1x128});
   ProductProblem problem{.gated = Activation::kSwiGlu};
   problem.product.form.out = DType::kE4M3;
   const auto names = product_candidates(problem);
   ASSERT_FALSE(names.empty());
   EXPECT_THAT(
       test::error_of([&] {
-        gated_gemm({.a = a.view(), .b = b.view(), .out = out.view(), .candidate = names.front()});
+        gated_gemm({.a = a.view(), .b = b.view(), .out = out.target(), .candidate = names.front()});
       }),
       HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
 }

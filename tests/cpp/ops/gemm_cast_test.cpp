@@ -13,8 +13,10 @@
 #include "octofold/tuning.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -25,7 +27,7 @@ using testing::HasSubstr;
 Matrix rounded(test::Random& random, DType dtype, std::int64_t rows, std::int64_t cols) {
   const Matrix values = test::random_matrix(random, rows, cols);
   Matrix result(dtype, rows, cols, 8);
-  convert(values.view(), result.view());
+  convert_dtype(values.view(), result.view());
   return result;
 }
 
@@ -35,23 +37,21 @@ TEST(GemmCastTest, IsTheCastAndTheProduct) {
   for (const auto& [m, n, k] :
        {std::array<std::int64_t, 3>{1, 1, 1}, {5, 128, 128}, {130, 200, 300}, {1100, 17, 130}}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-      for (const Granularity granularity : {Granularity::kTensor, Granularity::kChannel,
-                                            Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+      for (const Granularity granularity : test::kGranularities) {
         const bool other = granularity == Granularity::kChannel;
-        const QuantizeOptions options{
-            .profile = other ? CastProfile::kVllm : CastProfile::kDeepGemm,
-            .power_of_two = granularity == Granularity::kTensor,
-            .overflow = other ? Overflow::kNan : Overflow::kSaturate};
-        const DType codes = other ? DType::kE5M2 : DType::kE4M3;
+        const Format format{.dtype = other ? DType::kE5M2 : DType::kE4M3,
+                            .rule = other ? Rule::kVllm : Rule::kDeepGemm,
+                            .power_of_two = granularity == Granularity::kTensor,
+                            .overflow = other ? Overflow::kNan : Overflow::kSaturate};
         const DType out = other ? DType::kFloat32 : DType::kBFloat16;
         const Matrix x = rounded(random, dtype, m, k), w = rounded(random, dtype, n, k);
         const Matrix bias = rounded(random, DType::kFloat32, 1, n);
-        ScaledMatrix a(m, k, Granularity::kBlock1x128, codes), b(n, k, granularity);
-        quantize(x.view(), {.rows = a.view()}, options);
-        quantize(w.view(), {.rows = b.view()});
+        ScaledMatrix a(m, k, format), b(n, k, {.granularity = granularity});
+        cast(x.view(), {.rows = a.target()});
+        cast(w.view(), {.rows = b.target()});
         Matrix expected(out, m, n), result(out, m, n, 3);
         gemm({.a = a.view(), .b = b.view(), .out = expected.view(), .bias = bias.row_vector()});
-        gemm({.a = CastOperand{x.view(), codes, options},
+        gemm({.a = CastOperand{x.view(), format},
               .b = b.view(),
               .out = result.view(),
               .bias = bias.row_vector()});
@@ -70,7 +70,7 @@ TEST(GemmCastTest, IsTheCastAndTheProduct) {
 TEST(GemmCastTest, WithoutKThereIsTheBias) {
   Matrix x(DType::kBFloat16, 3, 0), out(DType::kFloat32, 3, 2), bias(DType::kFloat32, 1, 2);
   bias.float_at(0, 0) = 5, bias.float_at(0, 1) = -7;
-  ScaledMatrix b(2, 0, Granularity::kBlock128x128);
+  ScaledMatrix b(2, 0, {.granularity = Granularity::kBlock128x128});
   gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view(), .bias = bias.row_vector()});
   for (int row = 0; row < 3; ++row) {
     EXPECT_EQ(out.at(row, 0), 5);
@@ -84,7 +84,7 @@ TEST(GemmCastTest, NanAndInfinityAreHandedOn) {
     for (int col = 0; col < 128; ++col) x.float_at(row, col) = 1;
   }
   x.float_at(1, 7) = NAN, x.float_at(2, 7) = INFINITY;
-  ScaledMatrix b(1, 128, Granularity::kBlock128x128);
+  ScaledMatrix b(1, 128, {.granularity = Granularity::kBlock128x128});
   for (std::uint8_t& code : b.codes()) code = 0x38;  // 1
   b.scales()[0] = 1;
   gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()});
@@ -96,7 +96,7 @@ TEST(GemmCastTest, NanAndInfinityAreHandedOn) {
 // A valid problem that each test spoils in one place.
 std::string error_of(const std::function<void(GemmArguments&, CastOperand&)>& spoil) {
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300), bias(DType::kFloat32, 1, 300);
-  ScaledMatrix b(300, 256, Granularity::kBlock128x128);
+  ScaledMatrix b(300, 256, {.granularity = Granularity::kBlock128x128});
   CastOperand a{x.view()};
   GemmArguments arguments{.a = a, .b = b.view(), .out = out.view(), .bias = bias.row_vector()};
   spoil(arguments, a);
@@ -135,14 +135,14 @@ TEST(GemmCastArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'bias': expected shape [300]"));
   EXPECT_THAT(error_of([](auto& d, auto&) { d.bias->dtype = DType::kFloat16; }),
               HasSubstr("argument 'bias': expected dtype bfloat16 or float32"));
-  EXPECT_THAT(error_of([](auto&, auto& a) { a.dtype = DType::kFloat16; }),
-              HasSubstr("argument 'a.dtype': expected dtype e4m3 or e5m2, got float16"));
-  EXPECT_THAT(error_of([](auto&, auto& a) { a.options.profile = static_cast<CastProfile>(99); }),
-              HasSubstr("argument 'profile'"));
-  EXPECT_THAT(error_of([](auto&, auto& a) { a.options.overflow = static_cast<Overflow>(9); }),
+  EXPECT_THAT(error_of([](auto&, auto& a) { a.format.dtype = DType::kFloat16; }),
+              HasSubstr("argument 'dtype': expected dtype e4m3 or e5m2, got float16"));
+  EXPECT_THAT(error_of([](auto&, auto& a) { a.format.rule = static_cast<Rule>(99); }),
+              HasSubstr("argument 'rule'"));
+  EXPECT_THAT(error_of([](auto&, auto& a) { a.format.overflow = static_cast<Overflow>(9); }),
               HasSubstr("argument 'overflow'"));
-  EXPECT_THAT(error_of([](auto&, auto& a) { a.options.scales = ScaleSource::kGiven; }),
-              HasSubstr("argument 'options.scales'"));
+  EXPECT_THAT(error_of([](auto&, auto& a) { a.format.granularity = Granularity::kChannel; }),
+              HasSubstr("argument 'granularity': expected 1x128"));
 }
 
 TEST(GemmCastArgumentsTest, CAndFastAccumulationAreNotForIt) {
@@ -155,7 +155,7 @@ TEST(GemmCastArgumentsTest, CAndFastAccumulationAreNotForIt) {
 
 TEST(GemmCastArgumentsTest, TheCpuHasNoCandidates) {
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300);
-  ScaledMatrix b(300, 256, Granularity::kBlock128x128);
+  ScaledMatrix b(300, 256, {.granularity = Granularity::kBlock128x128});
   const auto names = product_candidates({.cast_from = DType::kBFloat16});
   ASSERT_FALSE(names.empty());
   EXPECT_THAT(test::error_of([&] {

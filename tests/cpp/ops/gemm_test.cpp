@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 
 #include "support/gemm_cases.h"
 #include "support/judge.h"

@@ -15,6 +15,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/operand.h"
@@ -26,8 +27,7 @@ namespace {
 using test::Matrix;
 using testing::HasSubstr;
 
-constexpr std::array kGranularities = {Granularity::kTensor, Granularity::kChannel,
-                                       Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 // Of x and out; beyond one tile of either, ragged, without depth.
 constexpr std::array<std::array<std::int64_t, 3>, 6> kSizes{
     {{1, 1, 1}, {1, 300, 270}, {5, 129, 128}, {130, 40, 260}, {33, 260, 300}, {3, 4, 0}}};
@@ -151,7 +151,8 @@ TEST(GemmWeightOnlyTest, LeadingDimensionsAreRows) {
 }
 
 TEST(GemmWeightOnlyTest, WithoutDepthThereIsTheBias) {
-  ScaledMatrix w(2, 0, Granularity::kTensor), columns(0, 2, Granularity::kTensor);
+  ScaledMatrix w(2, 0, {.granularity = Granularity::kTensor}),
+      columns(0, 2, {.granularity = Granularity::kTensor});
   w.scales()[0] = columns.scales()[0] = std::numeric_limits<float>::quiet_NaN();
   Matrix x(DType::kBFloat16, 3, 0), out(DType::kFloat32, 3, 2), bias(DType::kFloat32, 1, 2);
   bias.float_at(0, 0) = 5, bias.float_at(0, 1) = -7;
@@ -168,7 +169,7 @@ TEST(GemmWeightOnlyTest, WithoutDepthThereIsTheBias) {
 }
 
 TEST(GemmWeightOnlyTest, NothingIsDoneForNothing) {
-  ScaledMatrix w(4, 8, Granularity::kChannel);
+  ScaledMatrix w(4, 8, {.granularity = Granularity::kChannel});
   Matrix out(DType::kFloat16, 4, 8);
   gemm_weight_only({.x = matrix<void>(nullptr, DType::kFloat16, 0, 8),
                     .w = w.view(),
@@ -181,7 +182,7 @@ TEST(GemmWeightOnlyTest, NothingIsDoneForNothing) {
 
 // A valid problem that each test spoils in one place.
 std::string error_of(auto&& spoil) {
-  ScaledMatrix w(300, 256, Granularity::kBlock128x128);
+  ScaledMatrix w(300, 256, {.granularity = Granularity::kBlock128x128});
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300), bias(DType::kFloat32, 1, 300);
   GemmWeightOnlyArguments arguments{
       .x = x.view(), .w = w.view(), .out = out.view(), .bias = bias.row_vector()};
@@ -190,7 +191,7 @@ std::string error_of(auto&& spoil) {
 }
 
 std::string gradient_error_of(auto&& spoil) {
-  ScaledMatrix w(300, 256, Granularity::kBlock1x128);
+  ScaledMatrix w(300, 256, {.granularity = Granularity::kBlock1x128});
   Matrix gradient(DType::kFloat16, 5, 300), out(DType::kFloat32, 5, 256);
   GemmWeightOnlyGradientArguments arguments{
       .gradient = gradient.view(), .w = w.view(), .out = out.view()};

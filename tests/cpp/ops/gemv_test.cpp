@@ -14,6 +14,7 @@
 #include "octofold/octofold.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/operand.h"
@@ -25,8 +26,7 @@ namespace {
 using test::Matrix;
 using testing::HasSubstr;
 
-constexpr std::array kGranularities = {Granularity::kTensor, Granularity::kChannel,
-                                       Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 
 // Calls gemv() and judges every element; `x_at` is what x is worth.
 template <typename At>
@@ -137,7 +137,7 @@ TEST(GemvTest, RowsOfXMayLieAnywhere) {
 // Where an FP32 sum of all would stay at the first.
 TEST(GemvTest, AddsBlocksInFp64) {
   constexpr std::int64_t kBlocks = 33;
-  ScaledMatrix w(1, kBlocks * 128, Granularity::kBlock1x128);
+  ScaledMatrix w(1, kBlocks * 128, {.granularity = Granularity::kBlock1x128});
   Matrix x(DType::kFloat32, 1, kBlocks * 128), out(DType::kFloat32, 1, 1);
   for (std::int64_t block = 0; block < kBlocks; ++block) {
     w.scales()[static_cast<std::size_t>(block)] = block == 0 ? 0x1p25f : 1;
@@ -149,7 +149,8 @@ TEST(GemvTest, AddsBlocksInFp64) {
 }
 
 TEST(GemvTest, NothingIsDoneForNothing) {
-  ScaledMatrix w(4, 8, Granularity::kTensor), without_rows(0, 8, Granularity::kBlock128x128);
+  ScaledMatrix w(4, 8, {.granularity = Granularity::kTensor}),
+      without_rows(0, 8, {.granularity = Granularity::kBlock128x128});
   Matrix x(DType::kFloat32, 2, 8), out(DType::kFloat32, 2, 4);
   gemv({.w = w.view(),
         .x = {.data = matrix(x.data(), DType::kFloat32, 0, 8)},
@@ -162,7 +163,7 @@ TEST(GemvTest, NothingIsDoneForNothing) {
 
 // A scale of what is not there is not looked at.
 TEST(GemvTest, WithoutDepthTheSumIsZero) {
-  ScaledMatrix w(3, 0, Granularity::kTensor);
+  ScaledMatrix w(3, 0, {.granularity = Granularity::kTensor});
   w.scales()[0] = std::numeric_limits<float>::quiet_NaN();
   Matrix x(DType::kFloat16, 2, 0), out(DType::kBFloat16, 2, 3);
   gemv({.w = w.view(), .x = {.data = x.view()}, .out = out.view()});
@@ -185,7 +186,8 @@ TEST(GemvTest, NanStaysInItsRow) {
 
 // A valid problem that each test spoils in one place.
 std::string error_of(auto&& spoil) {
-  ScaledMatrix w(300, 256, Granularity::kBlock128x128), x(5, 256, Granularity::kBlock1x128);
+  ScaledMatrix w(300, 256, {.granularity = Granularity::kBlock128x128}),
+      x(5, 256, {.granularity = Granularity::kBlock1x128});
   Matrix out(DType::kBFloat16, 5, 300);
   const ScaledTensorView vectors = x.view();
   GemvArguments arguments{

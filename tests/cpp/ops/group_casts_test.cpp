@@ -1,5 +1,5 @@
-// octofold::quantize of rows in groups, and quantize_gathered, on the CPU: the bytes of casts of
-// each group alone, and of the rows in memory.
+// octofold::cast of rows in groups, and of rows that are gathered, on the CPU: the bytes of casts
+// of each group alone, and of the rows in memory.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -10,16 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "octofold/activations.h"
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/error.h"
-#include "octofold/gathered.h"
-#include "octofold/norms.h"
+#include "octofold/norm_gradient.h"
 #include "octofold/scaled_matrix.h"
 
 #include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -50,8 +49,8 @@ class GroupCastsTest : public testing::Test {
     for (std::size_t group = 0; group + 1 < offsets_.size(); ++group) {
       const std::int64_t begin = offsets_[group], count = offsets_[group + 1] - begin;
       if (count == 0) continue;
-      ScaledMatrix alone(kCols, count, granularity);
-      quantize(rows(begin, begin + count), {.transposed = alone.view()});
+      ScaledMatrix alone(kCols, count, {.granularity = granularity});
+      cast(rows(begin, begin + count), {.transposed = alone.target()});
       const std::int64_t slot = begin / 128 + static_cast<std::int64_t>(group);
       const std::int64_t slots = (count + 127) / 128;
       for (std::int64_t row = 0; row < kCols; ++row) {
@@ -78,32 +77,33 @@ class GroupCastsTest : public testing::Test {
 
 TEST_F(GroupCastsTest, AreCastsOfEachGroup) {
   for (const Granularity transposed : {kBlock1x128, kBlock128x128}) {
-    ScaledMatrix of_rows(kRows, kCols, kBlock1x128), of_groups(kCols, columns(), transposed);
-    quantize(x_.view(),
-             {.rows = of_rows.view(), .transposed = of_groups.view(), .offsets = offsets()});
+    ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
+        of_groups(kCols, columns(), {.granularity = transposed});
+    cast(x_.view(),
+         {.rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()});
     expect_groups(of_groups, transposed);
-    ScaledMatrix alone(270, kCols, kBlock1x128);
-    quantize(rows(0, 270), {.rows = alone.view()});
+    ScaledMatrix alone(270, kCols, {.granularity = kBlock1x128});
+    cast(rows(0, 270), {.rows = alone.target()});
     EXPECT_EQ(std::memcmp(of_rows.codes().data(), alone.codes().data(), 270 * kCols), 0);
     EXPECT_EQ(std::memcmp(of_rows.scales().data(), alone.scales().data(), 270 * 2 * 4), 0);
-    ScaledMatrix without_rows(kCols, columns(), transposed);
-    quantize(x_.view(), {.transposed = without_rows.view(), .offsets = offsets()});
+    ScaledMatrix without_rows(kCols, columns(), {.granularity = transposed});
+    cast(x_.view(), {.transposed = without_rows.target(), .offsets = offsets()});
     expect_groups(without_rows, transposed);
     std::ranges::fill(without_rows.codes(), std::uint8_t{0xAA});  // again, by its scales
-    quantize(x_.view(), {.transposed = without_rows.view(), .offsets = offsets()},
-             {.scales = ScaleSource::kGiven});
+    cast(x_.view(), test::given({.transposed = without_rows.target(), .offsets = offsets()}));
     expect_groups(without_rows, transposed);
   }
 }
 
 TEST_F(GroupCastsTest, WriteNothingElse) {
-  ScaledMatrix of_rows(kRows, kCols, kBlock1x128), of_groups(kCols, columns(), kBlock1x128);
+  ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
+      of_groups(kCols, columns(), {.granularity = kBlock1x128});
   for (ScaledMatrix* matrix : {&of_rows, &of_groups}) {
     std::ranges::fill(matrix->codes(), kNanCode);
     std::ranges::fill(matrix->scales(), -1.0f);
   }
-  quantize(x_.view(),
-           {.rows = of_rows.view(), .transposed = of_groups.view(), .offsets = offsets()});
+  cast(x_.view(),
+       {.rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()});
   EXPECT_THAT(of_rows.codes().subspan(270 * kCols), testing::Each(kNanCode));
   EXPECT_THAT(of_rows.scales().subspan(270 * 2), testing::Each(-1.0f));
   const std::vector<bool> written{true, false, true, true, true, true};  // slots
@@ -114,9 +114,10 @@ TEST_F(GroupCastsTest, WriteNothingElse) {
 }
 
 TEST_F(GroupCastsTest, SayWhatIsWrong) {
-  ScaledMatrix of_rows(kRows, kCols, kBlock1x128), of_groups(kCols, columns(), kBlock1x128);
-  CastTargets out{.rows = of_rows.view(), .transposed = of_groups.view(), .offsets = offsets()};
-  const auto error = [&] { return error_of([&] { quantize(x_.view(), out); }); };
+  ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
+      of_groups(kCols, columns(), {.granularity = kBlock1x128});
+  CastTargets out{.rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()};
+  const auto error = [&] { return error_of([&] { cast(x_.view(), out); }); };
   offsets_[3] = 4;
   EXPECT_THAT(error(), HasSubstr("'offsets': expected entries that begin at 0, do not decrease and "
                                  "do not exceed 300 rows, got 4 at [3]"));
@@ -139,34 +140,20 @@ TEST_F(GroupCastsTest, SayWhatIsWrong) {
   out.transposed.reset();
   EXPECT_THAT(error(), HasSubstr("'offsets': expected none without 'out.transposed'"));
 
-  ScaledMatrix squares(kRows, kCols, kBlock128x128), of_squares(kCols, columns(), kBlock128x128);
-  out = {.rows = squares.view(), .transposed = of_squares.view(), .offsets = offsets()};
+  ScaledMatrix squares(kRows, kCols, {.granularity = kBlock128x128}),
+      of_squares(kCols, columns(), {.granularity = kBlock128x128});
+  out = {.rows = squares.target(), .transposed = of_squares.target(), .offsets = offsets()};
   EXPECT_THAT(error(), HasSubstr("'out.rows': expected granularity tensor, channel or 1x128"));
   std::vector<float> sums(kCols), workspace(3 * kCols);
-  out = {.transposed = of_squares.view(),
+  out = {.transposed = of_squares.target(),
          .columns = {.sums = vector(sums.data(), DType::kFloat32, kCols),
                      .workspace = matrix(workspace.data(), DType::kFloat32, 3, kCols)},
          .offsets = offsets()};
   EXPECT_THAT(error(), HasSubstr("'out.columns': expected none beside 'offsets'"));
-  out = {.transposed = of_squares.view(), .offsets = offsets()};
+  out = {.transposed = of_squares.target(), .offsets = offsets()};
   out.offsets->data = of_squares.codes().data();
   EXPECT_THAT(error(), HasSubstr("apart from 'offsets'"));
   EXPECT_THAT(error_of([] { group_columns(5, 0); }), HasSubstr("group_columns: expected rows"));
-}
-
-TEST_F(GroupCastsTest, ActivationsHaveThemToo) {
-  ScaledMatrix of_groups(kCols / 2, columns(), kBlock1x128);
-  const auto cast = [&](const TensorView& x, const CastTargets& out) {
-    quantize_activation(x, Activation::kSwiGlu, GateLayout::kHalves, out);
-  };
-  cast(x_.view(), {.transposed = of_groups.view(), .offsets = offsets()});
-  ScaledMatrix alone(kCols / 2, 135, kBlock1x128);
-  cast(rows(5, 140), {.transposed = alone.view()});
-  for (std::int64_t row = 0; row < kCols / 2; ++row) {
-    EXPECT_EQ(std::memcmp(of_groups.codes().data() + row * columns() + 2 * 128,
-                          alone.codes().data() + row * 135, 135),
-              0);
-  }
 }
 
 class GatheredTest : public GroupCastsTest {
@@ -203,29 +190,16 @@ class GatheredTest : public GroupCastsTest {
   std::vector<float> factors_;
 };
 
-TEST_F(GatheredTest, AreCastsOfTheRowsInMemory) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
-    ScaledMatrix of_rows(kGathered, kCols, granularity), columns(kCols, kGathered, granularity);
-    ScaledMatrix wanted_rows(kGathered, kCols, granularity),
-        wanted_columns(kCols, kGathered, granularity);
-    quantize_gathered(rows(), {.rows = of_rows.view(), .transposed = columns.view()});
-    quantize(in_memory().view(), {.rows = wanted_rows.view(), .transposed = wanted_columns.view()});
-    EXPECT_THAT(of_rows.codes(), testing::ElementsAreArray(wanted_rows.codes()));
-    EXPECT_THAT(of_rows.scales(), testing::ElementsAreArray(wanted_rows.scales()));
-    EXPECT_THAT(columns.codes(), testing::ElementsAreArray(wanted_columns.codes()));
-    EXPECT_THAT(columns.scales(), testing::ElementsAreArray(wanted_columns.scales()));
-  }
-}
-
 TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
   sources_[0] = sources_[77] = sources_[169] = -1;
-  ScaledMatrix of_rows(kGathered, kCols, kBlock1x128), columns(kCols, kGathered, kBlock1x128);
-  ScaledMatrix wanted_rows(kGathered, kCols, kBlock1x128),
-      wanted_columns(kCols, kGathered, kBlock1x128);
+  ScaledMatrix of_rows(kGathered, kCols, {.granularity = kBlock1x128}),
+      columns(kCols, kGathered, {.granularity = kBlock1x128});
+  ScaledMatrix wanted_rows(kGathered, kCols, {.granularity = kBlock1x128}),
+      wanted_columns(kCols, kGathered, {.granularity = kBlock1x128});
   std::ranges::fill(of_rows.codes(), kNanCode);
   std::ranges::fill(of_rows.scales(), -1.0f);
-  quantize_gathered(rows(), {.rows = of_rows.view(), .transposed = columns.view()});
-  quantize(in_memory().view(), {.rows = wanted_rows.view(), .transposed = wanted_columns.view()});
+  cast(rows(), {.rows = of_rows.target(), .transposed = columns.target()});
+  cast(in_memory().view(), {.rows = wanted_rows.target(), .transposed = wanted_columns.target()});
   EXPECT_THAT(columns.codes(), testing::ElementsAreArray(wanted_columns.codes()));
   EXPECT_THAT(columns.scales(), testing::ElementsAreArray(wanted_columns.scales()));
   for (std::size_t row = 0; row < kGathered; ++row) {
@@ -243,14 +217,13 @@ TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
 }
 
 TEST_F(GatheredTest, SayWhatIsWrong) {
-  ScaledMatrix of_rows(kGathered, kCols, kBlock1x128);
-  CastTargets out{.rows = of_rows.view()};
+  ScaledMatrix of_rows(kGathered, kCols, {.granularity = kBlock1x128});
+  CastTargets out{.rows = of_rows.target()};
   GatheredRows given = rows();
-  const auto error = [&] { return error_of([&] { quantize_gathered(given, out); }); };
+  const auto error = [&] { return error_of([&] { cast(given, out); }); };
   sources_[3] = 900;
-  EXPECT_THAT(error(),
-              HasSubstr("quantize_gathered: argument 'sources': expected places from 0 on, "
-                        "before 300 rows of 3 slots, or -1, got 900 at [3]"));
+  EXPECT_THAT(error(), HasSubstr("cast: argument 'sources': expected places from 0 on, "
+                                 "before 300 rows of 3 slots, or -1, got 900 at [3]"));
   sources_[3] = -2;
   EXPECT_THAT(error(), HasSubstr("got -2 at [3]"));
   sources_[3] = 0;
@@ -273,9 +246,6 @@ TEST_F(GatheredTest, SayWhatIsWrong) {
   given = rows();
   given.sources.data = of_rows.codes().data();
   EXPECT_THAT(error(), HasSubstr("apart from 'sources'"));
-  given = rows();
-  out.columns.workspace = matrix(factors_.data(), DType::kFloat32, 2, kCols);
-  EXPECT_THAT(error(), HasSubstr("'out.columns': expected none of rows that are gathered"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"

@@ -1,7 +1,5 @@
 // Norms with their casts, and their gradients, on the CPU: what the public C++ call takes beyond
 // what Python gives it. Values are compared with torch's in tests/python/test_norms.py.
-#include "octofold/norms.h"
-
 #include <algorithm>
 #include <cmath>
 #include <gmock/gmock.h>
@@ -15,6 +13,7 @@
 
 #include "support/error_of.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -48,7 +47,7 @@ class NormsTest : public testing::Test {
   }
 
   // A valid LayerNorm with everything, to be spoiled.
-  NormArguments arguments() {
+  Normed arguments() {
     return {.kind = NormKind::kLayer,
             .epsilon = 1e-5f,
             .x = matrix_of(x_),
@@ -61,7 +60,7 @@ class NormsTest : public testing::Test {
 
   test::Random random_;
   std::vector<float> x_, residual_, weight_, sum_, rstd_, mean_;
-  ScaledMatrix out_{kRows, kCols, Granularity::kBlock1x128};
+  ScaledMatrix out_{kRows, kCols};
 };
 
 void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
@@ -70,18 +69,18 @@ void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
 }
 
 TEST_F(NormsTest, TheSumMayBeTheResidualsMemory) {
-  quantize_norm(arguments(), {.rows = out_.view()});
+  cast(arguments(), {.rows = out_.target()});
   for (std::size_t i = 0; i < x_.size(); ++i) EXPECT_EQ(sum_[i], x_[i] + residual_[i]);
-  NormArguments in_place = arguments();
+  Normed in_place = arguments();
   in_place.sum = matrix_of(residual_);
-  ScaledMatrix out(kRows, kCols, Granularity::kBlock1x128);
-  quantize_norm(in_place, {.rows = out.view()});
+  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  cast(in_place, {.rows = out.target()});
   EXPECT_EQ(residual_, sum_);
   expect_same(out, out_);
 }
 
 TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
-  quantize_norm(arguments(), {.rows = out_.view()});
+  cast(arguments(), {.rows = out_.target()});
   for (std::int64_t row = 0; row < kRows; ++row) {
     double sum = 0, squares = 0;
     for (std::int64_t col = 0; col < kCols; ++col) {
@@ -99,23 +98,23 @@ TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
 
 // Statistics do not depend on the scales, which are read and kept.
 TEST_F(NormsTest, TakesGivenScales) {
-  ScaledMatrix transposed(kCols, kRows, Granularity::kBlock1x128);
-  const CastTargets targets{.rows = out_.view(), .transposed = transposed.view()};
-  quantize_norm(arguments(), targets);
+  ScaledMatrix transposed(kCols, kRows, {.granularity = Granularity::kBlock1x128});
+  const CastTargets targets{.rows = out_.target(), .transposed = transposed.target()};
+  cast(arguments(), targets);
   const ScaledMatrix rows = out_.to({}), columns = transposed.to({});
   std::ranges::fill(out_.codes(), std::uint8_t{0xAA});
   std::ranges::fill(transposed.codes(), std::uint8_t{0xAA});
-  quantize_norm(arguments(), targets, {.scales = ScaleSource::kGiven});
+  cast(arguments(), test::given(targets));
   expect_same(out_, rows);
   expect_same(transposed, columns);
 }
 
 TEST_F(NormsTest, NamesWhatIsWrong) {
   const auto error = [&](auto&& spoil) {
-    NormArguments arguments = this->arguments();
-    CastTargets targets{.rows = out_.view()};
+    Normed arguments = this->arguments();
+    CastTargets targets{.rows = out_.target()};
     spoil(arguments, targets);
-    return error_of([&] { quantize_norm(arguments, targets); });
+    return error_of([&] { cast(arguments, targets); });
   };
   EXPECT_EQ(error([](auto&, auto&) {}), "no error");
   EXPECT_THAT(error([](auto& a, auto&) { a.sum.reset(); }),
@@ -141,10 +140,10 @@ TEST_F(NormsTest, NamesWhatIsWrong) {
 
 TEST_F(NormsTest, NamesMemoryThatOverlaps) {
   const auto error = [&](auto&& spoil) {
-    NormArguments arguments = this->arguments();
-    CastTargets targets{.rows = out_.view()};
+    Normed arguments = this->arguments();
+    CastTargets targets{.rows = out_.target()};
     spoil(arguments, targets);
-    return error_of([&] { quantize_norm(arguments, targets); });
+    return error_of([&] { cast(arguments, targets); });
   };
   EXPECT_THAT(error([&](auto& a, auto&) { a.sum = matrix_of(x_); }),
               HasSubstr("'sum': expected memory of its own, apart from 'x'"));
@@ -162,40 +161,40 @@ TEST_F(NormsTest, NamesMemoryThatOverlaps) {
               HasSubstr("'out.rows.scale': expected memory of its own"));
 }
 
-class NormBackwardTest : public NormsTest {
+class NormGradientTest : public NormsTest {
  protected:
-  NormBackwardTest()
+  NormGradientTest()
       : scale_(2 * kCols, 0.5f),
         dx_(x_.size()),
         dweight_(kCols),
         dscale_(2 * kCols),
         workspace_(static_cast<std::size_t>(norm_workspace_rows(kCols, 2) * kCols)) {}
 
-  NormBackwardArguments backward() {
-    return {.dy = matrix_of(residual_),
+  NormGradientArguments backward() {
+    return {.gradient = matrix_of(residual_),
             .x = matrix_of(x_),
             .rstd = vector_of(rstd_),
-            .operands = {.weight = vector_of(weight_), .scale = matrix_of(scale_)}};
+            .operands = {.weight = vector_of(weight_), .ada_scale = matrix_of(scale_)}};
   }
   NormGradients gradients() {
     return {.dx = matrix_of(dx_),
             .dweight = vector_of(dweight_),
-            .dscale = matrix_of(dscale_),
+            .d_ada_scale = matrix_of(dscale_),
             .workspace = matrix_of(workspace_)};
   }
   std::string error(auto&& spoil) {
-    NormBackwardArguments arguments = backward();
+    NormGradientArguments arguments = backward();
     NormGradients gradients = this->gradients();
     spoil(arguments, gradients);
-    return error_of([&] { norm_backward(arguments, gradients); });
+    return error_of([&] { norm_gradient(arguments, gradients); });
   }
 
   std::vector<float> scale_, dx_, dweight_, dscale_, workspace_;
 };
 
-TEST_F(NormBackwardTest, GivesWhatIsWanted) {
+TEST_F(NormGradientTest, GivesWhatIsWanted) {
   std::ranges::fill(rstd_, 0.75f);
-  norm_backward(backward(), gradients());
+  norm_gradient(backward(), gradients());
   const std::vector<float> dx = dx_, dweight = dweight_, dscale = dscale_;
   // Of constant scales, dweight · (1 + scale)⁻¹ and dscale · weight⁻¹ are sums of the same terms.
   for (std::size_t i = 0; i < kCols; ++i) {
@@ -203,28 +202,28 @@ TEST_F(NormBackwardTest, GivesWhatIsWanted) {
     EXPECT_NEAR(dweight[i] / 1.5f, products, 1e-4f * (1 + std::abs(products)));
   }
   std::ranges::fill(dx_, NAN);
-  norm_backward(backward(), {.dx = matrix_of(dx_)});
+  norm_gradient(backward(), {.dx = matrix_of(dx_)});
   EXPECT_EQ(dx_, dx);
 }
 
-TEST_F(NormBackwardTest, NamesWhatIsWrong) {
+TEST_F(NormGradientTest, NamesWhatIsWrong) {
   EXPECT_EQ(error([](auto&, auto&) {}), "no error");
   EXPECT_THAT(error([](auto&, auto& g) { g.workspace.reset(); }),
               HasSubstr("'workspace': expected one where more than dx is wanted, got none"));
-  EXPECT_THAT(error([](auto&, auto& g) { g.dweight.reset(), g.dscale.reset(); }),
+  EXPECT_THAT(error([](auto&, auto& g) { g.dweight.reset(), g.d_ada_scale.reset(); }),
               HasSubstr("'workspace': expected none where dx alone is wanted, got one"));
   EXPECT_THAT(error([](auto&, auto& g) { --g.workspace->shape[0]; }),
               HasSubstr("'workspace': expected shape"));
-  EXPECT_THAT(error([](auto& a, auto&) { a.operands.scale.reset(); }),
-              HasSubstr("'dscale': expected none without 'scale', got one"));
-  EXPECT_THAT(error([&](auto&, auto& g) { g.dshift = matrix_of(scale_); }),
-              HasSubstr("'dshift': expected none without 'shift', got one"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.operands.ada_scale.reset(); }),
+              HasSubstr("'d_ada_scale': expected none without 'ada_scale', got one"));
+  EXPECT_THAT(error([&](auto&, auto& g) { g.d_ada_shift = matrix_of(scale_); }),
+              HasSubstr("'d_ada_shift': expected none without 'ada_shift', got one"));
   EXPECT_THAT(error([&](auto&, auto& g) { g.dx = matrix_of(x_); }),
               HasSubstr("'dx': expected memory of its own, apart from 'x'"));
   EXPECT_THAT(error([&](auto&, auto& g) { g.dweight = vector_of(weight_); }),
               HasSubstr("'dweight': expected memory of its own, apart from 'weight'"));
-  EXPECT_THAT(error([](auto& a, auto&) { a.operands.scale->shape[0] = 1; }),
-              HasSubstr("'dscale': expected shape [1, 300], got [2, 300]"));
+  EXPECT_THAT(error([](auto& a, auto&) { a.operands.ada_scale->shape[0] = 1; }),
+              HasSubstr("'d_ada_scale': expected shape [1, 300], got [2, 300]"));
   EXPECT_THAT(error_of([] { norm_workspace_rows(-1, 1); }), HasSubstr("norm_workspace_rows"));
 }
 

@@ -1,4 +1,4 @@
-// octofold::quantize of stacks of matrices on the CPU: the bytes of casts of each one alone.
+// octofold::cast of stacks of matrices on the CPU: the bytes of casts of each one alone.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "octofold/activations.h"
-#include "octofold/casts.h"
+#include "octofold/cast.h"
 #include "octofold/error.h"
-#include "octofold/gathered.h"
-#include "octofold/norms.h"
+#include "octofold/norm_gradient.h"
 #include "octofold/scaled_matrix.h"
 
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -63,9 +63,10 @@ struct Stack {
     view.strides[0] = view.strides[1] * view.shape[1];
     return view;
   }
-  MutableScaledTensorView view() {
-    return {stack_view(codes.data(), DType::kE4M3, rows, cols, cols + 5), scale_view(),
-            granularity};
+  CastTarget target() {
+    return {stack_view(codes.data(), DType::kE4M3, rows, cols, cols + 5),
+            scale_view(),
+            {.granularity = granularity}};
   }
   void expect_matrix(std::int64_t index, const ScaledMatrix& alone) const {
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -91,13 +92,14 @@ class StackedCastsTest : public testing::Test {
   }
   void expect_each_alone(Granularity of_rows, Granularity of_transpose) {
     Stack rows(of_rows, kRows, kCols), transposed(of_transpose, kCols, kRows);
-    quantize(x(), {.rows = rows.view(), .transposed = transposed.view(), .matrices = kMatrices});
+    cast(x(), {.rows = rows.target(), .transposed = transposed.target(), .matrices = kMatrices});
     Stack rows_alone(of_rows, kRows, kCols), transposed_alone(of_transpose, kCols, kRows);
-    quantize(x(), {.rows = rows_alone.view(), .matrices = kMatrices});
-    quantize(x(), {.transposed = transposed_alone.view(), .matrices = kMatrices});
+    cast(x(), {.rows = rows_alone.target(), .matrices = kMatrices});
+    cast(x(), {.transposed = transposed_alone.target(), .matrices = kMatrices});
     for (std::int64_t i = 0; i < kMatrices; ++i) {
-      ScaledMatrix one(kRows, kCols, of_rows), its_transpose(kCols, kRows, of_transpose);
-      quantize(matrix_of(i), {.rows = one.view(), .transposed = its_transpose.view()});
+      ScaledMatrix one(kRows, kCols, {.granularity = of_rows}),
+          its_transpose(kCols, kRows, {.granularity = of_transpose});
+      cast(matrix_of(i), {.rows = one.target(), .transposed = its_transpose.target()});
       for (const Stack* stack : {&rows, &rows_alone}) stack->expect_matrix(i, one);
       for (const Stack* stack : {&transposed, &transposed_alone}) {
         stack->expect_matrix(i, its_transpose);
@@ -111,7 +113,7 @@ class StackedCastsTest : public testing::Test {
 };
 
 TEST_F(StackedCastsTest, AreCastsOfEachMatrix) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     expect_each_alone(granularity, granularity);
   }
   expect_each_alone(kBlock1x128, kChannel);
@@ -119,18 +121,17 @@ TEST_F(StackedCastsTest, AreCastsOfEachMatrix) {
 }
 
 TEST_F(StackedCastsTest, ByGivenScalesOfEach) {
-  for (const Granularity granularity : {kTensor, kChannel, kBlock1x128, kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     Stack transposed(granularity, kCols, kRows);
     for (std::size_t i = 0; i < transposed.scales.size(); ++i) {
       transposed.scales[i] = 0.01f + 0.01f * static_cast<float>(i % 7);
     }
-    quantize(x(), {.transposed = transposed.view(), .matrices = kMatrices},
-             {.scales = ScaleSource::kGiven});
+    cast(x(), test::given({.transposed = transposed.target(), .matrices = kMatrices}));
     for (std::int64_t i = 0; i < kMatrices; ++i) {
-      ScaledMatrix one(kCols, kRows, granularity);
+      ScaledMatrix one(kCols, kRows, {.granularity = granularity});
       const auto count = std::ssize(one.scales());
       std::copy_n(transposed.scales.begin() + i * count, count, one.scales().begin());
-      quantize(matrix_of(i), {.transposed = one.view()}, {.scales = ScaleSource::kGiven});
+      cast(matrix_of(i), test::given({.transposed = one.target()}));
       transposed.expect_matrix(i, one);
     }
   }
@@ -142,45 +143,46 @@ TEST_F(StackedCastsTest, ByTwoLevelScalesOfEach) {
     factors.push_back(0.5f + static_cast<float>(i * 37 % 41));
   }
   Stack transposed(kBlock128x128, kCols, kRows);
-  MutableScaledTensorView view = transposed.view();
+  CastTarget view = transposed.target();
   view.channel_scale = vector<const void>(factors.data(), DType::kFloat32, kMatrices * kCols);
-  quantize(x(), {.transposed = view, .matrices = kMatrices});
+  cast(x(), {.transposed = view, .matrices = kMatrices});
   for (std::int64_t i = 0; i < kMatrices; ++i) {
-    ScaledMatrix one(kCols, kRows, kBlock128x128);
-    MutableScaledTensorView its_view = one.view();
+    ScaledMatrix one(kCols, kRows, {.granularity = kBlock128x128});
+    CastTarget its_view = one.target();
     its_view.channel_scale = vector<const void>(factors.data() + i * kCols, DType::kFloat32, kCols);
-    quantize(matrix_of(i), {.transposed = its_view});
+    cast(matrix_of(i), {.transposed = its_view});
     transposed.expect_matrix(i, one);
   }
 }
 
 TEST_F(StackedCastsTest, OfOneMatrixOrWithoutElements) {
-  ScaledMatrix one(kRows, kCols, kBlock128x128), alone(kRows, kCols, kBlock128x128);
-  MutableScaledTensorView view = one.view();
+  ScaledMatrix one(kRows, kCols, {.granularity = kBlock128x128}),
+      alone(kRows, kCols, {.granularity = kBlock128x128});
+  CastTarget view = one.target();
   view.scale = {view.scale.data, DType::kFloat32, 3, {1, 2, 2}, {4, 2, 1}, {}};
-  quantize(matrix_of(0), {.rows = view, .matrices = 1});
-  quantize(matrix_of(0), {.rows = alone.view()});
+  cast(matrix_of(0), {.rows = view, .matrices = 1});
+  cast(matrix_of(0), {.rows = alone.target()});
   EXPECT_THAT(one.codes(), testing::ElementsAreArray(alone.codes()));
   EXPECT_THAT(one.scales(), testing::ElementsAreArray(alone.scales()));
 
   std::vector<float> scales(3, -1.0f);
   const TensorView nothing = matrix<const void>(nullptr, DType::kFloat32, 0, kCols);
   const MutableTensorView codes{nullptr, DType::kE4M3, 3, {3, kCols, 0}, {kCols, 1, 1}, {}};
-  quantize(nothing,
-           {.transposed =
-                MutableScaledTensorView{codes, vector(scales.data(), DType::kFloat32, 3), kTensor},
-            .matrices = 3});
+  cast(nothing,
+       {.transposed =
+            CastTarget{codes, vector(scales.data(), DType::kFloat32, 3), {.granularity = kTensor}},
+        .matrices = 3});
   for (const float scale : scales) EXPECT_GE(scale, 0.0f);
 }
 
 TEST_F(StackedCastsTest, SayWhatIsWrong) {
   Stack rows(kBlock128x128, kRows, kCols), transposed(kBlock128x128, kCols, kRows);
   const CastTargets good{
-      .rows = rows.view(), .transposed = transposed.view(), .matrices = kMatrices};
+      .rows = rows.target(), .transposed = transposed.target(), .matrices = kMatrices};
   CastTargets out = good;
-  const auto error = [&] { return error_of([&] { quantize(x(), out); }); };
+  const auto error = [&] { return error_of([&] { cast(x(), out); }); };
   out.matrices = 4;
-  EXPECT_THAT(error(), HasSubstr("quantize: argument 'matrices': expected a number from 1 on that "
+  EXPECT_THAT(error(), HasSubstr("cast: argument 'matrices': expected a number from 1 on that "
                                  "divides 450 rows, got 4"));
   out.matrices = 0;
   EXPECT_THAT(error(), HasSubstr("divides 450 rows, got 0"));
@@ -192,7 +194,7 @@ TEST_F(StackedCastsTest, SayWhatIsWrong) {
   out.transposed->scale.strides[0] = 5;
   EXPECT_THAT(error(), HasSubstr("'out.transposed.scale': expected leading dimensions"));
   out = good;
-  out.rows->granularity = kTensor;
+  out.rows->format.granularity = kTensor;
   EXPECT_THAT(error(), HasSubstr("'out.rows.scale': expected shape [3], got [3, 2, 2]"));
   out = good;
   out.transposed->scale.data = out.rows->scale.data;
@@ -208,26 +210,33 @@ TEST_F(StackedCastsTest, SayWhatIsWrong) {
   EXPECT_THAT(error(), HasSubstr("'out.columns': expected none beside 'matrices'"));
 }
 
-TEST_F(StackedCastsTest, NoOtherOperationTakesThem) {
+TEST_F(StackedCastsTest, NoOtherSourceTakesThem) {
   Stack rows(kBlock1x128, kRows, kCols);
-  const CastTargets out{.rows = rows.view(), .matrices = kMatrices};
+  const CastTargets out{.rows = rows.target(), .matrices = kMatrices};
   const auto expect_refused = [](const std::function<void()>& call) {
-    EXPECT_THAT(error_of(call), HasSubstr("'matrices': expected none, as quantize() alone casts"));
+    EXPECT_THAT(error_of(call), HasSubstr("'matrices': expected none but for a matrix in memory"));
   };
-  expect_refused([&] { quantize_activation(x(), Activation::kSilu, GateLayout::kHalves, out); });
-  expect_refused(
-      [&] { quantize_activation_gradient(x(), x(), Activation::kSilu, GateLayout::kHalves, out); });
+  expect_refused([&] {
+    cast(Activated{.x = x(), .activation = Activation::kSilu, .layout = GateLayout::kHalves}, out);
+  });
+  expect_refused([&] {
+    cast(ActivationGradient{.gradient = x(),
+                            .x = x(),
+                            .activation = Activation::kSilu,
+                            .layout = GateLayout::kHalves},
+         out);
+  });
   const std::vector<std::int32_t> sources(kMatrices * kRows);
   expect_refused([&] {
-    quantize_gathered({.x = x_.view(),
-                       .sources = vector(sources.data(), DType::kInt32, kMatrices * kRows),
-                       .slots = 1},
-                      out);
+    cast(GatheredRows{.x = x_.view(),
+                      .sources = vector(sources.data(), DType::kInt32, kMatrices * kRows),
+                      .slots = 1},
+         out);
   });
   std::vector<float> rstd(kMatrices * kRows);
   expect_refused([&] {
-    quantize_norm({.x = x_.view(), .rstd = vector(rstd.data(), DType::kFloat32, kMatrices * kRows)},
-                  out);
+    cast(Normed{.x = x_.view(), .rstd = vector(rstd.data(), DType::kFloat32, kMatrices * kRows)},
+         out);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "support/error_of.h"
 #include "support/judge.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -44,9 +45,8 @@ class TwoLevelTest : public testing::Test {
     return factors;
   }
 
-  static MutableScaledTensorView with_factors(ScaledMatrix& matrix,
-                                              const std::vector<float>& factors) {
-    MutableScaledTensorView view = matrix.view();
+  static CastTarget with_factors(ScaledMatrix& matrix, const std::vector<float>& factors) {
+    CastTarget view = matrix.target();
     view.channel_scale =
         vector(factors.data(), DType::kFloat32, static_cast<std::int64_t>(factors.size()));
     return view;
@@ -75,35 +75,38 @@ TEST_F(TwoLevelTest, CastsAreThoseOfTheQuotients) {
   const std::vector<float> of_rows = factors(kRows), of_columns = factors(kCols);
   const std::vector<float> by_rows = quotients(of_rows, false);
   const std::vector<float> by_columns = quotients(of_columns, true);
-  for (const CastProfile profile : {CastProfile::kVllm, CastProfile::kTorchAo}) {
-    const QuantizeOptions options{.profile = profile};
-    ScaledMatrix rows(kRows, kCols, kSquares), columns(kCols, kRows, kSquares);
-    quantize(matrix(by_rows.data(), DType::kFloat32, kRows, kCols), {.rows = rows.view()}, options);
-    quantize(matrix(by_columns.data(), DType::kFloat32, kRows, kCols),
-             {.transposed = columns.view()}, options);
+  for (const Rule rule : {Rule::kVllm, Rule::kTorchAo}) {
+    const Format options{.rule = rule};
+    ScaledMatrix rows(kRows, kCols, {.granularity = kSquares}),
+        columns(kCols, kRows, {.granularity = kSquares});
+    cast(matrix(by_rows.data(), DType::kFloat32, kRows, kCols),
+         test::by(options, {.rows = rows.target()}));
+    cast(matrix(by_columns.data(), DType::kFloat32, kRows, kCols),
+         test::by(options, {.transposed = columns.target()}));
 
-    ScaledMatrix both_rows(kRows, kCols, kSquares), both_columns(kCols, kRows, kSquares);
-    quantize(x(),
-             {.rows = with_factors(both_rows, of_rows),
-              .transposed = with_factors(both_columns, of_columns)},
-             options);
+    ScaledMatrix both_rows(kRows, kCols, {.granularity = kSquares}),
+        both_columns(kCols, kRows, {.granularity = kSquares});
+    cast(x(), test::by(options, {.rows = with_factors(both_rows, of_rows),
+                                 .transposed = with_factors(both_columns, of_columns)}));
     expect_same(both_rows, rows);
     expect_same(both_columns, columns);
 
-    ScaledMatrix lines(kRows, kCols, Granularity::kBlock1x128), beside(kCols, kRows, kSquares);
-    quantize(x(), {.rows = lines.view(), .transposed = with_factors(beside, of_columns)}, options);
+    ScaledMatrix lines(kRows, kCols, {.granularity = Granularity::kBlock1x128}),
+        beside(kCols, kRows, {.granularity = kSquares});
+    cast(x(), test::by(options,
+                       {.rows = lines.target(), .transposed = with_factors(beside, of_columns)}));
     expect_same(beside, columns);
-    ScaledMatrix lines_alone(kRows, kCols, Granularity::kBlock1x128);
-    quantize(x(), {.rows = lines_alone.view()}, options);
+    ScaledMatrix lines_alone(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+    cast(x(), test::by(options, {.rows = lines_alone.target()}));
     expect_same(lines, lines_alone);
   }
 }
 
 TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
   const std::vector<float> of_rows = factors(kRows);
-  ScaledMatrix cast(kRows, kCols, kSquares);
-  const MutableScaledTensorView view = with_factors(cast, of_rows);
-  quantize(x(), {.rows = view});
+  ScaledMatrix cast(kRows, kCols, {.granularity = kSquares});
+  const CastTarget view = with_factors(cast, of_rows);
+  cast(x(), {.rows = view});
   std::vector<float> values(data_.size()), inner(data_.size());
   const auto out = [&](std::vector<float>& floats) {
     return matrix(floats.data(), DType::kFloat32, kRows, kCols);
@@ -120,10 +123,11 @@ TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
 TEST_F(TwoLevelTest, ProductsMatchFp64) {
   constexpr std::int64_t kM = 37;
   const std::vector<float> of_rows = factors(kRows);
-  ScaledMatrix a(kM, kCols, Granularity::kBlock1x128), b(kRows, kCols, kSquares);
-  quantize(matrix(data_.data(), DType::kFloat32, kM, kCols), {.rows = a.view()});
-  const MutableScaledTensorView two_level = with_factors(b, of_rows);
-  quantize(x(), {.rows = two_level});
+  ScaledMatrix a(kM, kCols, {.granularity = Granularity::kBlock1x128}),
+      b(kRows, kCols, {.granularity = kSquares});
+  cast(matrix(data_.data(), DType::kFloat32, kM, kCols), {.rows = a.target()});
+  const CastTarget two_level = with_factors(b, of_rows);
+  cast(x(), {.rows = two_level});
   std::vector<float> left(kM * kCols), right(kRows * kCols);
   dequantize(a.view(), matrix(left.data(), DType::kFloat32, kM, kCols));
   dequantize(b.view(), matrix(right.data(), DType::kFloat32, kRows, kCols));
@@ -161,17 +165,18 @@ TEST_F(TwoLevelTest, ProductsMatchFp64) {
 
 TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   const std::vector<float> of_rows(kRows, 1.0f), of_columns(kCols, 1.0f);
-  ScaledMatrix lines(kRows, kCols, Granularity::kBlock1x128), squares(kRows, kCols, kSquares);
-  ScaledMatrix columns(kCols, kRows, kSquares);
-  const auto cast_error = [&](const CastTargets& out, const QuantizeOptions& options = {}) {
-    return error_of([&] { quantize(x(), out, options); });
+  ScaledMatrix lines(kRows, kCols, {.granularity = Granularity::kBlock1x128}),
+      squares(kRows, kCols, {.granularity = kSquares});
+  ScaledMatrix columns(kCols, kRows, {.granularity = kSquares});
+  const auto cast_error = [&](const CastTargets& out, const Format& options = {}) {
+    return error_of([&] { cast(x(), test::by(options, out)); });
   };
   EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
-              HasSubstr("'out.rows.channel_scale': expected none, but beside scales of granularity "
-                        "128x128, got one beside 1x128"));
+              HasSubstr("'out.rows.channel_scale': expected none, except beside 128x128 scales, "
+                        "got one beside 1x128 scales"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_columns)}),
               HasSubstr("'out.rows.channel_scale': expected shape [130], got [300]"));
-  MutableScaledTensorView view = with_factors(squares, of_rows);
+  CastTarget view = with_factors(squares, of_rows);
   view.channel_scale->dtype = DType::kFloat16;
   EXPECT_THAT(cast_error({.rows = view}),
               HasSubstr("'out.rows.channel_scale': expected dtype float32"));
@@ -188,11 +193,11 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_rows)}, {.scales = ScaleSource::kGiven}),
               HasSubstr("'out.rows.channel_scale': expected none beside given scales, got one"));
-  EXPECT_THAT(cast_error({.rows = lines.view(), .transposed = columns.view()},
+  EXPECT_THAT(cast_error({.rows = lines.target(), .transposed = columns.target()},
                          {.scales = ScaleSource::kGiven}),
               HasSubstr("granularity 1x128, as 'out.rows', or channel, got 128x128"));
   EXPECT_THAT(
-      cast_error({.rows = squares.view(), .transposed = with_factors(columns, of_columns)}),
+      cast_error({.rows = squares.target(), .transposed = with_factors(columns, of_columns)}),
       HasSubstr("'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"));
 
   std::vector<float> d(kRows * kRows);
@@ -216,8 +221,8 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
 
 TEST_F(TwoLevelTest, SlicesOfRowsHaveTheirFactors) {
   const std::vector<float> of_columns = factors(kCols);
-  ScaledMatrix cast(kCols, kRows, kSquares);
-  const MutableScaledTensorView slice = row_slice(with_factors(cast, of_columns), 128, kCols);
+  ScaledMatrix cast(kCols, kRows, {.granularity = kSquares});
+  const CastTarget slice = row_slice(with_factors(cast, of_columns), 128, kCols);
   ASSERT_TRUE(slice.channel_scale.has_value());
   EXPECT_EQ(slice.channel_scale->shape[0], kCols - 128);
   EXPECT_EQ(slice.channel_scale->data, of_columns.data() + 128);

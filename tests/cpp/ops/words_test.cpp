@@ -44,7 +44,7 @@ TEST_F(WordsTest, AreTheSameMemory) {
 TEST_F(WordsTest, HoldTheFirstNumberLowest) {
   const std::array<float, 4> values{1, 2, -1, 0};
   const MutableTensorView codes = vector(memory_.data(), DType::kE5M2, 4);
-  convert(vector(values.data(), DType::kFloat32, 4), codes);
+  convert_dtype(vector(values.data(), DType::kFloat32, 4), codes);
   EXPECT_EQ(*static_cast<const std::uint32_t*>(as_words(codes).data), 0x00BC'403Cu);
 }
 
@@ -68,7 +68,7 @@ TEST_F(WordsTest, NamesWhatHasNoWords) {
   EXPECT_THAT(error([](auto& x) { x.strides[1] = 2; }), HasSubstr("a contiguous last dimension"));
   EXPECT_THAT(error([](auto& x) { x.strides[0] = 10; }), HasSubstr("multiples of 4: whole words"));
   EXPECT_THAT(error([&](auto& x) { x.data = memory_.data() + 1; }),
-              HasSubstr("an address between two words"));
+              HasSubstr("an address that is not aligned"));
   EXPECT_THAT(error([](auto& x) { x.dtype = DType::kFloat32; }),
               HasSubstr("dtype e4m3 or e5m2 or float16, got float32"));
   EXPECT_THAT(error([](auto& x) { x.rank = 0; }), HasSubstr("at least 1 dimension"));

@@ -82,13 +82,13 @@ TEST(CapabilityTest, BFloat16IsForTensorCoresFrom80On) {
 }
 
 TEST(CapabilityTest, TheErrorNamesThePublicFunction) {
-  EXPECT_NO_THROW(require_kernels(Operation::kNorm, "quantize_norm", kHopper));
+  EXPECT_NO_THROW(require_kernels(Operation::kNorm, "cast", kHopper));
   try {
-    require_kernels(Operation::kNorm, "quantize_norm", gpu_of(70));
+    require_kernels(Operation::kNorm, "cast", gpu_of(70));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("quantize_norm: "), HasSubstr("CPU backend")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("cast: "), HasSubstr("CPU backend")));
   }
 }
 

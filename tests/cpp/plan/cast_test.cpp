@@ -9,6 +9,7 @@
 #include "octofold/error.h"
 
 #include "core/scale_layout.h"
+#include "support/granularities.h"
 #include "support/random.h"
 
 namespace octofold::plan {
@@ -212,8 +213,7 @@ TEST(PlanCastTest, BlockAndRowScalesTakeOnePass) {
 
 // Tiles alone, whatever the granularity, and the same kernel for all rules that apply scales alike.
 TEST(PlanCastTest, GivenScalesTakeOnePass) {
-  for (const auto granularity : {Granularity::kTensor, Granularity::kChannel,
-                                 Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+  for (const Granularity granularity : test::kGranularities) {
     CastProblem problem = problem_of(granularity, 64, 100'000, true, true);
     problem.scales_given = true;
     const auto launches = cast_launches(problem, kHopper);

@@ -8,6 +8,7 @@
 #include "octofold/error.h"
 
 #include "plan/product_planner.h"
+#include "support/granularities.h"
 #include "support/product_plans.h"
 #include "support/product_problems.h"
 
@@ -20,8 +21,7 @@ using config::Sm90GemmConfig;
 using config::Work;
 
 constexpr Work kWorks[] = {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth};
-constexpr Granularity kGranularities[] = {Granularity::kTensor, Granularity::kChannel,
-                                          Granularity::kBlock1x128, Granularity::kBlock128x128};
+using test::kGranularities;
 
 // A block for each tile that there can be, whatever the groups' sizes, and no more.
 TEST(GroupedPlanTest, BlocksAreThoseThatCanFindATile) {

@@ -180,9 +180,9 @@ TEST(PlanNormBackwardTest, KernelsForWhatIsWanted) {
 TEST(PlanNormTest, SaysWhatTheGpuLacks) {
   const Gpu volta{.compute_major = 7, .compute_minor = 0, .multiprocessors = 80};
   EXPECT_THAT([&] { plan_norm({.rows = 1, .cols = 1}, volta); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("quantize_norm: expected a GPU")));
+              testing::ThrowsMessage<Error>(testing::HasSubstr("cast: expected a GPU")));
   EXPECT_THAT([&] { plan_norm_backward({.rows = 1, .cols = 1}, volta); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("norm_backward: expected a GPU")));
+              testing::ThrowsMessage<Error>(testing::HasSubstr("norm_gradient: expected a GPU")));
 }
 
 }  // namespace

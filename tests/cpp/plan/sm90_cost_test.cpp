@@ -1,5 +1,5 @@
 // The planner's choices held against times that were measured: of each configuration at 496 shapes
-// on an H200, 200 of them random (tests/gpu/measure_candidates.py).
+// on an H200, 200 of them random (bench/gpu/gemm.py).
 #include <algorithm>
 #include <cstdio>
 #include <fstream>

@@ -11,6 +11,7 @@
 
 #include "kernels/weight_only/config/workspace.h"
 #include "support/error_of.h"
+#include "support/granularities.h"
 #include "support/random.h"
 
 namespace octofold::plan {
@@ -26,8 +27,7 @@ Gpu gpu_of(int compute_capability) { return as_target(kHopper, compute_capabilit
 WeightOnlyProblem draw(test::Random& random) {
   constexpr DType kTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kE4M3,
                               DType::kE5M2};
-  constexpr Granularity kScales[] = {Granularity::kTensor, Granularity::kChannel,
-                                     Granularity::kBlock1x128, Granularity::kBlock128x128};
+  constexpr auto& kScales = test::kGranularities;
   const auto below = [&](unsigned limit) { return static_cast<std::int64_t>(random() % limit); };
   WeightOnlyProblem problem{.rows = 1 + below(16),
                             .columns = 1 + below(20'000),

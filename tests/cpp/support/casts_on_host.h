@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
@@ -45,24 +45,21 @@ class Target {
  public:
   Target(Granularity granularity, std::int64_t rows, std::int64_t cols, std::int64_t matrices = 1)
       : granularity_(granularity), rows_(matrices * rows), cols_(cols), matrices_(matrices) {
-    const std::int64_t across = config::ceil_divide(cols, 128);
-    switch (granularity) {
-      case kTensor: scale_rows_ = scale_cols_ = 1; break;
-      case kChannel: scale_rows_ = rows, scale_cols_ = 1; break;
-      case kBlock1x128: scale_rows_ = rows, scale_cols_ = across; break;
-      case kBlock128x128: scale_rows_ = config::ceil_divide(rows, 128), scale_cols_ = across; break;
-    }
-    scale_rows_ *= matrices;
+    const auto units = [](std::int64_t size, int unit) {
+      return unit == GranularityRow::kWhole ? 1 : config::ceil_divide(size, std::int64_t{unit});
+    };
+    scale_rows_ = matrices * units(rows, row_of(granularity).rows);
+    scale_cols_ = units(cols, row_of(granularity).cols);
     codes_.assign(static_cast<std::size_t>(rows_ * cols) + 2 * kGuard, 0xAA);
     scales_.assign(static_cast<std::size_t>(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
   }
 
-  MutableScaledTensorView view() {
+  CastTarget view() {
     const MutableTensorView lines = vector(scale(), DType::kFloat32, scale_rows_);
     const bool blocks = varies_along_k(granularity_);
     return {matrix(codes(), DType::kE4M3, rows_, cols_),
             blocks ? matrix(scale(), DType::kFloat32, scale_rows_, scale_cols_) : lines,
-            granularity_};
+            {.granularity = granularity_}};
   }
   config::CastTarget target() {
     const bool one = granularity_ == kTensor && matrices_ == 1;

@@ -22,13 +22,12 @@ inline constexpr std::uintptr_t kA = 0x10000000, kB = 0x30000000, kOut = 0x60000
                                 kC = 0x70000000, kBias = 0x80000000, kToScale = 0x1000000;
 
 // `scaled_rows`: those whose scales are there.
-inline MutableScaledTensorView operand(DType type, Granularity granularity, std::int64_t rows,
-                                       std::int64_t scaled_rows, std::int64_t cols,
-                                       std::uintptr_t data) {
+inline CastTarget operand(DType type, Granularity granularity, std::int64_t rows,
+                          std::int64_t scaled_rows, std::int64_t cols, std::uintptr_t data) {
   return {matrix(address(data), type, rows, cols, cols, kGpu),
           scale_layout(granularity, scaled_rows, cols, DeviceType::kCuda)
               .view(address(data + kToScale), kGpu),
-          granularity};
+          {type, granularity}};
 }
 
 // Block scales, an e5m2 B, BF16 out.

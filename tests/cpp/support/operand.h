@@ -7,11 +7,13 @@
 #include <random>
 #include <vector>
 
-#include "octofold/casts.h"
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/scale_layout.h"
 #include "octofold/tensor.h"
 
 #include "support/matrix.h"
+#include "support/targets.h"
 
 namespace octofold::test {
 
@@ -31,15 +33,15 @@ struct Operand {
     }
     scales.assign(scale_count, std::nanf(""));
     const Matrix values = test::random_matrix(random, rows, cols, padding);
-    quantize(values.view(), {.rows = mutable_view()}, {.power_of_two = power_of_two});
+    cast(values.view(), test::by({.power_of_two = power_of_two}, {.rows = target()}));
   }
 
-  MutableScaledTensorView mutable_view() {
+  CastTarget target() {
     const std::vector<std::int64_t> shape = scale_shape(granularity, rows, cols);
     const MutableTensorView scale =
         shape.size() == 1 ? vector(scales.data(), DType::kFloat32, shape[0])
                           : matrix(scales.data(), DType::kFloat32, shape[0], shape[1]);
-    return {codes.view(), scale, granularity};
+    return {codes.view(), scale, {.granularity = granularity}};
   }
 
   double at(std::int64_t row, std::int64_t col) const {
@@ -69,7 +71,7 @@ inline Matrix random_addend(std::mt19937& random, DType dtype, std::int64_t rows
                             std::int64_t padding) {
   const Matrix values = test::random_matrix(random, rows, cols);
   Matrix result(dtype, rows, cols, padding);
-  convert(values.view(), result.view());
+  convert_dtype(values.view(), result.view());
   return result;
 }
 

@@ -297,7 +297,7 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
     again = program("quantize", str(source), str(tmp_path / "out"))
     assert again.returncode == 0
-    assert ("a run that was killed had left" in again.stderr) == (number == signal.SIGKILL)
+    assert ("left behind by a run that was killed" in again.stderr) == (number == signal.SIGKILL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 

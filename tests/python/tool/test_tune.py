@@ -24,7 +24,7 @@ WANTED = gpu_tune.Wanted(OPTIONS)
 SHAPE = (64, 256, 512)
 
 
-class FakeSampler:
+class FakeMethod:
     """Each candidate takes the seconds that it is given by its name."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -37,26 +37,26 @@ class FakeSampler:
         call.candidate = name  # type: ignore[attr-defined]
         return call
 
-    def __call__(self, calls: Any) -> Any:
+    def sampler(self, calls: Any) -> Any:
         name = calls[0].candidate
         self.names.append(name)
         return lambda: self.seconds.get(name, 10e-6)
 
 
-def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeSampler]:
-    sampler = FakeSampler(seconds)
-    result = gpu_tune.tune(shape, WANTED, 132, sampler, CPU, sampler.new_call, min_bytes=400_000)
-    return result, sampler
+def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeMethod]:
+    method = FakeMethod(seconds)
+    result = gpu_tune.tune(shape, WANTED, 132, method, CPU, method.new_call, min_bytes=400_000)
+    return result, method
 
 
 def test_the_fastest_is_found() -> None:
     planned = tuning.planned(WANTED.problem(SHAPE))
-    result, sampler = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
+    result, method = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
     assert result.candidate == "128x64.w2.c1x1x1.b1.early"
     assert (result.planned, result.microseconds) == (planned, pytest.approx(4.0))
     assert result.gain == pytest.approx(5 / 4)
-    assert result.timed == len(sampler.names) == len(set(sampler.names))
-    assert set(sampler.names) <= set(tuning.candidates(WANTED.problem(SHAPE)))
+    assert result.timed == len(method.names) == len(set(method.names))
+    assert set(method.names) <= set(tuning.candidates(WANTED.problem(SHAPE)))
     choice = result.choice(WANTED, planned=False)
     assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)
     assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
@@ -72,7 +72,7 @@ def test_what_is_planned_is_always_timed() -> None:
 
 
 def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = FakeSampler({})
+    method = FakeMethod({})
 
     def wrong(case: Any, name: str) -> Any:
         def call() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         return call
 
     with pytest.raises(ToolError, match="a fault of ours"):
-        gpu_tune.tune(SHAPE, WANTED, 132, sampler, CPU, wrong, min_bytes=1)
+        gpu_tune.tune(SHAPE, WANTED, 132, method, CPU, wrong, min_bytes=1)
 
 
 @pytest.mark.parametrize("product", tune.PRODUCTS)

@@ -3,11 +3,13 @@ and how far its result is from FP64."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import octofold
 import torch
 from octofold import Depth, Masked, Rows, ScaledTensor, tuning
+from octofold._timing import Call
 from octofold.tuning import Problem, ProductProblem, WeightOnlyProblem
 from torch import Tensor
 
@@ -17,7 +19,6 @@ from ..suites import Shape
 from .check import CHECKED_ROWS, compared, error_of, float64_rows
 from .gemm import FAST_ACCUMULATION_ERROR_LIMIT
 from .peers import OUT_DTYPES, Product, quantized
-from .timing import Call
 
 # Its result is cast to FP8 of 4 significant bits.
 GATED_ERROR_LIMIT = 5e-2
@@ -146,7 +147,7 @@ def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
 
     parts = tuple(
         _part(a[begin:end], each[g], out[begin:end])
-        for g, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for g, (begin, end) in enumerate(pairwise(bounds))
         if begin < end
     )
     return _case(call, parts, _tensors(a, b, out), options)
@@ -270,7 +271,7 @@ KINDS: Final[dict[str, Kind]] = {
             a_granularity="1x128",
             b_granularity="128x128",
             grouping=None if groups == 1 else "rows",
-        ),  # fmt: skip
+        ),
         _gated,
     ),
     "weight-only": Kind(

@@ -2,23 +2,18 @@
 
 import dataclasses
 import os
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from octofold import tuning
+from octofold._timing import COLD_BYTES, Call, Method, screened, set_count
 from octofold.tuning import Choice, Problem
 
-from ..measure import spread
 from ..products import GemmOptions
 from ..report import ToolError
 from ..suites import Shape
-from .timing import MAX_SETS, MIN_BYTES, Call, NewSampler, take_turns
 from .tunable import KINDS, Case
-
-SCREENING_ROUNDS = 3
-FINALISTS = 6
 
 NewCall = Callable[[Case, str], Call]
 """A case by the candidate of a name."""
@@ -39,8 +34,7 @@ class Wanted:
         """As many of them as are larger than caches together."""
         kind = KINDS[self.product]
         cases = [kind.prepare(shape, self.options, self.groups, device)]
-        sets = min(min_bytes // cases[0].bytes() + 1, MAX_SETS)
-        while len(cases) < sets:
+        while len(cases) < set_count(cases[0].bytes(), total=min_bytes):
             cases.append(kind.prepare(shape, self.options, self.groups, device))
         return cases
 
@@ -94,10 +88,10 @@ def tune(
     shape: Shape,
     wanted: Wanted,
     multiprocessors: int,
-    sampler: NewSampler,
+    method: Method,
     device: torch.device,
     new_call: NewCall = Case.by,
-    min_bytes: int = MIN_BYTES,
+    min_bytes: int = COLD_BYTES,
 ) -> Tuned:
     """Screen all sensible candidates in turns, then time the best and the planned one in turns for
     longer. Raises ToolError where one is wrong."""
@@ -110,26 +104,26 @@ def tune(
     ]
     cases = wanted.prepare(shape, device, min_bytes)
     calls = {name: [new_call(case, name) for case in cases] for name in names}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiles what was not
-        list(pool.map(lambda each: each[0](), calls.values()))
+    run_in_threads(ours[0] for ours in calls.values())
     for name, ours in calls.items():
         require_right(f"{wanted.product} {shape} by {name}", cases[0], ours[0])
 
-    samplers = {name: sampler(ours) for name, ours in calls.items()}
-    screened = take_turns(list(samplers.values()), SCREENING_ROUNDS)
-    times = dict(zip(samplers, map(statistics.median, screened), strict=True))
-    best = sorted(times, key=times.__getitem__)[:FINALISTS]
-    finalists = dict.fromkeys([*best, planned])
-    turns = take_turns([samplers[name] for name in finalists], wanted.options.rounds)
-    samples = dict(zip(finalists, turns, strict=True))
-    fastest = min(samples, key=lambda name: statistics.median(samples[name]))
+    samplers = {name: method.sampler(ours) for name, ours in calls.items()}
+    _, times = screened(samplers, {planned: samplers[planned]}, wanted.options.rounds)
+    fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         *shape,
         candidate=fastest,
-        microseconds=statistics.median(samples[fastest]) * 1e6,
-        spread=spread(samples[fastest]),
+        microseconds=times[fastest].microseconds,
+        spread=times[fastest].spread,
         planned=planned,
-        planned_microseconds=statistics.median(samples[planned]) * 1e6,
-        planned_spread=spread(samples[planned]),
+        planned_microseconds=times[planned].microseconds,
+        planned_spread=times[planned].spread,
         timed=len(names),
     )
+
+
+def run_in_threads(calls: Iterable[Call]) -> None:
+    """Compiles the kernels of the calls that were not compiled yet."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda call: call(), calls))

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is FP8 for good: what they have in common but their product."""
+"""The base of linear layers whose weight stays FP8: everything except their product."""
 
 from typing import Any, Final, Self
 
@@ -18,13 +18,13 @@ _GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
 class FrozenLinear(Fp8Weight):
     """x · weightᵀ (+ bias) with a frozen weight in FP8, and a bias that is a parameter.
 
-    in_features, out_features, bias, device: as of torch.nn.Linear.
-    dtype: of the bias; x of any dtype goes with any.
+    in_features, out_features, bias, device: as in torch.nn.Linear.
+    dtype: of the bias; it need not be that of x.
     granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
 
-    What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
+    A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight.
-    Raises InvalidArgumentError that names the argument.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FrozenLinear(Fp8Weight):
     def from_linear(
         cls, linear: torch.nn.Linear, granularity: str = "128x128", weight_dtype: str = "e4m3"
     ) -> Self:
-        """The twin of a torch.nn.Linear with its weight cast. The bias is shared."""
+        """Make the twin of a torch.nn.Linear with its weight cast. The bias is shared."""
         operation = f"{cls.own_name}.from_linear"
         linear = linear_of(operation, linear)
         codes = require_cast(operation, granularity, weight_dtype)

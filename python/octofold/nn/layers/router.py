@@ -1,4 +1,4 @@
-"""Which experts a token goes to, with a gradient."""
+"""The router of an expert layer, with a gradient."""
 
 import math
 from typing import Any, Final
@@ -31,8 +31,8 @@ def route(
     none.
 
     logits: [..., experts] bfloat16, float16 or float32.
-    Other arguments, errors and the result, ids int32 [..., k] and weights float32 [..., k], are
-    those of octofold.ops.top_k(); the gradient has the dtype of logits.
+    The other arguments, the errors and the result, ids int32 [..., k] and weights float32 [..., k],
+    are those of octofold.ops.top_k(). The gradient has the dtype of logits.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
         refuse_transforms("nn.route")
@@ -94,18 +94,20 @@ class _Route(torch.autograd.Function):
 
 
 class TopKRouter(Module):
-    """The router of an expert layer: x · weightᵀ, and of each token the best experts of that.
+    """The router of an expert layer: x · weightᵀ, and for each token its best experts.
 
-    hidden_features, experts, top_k: of a token, of all, of those that a token goes to.
-    scoring, normalize, groups, top_groups, scaling_factor: as of octofold.ops.top_k().
-    choice_bias: with a buffer e_score_correction_bias (float32 [experts], zeros), which the choice
-        alone sees: what balances the load without a loss (DeepSeek-V3). For "sigmoid" scores.
-    device, dtype: of the weight [experts, hidden]; the logits are made in this dtype, whatever that
-        of x: float32 tells experts apart that bfloat16 would not.
+    hidden_features, experts: the features of a token, and the number of experts.
+    top_k: the number of experts to which a token goes.
+    scoring, normalize, groups, top_groups, scaling_factor: as in octofold.ops.top_k().
+    choice_bias: whether there is a buffer e_score_correction_bias (float32 [experts], zeros), which
+        affects the choice alone. It balances the load without a loss (DeepSeek-V3). For "sigmoid"
+        scores.
+    device, dtype: of the weight [experts, hidden]. The logits are computed in this dtype, whatever
+        that of x: float32 tells experts apart that bfloat16 would not.
 
     forward: x [..., hidden] to (logits [..., experts], weights [..., k] float32, ids [..., k]
-    int32), in this order as transformers' routers have it. Raises InvalidArgumentError that names
-    the argument.
+    int32), in this order, as transformers' routers return them. Raises InvalidArgumentError, which
+    names the argument.
     """
 
     e_score_correction_bias: Tensor | None

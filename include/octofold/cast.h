@@ -1,0 +1,29 @@
+// The cast to FP8: what is read times what is written.
+#pragma once
+
+#include <cstdint>
+
+#include "octofold/cast_sources.h"
+#include "octofold/cast_targets.h"
+#include "octofold/export.h"
+#include "octofold/stream.h"
+
+namespace octofold {
+
+/// Casts the source to FP8 with one FP32 scale per unit of each target, and writes codes and
+/// scales. Whatever the source, the codes and scales have the bits that the same cast has of the
+/// matrix in memory, on the same device.
+///
+/// NaN and Inf follow IEEE rules through the arithmetic of the rule.
+/// Throws Error: kInvalidArgument for wrong dtypes, shapes, strides or overlapping memory, and for
+/// targets that do not go together; on a GPU kUnsupported without kernels for it, kUnavailable
+/// without a usable driver or compiler.
+OCTOFOLD_API void cast(const CastSource& source, const CastTargets& targets, Stream stream = {});
+
+/// Rows of the workspace of ColumnTargets for a source of so many rows.
+OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
+
+/// Columns of a transpose of so many rows in the K-group layout: 128 · (rows / 128 + groups).
+OCTOFOLD_API std::int64_t group_columns(std::int64_t rows, std::int64_t groups);
+
+}  // namespace octofold

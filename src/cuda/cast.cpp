@@ -1,0 +1,187 @@
+#include "cuda/cast.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <variant>
+
+#include "core/scale_layout.h"
+#include "cuda/cast_views.h"
+#include "cuda/group_check.h"
+#include "cuda/norm_views.h"
+#include "cuda/norms.h"
+#include "kernels/cast/config/params.h"
+#include "plan/cast.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::CastParams;
+using config::SourceKind;
+using plan::CastProblem;
+
+// A cast on its way: the source fills in what is read, then the targets what is written.
+struct Cast {
+  CastProblem problem;
+  CastParams params{};
+};
+
+// ---- What is read.
+
+void read(const TensorView& x, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.rows = x.shape[0];
+  problem.x_is_aligned = is_aligned(x, problem.source.bytes_of(0, problem.format.vector()));
+  params.x = x.data;
+  params.x_stride = x.strides[0];
+}
+
+void read(const ScaledTensorView& x, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.source = problem.source.of_codes(x.data.dtype, x.granularity);
+  const core::ScaleAccess<const float> scale = core::scale_access(x);
+  params.x_scale = scale.data;
+  params.x_scale_row_stride = scale.row_stride;
+  params.x_scale_col_stride = scale.col_stride;
+  read(x.data, cast);
+}
+
+void read(const Activated& source, Cast& cast) {
+  cast.problem.source =
+      config::CastSource::of(SourceKind::kActivation, source.activation, source.layout);
+  std::visit([&](const auto& x) { read(x, cast); }, source.x);
+}
+
+void read(const ActivationGradient& source, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.source =
+      config::CastSource::of(SourceKind::kActivationGradient, source.activation, source.layout);
+  std::visit([&](const auto& x) { read(x, cast); }, source.x);
+  problem.x_is_aligned = problem.x_is_aligned && is_aligned(source.gradient, 16);
+  params.gradient = source.gradient.data;
+  params.gradient_stride = source.gradient.strides[0];
+}
+
+// The kernel before has left the statistics and the sum.
+void read(const Normed& source, Cast& cast) {
+  auto& [problem, params] = cast;
+  const TensorView& x = source.x;
+  problem.source = {.kind = SourceKind::kNormed,
+                    .norm = form_of(source.kind, source.operands, x.dtype)};
+  read(source.sum ? TensorView(*source.sum) : x, cast);
+  problem.x_is_aligned = problem.x_is_aligned && operands_are_aligned(source.operands);
+  params.rstd = static_cast<float*>(source.rstd.data);
+  params.mean = floats_of(source.mean);
+  params.norm = operands_of(source.operands, x.shape[0]);
+}
+
+// Those that an int32 can name.
+unsigned places_of(const GatheredRows& source) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  const std::int64_t rows = source.x.shape[0];
+  return static_cast<unsigned>(rows > kMost / source.slots ? kMost : rows * source.slots);
+}
+
+void read(const GatheredRows& source, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.source = {.kind = SourceKind::kGathered, .factors = source.factors.has_value()};
+  read(source.x, cast);
+  problem.rows = source.sources.shape[0];
+  params.sources = static_cast<const int*>(source.sources.data);
+  params.factors = floats_of(source.factors);
+  params.places = places_of(source);
+  params.slots = config::Divisor::of(static_cast<unsigned>(source.slots));
+}
+
+// ---- What is written.
+
+std::int64_t cols_of(const CastTargets& targets) {
+  if (targets.rows) return targets.rows->data.shape[1];
+  return targets.transposed->data.shape[0] / targets.matrices.value_or(1);
+}
+
+// Whether rows of 1x128 are written beside a transpose of another granularity.
+bool is_mixed(const CastTargets& targets, Granularity transposed) {
+  return targets.rows && targets.transposed &&
+         targets.rows->format.granularity == Granularity::kBlock1x128 &&
+         targets.transposed->format.granularity == transposed;
+}
+
+void write_columns(const ColumnTargets& columns, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.columns = {.sums = columns.sums.has_value(), .amax = columns.amax.has_value()};
+  float* workspace = floats_of(columns.workspace);
+  const std::int64_t partial = core::ceil_divide(problem.rows, config::kReducedRows) * problem.cols;
+  params.columns.sums = floats_of(columns.sums);
+  params.columns.amax = floats_of(columns.amax);
+  if (columns.sums) params.columns.partial_sums = workspace;
+  if (columns.amax) params.columns.partial_amax = columns.sums ? workspace + partial : workspace;
+}
+
+// A transpose in the K-group layout.
+void write_groups(const TensorView& offsets, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.groups = offsets.shape[0] - 1;
+  params.offsets = static_cast<const int*>(offsets.data);
+  params.groups = static_cast<int>(problem.groups);
+}
+
+// Tiles below each other: at most those that a launch may have.
+int tiles_of(std::int64_t matrix_rows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  return static_cast<int>(std::min(core::ceil_divide(matrix_rows, kScaleBlock), kMost));
+}
+
+void write_matrices(std::int64_t matrices, Cast& cast) {
+  auto& [problem, params] = cast;
+  problem.matrices = params.matrices = matrices;
+  params.matrix_rows = problem.rows / matrices;
+  params.matrix_tiles = tiles_of(params.matrix_rows);
+  params.by_matrix_tiles =
+      config::Divisor::of(static_cast<unsigned>(std::max(params.matrix_tiles, 1)));
+}
+
+void write(const CastTargets& targets, Cast& cast) {
+  auto& [problem, params] = cast;
+  const auto& [rows, transposed, columns, offsets, matrices] = targets;
+  problem.cols = cols_of(targets);
+  problem.to_rows = rows.has_value();
+  problem.to_transposed = transposed.has_value();
+  problem.two_level = (rows && rows->channel_scale) || (transposed && transposed->channel_scale);
+  problem.transposed_by_channel = is_mixed(targets, Granularity::kChannel);
+  problem.transposed_by_squares =
+      !problem.two_level && is_mixed(targets, Granularity::kBlock128x128);
+  problem.scales_given = (rows ? rows : transposed)->scales == ScaleSource::kGiven;
+  problem.codes_are_aligned = codes_are_aligned(rows) && codes_are_aligned(transposed);
+  params.rows = problem.rows;
+  params.cols = problem.cols;
+  params.row_target = target_of(rows);
+  params.transposed_target = target_of(transposed);
+  params.row_channel_scale = channel_scale_of(rows);
+  params.transposed_channel_scale = channel_scale_of(transposed);
+  write_columns(columns, cast);
+  write_matrices(matrices.value_or(1), cast);
+  if (offsets) write_groups(*offsets, cast);
+}
+
+}  // namespace
+
+void cast(Device& device, const CastSource& source, const CastTargets& targets,
+          const config::CastFormat& format, Stream stream) {
+  if (const auto* normed = std::get_if<Normed>(&source)) {
+    if (normalize(device, *normed, targets, format, stream)) return;
+  }
+  Cast cast{.problem = {.format = format}};
+  std::visit([&](const auto& each) { read(each, cast); }, source);
+  write(targets, cast);
+  const auto& [problem, params] = cast;
+  if (targets.offsets) {
+    check_offsets(device, "cast", "offsets", params.offsets, params.groups + 1, params.rows,
+                  stream);
+  }
+  device.prepared(problem, [&] { return plan::plan_cast(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+}  // namespace octofold::cuda

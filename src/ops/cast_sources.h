@@ -1,0 +1,24 @@
+// What a cast reads, checked.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "octofold/cast_sources.h"
+
+#include "core/check.h"
+#include "ops/inputs.h"
+
+namespace octofold::ops {
+
+struct CheckedSource {
+  CastSource source;                ///< its tensors as matrices and vectors
+  DType dtype;                      ///< of the values that are cast
+  std::vector<std::int64_t> shape;  ///< of the matrix that is cast, [..., K]
+  std::vector<CastInput> inputs;    ///< all that is read, and what a norm writes
+};
+
+/// On the CPU the places of gathered rows are checked too.
+CheckedSource checked_source(const core::Arguments& check, const CastSource& source);
+
+}  // namespace octofold::ops

@@ -1,0 +1,86 @@
+#include "ops/cast_target.h"
+
+#include "core/flatten.h"
+
+namespace octofold::ops {
+namespace {
+
+const config::CastRule& rule_of(const core::Arguments& check, Rule rule) {
+  switch (rule) {
+    case Rule::kDeepGemm: return config::kDeepGemmRule;
+    case Rule::kVllm: return config::kVllmRule;
+    case Rule::kVllmPerToken: return config::kVllmPerTokenRule;
+    case Rule::kTransformerEngine: return config::kTransformerEngineRule;
+    case Rule::kTorchAo: return config::kTorchAoRule;
+    case Rule::kTorchAoTensor: return config::kTorchAoTensorRule;
+    case Rule::kDeepSeek: return config::kDeepSeekRule;
+    case Rule::kCompressedTensors: return config::kCompressedTensorsRule;
+    case Rule::kCompressedTensors012: return config::kCompressedTensors012Rule;
+  }
+  check.fail("rule", "a Rule", core::format("{}", static_cast<int>(rule)));
+}
+
+void require_scales_apart(const core::Arguments& check, const std::string& argument,
+                          const TensorView& scale) {
+  if (scale.element_count() == 0) return;
+  for (int i = 0; i < scale.rank; ++i) {
+    if (scale.shape[i] > 1 && scale.strides[i] == 0) {
+      check.fail(argument, "scales that do not overlap", core::describe(scale));
+    }
+  }
+}
+
+void check_factors(const core::Arguments& check, const std::string& argument,
+                   const CastTarget& target) {
+  const std::string factors = argument + ".channel_scale";
+  check.require_disjoint(argument, target.data, factors, *target.channel_scale);
+  check.require_disjoint(argument + ".scale", target.scale, factors, *target.channel_scale);
+  if (target.scales == ScaleSource::kGiven) {
+    check.fail(factors,
+               "none beside given scales, as scales of two levels are found with the codes", "one");
+  }
+}
+
+}  // namespace
+
+CastTarget checked_target(const core::Arguments& check, const std::string& argument,
+                          const CastTarget& target, std::span<const std::int64_t> shape,
+                          std::span<const CastInput> inputs, std::optional<std::int64_t> matrices) {
+  check.require_shape(argument, target.data, shape);
+  const CastTarget out = matrices ? core::flatten_stack(check, argument, target, *matrices)
+                                  : core::flatten(check, argument, target);
+  const std::string scale = argument + ".scale";
+  check.require_scaled(argument, out, matrices.value_or(1));
+  if (out.format.dtype != out.data.dtype) {
+    check.fail(argument + ".format.dtype", core::format("{}, as its data", name(out.data.dtype)),
+               core::format("{}", name(out.format.dtype)));
+  }
+  check.require_same_device(argument, out.data, inputs.front().view.device);
+  check.require_disjoint(scale, out.scale, argument, out.data);
+  if (out.channel_scale) check_factors(check, argument, out);
+  const bool writes_scales = out.scales == ScaleSource::kComputed;
+  for (const CastInput& input : inputs) {
+    check.require_disjoint(argument, out.data, input.argument, input.view);
+    if (writes_scales) check.require_disjoint(scale, out.scale, input.argument, input.view);
+  }
+  if (writes_scales) require_scales_apart(check, scale, out.scale);
+  return out;
+}
+
+config::CastFormat format_of(const core::Arguments& check, const Format& format, DType in,
+                             ScaleSource scales) {
+  check.require_enumerator("overflow", format.overflow);
+  const config::CastRule& rule = rule_of(check, format.rule);
+  const bool given = scales == ScaleSource::kGiven;
+  if (given && format.power_of_two.value_or(false)) {
+    check.fail("power_of_two", "unset or false, as given scales are taken as they are", "true");
+  }
+  return {.in = in,
+          .out = format.dtype,
+          .granularity = format.granularity,
+          .rule = rule,
+          .power_of_two = !given && format.power_of_two.value_or(rule.power_of_two_by_default),
+          .saturate = format.overflow == Overflow::kSaturate};
+}
+
+}  // namespace octofold::ops
