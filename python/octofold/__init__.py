@@ -22,9 +22,7 @@ makes one quicker or smaller at inference.
 import importlib
 from typing import TYPE_CHECKING
 
-from . import kernel_cache
-
-from . import tuning
+from . import kernel_cache, ops, tuning
 from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
 from ._checkpoint import (
     CheckpointContents,
@@ -38,16 +36,6 @@ from ._checkpoint import (
     quantize_checkpoint,
 )
 from ._core import torch_import
-from ._core.ops import scale_shape
-from ._core.targets import ColumnReductions
-from ._info import Component, Gpu, Info, info
-from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._core.log import set_log_handler
-from ._ops.activations import quantize_activation, quantize_activation_gradient
-from ._ops.attention import attention
-from ._ops.casts import convert, quantize, quantize_both, quantize_with_columns
-from ._ops.dot import dot
-from ._ops.dynamic_gemm import dynamic_gemm
 from ._core.errors import (
     BadFormatError,
     Error,
@@ -57,13 +45,21 @@ from ._core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._core.formats import Format, Rule
+from ._core.log import set_log_handler
+from ._core.ops import scale_shape
+from ._core.scaled_tensor import ScaledTensor
+from ._info import Component, Gpu, Info, info
+from ._load_checkpoint import Checkpoint, load_checkpoint
+from ._ops.attention import attention
+from ._ops.dot import dot
+from ._ops.dynamic_gemm import dynamic_gemm
 from ._ops.gated_gemm import gated_gemm
-from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ._ops.gemv import gemv
 from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
-from ._ops.norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
+from ._ops.quantize import quantize
 from ._ops.routing import (
     Routing,
     TopK,
@@ -73,7 +69,6 @@ from ._ops.routing import (
     top_k,
     top_k_gradient,
 )
-from ._core.scaled_tensor import ScaledTensor
 from ._ops.words import as_words, from_words, pack, unpack
 
 if TYPE_CHECKING:
@@ -113,17 +108,16 @@ __all__ = [
     "CheckpointReport",
     "CheckpointTensor",
     "CheckpointWeight",
-    "ColumnReductions",
     "Component",
     "Error",
+    "Format",
     "Gpu",
     "Info",
     "InternalError",
     "InvalidArgumentError",
     "IoError",
-    "NormGradients",
-    "QuantizedNorm",
     "Routing",
+    "Rule",
     "ScaledTensor",
     "Support",
     "TopK",
@@ -136,7 +130,6 @@ __all__ = [
     "checkpoint_families",
     "combine",
     "combine_gradient",
-    "convert",
     "convert_checkpoint",
     "default_skip_patterns",
     "dot",
@@ -155,16 +148,10 @@ __all__ = [
     "kernel_cache",
     "load_checkpoint",
     "masked_gemm",
-    "norm_backward",
+    "ops",
     "pack",
     "quantize",
-    "quantize_activation",
-    "quantize_activation_gradient",
-    "quantize_both",
     "quantize_checkpoint",
-    "quantize_gathered",
-    "quantize_norm",
-    "quantize_with_columns",
     "scale_shape",
     "set_log_handler",
     "sort_by_expert",

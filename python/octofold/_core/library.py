@@ -36,8 +36,10 @@ def _load() -> "tvm_ffi.Module":
 
 
 def _find() -> Path:
-    # An editable installation has two folders: the sources' and the build's.
-    folders = [Path(folder) for folder in importlib.import_module(__package__).__path__]
+    # The package's folder is one above this one's. An editable installation has two: that of the
+    # sources and that of the build.
+    package = importlib.import_module(__package__.rpartition(".")[0])
+    folders = [Path(folder) for folder in package.__path__]
     for folder in folders:
         if (folder / _FILE_NAME).is_file():
             return folder / _FILE_NAME

@@ -1,24 +1,23 @@
 """Experts with a gradient."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._ops.activations import quantize_activation_gradient
-from ..._ops.gathered import quantize_gathered
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast_sources import ActivationGradient, Gathered
 from ..._ops.grouped_gemm import grouped_gemm_k
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
-from ..._core.scaled_tensor import ScaledTensor
-from .activated import activated_gradient
-from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
+from ..casting.casts import cast_as_wanted, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
+from ..recipes.recipe import Recipe
+from .activated import activated_gradient
 from .expert_chain import Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms
 from .linear import result_dtype
 from .main_grad import mark_gradient
-from ..recipes.recipe import Recipe
+from .products import gradient_formats
 
 
 def run_experts(
@@ -115,7 +114,7 @@ class _Experts(torch.autograd.Function):
         assert recipe.output is not None
         needs = _Needs(*ctx.needs_input_grad[:6])
         weights = weights.contiguous()
-        granularity = recipe.output.b
+        granularity = recipe.output.b.granularity
         of_first = ScaledTensor(first_rows, first_rows_scale, granularity)
         of_second = ScaledTensor(second_rows, second_rows_scale, granularity)
         made = compute_experts(
@@ -168,22 +167,18 @@ class _Experts(torch.autograd.Function):
         for weight, is_needed in zip(ctx.weights, (needs.first, needs.second), strict=True):
             if weight is not None and is_needed:
                 mark_gradient(weight)
-        grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
+        grad_input = recipe.grad_input
         assert grad_input is not None
-        assert grad_weight is not None
-        of_cast = cast_options(recipe, recipe.gradient_dtype)
         dx = d_weights = d_first = d_second = d_first_bias = d_second_bias = None
         dy = walkable(dy)
         if needs.weights:
             d_weights = combine_gradient(dy, y, positions)
         if needs.second_bias:
             d_second_bias = _bias_gradient(dy, ids, weights, offsets).to(second_bias_dtype)
-        cast = partial(quantize_gathered, dy, sources, positions.shape[-1], weights, **of_cast)
-        rows, transposed = cast_grouped(
-            cast,
-            grad_input.a if needs.gate_up else None,
-            grad_weight.a if needs.second else None,
-            offsets,
+        rows, transposed, *_ = cast_as_wanted(
+            Gathered(dy, sources, slots=positions.shape[-1], factors=weights),
+            *gradient_formats(recipe, needs.gate_up, needs.second),
+            offsets=offsets,
         )
         if needs.second:
             d_second = _weight_gradient(
@@ -192,12 +187,10 @@ class _Experts(torch.autograd.Function):
         if needs.gate_up:
             weight = _transposed(of_second, ctx.are_cast[1], recipe)
             dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
-            cast = partial(quantize_activation_gradient, dh, gate_up, ctx.activation, **of_cast)
-            rows, transposed = cast_grouped(
-                cast,
-                grad_input.a if needs.x else None,
-                grad_weight.a if needs.first else None,
-                offsets,
+            rows, transposed, *_ = cast_as_wanted(
+                ActivationGradient(dh, gate_up, ctx.activation),
+                *gradient_formats(recipe, needs.x, needs.first),
+                offsets=offsets,
             )
             if needs.first_bias:
                 d = activated_gradient(dh, gate_up, ctx.activation)
@@ -239,10 +232,10 @@ def _transposed(kept: list[Tensor | None], is_cast: bool, recipe: Recipe) -> Sca
     data, scale = kept
     assert data is not None
     if is_cast:
-        return ScaledTensor(data, scale, recipe.grad_input.b)
+        return ScaledTensor(data, scale, recipe.grad_input.b.granularity)
     if scale is None:
         return cast_weight(data, recipe, False, True)[1]
-    return transposed_experts(ScaledTensor(data, scale, recipe.output.b), recipe)
+    return transposed_experts(ScaledTensor(data, scale, recipe.output.b.granularity), recipe)
 
 
 def _weight_gradient(
@@ -258,7 +251,7 @@ def _weight_gradient(
     assert product is not None
     assert of_gradient is not None
     data, scale = of_input
-    b = ScaledTensor(data, scale, product.b)
+    b = ScaledTensor(data, scale, product.b.granularity)
     fast = product.fast_accumulation
     if added_to is None:
         gradient: Tensor = grouped_gemm_k(

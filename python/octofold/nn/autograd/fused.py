@@ -5,10 +5,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._ops.casts import quantize
+from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast import AnyCasts
+from ..._ops.quantize import quantize
+from ..casting.casts import walkable
+from ..recipes.recipe import Recipe
 from .activated import activated, activated_gradient, cast_activation_gradient
-from ..casting.casts import GradientCasts, walkable
 from .chain import Chain, Layer, compute
 from .first_order import refuse_in_backward, refuse_transforms
 from .linear import result_dtype
@@ -17,11 +20,10 @@ from .normed import norm_gradients, normed
 from .products import (
     bias_gradient,
     cast_gradient,
-    gradient_granularities,
+    gradient_formats,
     input_gradient,
     weight_gradient,
 )
-from ..recipes.recipe import Recipe
 
 _KEPT: Final = "1x128"
 """Scales of what is kept in FP8."""
@@ -279,28 +281,29 @@ def _rows(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledT
     """Of a weight, for the output."""
     if codes is None or recipe.output is None:
         return None
-    return ScaledTensor(codes, scale, recipe.output.b)
+    return ScaledTensor(codes, scale, recipe.output.b.granularity)
 
 
 def _transposed(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledTensor | None:
     """Of a weight, for the gradient of what it multiplies."""
     if codes is None or recipe.grad_input is None:
         return None
-    return ScaledTensor(codes, scale, recipe.grad_input.b)
+    return ScaledTensor(codes, scale, recipe.grad_input.b.granularity)
 
 
 def _columns(codes: Tensor | None, scale: Tensor | None, recipe: Recipe) -> ScaledTensor | None:
     """Of what a weight multiplies, for the weight's gradient."""
     if codes is None or recipe.grad_weight is None:
         return None
-    return ScaledTensor(codes, scale, recipe.grad_weight.b)
+    return ScaledTensor(codes, scale, recipe.grad_weight.b.granularity)
 
 
 def _kept(gate_up: Tensor | None, chain: Chain) -> tuple[Tensor | None, Tensor | None]:
     """What the activation's gradient is worked out from, as it waits for that; scales, if any."""
     if gate_up is None or not chain.keep_fp8:
         return gate_up, None
-    codes = quantize(gate_up, granularity=_KEPT, profile=chain.recipe.profile)
+    assert chain.recipe.output is not None
+    codes = quantize(gate_up, Format(granularity=_KEPT, rule=chain.recipe.output.a.rule))
     return codes.data, codes.scale
 
 
@@ -332,12 +335,12 @@ def _normed_of(saved: _Saved, chain: Chain, dtype: torch.dtype) -> Tensor:
 
 def _through_activation(
     dh: Tensor, gate_up: Tensor | ScaledTensor, chain: Chain, needs: _Needs
-) -> tuple[Tensor | None, GradientCasts]:
+) -> tuple[Tensor | None, AnyCasts]:
     """The gradient by gate_up: itself, only where it is needed in high precision or there is no
     cast whose sums are the bias's gradient, and its casts."""
     assert chain.activation is not None
     recipe = chain.recipe
-    is_cast = gradient_granularities(recipe, needs.x, needs.first) != (None, None)
+    is_cast = gradient_formats(recipe, needs.x, needs.first) != (None, None)
     if (
         (needs.first_bias and not is_cast)
         or (needs.x and recipe.grad_input is None)

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
+from ..._ops.cast import Target, cast
+from ..casting.casts import WeightCasts, cast_as_wanted, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
+from ..recipes.recipe import Recipe, recipe_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .main_grad import mark_gradient
@@ -21,7 +23,6 @@ from .products import (
     output_product,
     weight_gradient,
 )
-from ..recipes.recipe import Recipe, recipe_of
 
 
 def linear(
@@ -55,7 +56,7 @@ def linear_with_casts(
     weight: Tensor,
     bias: Tensor | None,
     recipe: Recipe,
-    casts: Casts,
+    casts: WeightCasts,
     main_grad: Tensor | None = None,
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
@@ -141,10 +142,14 @@ def _forward(
     x_transposed: ScaledTensor | None
     amax = None
     if factors is not None:
-        x_rows, x_transposed, amax = cast_two_level(x, recipe.input_dtype, of_rows, recipe, factors)
+        assert grad_weight is not None
+        two_level = Target(grad_weight.b, channel_scale=factors)
+        x_rows, x_transposed, _, amax, _ = cast(
+            x, rows=of_rows, transposed=two_level, columns="amax"
+        )
     else:
         of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
-        x_rows, x_transposed = cast(x, recipe.input_dtype, of_rows, of_columns, recipe, x_scale)
+        x_rows, x_transposed, *_ = cast_as_wanted(x, of_rows, of_columns, scale=x_scale)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
@@ -176,7 +181,7 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         rows = None
         if recipe.output is not None and weight_data is not None:
-            rows = ScaledTensor(weight_data, weight_scale, recipe.output.b)
+            rows = ScaledTensor(weight_data, weight_scale, recipe.output.b.granularity)
         factors = None
         if needs_weight and channel_amax is not None:
             factors = channel_amax.clone()  # another backward may be first
@@ -216,21 +221,22 @@ class _Linear(torch.autograd.Function):
         grad_weight = recipe.grad_weight if needs_weight else None
         dy = walkable(dy)
         scale = None
-        if recipe.delayed is not None and (grad_input is not None or grad_weight is not None):
+        multiplied = grad_weight if grad_input is None else grad_input
+        if recipe.delayed is not None and multiplied is not None:
             history = ctx.amax_history[GRADIENT]
-            scale = delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
-        dy_rows, dy_transposed, sums = cast_gradient(
+            scale = delayed_scale(dy, history, multiplied.a.dtype, recipe.delayed)
+        dy_rows, dy_transposed, sums, *_ = cast_gradient(
             dy, recipe, needs_x, needs_weight, needs_bias, scale
         )
         dx = dw = db = transposed = x_transposed = None
         if needs_x:
             if grad_input is not None and ctx.transposed_is_cast:
-                transposed = ScaledTensor(weight, weight_scale, grad_input.b)
+                transposed = ScaledTensor(weight, weight_scale, grad_input.b.granularity)
             dtype = ctx.x_dtype
             dx = input_gradient(dy, dy_rows, (weight,), transposed, recipe, dtype, weight_scale)
         if needs_weight:
             if grad_weight is not None:
-                x_transposed = scaled(x, x_scale, grad_weight.b, factors)
+                x_transposed = ScaledTensor(x, x_scale, grad_weight.b.granularity, factors)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, dy_transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:

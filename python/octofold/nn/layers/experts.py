@@ -12,9 +12,6 @@ from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
-from .buffers import keep_dtypes
-from ..autograd.expert_function import run_experts
-from ..casting.expert_casts import joined_experts, stacked_experts
 from ..autograd.expert_chain import Projection
 from ..autograd.expert_fitting import (
     expert_recipe_of,
@@ -23,11 +20,14 @@ from ..autograd.expert_fitting import (
     require_routed,
     require_same_device,
 )
+from ..autograd.expert_function import run_experts
 from ..autograd.fitting import is_fp8
-from .linear import is_dtensor
 from ..autograd.main_grad import main_grad_of
-from ..recipes.recipe import Recipe
+from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
+from ..recipes.recipe import Recipe
+from .buffers import keep_dtypes
+from .linear import is_dtensor
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -171,7 +171,7 @@ class Experts(Module):
         if scale is None:
             return weight
         assert self._recipe.output is not None
-        return ScaledTensor(weight, scale, self._recipe.output.b)
+        return ScaledTensor(weight, scale, self._recipe.output.b.granularity)
 
     def reset_parameters(self) -> None:
         """As torch.nn.Linear does, each expert's. What is FP8 stays."""
@@ -221,7 +221,8 @@ class Experts(Module):
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
-        return f"{name}_scale_inv" if self._recipe.output.b == "128x128" else f"{name}_scale"
+        squares = self._recipe.output.b.granularity == "128x128"
+        return f"{name}_scale_inv" if squares else f"{name}_scale"
 
     def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
         bias = getattr(self, f"{name}_bias")

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError, invalid_argument
-from ..casting.casts import cast_weight
 from ..autograd.fitting import require_features, require_input
-from .fp8_weight import Fp8Weight, linear_of
 from ..autograd.linear import linear_with_casts
+from ..casting.casts import cast_weight
 from ..recipes.recipe import Product, Recipe, recipe_of
+from .fp8_weight import Fp8Weight, linear_of
 
 _NAME: Final = "octofold.nn.InferenceLinear"
 
@@ -20,8 +20,8 @@ class InferenceLinear(Fp8Weight):
 
     in_features, out_features, bias, device: as of torch.nn.Linear.
     dtype: of the bias; x of any dtype goes with any.
-    recipe: an octofold.nn.Recipe or the name of one, of which the product `output` is used, and the
-        dtypes; scales of x are those of x, also where the recipe delays them.
+    recipe: an octofold.nn.Recipe or the name of one, of which the product `output` is used; scales
+        of x are those of x, also where the recipe delays them.
 
     What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, by the scales that the recipe gives a weight.
@@ -48,9 +48,7 @@ class InferenceLinear(Fp8Weight):
         require_features(_NAME, in_features, out_features)
         recipe = recipe_of(_NAME, recipe)
         product = _output_of(_NAME, recipe)
-        super().__init__(
-            in_features, out_features, bias, device, dtype, product.b, recipe.weight_dtype
-        )
+        super().__init__(in_features, out_features, bias, device, dtype, product.b)
         self._recipe = recipe
 
     @classmethod

@@ -6,16 +6,16 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ..._core.log import warn_once
 from ..._core.errors import invalid_argument
-from ..recipes.choice import fp8_wins
-from ..recipes.history import INPUT, delayed_scale, new_history
+from ..._core.log import warn_once
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import main_grad_of
+from ..casting.weight_casts import weight_casts
+from ..recipes.choice import fp8_wins
+from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.recipe import Recipe, recipe_of
 from .twins import with_state_of
-from ..casting.weight_casts import weight_casts
 
 _NAME: Final = "octofold.nn.Linear"
 _PLAIN: Final = Recipe(output=None, grad_input=None, grad_weight=None)
@@ -143,8 +143,10 @@ class Linear(torch.nn.Linear):
         if recipe.keeps_state:
             self._place_state()
         if recipe.delayed is not None:
-            history, dtype = self.amax_history, recipe.input_dtype
+            history = self.amax_history
             assert history is not None
+            assert recipe.output is not None
+            dtype = recipe.output.a.dtype
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
         casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)

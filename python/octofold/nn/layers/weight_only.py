@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import walkable
+from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
 from ..autograd.fitting import require_input
-from .frozen_linear import FrozenLinear
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
+from ..casting.casts import walkable
+from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
 
@@ -25,7 +25,7 @@ class WeightOnlyLinear(FrozenLinear):
 
     in_features, out_features, bias, device: as of torch.nn.Linear.
     dtype: of the bias; x of either dtype goes with any.
-    granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
+    format: how the weight is cast, an octofold.Format or its words.
 
     What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.
