@@ -93,7 +93,7 @@ def stacked_casts():
         "stack 128x128 transposed",
         1,
         1,
-        lambda x: octofold.quantize(x, granularity="128x128", transpose=True, matrices=len(x)),
+        lambda x: octofold.ops.cast(x, transposed="128x128", matrices=len(x)).transposed,
     )
 
 

@@ -250,7 +250,7 @@ def compile_all(names, options):
     """In a process of its own: its share, into the disk cache."""
     rows, k = (255, 513) if options.unaligned else (256, 512)
     a, b = (
-        octofold.quantize(torch.randn(rows, k, device=DEVICE), granularity=granularity)
+        octofold.quantize(torch.randn(rows, k, device=DEVICE), granularity)
         for granularity in options.pair
     )
     out = torch.zeros(rows, rows, dtype=getattr(torch, options.out), device=DEVICE)

@@ -29,7 +29,7 @@ def chains(torch, octofold, rows, width):
 
     x = normal(rows, width)
     wide = [[normal(width, width) / width**0.5 for _ in range(LAYERS)] for _ in range(sets)]
-    weights = [[octofold.quantize(w, granularity="128x128") for w in group] for group in wide]
+    weights = [[octofold.quantize(w, "128x128") for w in group] for group in wide]
     outs = [torch.empty_like(x) for _ in range(LAYERS)]
     codes = octofold.quantize(x)
     cast = octofold.quantize(x)

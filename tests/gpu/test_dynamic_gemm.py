@@ -295,7 +295,7 @@ def test_layers_use_it(generator):
     for tokens in (1, choice.DYNAMIC_GEMM_MOST_ROWS, choice.DYNAMIC_GEMM_MOST_ROWS + 1):
         x = rows_of(generator, tokens, 1024)
         within = octofold.dynamic_gemm(x, layer.scaled_weight, bias, profile=profile)
-        cast = octofold.quantize(x, profile=profile)
+        cast = octofold.quantize(x, octofold.Format(rule=profile))
         after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
         with torch.no_grad():
             y = layer(x)

@@ -101,7 +101,7 @@ def test_fp8_weights():
     """A checkpoint's as they are: what the weights give that these are the casts of."""
     module = experts_of()
     frozen = [
-        octofold.quantize(weight.detach(), granularity="128x128", profile="torchao")
+        octofold.quantize(weight.detach(), "128x128 torchao")
         for weight in (module.gate_up_proj, module.down_proj)
     ]
     (ids, weights), x = routing(), random(TOKENS, HIDDEN)
@@ -263,7 +263,7 @@ def test_graph_of_inference():
     module = experts_of()
     frozen = nn.Experts.from_weights(
         *(
-            octofold.quantize(weight.detach(), granularity="128x128", profile="torchao")
+            octofold.quantize(weight.detach(), "128x128 torchao")
             for weight in module.parameters()
         )
     )

@@ -36,8 +36,8 @@ def test_is_the_cast_of_the_activation(activation, layout, rng):
         rows, transposed = octofold.quantize_activation(
             x, activation, layout, dtype, granularity, targets="both"
         )
-        assert rows.equals(octofold.quantize(values, dtype, granularity))
-        assert transposed.equals(octofold.quantize(values, dtype, granularity, transpose=True))
+        assert rows.equals(octofold.quantize(values, octofold.Format(dtype, granularity)))
+        assert transposed.equals(octofold.ops.cast(values, transposed=octofold.Format(dtype, granularity)).transposed)
 
 
 @every_case
@@ -49,11 +49,11 @@ def test_gradient_is_that_of_the_activation(activation, layout, rng):
         rows = octofold.quantize_activation_gradient(
             gradient, x, activation, layout, granularity=granularity
         )
-        assert rows.equals(octofold.quantize(values, granularity=granularity))
+        assert rows.equals(octofold.quantize(values, granularity))
     transposed = octofold.quantize_activation_gradient(
         gradient, x, activation, layout, targets="transposed"
     )
-    assert transposed.equals(octofold.quantize(values, transpose=True))
+    assert transposed.equals(octofold.ops.cast(values, transposed="1x128").transposed)
 
 
 def test_options_are_those_of_quantize(rng):
@@ -129,7 +129,7 @@ def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
     ):
         dtype = np.dtype(getattr(ml_dtypes, wide, wide))
         x, gradient = inputs(rng, activation, dtype)
-        codes = octofold.quantize(x, "e5m2" if wide == "float16" else "e4m3", granularity)
+        codes = octofold.quantize(x, octofold.Format("e5m2" if wide == "float16" else "e4m3", granularity))
         values = codes.dequantize(wide)
         options = {"granularity": "128x128", "targets": "both"}
         for actual, expected in zip(

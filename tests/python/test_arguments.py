@@ -16,7 +16,7 @@ def values(*shape):
 
 
 def scaled(rows, cols, granularity="1x128", dtype="e4m3"):
-    return octofold.quantize(values(rows, cols), dtype, granularity)
+    return octofold.quantize(values(rows, cols), octofold.Format(dtype, granularity))
 
 
 def unaligned():
@@ -106,17 +106,17 @@ def test_quantize_refuses_option(options, message):
         ),
         (lambda a: replaced(a, granularity=7).dequantize(), "'x.granularity': expected text"),
         (
-            lambda a: octofold.convert(np.array(1, np.float32), "e4m3"),
+            lambda a: octofold.ops.convert_dtype(np.array(1, np.float32), "e4m3"),
             "'x': expected at least 1 dim",
         ),
         (
-            lambda a: octofold.convert(np.array(1, reference.DTYPES["e4m3"]), "float32"),
+            lambda a: octofold.ops.convert_dtype(np.array(1, reference.DTYPES["e4m3"]), "float32"),
             "'x': expected at least 1 dim",
         ),
-        (lambda a: octofold.convert(values(4), "e4m3", 1), "'overflow': expected text, got 1"),
+        (lambda a: octofold.ops.convert_dtype(values(4), "e4m3", 1), "'overflow': expected text, got 1"),
         (lambda a: octofold.scale_shape(None, 1, 4), "text and whole numbers, got None"),
-        (lambda a: octofold.convert(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
-        (lambda a: octofold.convert(values(4), "e3m4"), "'dtype': expected one of"),
+        (lambda a: octofold.ops.convert_dtype(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
+        (lambda a: octofold.ops.convert_dtype(values(4), "e3m4"), "'dtype': expected one of"),
         (lambda a: octofold.scale_shape("tensor", -1, 4), "expected sizes of at least 0, got -1"),
         (lambda a: octofold.scale_shape("", 1, 4), "granularity '' is not one of"),
     ],
@@ -212,7 +212,7 @@ def test_read_only_arrays_are_inputs(tmp_path, rng):
 
 def test_numpys_truth_values_are_pythons():
     x = values(3, 300)
-    expected = octofold.quantize(x, power_of_two=True, transpose=True)
+    expected = octofold.ops.cast(x, transposed=octofold.Format(power_of_two=True)).transposed
     assert octofold.quantize(x, power_of_two=np.True_, transpose=np.True_).equals(expected)
     a = scaled(3, 300, "tensor")
     octofold.gemm(a, a, fast_accumulation=np.True_)
@@ -224,7 +224,7 @@ def test_empty_arrays_are_inputs():
     assert octofold.gemm(empty, scaled(N, K, "128x128")).shape == (0, N)
     nothing = octofold.gemm(scaled(M, 0), scaled(N, 0, "128x128"), bias=values(N))
     np.testing.assert_array_equal(nothing.astype(np.float32), values(M, N))
-    assert octofold.convert(values(0), "e4m3").shape == (0,)
+    assert octofold.ops.convert_dtype(values(0), "e4m3").shape == (0,)
 
 
 def test_exceptions_are_builtins_too():
@@ -245,4 +245,4 @@ def test_exceptions_are_builtins_too():
     "spelling", ["e5m2", "float8_e5m2", reference.DTYPES["e5m2"], reference.DTYPES["e5m2"].type]
 )
 def test_dtype_spellings(spelling):
-    assert octofold.quantize(values(2, 2), spelling).dtype == reference.DTYPES["e5m2"]
+    assert octofold.quantize(values(2, 2), octofold.Format(spelling)).dtype == reference.DTYPES["e5m2"]

@@ -91,7 +91,7 @@ def test_safetensors_reads_it(checkpoint, tensors, tmp_path):
             file.get_tensor(name), file.get_tensor(f"{name}_scale_inv"), "128x128"
         )
     assert weight.dtype is torch.float8_e4m3fn
-    expected = octofold.quantize(tensors[name], granularity="128x128").dequantize()
+    expected = octofold.quantize(tensors[name], "128x128").dequantize()
     np.testing.assert_array_equal(weight.dequantize(), expected)
 
 

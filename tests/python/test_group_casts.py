@@ -93,10 +93,10 @@ def test_scales_for_all_groups(granularity, rng):
     x[276:] = 1e6  # of no group
     rows, groups = octofold.quantize_both(x, granularity=granularity, offsets=offsets)
     count = 1 if granularity == "tensor" else 276
-    expected = octofold.quantize(x[:276], granularity=granularity)
+    expected = octofold.quantize(x[:276], granularity)
     np.testing.assert_array_equal(rows.scale[:count], expected.scale)
     np.testing.assert_array_equal(rows.data.view(np.uint8)[:276], expected.data.view(np.uint8))
-    whole = octofold.quantize(x[:276], granularity=granularity, transpose=True)
+    whole = octofold.ops.cast(x[:276], transposed=granularity).transposed
     np.testing.assert_array_equal(groups.scale, whole.scale)
     codes = whole.data.view(np.uint8)
     for rows, column in places(offsets):
@@ -112,8 +112,8 @@ def test_channels_beside_rows_of_blocks(rng):
     rows, groups = octofold.quantize_both(
         x, transposed_granularity="channel", profile="torchao", offsets=offsets
     )
-    assert_rows(rows, 256, octofold.quantize(x, profile="torchao"))
-    expected = octofold.quantize(x[:256], granularity="channel", profile="torchao", transpose=True)
+    assert_rows(rows, 256, octofold.quantize(x, "torchao"))
+    expected = octofold.ops.cast(x[:256], transposed="channel torchao").transposed
     np.testing.assert_array_equal(groups.scale, expected.scale)
 
 
@@ -182,7 +182,7 @@ def test_gathered_rows_are_those_in_memory(
     given = (x, sources, slots, factors)
 
     rows, columns = octofold.quantize_gathered(*given, granularity=granularity, targets="both")
-    expected = octofold.quantize(values, granularity=granularity)
+    expected = octofold.quantize(values, granularity)
     np.testing.assert_array_equal(
         rows.data.view(np.uint8)[exist], expected.data.view(np.uint8)[exist]
     )
@@ -191,7 +191,7 @@ def test_gathered_rows_are_those_in_memory(
         rows.scale[exist] if by_row else rows.scale,
         expected.scale[exist] if by_row else expected.scale,
     )
-    assert columns.equals(octofold.quantize(values, granularity=granularity, transpose=True))
+    assert columns.equals(octofold.ops.cast(values, transposed=granularity).transposed)
     alone = octofold.quantize_gathered(*given, granularity=granularity)
     np.testing.assert_array_equal(alone.data.view(np.uint8)[exist], rows.data.view(np.uint8)[exist])
 
@@ -202,7 +202,7 @@ def test_gathered_rows_are_those_in_memory(
         assert_groups(
             groups,
             offsets,
-            lambda rows: octofold.quantize(values[rows], granularity=granularity, transpose=True),
+            lambda rows: octofold.ops.cast(values[rows], transposed=granularity).transposed,
         )
 
 
@@ -219,7 +219,7 @@ def test_with_torch(rng):
     expected = octofold.quantize_both(values, offsets=offsets)
     assert rows.equals(expected[0])
     for begin, end, column in ((0, 1, 0), (1, 4, 128)):
-        group = octofold.quantize(values[begin:end], transpose=True)
+        group = octofold.ops.cast(values[begin:end], transposed="1x128").transposed
         found = groups.data[:, column : column + end - begin]
         assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
     leading = octofold.quantize_gathered(x.view(2, 3, 64), sources, 2, factors.view(2, 3, 2))

@@ -25,7 +25,7 @@ def scale_of(granularity, *shape):
 
 
 def scaled(rows, cols, granularity):
-    cast = octofold.quantize(random(rows, cols), granularity=granularity)
+    cast = octofold.quantize(random(rows, cols), granularity)
     return cast.data, cast.scale
 
 
@@ -110,7 +110,7 @@ def test_opcheck_two_level_scales(opcheck):
 def test_opcheck_activations(opcheck, targets):
     none = None, None
     x, gradient = random(130, 600), random(130, 300)
-    codes = octofold.quantize(x, granularity="channel")
+    codes = octofold.quantize(x, "channel")
     activation = torch.ops.octofold.quantize_activation
     back = torch.ops.octofold.quantize_activation_gradient
     for columns, op, inputs, of_x, x_dtype in (
@@ -153,7 +153,7 @@ def test_opcheck_gemm(opcheck, addend, in_place):
 
 
 def scaled_groups(groups, rows, cols):
-    cast = octofold.quantize(random(groups, rows, cols), granularity="1x128")
+    cast = octofold.quantize(random(groups, rows, cols))
     return cast.data, cast.scale
 
 
@@ -182,7 +182,7 @@ def test_opcheck_groups_of_k(opcheck, in_place):
 
 
 def test_opcheck_gated_groups(opcheck):
-    weights = octofold.quantize(random(2, 256, 300), granularity="128x128")
+    weights = octofold.quantize(random(2, 256, 300), "128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
     options = "1x128", "128x128", "swiglu", *OPTIONS

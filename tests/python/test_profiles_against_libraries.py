@@ -80,7 +80,7 @@ def test_compressed_tensors(granularity, source, rng):
             low, high = low.reshape(1), high.reshape(1)
         scale, zero_point = helpers.calculate_qparams(low, high, args)
         codes = forward.quantize(x, scale, zero_point, args, dtype=torch.float8_e4m3fn)
-        actual = octofold.quantize(x, granularity=granularity, profile=profile)
+        actual = octofold.quantize(x, octofold.Format(granularity=granularity, rule=profile))
         assert_same_cast(actual, codes, scale)
 
 
@@ -97,7 +97,7 @@ def test_torchao_tensors(granularity, dtype, source, rng):
             "128x128": torchao.PerBlock([128, 128]),
         }[granularity]
         expected = torchao.Float8Tensor.from_hp(x, FORMATS[dtype], unit)
-        actual = octofold.quantize(x, dtype, granularity=granularity, profile="torchao-tensor")
+        actual = octofold.quantize(x, octofold.Format(dtype, granularity, rule="torchao-tensor"))
         assert_same_cast(actual, expected.qdata, expected.scale)
 
 
@@ -122,8 +122,6 @@ def test_torchao_training(dtype, source, rng):
                 axiswise_dim=axis,
                 round_scales_to_power_of_2=power_of_two,
             )
-            actual = octofold.quantize(
-                x, dtype, granularity=granularity, power_of_two=power_of_two, profile="torchao"
-            )
+            actual = octofold.quantize(x, octofold.Format(dtype, granularity, rule="torchao", power_of_two=power_of_two))
             # torchao keeps the factor.
             assert_same_cast(actual, expected._data, expected._scale.reciprocal())

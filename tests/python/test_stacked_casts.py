@@ -107,17 +107,15 @@ def test_two_level_scales(rng):
 def test_into_out_and_from_any_leading_dimensions(rng):
     x = rng.normal(0, 1, (6, 50, 200)).astype(np.float32)
     for granularity in GRANULARITIES:
-        expected = octofold.quantize(
-            x.reshape(2, 150, 200), granularity=granularity, transpose=True, matrices=2
-        )
+        expected = octofold.ops.cast(x.reshape(2, 150, 200), transposed=granularity, matrices=2).transposed
         data = np.zeros((2, 200, 150), ml_dtypes.float8_e4m3fn)
         scale = np.zeros_like(expected.scale)
         out = octofold.ScaledTensor(data, scale, granularity)
-        assert octofold.quantize(x, transpose=True, matrices=2, out=out) is out
+        assert octofold.ops.cast(x, transposed=octofold.ops.Target("1x128", out=out), matrices=2).transposed is out
         assert out.equals(expected)
-        rows = octofold.quantize(x, granularity=granularity, matrices=2)
+        rows = octofold.quantize(x, granularity, matrices=2)
         assert rows.shape == x.shape
-        stack = octofold.quantize(x.reshape(2, 150, 200), granularity=granularity, matrices=2)
+        stack = octofold.quantize(x.reshape(2, 150, 200), granularity, matrices=2)
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
@@ -126,8 +124,8 @@ def test_into_out_and_from_any_leading_dimensions(rng):
 def test_slices_are_stacks(granularity, rows, rng):
     x = rng.normal(0, 1, (4, rows, 200)).astype(np.float32)
     x *= np.exp2(np.arange(4, dtype=np.float32))[:, None, None]
-    stack = octofold.quantize(x, granularity=granularity, matrices=4)
-    part = octofold.quantize(x[1:3], granularity=granularity, matrices=2)
+    stack = octofold.quantize(x, granularity, matrices=4)
+    part = octofold.quantize(x[1:3], granularity, matrices=2)
     assert stack[1:3].equals(part)
 
 
@@ -137,7 +135,7 @@ def test_compiled_with_any_sizes(granularity):
 
     def cast(x):
         rows, transposed = octofold.quantize_both(x, granularity=granularity, matrices=3)
-        alone = octofold.quantize(x, granularity=granularity, transpose=True, matrices=3)
+        alone = octofold.ops.cast(x, transposed=granularity, matrices=3).transposed
         return rows.data, rows.scale, transposed.data, transposed.scale, alone.data
 
     compiled = torch.compile(cast, backend="eager", fullgraph=True, dynamic=True)
@@ -184,15 +182,11 @@ X = np.zeros((3, 130, 200), np.float32)
             "'offsets': expected none beside 'matrices'",
         ),
         (
-            lambda: octofold.quantize(
-                X, granularity="128x128", matrices=3, scale=np.ones((4, 2), np.float32)
-            ),
+            lambda: octofold.quantize(X, "128x128", matrices=3, scale=np.ones((4, 2), np.float32)),
             r"'scale': expected shape \[3, 2, 2\], got \[4, 2\]",
         ),
         (
-            lambda: octofold.quantize(
-                X, granularity="tensor", matrices=3, scale=np.ones(1, np.float32)
-            ),
+            lambda: octofold.quantize(X, "tensor", matrices=3, scale=np.ones(1, np.float32)),
             r"'scale': expected shape \[3\], got \[1\]",
         ),
         (
@@ -200,7 +194,7 @@ X = np.zeros((3, 130, 200), np.float32)
                 X,
                 matrices=3,
                 transpose=True,
-                out=octofold.quantize(X, transpose=True),
+                out=octofold.ops.cast(X, transposed="1x128").transposed,
             ),
             r"'out': expected shape \[3, 200, 130\], got \[200, 390\]",
         ),

@@ -39,7 +39,7 @@ CALLS = {
         np.ones((3, 4), np.float32), stream=stream
     ),
     "dequantize": lambda stream: operand().dequantize(stream=stream),
-    "convert": lambda stream: octofold.convert(np.ones(3, np.float32), "e4m3", stream=stream),
+    "convert": lambda stream: octofold.ops.convert_dtype(np.ones(3, np.float32), "e4m3", stream=stream),
     "gemm": lambda stream: octofold.gemm(operand(), operand(), stream=stream),
 }
 
@@ -153,8 +153,8 @@ def test_cupy_arrays(cupy, rng):
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "128x128"])
 def test_scales_of_other_granularities_are_row_major(cupy, granularity, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    cast = octofold.quantize(FakeCuPyArray(x), granularity=granularity)
+    cast = octofold.quantize(FakeCuPyArray(x), granularity)
     assert cast.scale.array.flags.c_contiguous
     np.testing.assert_array_equal(
-        cast.scale.array, octofold.quantize(x, granularity=granularity).scale
+        cast.scale.array, octofold.quantize(x, granularity).scale
     )

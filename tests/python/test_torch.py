@@ -37,15 +37,15 @@ def codes(tensor):
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
 def test_casts_as_numpy_does(source, fp8):
     x = random(40, 300, dtype=TORCH_DTYPES[source])
-    cast = octofold.quantize(x, TORCH_DTYPES[fp8])
-    expected = octofold.quantize(x.float().numpy().astype(reference.DTYPES[source]), fp8)
+    cast = octofold.quantize(x, octofold.Format(TORCH_DTYPES[fp8]))
+    expected = octofold.quantize(x.float().numpy().astype(reference.DTYPES[source]), octofold.Format(fp8))
     assert cast.dtype is TORCH_DTYPES[fp8]
     np.testing.assert_array_equal(codes(cast.data), expected.data.view(np.uint8))
     np.testing.assert_array_equal(cast.scale, expected.scale)
     back = cast.dequantize(torch.bfloat16)
     assert back.dtype is torch.bfloat16
     np.testing.assert_array_equal(back.float(), expected.dequantize("bfloat16").astype(np.float32))
-    assert octofold.convert(x, torch.float8_e5m2).dtype is torch.float8_e5m2
+    assert octofold.ops.convert_dtype(x, torch.float8_e5m2).dtype is torch.float8_e5m2
 
 
 def test_gemm_as_numpy_does():
@@ -98,7 +98,7 @@ def test_refusals():
     with pytest.raises(octofold.InvalidArgumentError, match="'b': expected a torch tensor as is"):
         octofold.gemm(a, octofold.quantize(x.numpy()))
     with pytest.raises(octofold.InvalidArgumentError, match="granularity '2x2'"):
-        octofold.quantize(x, granularity="2x2")
+        octofold.quantize(x, "2x2")
     with pytest.raises(octofold.InvalidArgumentError, match="'out_dtype': expected float32"):
         octofold.gemm(a, a, out=random(3, 3), out_dtype=torch.float16)
 
@@ -111,15 +111,15 @@ def test_has_no_gradient():
         with pytest.raises(RuntimeError, match=r"octofold\.(dequantize|gemm) has no gradient"):
             result.sum().backward()
     with torch.no_grad():
-        assert not octofold.convert(x, "e4m3").requires_grad
+        assert not octofold.ops.convert_dtype(x, "e4m3").requires_grad
 
 
 def layer(x, w, bias):
     activations = octofold.quantize(x)
-    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    weights = octofold.quantize(w, octofold.Format(torch.float8_e5m2, "128x128", power_of_two=True))
     y = octofold.gemm(activations, weights, bias=bias)
     octofold.gemm(activations, weights, out=y, c=y)
-    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3"), activations
+    return y, activations.dequantize(torch.bfloat16), octofold.ops.convert_dtype(y, "e4m3"), activations
 
 
 def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
@@ -149,7 +149,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
 def test_negation_that_torch_puts_off():
     """torch may negate when it reads; the memory still has the other sign."""
     x = random(3, 300)
-    assert torch.equal(octofold.convert(torch._neg_view(x), "float16"), (-x).half())
+    assert torch.equal(octofold.ops.convert_dtype(torch._neg_view(x), "float16"), (-x).half())
 
 
 def test_transforms_of_functions():
@@ -171,13 +171,13 @@ def test_transforms_of_functions():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traces():
     x, other = random(3, 300), random(3, 300)
-    traced = torch.jit.trace(lambda y: octofold.convert(y, "float16"), x)
+    traced = torch.jit.trace(lambda y: octofold.ops.convert_dtype(y, "float16"), x)
     assert torch.equal(traced(other), other.half())
 
 
 def test_shapes_without_data():
     x = torch.empty(3, 300, device="meta")
-    cast = octofold.quantize(x, granularity="channel")
+    cast = octofold.quantize(x, "channel")
     assert (cast.data.device.type, cast.scale.shape) == ("meta", (3,))
     assert octofold.gemm(cast, cast).shape == (3, 3)
 
@@ -202,7 +202,7 @@ def test_casts_both_ways():
     x = random(130, 300)
     for left, right in zip(
         octofold.quantize_both(x, "e5m2"),
-        (octofold.quantize(x, "e5m2"), octofold.quantize(x, "e5m2", transpose=True)),
+        (octofold.quantize(x, "e5m2"), octofold.ops.cast(x, transposed="e5m2").transposed),
         strict=True,
     ):
         np.testing.assert_array_equal(codes(left.data), codes(right.data))
@@ -301,11 +301,11 @@ def test_layout_of_scales_is_the_librarys(granularity):
 
 def test_options_are_checked_where_torch_has_to_know_too():
     x = torch.ones(4, 256, requires_grad=True)
-    assert octofold.quantize(x, power_of_two=np.True_).equals(
-        octofold.quantize(x, power_of_two=True)
+    assert octofold.quantize(x, octofold.Format(power_of_two=np.True_)).equals(
+        octofold.quantize(x, octofold.Format(power_of_two=True))
     )
     with pytest.raises(octofold.InvalidArgumentError, match="'overflow': expected text, got None"):
-        octofold.quantize(x, overflow=None)
+        octofold.quantize(x, octofold.Format(overflow=None))
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 5), (5, 0), (4,), (2, 3, 5), (2, 0, 5), ()])

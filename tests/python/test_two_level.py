@@ -152,7 +152,7 @@ def test_outlier_channels_of_a_weight_gradient(rng):
     )
     dy = rng.choice([-1.0, 1.0], (tokens, outputs)).astype(np.float32)
     expected = (dy.T.astype(np.float64) @ x.astype(np.float64)) / channels
-    gradient = octofold.quantize(dy, transpose=True, power_of_two=True)
+    gradient = octofold.ops.cast(dy, transposed=octofold.Format(power_of_two=True)).transposed
     stale = np.abs(before).max(axis=0)
     errors = {}
     for name, granularity, factors in (
@@ -160,9 +160,7 @@ def test_outlier_channels_of_a_weight_gradient(rng):
         ("squares", "128x128", None),
         ("two-level", "128x128", stale),
     ):
-        cast = octofold.quantize(
-            x, granularity=granularity, profile="torchao", transpose=True, channel_scale=factors
-        )
+        cast = octofold.ops.cast(x, transposed=octofold.ops.Target(octofold.Format(granularity=granularity, rule="torchao"), channel_scale=factors)).transposed
         dw = octofold.gemm(gradient, cast, out_dtype="float32") / channels
         errors[name] = relative(dw - expected, expected)
     assert errors["two-level"][0] < 1.1 * errors["channel"][0] < 0.04
@@ -201,32 +199,23 @@ def test_bad_arguments(rng):
     rows, columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
     for call, message in (
         (
-            lambda: octofold.quantize(x, channel_scale=rows),
+            lambda: octofold.ops.cast(x, rows=octofold.ops.Target("1x128", channel_scale=rows)).rows,
             "'channel_scale': expected none, but beside .* 128x128, got one beside 1x128",
         ),
         (
-            lambda: octofold.quantize(x, granularity="128x128", channel_scale=columns),
+            lambda: octofold.ops.cast(x, rows=octofold.ops.Target("128x128", channel_scale=columns)).rows,
             r"'channel_scale': expected shape \[130\], got \[300\]",
         ),
         (
-            lambda: octofold.quantize(
-                x, granularity="128x128", channel_scale=rows.astype(np.float16)
-            ),
+            lambda: octofold.ops.cast(x, rows=octofold.ops.Target("128x128", channel_scale=rows.astype(np.float16))).rows,
             "'channel_scale': expected dtype float32, got float16",
         ),
         (
-            lambda: octofold.quantize(
-                x, granularity="128x128", channel_scale=np.repeat(rows, 2)[::2]
-            ),
+            lambda: octofold.ops.cast(x, rows=octofold.ops.Target("128x128", channel_scale=np.repeat(rows, 2)[::2])).rows,
             "'channel_scale': expected a contiguous vector",
         ),
         (
-            lambda: octofold.quantize(
-                x,
-                granularity="128x128",
-                channel_scale=rows,
-                scale=np.ones((2, 3), np.float32),
-            ),
+            lambda: octofold.ops.cast(x, rows=octofold.ops.Target("128x128", scale=np.ones((2, 3), np.float32), channel_scale=rows)).rows,
             "'channel_scale': expected none beside given scales",
         ),
         (

@@ -76,7 +76,7 @@ def calibrated(granularity):
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "weight_scale"):
-                scale = octofold.quantize(module.weight.float(), granularity=granularity).scale
+                scale = octofold.quantize(module.weight.float(), granularity).scale
                 module.weight_scale.copy_(scale.reshape(module.weight_scale.shape))
             if hasattr(module, "input_scale"):
                 module.input_scale.fill_(0.03)

@@ -40,7 +40,7 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
             assert value.dtype == tensor.dtype
             np.testing.assert_array_equal(value, tensor)
             continue
-        expected = octofold.quantize(tensor, granularity=granularity)
+        expected = octofold.quantize(tensor, granularity)
         assert value.granularity == granularity
         assert value.scale.shape == octofold.scale_shape(granularity, *tensor.shape)
         assert value.scale.dtype == np.float32
@@ -120,7 +120,7 @@ def assert_stack(value, stack, granularity):
     assert value.data.shape == stack.shape
     assert value.scale.shape == octofold.scale_shape(granularity, *stack.shape, matrices=3)
     for codes, scale, matrix in zip(value.data, value.scale, stack, strict=True):
-        expected = octofold.quantize(matrix, granularity=granularity)
+        expected = octofold.quantize(matrix, granularity)
         assert codes.tobytes() == expected.data.tobytes()
         np.testing.assert_array_equal(scale.reshape(expected.scale.shape), expected.scale)
 
@@ -145,7 +145,7 @@ def test_scales_of_experts_are_read_and_become_blocks(tmp_path, rng):
     assert not (tmp_path / "out").exists()
 
     name = "mlp.experts.gate_up_proj"
-    casts = [octofold.quantize(matrix, granularity="tensor") for matrix in stack]
+    casts = [octofold.quantize(matrix, "tensor") for matrix in stack]
     codes = np.stack([cast.data.view(np.uint8) for cast in casts])
     tensors = {
         name: torch.from_numpy(codes).view(torch.float8_e4m3fn),

@@ -199,7 +199,7 @@ def test_other_layers_get_values(tmp_path):
 
 def test_a_layer_alone_becomes_another(tmp_path):
     layer = nn.Linear(64, 48)
-    weight = octofold.quantize(layer.weight.detach(), granularity="128x128")
+    weight = octofold.quantize(layer.weight.detach(), "128x128")
     save_file(layer.state_dict(), tmp_path / "in.safetensors")
     save_file(
         {"weight": weight.data, "weight_scale_inv": weight.scale, "bias": layer.bias.detach()},

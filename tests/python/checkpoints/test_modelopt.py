@@ -126,7 +126,7 @@ def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
     assert sorted(said["ignore"]) == excluded
     assert tmp_path / "out" / "hf_quant_config.json" in report.files
     value = octofold.load_checkpoint(tmp_path / "out", "numpy")["blocks.0.up.weight"]
-    expected = octofold.quantize(tensors["blocks.0.up.weight"], granularity=granularity)
+    expected = octofold.quantize(tensors["blocks.0.up.weight"], granularity)
     np.testing.assert_array_equal(value.dequantize(), expected.dequantize())
 
 

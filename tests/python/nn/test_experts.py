@@ -217,7 +217,7 @@ def test_flat_scales_of_squares():
     """As a cast of all experts gives them, where their rows are a multiple of 128."""
     given, ids = operands(dtype=BF16, inner=128), choices()
     frozen = {
-        name: octofold.quantize(given[name], granularity="128x128", profile="torchao")
+        name: octofold.quantize(given[name], "128x128 torchao")
         for name in ("w13", "w2")
     }
     assert frozen["w13"].scale.dim() == 2
@@ -314,7 +314,7 @@ def test_bad_input(wrong, words):
 
 def test_bad_fp8_weights():
     given, ids = operands(), choices()
-    cast = octofold.quantize(given.pop("w2"), granularity="channel")
+    cast = octofold.quantize(given.pop("w2"), "channel")
     with pytest.raises(InvalidArgumentError, match="'w2': expected scales of 128x128, as"):
         run(ids)(**given, w2=cast)
     with pytest.raises(InvalidArgumentError, match=r"w2\.channel_scale"):

@@ -104,7 +104,7 @@ def test_reads_a_converted_checkpoint(tmp_path):
     octofold.quantize_checkpoint(source, target)
     model = torch.nn.Sequential(nn.InferenceLinear(300, 200))
     model.load_state_dict(safetensors.load_file(target))
-    expected = octofold.quantize(linear.weight.detach(), granularity="128x128")
+    expected = octofold.quantize(linear.weight.detach(), "128x128")
     assert model[0].scaled_weight.equals(expected)
     x = random(5, 300)
     assert relative_error(model(x), linear(x)) < 0.05

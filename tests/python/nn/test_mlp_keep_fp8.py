@@ -70,7 +70,7 @@ def test_goes_back_from_what_the_codes_stand_for(recipe, name):
     h = activation(gate_up.detach().double(), name).to(BF16).requires_grad_()
     octofold.linear(h, down_weight, recipe=recipe).backward(dy[0])
     profile = octofold.nn.recipes.NAMED[recipe].profile
-    kept = octofold.quantize(gate_up.detach(), profile=profile).dequantize("bfloat16")
+    kept = octofold.quantize(gate_up.detach(), octofold.Format(rule=profile)).dequantize("bfloat16")
     leaf = kept.double().requires_grad_()
     activation(leaf, name).backward(h.grad.double())
     gate_up.backward(leaf.grad.to(BF16))

@@ -87,8 +87,8 @@ def test_bad_fields(change, message):
 def test_profiles_are_those_of_the_casts():
     x = torch.randn(3, 256)
     for profile in nn.recipes.PROFILES:
-        octofold.quantize(x, profile=profile)
+        octofold.quantize(x, octofold.Format(rule=profile))
     with pytest.raises(octofold.InvalidArgumentError) as caught:
-        octofold.quantize(x, profile="mine")
+        octofold.quantize(x, "mine")
     listed = str(caught.value)
     assert all(profile in listed for profile in nn.recipes.PROFILES)
