@@ -64,6 +64,7 @@ check: .venv/.check ## formatting, lint, include rules, generated files, types
 	$(VENV)/ruff format --check .
 	$(VENV)/ruff check .
 	$(VENV)/python scripts/check_includes.py
+	$(VENV)/python scripts/check_imports.py
 	scripts/check_generated $(VENV)/python
 	$(VENV)/mypy
 

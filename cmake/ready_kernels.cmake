@@ -35,7 +35,8 @@ function(octofold_add_ready_kernels target)
   endif()
 
   add_executable(octofold_pack ${PROJECT_SOURCE_DIR}/src/pack/main.cpp)
-  octofold_open_doors(octofold_pack src/core src/cuda src/jit src/plan kernels/config)
+  octofold_json_list(pack_doors rooms src/pack doors)
+  octofold_open_doors(octofold_pack ${pack_doors})
   target_link_libraries(octofold_pack PRIVATE octofold_rooms)
 
   # A cache of its own compiles again what has changed only.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks who includes whom, and how long files are.
 
-The rooms and their doors are drawn in docs/architecture.md. CMake gives each room of src/ an
-include path with its doors only (cmake/rooms.cmake); this script covers what a compiler cannot see:
-relative paths, third-party headers, device code, and the Python side.
+doors.json is the map of the rooms and their doors. CMake gives each room of src/ an include path
+with its doors only (cmake/rooms.cmake); this script covers what a compiler cannot see: relative
+paths, third-party headers, device code, and the Python side.
 
 usage: scripts/check_includes.py [ROOT]      exit code 1 if anything is wrong
 """
@@ -11,6 +11,7 @@ usage: scripts/check_includes.py [ROOT]      exit code 1 if anything is wrong
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -18,37 +19,24 @@ from pathlib import Path
 
 MAX_LINES = 400
 
-# Folder -> the project folders that it may include from, as they are written in an #include.
-# The public API ("octofold/") and the folder itself are always open, except to device code.
-DOORS = {
-    "include": [],
-    "kernels/config": [],
-    "kernels/ptx": ["kernels/config"],
-    "kernels/numeric": ["kernels/ptx", "kernels/config"],
-    "kernels/epilogue": ["kernels/ptx", "kernels/config"],
-    "kernels/sm90": ["kernels/epilogue", "kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/mma": ["kernels/epilogue", "kernels/ptx", "kernels/config"],
-    "kernels/cast": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/norm": ["kernels/cast", "kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/routing": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/attention": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/dot": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "kernels/weight_only": ["kernels/numeric", "kernels/ptx", "kernels/config"],
-    "src/core": [],
-    "src/jit": ["core"],
-    "src/plan": ["core", "kernels/config"],
-    "src/cpu": ["core", "kernels/config"],
-    "src/cuda": ["core", "jit", "plan", "kernels/config"],
-    "src/pack": ["core", "jit", "plan", "cuda", "kernels/config"],
-    "src/ops": ["core", "jit", "plan", "cpu", "cuda", "kernels/config"],
-    "src/model": ["core"],
-    "bindings": [],
-    "bench": [],
-    "examples": [],
-}
+_MAP = json.loads((Path(__file__).resolve().parent.parent / "doors.json").read_text("utf-8"))
+
+
+def _expanded(doors: list[str]) -> list[str]:
+    """As they are written in an #include."""
+    folders = [f for door in doors for f in _MAP["groups"].get(door, [door])]
+    return [folder.removeprefix("src/") for folder in folders]
+
+
+# Folder -> the project folders that it may include from. The public API ("octofold/") and the
+# folder itself are always open, except to device code.
+DOORS = {room: _expanded(entry["doors"]) for room, entry in _MAP["rooms"].items()}
 
 # The public headers that device code may include: they include nothing but each other.
 VOCABULARY = ("octofold/gemm_form.h", "octofold/vocabulary.h")
+
+# What host and device share.
+SHARED = _MAP["groups"]["config"]
 
 # Folders whose own headers are included by their bare names; a room's carry the room's name.
 FLAT = ["bindings", "bench", "examples"]
@@ -90,8 +78,9 @@ def check_include(path: Path, bracket: str, header: str) -> str | None:
     if is_under(path, "kernels"):
         if header in VOCABULARY:
             return None
-        if room == "kernels/config" and not header.startswith("kernels/config/"):
-            return "kernels/config includes nothing but itself and the vocabulary"
+        folder = path.parent.as_posix()
+        if folder in SHARED and not any(header.startswith(f + "/") for f in SHARED):
+            return "what the host reads too includes no device code"
         if bracket == "<":
             return "device code is self-contained: no system or toolkit header"
     if bracket == "<":

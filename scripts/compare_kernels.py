@@ -186,6 +186,7 @@ class Dialect:
 DIALECTS = (
     Dialect("kernels/config/gemm_config.h", value_by_pair, "SmemLayout", "kSharedMemoryLimit"),
     Dialect("kernels/config/sm90_gemm.h", value_by_operand, "Sm90SmemLayout", "kSm90SharedMemory"),
+    Dialect("kernels/sm90/config/gemm.h", value_by_operand, "Sm90SmemLayout", "kSm90SharedMemory"),
 )
 
 

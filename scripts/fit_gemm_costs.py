@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Fits the planner's costs to measured times: the constants of src/plan/gemm_cost.cpp and the three
-numbers of each tiling in src/plan/gemm_tilings.cpp.
+numbers of each tiling in src/plan/gemm_tiling_costs.h.
 
     scripts/fit_gemm_costs.py RESULTS.jsonl [--held-out]
 
@@ -214,7 +214,7 @@ def main() -> None:
     for i, name in enumerate(model.names):
         family = model.family(name)
         numbers = (stage[family], tile[family], start[i])
-        print(f"{name}: " + ", ".join(f"{1000 * number:.0f}" for number in numbers))
+        print(f'    {{"{name}", {{' + ", ".join(f"{1000 * number:.0f}" for number in numbers) + "}},")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ namespace octofold {
 enum class Overflow : std::uint8_t { kSaturate, kNan };
 
 /// Whose arithmetic a scaled cast follows. The rules themselves are values in
-/// kernels/config/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
+/// kernels/shared/cast_rule.h; docs/numerics.md tabulates them and says for which casts of each
 /// library they hold byte for byte.
 enum class CastProfile : std::uint8_t {
   kDeepGemm,

@@ -2,9 +2,9 @@
 // order.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/softmax.h"
-#include "kernels/config/attention.h"
 #include "kernels/numeric/elements.h"
 #include "kernels/ptx/control.h"
 

@@ -7,10 +7,10 @@
 // values it takes 8 bytes of four keys, which make columns of eight products.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/keys.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
-#include "kernels/config/attention.h"
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mma.h"

@@ -1,8 +1,8 @@
 // Keys and values of a sequence and head in memory, and their way into shared memory.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/rows.h"
-#include "kernels/config/attention.h"
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/ptx/shared_memory.h"
 

@@ -4,10 +4,10 @@
 // tile by one half of the warps while the other half multiplies, then the other way round.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/output.h"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tiles.h"
-#include "kernels/config/attention.h"
 #include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mma.h"

@@ -1,9 +1,9 @@
 // Queries into registers, results out of them.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/softmax.h"
-#include "kernels/config/attention.h"
 #include "kernels/ptx/global_memory.h"
 
 namespace octofold::attention {

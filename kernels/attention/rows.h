@@ -3,9 +3,9 @@
 // them.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/attention_params.h"
+#include "kernels/attention/config/params.h"
 #include "kernels/numeric/lanes.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold::attention {
 

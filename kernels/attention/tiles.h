@@ -3,8 +3,8 @@
 // both go on while other threads multiply the tile before.
 #pragma once
 
+#include "kernels/attention/config/attention.h"
 #include "kernels/attention/keys.h"
-#include "kernels/config/attention.h"
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/ptx/shared_memory.h"
 

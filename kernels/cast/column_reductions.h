@@ -4,12 +4,12 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/config/column_reductions.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/tile.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/cast_params.h"
-#include "kernels/config/column_reductions.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold {
 namespace cast {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "kernels/cast/access.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/cast_params.h"
-#include "kernels/config/channel_scale.h"
-#include "kernels/config/convert_config.h"
+#include "kernels/cast/config/convert.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/channel_scale.h"
 
 namespace octofold {
 namespace cast {

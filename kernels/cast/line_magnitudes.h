@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/config/cast.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/tile.h"
-#include "kernels/config/cast_config.h"
 #include "kernels/numeric/vector.h"
 
 namespace octofold::cast {

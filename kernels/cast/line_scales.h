@@ -2,11 +2,11 @@
 // transpose. A thread owns each of them, and all share the casters through shared memory.
 #pragma once
 
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/line_magnitudes.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
 
 namespace octofold::cast {
 

@@ -2,12 +2,12 @@
 // the square's largest magnitude is that of its rows.
 #pragma once
 
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/line_magnitudes.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
 
 namespace octofold::cast {
 

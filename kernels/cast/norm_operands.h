@@ -4,8 +4,8 @@
 #include "octofold/vocabulary.h"
 
 #include "kernels/cast/access.h"
-#include "kernels/config/norm_form.h"
-#include "kernels/config/norm_operands.h"
+#include "kernels/cast/config/norm_form.h"
+#include "kernels/cast/config/norm_operands.h"
 #include "kernels/numeric/normalize.h"
 #include "kernels/numeric/vector.h"
 

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/sources/all.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"

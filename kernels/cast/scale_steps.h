@@ -2,12 +2,12 @@
 // first and the last step of a cast of four.
 #pragma once
 
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/sources/gathered.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
-#include "kernels/config/group_layout.h"
 #include "kernels/ptx/control.h"
+#include "kernels/shared/group_layout.h"
 
 namespace octofold {
 namespace cast {

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/sources/all.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
-#include "kernels/config/group_layout.h"
-#include "kernels/config/tile_schedule.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_layout.h"
+#include "kernels/shared/tile_schedule.h"
 
 namespace octofold::cast {
 

@@ -2,11 +2,11 @@
 // thread 0 owns the scale.
 #pragma once
 
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
 
 namespace octofold::cast {

@@ -3,14 +3,14 @@
 // the cast of the transpose. Rows of the tile may have scales of 1x128 instead.
 #pragma once
 
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/line_magnitudes.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/tile.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
-#include "kernels/config/channel_scale.h"
 #include "kernels/numeric/caster.h"
+#include "kernels/shared/channel_scale.h"
 
 namespace octofold::cast {
 

@@ -1,7 +1,7 @@
 // The scale of a unit: from its largest magnitude to its place in the scale tensor.
 #pragma once
 
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 #include "kernels/numeric/given_caster.h"
 #include "kernels/numeric/unit_cast.h"
 #include "kernels/ptx/global_memory.h"

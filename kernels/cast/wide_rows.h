@@ -5,15 +5,15 @@
 #pragma once
 
 #include "kernels/cast/access.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/cast/magnitudes.h"
 #include "kernels/cast/unit.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/mbarrier.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold {
 namespace cast {

@@ -2,7 +2,7 @@
 // the parts up. Each thread, warp and block adds in a fixed order.
 #pragma once
 
-#include "kernels/config/dot.h"
+#include "kernels/dot/config/dot.h"
 #include "kernels/numeric/decode_pairs.h"
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"

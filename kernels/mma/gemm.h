@@ -6,12 +6,12 @@
 // the tile. docs/kernels.md tells the whole story.
 #pragma once
 
-#include "kernels/config/mma_gemm.h"
-#include "kernels/config/tile_schedule.h"
 #include "kernels/epilogue/store_pairs.h"
+#include "kernels/mma/config/gemm.h"
 #include "kernels/mma/load.h"
 #include "kernels/mma/products.h"
 #include "kernels/ptx/control.h"
+#include "kernels/shared/tile_schedule.h"
 
 namespace octofold {
 namespace mma {

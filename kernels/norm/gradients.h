@@ -5,11 +5,11 @@
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/norm_operands.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/norm_config.h"
-#include "kernels/config/norm_params.h"
+#include "kernels/norm/config/norm.h"
+#include "kernels/norm/config/params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold {
 namespace norm {

@@ -3,8 +3,8 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_rule.h"
 #include "kernels/numeric/round_to.h"
+#include "kernels/shared/cast_rule.h"
 
 namespace octofold::numeric {
 

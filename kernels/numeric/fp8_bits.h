@@ -4,7 +4,7 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/fp8_format.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::numeric {
 

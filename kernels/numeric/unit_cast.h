@@ -4,9 +4,9 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_rule.h"
-#include "kernels/config/fp8_format.h"
 #include "kernels/numeric/round_to.h"
+#include "kernels/shared/cast_rule.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::numeric {
 

@@ -4,11 +4,11 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/fp8_format.h"
 #include "kernels/numeric/fp8_bits.h"
 #include "kernels/numeric/round_to.h"
 #include "kernels/ptx/architecture.h"
 #include "kernels/ptx/convert.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::numeric {
 

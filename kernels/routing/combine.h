@@ -2,12 +2,12 @@
 // same columns of all of its rows to a thread, in order of the slots.
 #pragma once
 
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/global_memory.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
 #include "kernels/routing/rows.h"
 
 namespace octofold {

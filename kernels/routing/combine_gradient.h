@@ -2,10 +2,10 @@
 // rows. A block of threads to a token, whose sums are added in a fixed order.
 #pragma once
 
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
 #include "kernels/numeric/vector.h"
 #include "kernels/ptx/control.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
 #include "kernels/routing/rows.h"
 
 namespace octofold {

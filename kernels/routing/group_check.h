@@ -2,9 +2,9 @@
 // leaves it where the host finds it, unless another is there already.
 #pragma once
 
-#include "kernels/config/group_check.h"
 #include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
+#include "kernels/routing/config/group_check.h"
 
 namespace octofold {
 namespace routing {

@@ -4,10 +4,10 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/routing.h"
 #include "kernels/numeric/elements.h"
 #include "kernels/numeric/lanes.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/routing/config/routing.h"
 
 namespace octofold::routing {
 

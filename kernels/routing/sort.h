@@ -5,10 +5,10 @@
 // before that. Nothing depends on who comes first.
 #pragma once
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
 #include "kernels/ptx/control.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
+#include "kernels/shared/arithmetic.h"
 
 namespace octofold {
 namespace routing {

@@ -2,10 +2,10 @@
 // whose lanes hold all choices, as integers of the same order.
 #pragma once
 
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
 #include "kernels/numeric/lanes.h"
 #include "kernels/ptx/control.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
 #include "kernels/routing/scores.h"
 
 namespace octofold {

@@ -6,9 +6,9 @@
 //   sigmoid: by a logit that · s · (1 - s);  softmax: s · (that - Σ that · s), of every expert
 #pragma once
 
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
 #include "kernels/ptx/control.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
 #include "kernels/routing/scores.h"
 
 namespace octofold {

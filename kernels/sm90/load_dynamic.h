@@ -1,9 +1,11 @@
-// A that comes in high precision: a warpgroup reads its rows, finds the scale of each 1x128 and
-// leaves codes and scales in the stages, where others find what a cast before the product would
-// have left in memory.
+// Load: an A in high precision that is cast on its way, beside a B that comes by TMA. A second
+// producer warpgroup reads A's rows, finds the scale of each 1x128 and leaves codes and scales in
+// the stages, just where a cast before the product would have had them copied to.
 //
 // Its warps take turns, each with some rows of a stage, and each has the rows of its next turns on
-// their way while it casts: loads take longer than a stage does.
+// their way while it casts, as loads take longer than a stage does. Every tile casts its rows anew:
+// it pays up to 8 rows of A and loses from 16 on, earlier than a count of instructions says
+// (docs/kernels.md, "Products that cast their A").
 #pragma once
 
 #include "kernels/numeric/caster.h"
@@ -11,7 +13,9 @@
 #include "kernels/numeric/magnitudes.h"
 #include "kernels/numeric/unit_cast.h"
 #include "kernels/numeric/vector.h"
-#include "kernels/sm90/load.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/tma.h"
+#include "kernels/sm90/load_tma.h"
 #include "kernels/sm90/stage_walk.h"
 
 namespace octofold::sm90 {
@@ -66,8 +70,8 @@ class DynamicCast {
     int exist;      // elements of this lane's vectors (fewer than none too)
   };
 
-  // What of a vector's codes is kept: those of elements beyond K are 0, whatever the cast makes of
-  // zeros (of an infinite factor NaN).
+  // Keeps the codes of a vector's elements within K. Those beyond are 0, whatever the cast makes of
+  // zeros (with an infinite factor it makes NaN).
   struct CodeMask {
     unsigned words[kVector / 4];
 
@@ -80,7 +84,7 @@ class DynamicCast {
     }
   };
 
-  // To the stage that `turn_` belongs to.
+  // Goes on to the stage that `turn_` belongs to.
   __device__ void find_turn() {
     const int stages = turn_ / kConfig.cast_turns();
     turn_ %= kConfig.cast_turns();
@@ -127,7 +131,7 @@ class DynamicCast {
     if (lane_ == 0) ptx::mbarrier_arrive(smem_.full(stage));
   }
 
-  // Of the row that vector `lane_ % kLanes / kLanesOfScale` belongs to.
+  // The scale of the row that vector `lane_ % kLanes / kLanesOfScale` belongs to.
   __device__ numeric::UnitCast unit_cast(const Vectors& words) const {
     unsigned magnitudes[kVectors];
 #pragma unroll
@@ -139,7 +143,7 @@ class DynamicCast {
                               kInput.power_of_two>(numeric::largest<kInput.type>(of_row));
   }
 
-  // Under the 128-byte swizzle; the lanes that store at one time meet in no bank.
+  // Writes the codes under the 128-byte swizzle. Lanes that store at one time meet in no bank.
   __device__ void encode(unsigned rows, const Turn& turn, float operand,
                          const Vectors& words) const {
     const CodeMask mask(turn.exist);
@@ -171,11 +175,38 @@ class DynamicCast {
 
   const Sm90GemmParams& params_;
   const SharedMemory<kConfig>& smem_;
-  // Of the next turn.
+  // The place of the next turn.
   StageWalk<kConfig> stages_;
   RingPosition<kConfig.stages> position_;
   unsigned turn_;  // of the stage
   int lane_;
+};
+
+// The instruction's columns are A's rows: TMA loads nothing, and no warp copies their scales.
+template <Sm90GemmConfig kConfig>
+struct CastColumns {
+  static constexpr unsigned kBytes = 0;
+  static constexpr unsigned kScaleArrivals = kConfig.cast_turns();  // codes and scales together
+
+  static __device__ void prefetch(const Sm90GemmParams&) {}
+  static __device__ void load(const Sm90GemmParams&, const Tile&, unsigned, unsigned, int, int) {}
+  static __device__ void load_scales(const Sm90GemmParams&, const SharedMemory<kConfig>&) {}
+};
+
+template <Sm90GemmConfig kConfig, typename Rows>
+struct LoadAndCast : LoadByTma<kConfig, Rows, CastColumns<kConfig>> {
+  static constexpr bool kCasts = true;
+
+  static __device__ void cast(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
+    constexpr int kRegisters = kConfig.second_producer_registers();
+    if constexpr (kRegisters > kConfig.registers_at_start()) {
+      ptx::grow_registers<kRegisters>();
+    } else {
+      ptx::shrink_registers<kRegisters>();
+    }
+    const int warp = (static_cast<int>(threadIdx.x) - kConfig.consumer_threads()) / 32 - 4;
+    DynamicCast<kConfig>(params, smem, warp).run();
+  }
 };
 
 }  // namespace octofold::sm90

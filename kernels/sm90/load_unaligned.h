@@ -1,9 +1,12 @@
-// Operands whose rows TMA cannot address: any address, any stride. Each warp copies its rows of a
-// stage as the units of 16 bytes that hold them, asynchronously, and shifts those of the stage
-// before to where the tensor core wants them.
+// Load: operands whose rows TMA cannot address, at any address and with any stride. Six warps of
+// two producer warpgroups copy the units of 16 bytes that hold their rows of a stage,
+// asynchronously, into a buffer. While those of the next stage are on their way, they shift the
+// bytes to where the tensor core wants them.
 #pragma once
 
-#include "kernels/sm90/load.h"
+#include "kernels/ptx/tma.h"
+#include "kernels/sm90/load_tma.h"
+#include "kernels/sm90/load_words.h"
 #include "kernels/sm90/stage_walk.h"
 
 namespace octofold::sm90 {
@@ -38,7 +41,7 @@ class UnalignedCopy {
   }
 
  private:
-  static constexpr int kWarps = SharedMemory<kConfig>::kCopyWarps;
+  static constexpr int kWarps = kConfig.copy_warps();
 
   // Calls for_rows(operand, range, rows of the tile, its first row in the buffer) for either.
   template <typename ForRows>
@@ -72,7 +75,7 @@ class UnalignedCopy {
     });
   }
 
-  // What lies beyond K becomes 0; what lies beyond the operand is of no account.
+  // Values beyond K become 0; rows beyond the operand are left as they are.
   __device__ void shift(const StageWalk<kConfig>& stage, int buffer, int target) const {
     for_operands(stage.tile(), [&](const config::OperandParams& operand, RowRange range, int rows,
                                    int first) {
@@ -98,6 +101,16 @@ class UnalignedCopy {
   const SharedMemory<kConfig>& smem_;
   int warp_;
   int lane_;
+};
+
+template <Sm90GemmConfig kConfig>
+struct LoadUnaligned : LoadDefaults<kConfig> {
+  static constexpr unsigned kArrivals = kConfig.copy_warps();  // a lane of each
+
+  static __device__ void run(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                             int warp) {
+    UnalignedCopy<kConfig>(params, smem, copy_warp(warp)).run();
+  }
 };
 
 }  // namespace octofold::sm90

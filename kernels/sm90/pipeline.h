@@ -1,11 +1,26 @@
-// A ring of stages between those that fill it and those that use it up.
+// The ring of stages between the producers, who fill it, and the consumers, who use it up; and the
+// walk over tiles that all of them make.
 #pragma once
+
+#include "kernels/shared/tile_walk.h"
+#include "kernels/sm90/config/gemm.h"
+#include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {
 
+using config::kStageDepth;
+using config::Sm90GemmParams;
+using config::Tile;
+
+// The tiles of this block of threads.
+template <Sm90GemmConfig kConfig>
+__device__ config::TileWalk<kConfig> walk_of(const Sm90GemmParams& params) {
+  return {params.work, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
+}
+
 // Where one side stands in the ring: the stage, and the parity of the barriers' phase. A consumer
-// waits for `full` with this parity, a producer for `empty` with the other: the first round finds
-// every stage empty.
+// waits for `full` with this parity, a producer for `empty` with the other one: the first round
+// finds every stage empty.
 template <int kStages>
 struct RingPosition {
   int stage = 0;
@@ -17,7 +32,7 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  // At most once around.
+  // By at most one round.
   __device__ void advance_by(int count) {
     stage += count;
     if (stage >= kStages) {
@@ -26,5 +41,47 @@ struct RingPosition {
     }
   }
 };
+
+// Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.
+template <Sm90GemmConfig kConfig, typename Load>
+__device__ void for_each_stage(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
+                               Load&& load) {
+  RingPosition<kConfig.stages> position;
+  for (auto walk = walk_of<kConfig>(params); walk.has_tile(); walk.advance()) {
+    const Tile tile = walk.tile();
+#pragma unroll 1
+    for (int k = tile.k_begin; k < tile.k_end; k += kStageDepth) {
+      ptx::mbarrier_wait(smem.empty(position.stage), position.parity ^ 1);
+      load(position.stage, tile, k);
+      position.advance();
+    }
+  }
+}
+
+// The rows of an operand that a tile reads: the first one, and where they end, perhaps beyond the
+// tile.
+struct RowRange {
+  int first;
+  int end;
+};
+
+// Rows are counted from the operand's first one. The instruction's columns are rows of their
+// operand, too.
+__device__ inline RowRange rows_of(const Tile& tile) {
+  return {tile.operand_row, tile.row_end + (tile.operand_row - tile.row)};
+}
+__device__ inline RowRange columns_of(const Tile& tile) {
+  return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
+}
+
+// The same rows as the operand's scales count them: those of B begin anew with each group.
+template <Sm90GemmConfig kConfig>
+__device__ RowRange scaled_rows_of(const Tile& tile) {
+  return kConfig.swapped ? RowRange{tile.row, tile.row_end} : rows_of(tile);
+}
+template <Sm90GemmConfig kConfig>
+__device__ RowRange scaled_columns_of(const Tile& tile) {
+  return kConfig.swapped ? columns_of(tile) : RowRange{tile.column, tile.column_end};
+}
 
 }  // namespace octofold::sm90

@@ -1,29 +1,21 @@
-// Scales that vary along K, as a math thread applies them to the partial sums of one stage.
+// Scales that vary along K, as a consumer thread applies them to the partial sums of one stage.
 //
-// A sum lies in a register i of a sub-tile (64 rows of a warpgroup): in row 8 · (i / 2 % 2) of
-// those that begin at the thread's first, in column 8 · (i / 4) + i % 2 of those that begin at the
-// thread's first pair (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", D). Scales that
-// are constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
+// Accumulator i of a sub-tile (64 rows of a warpgroup) belongs to row 8 · (i / 2 % 2), counted from
+// the thread's first row, and to column 8 · (i / 4) + i % 2, counted from the thread's first pair
+// of columns (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", D). Scales that are
+// constant along K are 1 here: they wait for the finished sum (kernels/epilogue).
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/sm90/pipeline.h"
 #include "kernels/sm90/shared_memory.h"
 
 namespace octofold::sm90 {
 
-using config::Sm90GemmConfig;
-using config::Tile;
-
-// Of the rows. begin_tile() before a tile's first stage, read() for each stage, then at().
+// The scales of the rows: begin_tile() before a tile's first stage, read() for each stage, then
+// at().
 template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.row_scales()>
-class RowScales {
- public:
-  __device__ RowScales(int, int) {}
-  __device__ void begin_tile(const Tile&) {}
-  __device__ void read(const SharedMemory<kConfig>&, int) {}
-  __device__ float at(int, int) const { return 1.0f; }
-};
+class RowScales;
 
 template <Sm90GemmConfig kConfig>
 class RowScales<kConfig, Granularity::kBlock1x128> {
@@ -51,88 +43,9 @@ class RowScales<kConfig, Granularity::kBlock1x128> {
   float values_[kConfig.row_sub_tiles()][2];
 };
 
-template <Sm90GemmConfig kConfig>
-class RowScales<kConfig, Granularity::kBlock128x128> {
- public:
-  __device__ RowScales(int first_row, int) : first_row_(first_row) {}
-
-  __device__ void begin_tile(const Tile& tile) {
-    if constexpr (kMayBeginWithin) {
-      offset_ = (kConfig.swapped ? tile.row : tile.operand_row) % kScaleBlock;
-    }
-  }
-
-  // An early wait reads before the tile begins: all blocks that the tile may touch.
-  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int block = kMayBeginWithin ? i : (first_row_ + 64 * i) / kScaleBlock;
-      values_[i] = ptx::load_shared(smem.row_scales(stage) + 4 * block);
-    }
-  }
-
-  __device__ float at(int sub_tile, int) const {
-    if constexpr (!kMayBeginWithin) return values_[sub_tile];
-    const int block = (offset_ + first_row_ + 64 * sub_tile) / kScaleBlock;
-    return block == 0 ? values_[0] : values_[1];
-  }
-
- private:
-  // A tile of 64 rows lies in one block, one of whole blocks begins with a block.
-  static constexpr bool kMayBeginWithin =
-      kConfig.tile_rows > 64 && kConfig.tile_rows % kScaleBlock != 0;
-  static constexpr int kValues =
-      kMayBeginWithin ? config::scales_per_stage(Granularity::kBlock128x128, kConfig.tile_rows)
-                      : kConfig.sub_tiles();
-  static_assert(!kMayBeginWithin || kValues == 2);
-
-  int first_row_;
-  int offset_ = 0;  // of the tile in its first block
-  float values_[kValues];
-};
-
-// Of the columns, likewise.
+// The scales of the columns, likewise; those of gated outputs are in gated_columns.h.
 template <Sm90GemmConfig kConfig, Granularity kScales = kConfig.column_scales()>
-class ColumnScales {
- public:
-  __device__ explicit ColumnScales(int) {}
-  __device__ void begin_tile(const Tile&) {}
-  __device__ void read(const SharedMemory<kConfig>&, int) {}
-  __device__ float at(int, int) const { return 1.0f; }
-};
-
-template <Sm90GemmConfig kConfig>
-class ColumnScales<kConfig, Granularity::kBlock1x128> {
- public:
-  // `first_column`: of the thread's first pair in the tile.
-  __device__ explicit ColumnScales(int first_column)
-      : first_(4 * config::ColumnScaleOrder(kConfig.tile_columns).place(first_column)) {}
-
-  __device__ void begin_tile(const Tile&) {}
-
-  __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
-    const unsigned first = smem.column_scales(stage) + first_;
-    if constexpr (kCount == 2) {
-      const float2 pair = ptx::load_shared_pair(first);
-      values_[0] = pair.x, values_[1] = pair.y;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 4) {
-        const float4 four = ptx::load_shared_four(first + 4 * i);
-        values_[i] = four.x, values_[i + 1] = four.y;
-        values_[i + 2] = four.z, values_[i + 3] = four.w;
-      }
-    }
-  }
-
-  __device__ float at(int, int i) const { return values_[i / 4 * 2 + i % 2]; }
-
- private:
-  static constexpr int kCount = kConfig.tile_columns / 4;
-
-  int first_;  // the thread's, in bytes
-  float values_[kCount];
-};
+class ColumnScales;
 
 template <Sm90GemmConfig kConfig>
 class ColumnScales<kConfig, Granularity::kBlock128x128> {
@@ -140,8 +53,7 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
   __device__ explicit ColumnScales(int) {}
 
   __device__ void begin_tile(const Tile& tile) {
-    const int first = kConfig.swapped ? tile.operand_column : tile.column;
-    if constexpr (kTwo) split_ = kScaleBlock - first % kScaleBlock;
+    if (kTwo) split_ = kScaleBlock - scaled_columns_of<kConfig>(tile).first % kScaleBlock;
   }
 
   __device__ void read(const SharedMemory<kConfig>& smem, int stage) {
@@ -150,10 +62,8 @@ class ColumnScales<kConfig, Granularity::kBlock128x128> {
     values_[1] = pair.y;
   }
 
-  // A strip of columns lies in one block, wherever the tile begins. Of a gated output all gates lie
-  // in one, all ups in another.
-  __device__ float at(int sub_tile, int i) const {
-    if constexpr (kConfig.gated.exists) return values_[sub_tile / kConfig.row_sub_tiles()];
+  // A strip of columns lies in one block, wherever the tile begins.
+  __device__ float at(int, int i) const {
     const bool second = kTwo && 2 * i / kStrip * kStrip >= split_;
     return second ? values_[1] : values_[0];
   }

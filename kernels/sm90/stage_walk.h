@@ -1,8 +1,7 @@
-// A block's stages, one after another, tile by tile.
+// A block's stages, one after another, tile by tile, for producers that are several stages ahead.
 #pragma once
 
-#include "kernels/config/sm90_gemm.h"
-#include "kernels/sm90/walk.h"
+#include "kernels/sm90/pipeline.h"
 
 namespace octofold::sm90 {
 
@@ -25,7 +24,7 @@ class StageWalk {
     if (has_stage()) begin_tile();
   }
 
-  // So many stages on, of tiles that all have some.
+  // Goes so many stages on. Every tile has stages.
   __device__ void advance_by(int stages) {
     k_ += stages * config::kStageDepth;
     while (k_ >= tile_.k_end && has_stage()) {

@@ -3,8 +3,8 @@
 // banks (fragments.h says which these are).
 #pragma once
 
-#include "kernels/config/weight_only.h"
 #include "kernels/ptx/shared_memory.h"
+#include "kernels/weight_only/config/weight_only.h"
 
 namespace octofold::weight_only {
 

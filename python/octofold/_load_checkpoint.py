@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from ._checkpoint import CheckpointContents, CheckpointTensor, CheckpointWeight, inspect_checkpoint
+from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
 from ._core.frameworks import Array
 from ._core.ops import scale_shape
-from ._core.errors import BadFormatError, IoErrorWithErrno, UnsupportedError, invalid_argument
 from ._core.scaled_tensor import ScaledTensor
 
 _NAME: Final = "load_checkpoint"

@@ -17,7 +17,6 @@ from ._ops.dynamic_gemm import dynamic_gemm
 from ._ops.gated_gemm import gated_gemm
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ._ops.gemv import gemv
 from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
 from ._ops.norm_gradient import norm_gradient
 from ._ops.quantize import quantize
@@ -160,7 +159,7 @@ def _gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
 
 
 def _gemv(put: Put, x: str, w: str) -> Any:
-    return gemv(put(_b(w)), put(_operand(x, 1, 256, seed=1)), out_dtype="float32")
+    return gemm_weight_only(put(_operand(x, 1, 256, seed=1)), put(_b(w)), out_dtype="float32")
 
 
 def _dot(put: Put, a: str, b: str) -> Any:

@@ -1,16 +1,29 @@
-"""The operations below the layers: what a model builder seldom calls."""
+"""The operations that layers are made of. What a model builder needs is in octofold itself.
+
+A function here takes arrays as octofold.gemm() does, runs on the CPU and on GPUs, and is an op of
+torch's own for torch tensors. None has a gradient: those with one are octofold.nn's.
+"""
 
 from ._core.ops import scale_shape
 from ._ops.cast import Casts, Target, cast
-from ._ops.cast_sources import (
-    Activated,
-    ActivationGradient,
-    Gathered,
-    Normed,
-    NormStatistics,
-)
+from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
 from ._ops.convert_dtype import convert_dtype
+from ._ops.dot import dot
+from ._ops.dynamic_gemm import dynamic_gemm
+from ._ops.gated_gemm import gated_gemm
+from ._ops.gemm_weight_only import gemm_weight_only_gradient
+from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm_k, masked_gemm
 from ._ops.norm_gradient import NormGradients, norm_gradient
+from ._ops.routing import (
+    Routing,
+    TopK,
+    combine,
+    combine_gradient,
+    sort_by_expert,
+    top_k,
+    top_k_gradient,
+)
+from ._ops.words import as_words, from_words, pack, unpack
 
 __all__ = [
     "Activated",
@@ -20,14 +33,32 @@ __all__ = [
     "NormGradients",
     "NormStatistics",
     "Normed",
+    "Routing",
     "Target",
+    "TopK",
+    "as_words",
     "cast",
+    "combine",
+    "combine_gradient",
     "convert_dtype",
+    "dot",
+    "dynamic_gemm",
+    "from_words",
+    "gated_gemm",
+    "gemm_weight_only_gradient",
+    "grouped_gated_gemm",
+    "grouped_gemm_k",
+    "masked_gemm",
     "norm_gradient",
+    "pack",
     "scale_shape",
+    "sort_by_expert",
+    "top_k",
+    "top_k_gradient",
+    "unpack",
 ]
 
-# Known by their public names: in messages, and in what pickle and torch.save() write.
+# The names that messages and pickles have for these types.
 for _name in __all__:
     _public = globals()[_name]
     if isinstance(_public, type):

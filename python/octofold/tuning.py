@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.frameworks import Array
+from ._core.library import library
+from ._core.scaled_tensor import ScaledTensor
 from ._core.streams import StreamLike, stream_handle
 from ._info import Gpu, info
-from ._core.library import library
-from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from .kernel_cache import GemmProblem
-from ._core.scaled_tensor import ScaledTensor
 
 __all__ = ["Choice", "Table", "candidates", "clear", "gemm", "planned", "table", "write"]
 

@@ -13,8 +13,8 @@
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
 #include "cpu/scale.h"
-#include "kernels/config/channel_scale.h"
-#include "kernels/config/fp8_format.h"
+#include "kernels/shared/channel_scale.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::cpu {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "octofold/gated_gemm.h"
 
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 
 namespace octofold::cpu {
 

@@ -10,7 +10,7 @@
 #include "core/scale_layout.h"
 #include "cpu/gated_gemm.h"
 #include "cpu/gemm.h"
-#include "kernels/config/group_bounds.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
 namespace {

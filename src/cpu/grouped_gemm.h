@@ -4,8 +4,8 @@
 #include "octofold/grouped_gemm.h"
 
 #include "core/groups.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/work.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::cpu {
 

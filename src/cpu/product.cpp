@@ -9,7 +9,7 @@
 #include "cpu/blas.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
-#include "kernels/config/channel_scale.h"
+#include "kernels/shared/channel_scale.h"
 
 namespace octofold::cpu {
 namespace {

@@ -12,7 +12,7 @@
 #include "core/check.h"
 #include "cpu/convert.h"
 #include "cpu/parallel.h"
-#include "kernels/config/routing.h"
+#include "kernels/routing/config/routing.h"
 
 namespace octofold::cpu {
 namespace {

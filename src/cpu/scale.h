@@ -5,8 +5,8 @@
 
 #include "octofold/types.h"
 
-#include "kernels/config/cast_rule.h"
-#include "kernels/config/fp8_format.h"
+#include "kernels/shared/cast_rule.h"
+#include "kernels/shared/fp8_format.h"
 
 namespace octofold::cpu {
 

@@ -8,7 +8,7 @@
 #include <numbers>
 
 #include "core/check.h"
-#include "kernels/config/attention_params.h"
+#include "kernels/attention/config/params.h"
 #include "plan/attention.h"
 
 namespace octofold::cuda {

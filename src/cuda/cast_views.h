@@ -7,7 +7,7 @@
 #include "octofold/tensor.h"
 
 #include "core/scale_layout.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/params.h"
 
 namespace octofold::cuda {
 

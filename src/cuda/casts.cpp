@@ -8,7 +8,7 @@
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/group_check.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/params.h"
 #include "plan/cast.h"
 
 namespace octofold::cuda {

@@ -8,8 +8,8 @@
 
 #include "core/scale_layout.h"
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/norm_operands.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/norm_operands.h"
 
 namespace octofold::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
-#include "kernels/config/dot.h"
+#include "kernels/dot/config/dot.h"
 #include "plan/dot.h"
 
 namespace octofold::cuda {

@@ -6,7 +6,7 @@
 #include "octofold/dynamic_gemm.h"
 
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 
 namespace octofold::cuda {
 

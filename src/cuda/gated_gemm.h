@@ -7,9 +7,9 @@
 #include "octofold/gemm.h"
 
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/gated_output.h"
-#include "kernels/config/sm90_gemm_params.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/sm90/config/gated_output.h"
+#include "kernels/sm90/config/gemm_params.h"
 
 namespace octofold::cuda {
 

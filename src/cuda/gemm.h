@@ -7,7 +7,7 @@
 
 #include "core/groups.h"
 #include "cuda/device.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::cuda {
 

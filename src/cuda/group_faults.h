@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
-#include "kernels/config/group_check.h"
+#include "kernels/routing/config/group_check.h"
 
 namespace octofold::cuda {
 

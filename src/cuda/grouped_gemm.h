@@ -7,8 +7,8 @@
 
 #include "core/groups.h"
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/work.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/shared/work.h"
 
 namespace octofold::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "cuda/cast_views.h"
 #include "cuda/casts.h"
-#include "kernels/config/norm_params.h"
+#include "kernels/norm/config/params.h"
 #include "plan/norm.h"
 
 namespace octofold::cuda {

@@ -4,7 +4,7 @@
 #include "octofold/norms.h"
 
 #include "cuda/device.h"
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 
 namespace octofold::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "cuda/cast_views.h"
 #include "cuda/group_check.h"
-#include "kernels/config/routing_params.h"
+#include "kernels/routing/config/params.h"
 #include "plan/routing.h"
 
 namespace octofold::cuda {

@@ -4,7 +4,7 @@
 #include "octofold/tensor.h"
 
 #include "cuda/driver.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::cuda {
 

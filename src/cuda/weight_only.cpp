@@ -7,7 +7,7 @@
 #include "cuda/cast_views.h"
 #include "cuda/gemm_weight_only.h"
 #include "cuda/gemv.h"
-#include "kernels/config/weight_only.h"
+#include "kernels/weight_only/config/weight_only.h"
 
 namespace octofold::cuda {
 namespace {

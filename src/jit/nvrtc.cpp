@@ -24,9 +24,9 @@ namespace {
 // Those before it reject some of the kernels or spill registers.
 constexpr std::pair kOldest{12, 8};
 
-// Functions without an execution space are constexpr ones of kernels/config, which the device calls
-// too. Multiply-adds may be fused; casts, which are specified to the bit, are written so that none
-// can be.
+// Functions without an execution space are constexpr ones that the host shares, which the device
+// calls too. Multiply-adds may be fused; casts, which are specified to the bit, are written so that
+// none can be.
 constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space",
                                     "--fmad=true", "--ptxas-options=--verbose"};
 

@@ -13,7 +13,7 @@
 #include "core/group_offsets.h"
 #include "cpu/attention.h"
 #include "cuda/attention.h"
-#include "kernels/config/attention_workspace.h"
+#include "kernels/attention/config/workspace.h"
 #include "ops/attention_operands.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"

@@ -10,7 +10,7 @@
 #include "octofold/casts.h"
 
 #include "core/check.h"
-#include "kernels/config/cast_config.h"
+#include "kernels/cast/config/cast.h"
 
 namespace octofold::ops {
 

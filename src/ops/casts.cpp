@@ -10,8 +10,8 @@
 #include "cpu/casts.h"
 #include "cpu/convert.h"
 #include "cuda/casts.h"
-#include "kernels/config/cast_config.h"
-#include "kernels/config/group_layout.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/shared/group_layout.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
 

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "cpu/dot.h"
 #include "cuda/dot.h"
-#include "kernels/config/dot.h"
+#include "kernels/dot/config/dot.h"
 #include "ops/backend.h"
 #include "ops/dot_operand.h"
 #include "ops/inputs.h"

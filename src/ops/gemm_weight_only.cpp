@@ -8,7 +8,7 @@
 #include "core/format.h"
 #include "cpu/gemm_weight_only.h"
 #include "cuda/gemm_weight_only.h"
-#include "kernels/config/weight_only_workspace.h"
+#include "kernels/weight_only/config/workspace.h"
 #include "ops/backend.h"
 #include "ops/gemm.h"
 #include "ops/inputs.h"

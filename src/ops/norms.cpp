@@ -9,7 +9,7 @@
 #include "core/flatten.h"
 #include "cpu/norms.h"
 #include "cuda/norms.h"
-#include "kernels/config/norm_config.h"
+#include "kernels/norm/config/norm.h"
 #include "ops/backend.h"
 #include "ops/cast_targets.h"
 #include "ops/inputs.h"

@@ -10,7 +10,7 @@
 #include "core/flatten.h"
 #include "cpu/routing.h"
 #include "cuda/routing.h"
-#include "kernels/config/routing.h"
+#include "kernels/routing/config/routing.h"
 #include "ops/backend.h"
 #include "ops/inputs.h"
 

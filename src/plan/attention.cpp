@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/check.h"
-#include "kernels/config/attention_workspace.h"
+#include "kernels/attention/config/workspace.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {

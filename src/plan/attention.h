@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/config/attention.h"
+#include "kernels/attention/config/attention.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

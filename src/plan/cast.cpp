@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/group_layout.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_layout.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {

@@ -6,8 +6,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/config/cast_config.h"
-#include "kernels/config/convert_config.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/convert.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 
@@ -34,7 +34,7 @@ struct CastProblem {
   bool two_level = false;
   bool scales_given = false;
   config::ColumnReductions columns{};  ///< what else is worked out
-  /// How many groups of rows the transpose has in the layout of kernels/config/group_layout.h; 0:
+  /// How many groups of rows the transpose has in the layout of kernels/shared/group_layout.h; 0:
   /// it is one matrix.
   std::int64_t groups = 0;
   /// Of how many matrices, one below another, the rows are (CastTargets::matrices); at least 1.

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/config/dot.h"
+#include "kernels/dot/config/dot.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

@@ -130,12 +130,17 @@ std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& 
 }
 
 std::string name_of(const Sm90GemmConfig& config) {
-  const char* order = config.order == MathOrder::kFree ? "" : config::word(config.order);
-  return core::format("{}x{}{}.w{}.c{}x{}x{}.b{}{}{}{}{}", config.tile_rows, config.tile_columns,
-                      config.swapped ? ".swapped" : "", config.math_warpgroups, config.cluster_rows,
-                      config.cluster_columns, config.cluster_depth,
-                      config.blocks_per_multiprocessor, *order == 0 ? "" : ".", order,
-                      config.early_wait ? ".early" : "", config.stores_onto_c() ? ".onto_c" : "");
+  const TilingName name({.swapped = config.swapped,
+                         .rows = config.tile_rows,
+                         .columns = config.tile_columns,
+                         .math_warpgroups = config.math_warpgroups,
+                         .cluster_rows = config.cluster_rows,
+                         .cluster_columns = config.cluster_columns,
+                         .cluster_depth = config.cluster_depth,
+                         .blocks_per_multiprocessor = config.blocks_per_multiprocessor,
+                         .order = config.order,
+                         .early_wait = config.early_wait});
+  return std::string(name.text()) + (config.stores_onto_c() ? ".onto_c" : "");
 }
 
 // Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.

@@ -9,7 +9,7 @@
 #include "octofold/gemm.h"
 
 #include "core/groups.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/tile_schedule.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/tile_schedule.h"
 
 namespace octofold::plan {
 namespace {
@@ -168,7 +168,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
       config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
                           std::int64_t{config.cluster_depth}));
 
-  double stage = 1e-3 * tiling.stage_nanoseconds * stage_factor(config);
+  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config);
   stage = std::max(stage,
                    sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
   double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
@@ -177,8 +177,8 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   }
   const double area = config.tile_rows * config.tile_columns / 4096.0;
   const double store = area * (store_microseconds(config) + (config.reads_c() ? kReadC : 0));
-  const double tile =
-      1e-3 * tiling.tile_nanoseconds + store + short_tile_microseconds(problem, config, stages);
+  const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
+                      short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
                       (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
@@ -190,7 +190,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double body =
       std::pow(std::pow(work, kOverlap) + std::pow(memory, kOverlap) + std::pow(cache, kOverlap),
                1 / kOverlap);
-  return 1e-3 * tiling.start_nanoseconds + body + kLastTile * store;
+  return 1e-3 * tiling.cost.start_nanoseconds + body + kLastTile * store;
 }
 
 }  // namespace octofold::plan

@@ -1,7 +1,7 @@
 // What a way to cut a product costs.
 #pragma once
 
-#include "kernels/config/tile_schedule.h"
+#include "kernels/shared/tile_schedule.h"
 #include "plan/gemm.h"
 #include "plan/gemm_tilings.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/config/mma_gemm.h"
+#include "kernels/mma/config/gemm.h"
 #include "plan/gemm.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

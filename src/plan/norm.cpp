@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/config/arithmetic.h"
+#include "kernels/shared/arithmetic.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/config/norm_config.h"
+#include "kernels/norm/config/norm.h"
 #include "plan/cast.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

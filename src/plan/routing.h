@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "kernels/config/group_check.h"
-#include "kernels/config/routing.h"
+#include "kernels/routing/config/group_check.h"
+#include "kernels/routing/config/routing.h"
 #include "plan/cast.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "core/scale_layout.h"
-#include "kernels/config/weight_only_workspace.h"
+#include "kernels/weight_only/config/workspace.h"
 #include "plan/capability.h"
 
 namespace octofold::plan {

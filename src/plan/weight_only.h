@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/config/weight_only.h"
+#include "kernels/weight_only/config/weight_only.h"
 #include "plan/fields.h"
 #include "plan/gpu.h"
 #include "plan/kernel_plan.h"

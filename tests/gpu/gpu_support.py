@@ -95,7 +95,7 @@ def operand(generator, rows, cols, dtype="e4m3", granularity="1x128", power_of_t
     if granularity == "two-level":
         granularity = "128x128"
         factors = torch.exp2(8 * torch.rand(rows, generator=generator, device=DEVICE) - 4)
-    shape = octofold.scale_shape(granularity, rows, cols)
+    shape = octofold.ops.scale_shape(granularity, rows, cols)
     exponents = 4 * torch.rand(shape, generator=generator, device=DEVICE) - 8
     scale = torch.exp2(exponents.round() if power_of_two else exponents)
     return octofold.ScaledTensor(codes, scale, granularity, factors)

@@ -26,12 +26,12 @@ from pathlib import Path
 import octofold
 import torch
 from octofold.models.advisor.advise import Advisor
-from octofold.models.advisor.layers import linears_of
 from octofold.models.advisor.measure.errors import in_place
 from octofold.models.advisor.measure.runs import answers, answers_error, evaluating, runs_of
 from octofold.models.advisor.measure.timing import Sampler, captured, medians
+from octofold.models.advisor.plan.layers import linears_of
+from octofold.models.advisor.plan.ways import WAYS, ways_of
 from octofold.models.advisor.steps import Steps
-from octofold.models.advisor.ways import WAYS, ways_of
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 RECIPES = ("blockwise", "rowwise", "tensorwise")
@@ -296,7 +296,7 @@ def main():
         def write(line):
             print(json.dumps(line), file=file, flush=True)
 
-        print(octofold.models.advisor.fingerprint.machine_of(device), flush=True)
+        print(octofold.models.advisor.plan.fingerprint.machine_of(device), flush=True)
         for name, model, inputs in models_of(device):
             if name not in options.models:
                 continue
@@ -311,8 +311,9 @@ def main():
                 options.reports.mkdir(parents=True, exist_ok=True)
                 plan = octofold.models.advise(model, inputs, max_error=bound, ways=options.ways)
                 plan.save(options.reports / f"{name}.json")
-                (options.reports / f"{name}.html").write_text(plan.html(), encoding="utf-8")
-                print(plan.report(), flush=True)
+                page = octofold.models.html_report(plan)
+                (options.reports / f"{name}.html").write_text(page, encoding="utf-8")
+                print(octofold.models.text_report(plan), flush=True)
                 write({"model": name, "plan": json.loads(plan.to_json())["whole"]})
     print()
     table(lines)

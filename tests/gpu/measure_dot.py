@@ -32,7 +32,7 @@ def vector(size, kind):
     codes = torch.randn(size, device="cuda").to(TYPES[name])
     if not granularity:
         return codes
-    scale = torch.rand(octofold.scale_shape("1x128", 1, size), device="cuda")[0] + 0.5
+    scale = torch.rand(octofold.ops.scale_shape("1x128", 1, size), device="cuda")[0] + 0.5
     return octofold.ScaledTensor(codes, scale, "1x128")
 
 
@@ -59,7 +59,7 @@ def problem(size, kind, call):
     a, b = map(values, pair)
     error = abs(float(call(*pair)) - float(a @ b)) / float(a.abs() @ b.abs())
     # torch.dot of FP16 rounds its result.
-    assert error < (1e-5 if call is octofold.dot else 1e-2), f"{kind}: error {error:.1e}"
+    assert error < (1e-5 if call is octofold.ops.dot else 1e-2), f"{kind}: error {error:.1e}"
     return [lambda a=a, b=b: call(a, b) for a, b in sets], read
 
 
@@ -73,7 +73,7 @@ def main():
     with open(options.results, "a") as results:
         for size in options.sizes:
             signal_alarm(120)  # a kernel that hangs ends the process
-            problems = {kind: problem(size, kind, octofold.dot) for kind in OURS}
+            problems = {kind: problem(size, kind, octofold.ops.dot) for kind in OURS}
             problems |= {f"torch {kind}": problem(size, kind, torch.dot) for kind in PEERS}
             times = in_turns({name: sampler(calls) for name, (calls, _) in problems.items()}, 7, 0)
             signal_alarm(0)

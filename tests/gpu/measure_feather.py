@@ -135,7 +135,7 @@ class Feather:
 
 def words(numbers):
     """Packed, in the type that Feather's kernels take."""
-    return octofold.as_words(numbers).view(torch.uint32)
+    return octofold.ops.as_words(numbers).view(torch.uint32)
 
 
 def bound(call, sets):
@@ -170,7 +170,11 @@ def dot_problem(feather, n):
         a, b = (x.double() for x in pairs[0])
         error = error_of(a @ b, a.abs() @ b.abs())
         yield f"feather {name}", lambda p=pairs, name=name: feather.dot_way(name, p), error
-        yield f"octofold {name}", lambda p=pairs: octofold_way(octofold.dot, p, FP32_LIMIT), error
+        yield (
+            f"octofold {name}",
+            lambda p=pairs: octofold_way(octofold.ops.dot, p, FP32_LIMIT),
+            error,
+        )
         for kind in WIDE if name == "e5m2" else ["float16"]:
             yield (
                 f"torch {kind} of {name}",
@@ -180,9 +184,9 @@ def dot_problem(feather, n):
 
 
 def octofold_gemv(pairs):
-    one = torch.ones(octofold.scale_shape("tensor", *pairs[0][0].shape), device="cuda")
-    scaled = [(octofold.ScaledTensor(w, one, "tensor"), x) for w, x in pairs]
-    return octofold_way(octofold.gemv, scaled, FP32_LIMIT)
+    one = torch.ones(octofold.ops.scale_shape("tensor", *pairs[0][0].shape), device="cuda")
+    scaled = [(x, octofold.ScaledTensor(w, one, "tensor")) for w, x in pairs]
+    return octofold_way(octofold.gemm_weight_only, scaled, FP32_LIMIT)
 
 
 def gemv_problem(feather, n, k):

@@ -33,7 +33,7 @@ ERROR_LIMIT = 5e-3  # of the norm; BF16 alone makes 1.7e-3
 
 def weights(n, k, dtype, granularity):
     codes = torch.randn(n, k, device="cuda").to(dtype)
-    scale = torch.rand(octofold.scale_shape(granularity, n, k), device="cuda") + 0.5
+    scale = torch.rand(octofold.ops.scale_shape(granularity, n, k), device="cuda") + 0.5
     return octofold.ScaledTensor(codes, scale, granularity)
 
 
@@ -69,7 +69,7 @@ class Shape:
                 yield (
                     f"gradient {name}",
                     [
-                        lambda g=g, w=w: octofold.gemm_weight_only_gradient(g, w)
+                        lambda g=g, w=w: octofold.ops.gemm_weight_only_gradient(g, w)
                         for g, w in zip(self.gradient, sets, strict=True)
                     ],
                     self.gradient[0].float() @ values,
@@ -80,7 +80,7 @@ class Shape:
                 yield (
                     f"gemv {name} x {x_name}",
                     [
-                        lambda x=x, w=w: octofold.gemv(w, x, out_dtype=torch.float32)
+                        lambda x=x, w=w: octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
                         for x, w in zip(xs, sets, strict=True)
                     ],
                     xs[0].float() @ values.T,

@@ -51,7 +51,7 @@ def operand(rows, cols, granularity):
     factors = None
     if granularity == "two-level":
         granularity, factors = "128x128", torch.exp2(8 * torch.rand(rows) - 4)
-    scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, rows, cols)) - 8)
+    scale = torch.exp2(4 * torch.rand(octofold.ops.scale_shape(granularity, rows, cols)) - 8)
     return octofold.ScaledTensor(codes, scale, granularity, factors)
 
 
@@ -347,16 +347,17 @@ def routing(tokens, experts, k, dtype):
             )
 
         x, w, rows, add, experts_of = (t.to(device) for t in (logits, weights, y, c, place(ids)))
-        offsets, sources, positions = octofold.sort_by_expert(experts_of, experts)
+        offsets, sources, positions = octofold.ops.sort_by_expert(experts_of, experts)
         positions = place(positions.cpu()).to(device)
+        grouped = {"scoring": "sigmoid", "groups": 2, "top_groups": 1}
         return flat([
-            octofold.top_k(x, k, "sigmoid", bias=bias.to(device), groups=2, top_groups=1).weights,
-            octofold.top_k(x, k, normalize=True).weights,
-            octofold.top_k_gradient(w, x, experts_of, normalize=True),
+            octofold.ops.top_k(x, k, **grouped, bias=bias.to(device)).weights,
+            octofold.ops.top_k(x, k, normalize=True).weights,
+            octofold.ops.top_k_gradient(w, x, experts_of, normalize=True),
             offsets, sources,
-            octofold.combine(rows, positions, w, add),
-            octofold.combine(rows[:, :72], positions, out_dtype=torch.float32),
-            octofold.combine_gradient(add, rows, positions),
+            octofold.ops.combine(rows, positions, w, c=add),
+            octofold.ops.combine(rows[:, :72], positions, out_dtype=torch.float32),
+            octofold.ops.combine_gradient(add, rows, positions),
         ])  # fmt: skip
 
     return run(DEVICE), run("cpu")

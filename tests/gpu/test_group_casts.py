@@ -77,7 +77,9 @@ class Written:
                 self.results += [None, None]
                 continue
             self.results.append(self._poisoned(of, torch.float8_e4m3fn, device))
-            scale = octofold.scale_shape(unit, *of)[::-1]  # columns of scales, as the GPU has them
+            scale = octofold.ops.scale_shape(unit, *of)[
+                ::-1
+            ]  # columns of scales, as the GPU has them
             self.results.append(self._poisoned(scale, torch.float32, device).t())
         self.poison()
 

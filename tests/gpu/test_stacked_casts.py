@@ -159,7 +159,7 @@ def test_given_scales(granularity, transpose, generator):
         x = normal(generator, *stack, dtype=source)
         shape = (matrices, cols, rows) if transpose else stack
         scale = torch.rand(
-            octofold.scale_shape(granularity, *shape, matrices=matrices),
+            octofold.ops.scale_shape(granularity, *shape, matrices=matrices),
             generator=generator,
             device=DEVICE,
         )
@@ -167,7 +167,7 @@ def test_given_scales(granularity, transpose, generator):
         assert result.scale is scale
         each = [
             octofold.quantize(x[i].cpu(), scale=scale[i : i + 1].cpu().view(one), **options)
-            for i, one in enumerate([octofold.scale_shape(granularity, *shape[1:])] * matrices)
+            for i, one in enumerate([octofold.ops.scale_shape(granularity, *shape[1:])] * matrices)
         ]
         assert_each_alone(result, each)
 
@@ -181,7 +181,7 @@ def test_nothing_else_is_written(granularity, generator):
         x = normal(generator, matrices, rows, cols, dtype="bfloat16")
         shape = (matrices, cols, rows)
         memory = Surrounded(matrices * cols, rows, torch.float8_e4m3fn, padding, offset)
-        scale_shape = octofold.scale_shape(granularity, *shape, matrices=matrices)
+        scale_shape = octofold.ops.scale_shape(granularity, *shape, matrices=matrices)
         count = torch.Size(scale_shape).numel()
         scale = Surrounded(1, count, torch.float32, 64, 32)
         out = octofold.ScaledTensor(

@@ -33,8 +33,9 @@ def write(root: Path, path: str, text: str) -> None:
         ("include/octofold/a.h", "#include <fmt/format.h>", "standard library only"),
         ("include/octofold/a.h", "#include <cuda_fp8.h>", "standard library only"),
         ("include/octofold/a.h", '#include "core/check.h"', "include may include octofold"),
-        ("kernels/config/a.h", "#include <cstdint>", "includes nothing but itself"),
-        ("kernels/gemm/a.h", "#include <cuda_fp8.h>", "self-contained"),
+        ("kernels/shared/a.h", "#include <cstdint>", "no device code"),
+        ("kernels/sm90/config/a.h", '#include "kernels/ptx/a.h"', "no device code"),
+        ("kernels/sm90/a.h", "#include <cuda_fp8.h>", "self-contained"),
         ("kernels/numeric/a.h", '#include "octofold/types.h"', "kernels/numeric may include"),
         ("bindings/a.cpp", '#include "ops/gemm.h"', "bindings may include octofold"),
         ("bench/a.cpp", '#  include "core/check.h"', "bench may include octofold"),
@@ -60,7 +61,7 @@ def test_a_long_file_is_named(tmp_path: Path) -> None:
 
 def test_what_is_right_passes(tmp_path: Path) -> None:
     write(tmp_path, "include/octofold/a.h", '#include <cstdint>\n#include "octofold/b.h"\n')
-    write(tmp_path, "src/cpu/a.cpp", '#include "kernels/config/a.h"\n#include <cblas.h>\n')
+    write(tmp_path, "src/cpu/a.cpp", '#include "kernels/shared/a.h"\n#include <cblas.h>\n')
     write(tmp_path, "src/model/a.cpp", '#include "core/check.h"\n#include <nlohmann/json.hpp>\n')
     write(tmp_path, "bindings/a.cpp", '#include "b.h"\n#include "octofold/gemm.h"\n')
     write(tmp_path, "kernels/numeric/a.h", '#include "kernels/ptx/a.h"\n')

@@ -28,7 +28,7 @@ def compare(old: Path, new: Path, kernels: str = FEW) -> subprocess.CompletedPro
 
 
 def add_to_kernel(sources: Path, statements: str) -> None:
-    start = "  if (threadIdx.x < 32) smem.init_barriers();\n"
+    start = "  if (threadIdx.x < 32) smem.init_barriers(P::kArrivalsOfStage);\n"
     text = (sources / KERNEL).read_text()
     assert text.count(start) == 1
     (sources / KERNEL).write_text(text.replace(start, statements + start))

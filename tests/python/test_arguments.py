@@ -114,11 +114,11 @@ def test_quantize_refuses_option(options, message):
             "'x': expected at least 1 dim",
         ),
         (lambda a: octofold.ops.convert_dtype(values(4), "e4m3", 1), "'overflow': expected text, got 1"),
-        (lambda a: octofold.scale_shape(None, 1, 4), "text and whole numbers, got None"),
+        (lambda a: octofold.ops.scale_shape(None, 1, 4), "text and whole numbers, got None"),
         (lambda a: octofold.ops.convert_dtype(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
         (lambda a: octofold.ops.convert_dtype(values(4), "e3m4"), "'dtype': expected one of"),
-        (lambda a: octofold.scale_shape("tensor", -1, 4), "expected sizes of at least 0, got -1"),
-        (lambda a: octofold.scale_shape("", 1, 4), "granularity '' is not one of"),
+        (lambda a: octofold.ops.scale_shape("tensor", -1, 4), "expected sizes of at least 0, got -1"),
+        (lambda a: octofold.ops.scale_shape("", 1, 4), "granularity '' is not one of"),
     ],
 )
 def test_other_casts_refuse(call, message):

@@ -8,8 +8,8 @@ import octofold
 import pytest
 import reference
 import reference_activations
-from octofold._core.targets import _workspace_rows
 from octofold._core.library import library
+from octofold._core.targets import _workspace_rows
 
 ROWS, COLS = 131, 300
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)

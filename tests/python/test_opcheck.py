@@ -21,7 +21,7 @@ def fp8(*shape):
 
 
 def scale_of(granularity, *shape):
-    return torch.empty(octofold.scale_shape(granularity, *shape))
+    return torch.empty(octofold.ops.scale_shape(granularity, *shape))
 
 
 def scaled(rows, cols, granularity):
@@ -59,7 +59,7 @@ def test_opcheck_quantize_both(opcheck, granularity):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_stacks(opcheck, granularity):
     def results(*shape):
-        scale = octofold.scale_shape(granularity, *shape, matrices=3)
+        scale = octofold.ops.scale_shape(granularity, *shape, matrices=3)
         return fp8(*shape), torch.empty(scale)
 
     x, rows, transposed = random(3, 130, 300), results(3, 130, 300), results(3, 300, 130)

@@ -145,7 +145,7 @@ def test_scale_shape(granularity):
     sizes = (0, 1, 127, 128, 129, 1000)
     for rows, cols in itertools.product(sizes, sizes):
         x = np.ones((rows, cols), np.float32)
-        shape = octofold.scale_shape(granularity, rows, cols)
+        shape = octofold.ops.scale_shape(granularity, rows, cols)
         assert octofold.quantize(x, granularity).scale.shape == shape
         assert (
             shape
@@ -205,7 +205,7 @@ def test_leading_dimensions(granularity, rng):
     flat = octofold.quantize(x.reshape(150, 300), granularity)
     cast = octofold.quantize(x, granularity)
     assert cast.shape == x.shape
-    assert cast.scale.shape == octofold.scale_shape(granularity, *x.shape)
+    assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
     np.testing.assert_array_equal(cast.data.reshape(150, 300), flat.data)
     np.testing.assert_array_equal(cast.scale.reshape(flat.scale.shape), flat.scale)
     values = cast.dequantize()

@@ -67,11 +67,11 @@ def test_any_stack_is_casts_of_each_matrix(
 def test_given_scales(granularity, transpose, rng):
     x = rng.normal(0, 1, (3, 131, 200)).astype(np.float32)
     shape = (3, 200, 131) if transpose else x.shape
-    given = rng.uniform(0.01, 1, octofold.scale_shape(granularity, *shape, matrices=3))
+    given = rng.uniform(0.01, 1, octofold.ops.scale_shape(granularity, *shape, matrices=3))
     scale = given.astype(np.float32)
     options = {"granularity": granularity, "transpose": transpose}
     stack = octofold.quantize(x, scale=scale, matrices=3, **options)
-    of_one = octofold.scale_shape(granularity, *shape[1:])
+    of_one = octofold.ops.scale_shape(granularity, *shape[1:])
     each = [
         octofold.quantize(matrix, scale=one.reshape(of_one), **options)
         for matrix, one in zip(x, scale, strict=True)
@@ -147,11 +147,11 @@ def test_compiled_with_any_sizes(granularity):
 
 
 def test_shapes_of_scales():
-    assert octofold.scale_shape("tensor", 3, 130, 200, matrices=3) == (3,)
-    assert octofold.scale_shape("channel", 3, 130, 200, matrices=3) == (3, 130)
-    assert octofold.scale_shape("1x128", 3, 130, 200, matrices=3) == (3, 130, 2)
-    assert octofold.scale_shape("128x128", 3, 130, 200, matrices=3) == (3, 2, 2)
-    assert octofold.scale_shape("128x128", 3, 130, 200) == (4, 2)
+    assert octofold.ops.scale_shape("tensor", 3, 130, 200, matrices=3) == (3,)
+    assert octofold.ops.scale_shape("channel", 3, 130, 200, matrices=3) == (3, 130)
+    assert octofold.ops.scale_shape("1x128", 3, 130, 200, matrices=3) == (3, 130, 2)
+    assert octofold.ops.scale_shape("128x128", 3, 130, 200, matrices=3) == (3, 2, 2)
+    assert octofold.ops.scale_shape("128x128", 3, 130, 200) == (4, 2)
 
 
 X = np.zeros((3, 130, 200), np.float32)
@@ -174,7 +174,7 @@ X = np.zeros((3, 130, 200), np.float32)
             "'matrices': expected a whole number or None, got '3'",
         ),
         (
-            lambda: octofold.scale_shape("tensor", 5, 5, matrices=2),
+            lambda: octofold.ops.scale_shape("tensor", 5, 5, matrices=2),
             "scale_shape: argument 'matrices': expected a number from 1 on that divides 5 rows",
         ),
         (

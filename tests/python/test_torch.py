@@ -9,8 +9,8 @@ import octofold
 import pytest
 import reference
 from octofold._core.frameworks import column_stride
-from octofold._core.ops import quick_scale_shape
 from octofold._core.library import library
+from octofold._core.ops import quick_scale_shape
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode

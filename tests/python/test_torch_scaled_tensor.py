@@ -142,5 +142,5 @@ def test_leading_dimensions(granularity):
     x = random(2, 65, 300)
     cast = octofold.quantize(x, granularity)
     flat = octofold.quantize(x.view(130, 300), granularity)
-    assert cast.scale.shape == octofold.scale_shape(granularity, *x.shape)
+    assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
     assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())

@@ -25,7 +25,7 @@ def factors_of(rng, channels):
 def operand(rng, rows, cols, granularity, two_level=False):
     """Codes and scales at random, without a cast."""
     codes = (32 * rng.standard_normal((rows, cols))).astype(ml_dtypes.float8_e4m3fn)
-    shape = octofold.scale_shape(granularity, rows, cols)
+    shape = octofold.ops.scale_shape(granularity, rows, cols)
     scale = np.exp2(rng.uniform(-8, -4, shape)).astype(np.float32)
     factors = factors_of(rng, rows) if two_level else None
     return octofold.ScaledTensor(codes, scale, granularity, factors)

@@ -146,7 +146,10 @@ def advise_shown(model: Any, inputs: Any, target: str | None = None, **options: 
 
 def write_plan(plan: "Plan", folder: Path) -> None:
     """FILES of a plan."""
-    for name, text in zip(FILES, (plan.to_json(), plan.html(), plan.report()), strict=True):
+    from octofold.models import html_report, text_report
+
+    texts = plan.to_json(), html_report(plan), text_report(plan)
+    for name, text in zip(FILES, texts, strict=True):
         write_text(folder / name, text)
 
 

@@ -1,5 +1,5 @@
-// x normalized, from the statistics of its rows that a kernel has left before (norm_rows.h): the
-// values that it would have cast.
+// x normalized, from the statistics of its rows that a kernel has left before
+// (kernels/norm/rows.h): the values that it would have cast.
 #pragma once
 
 #include "kernels/cast/access.h"

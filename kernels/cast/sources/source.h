@@ -22,8 +22,8 @@
 
 #include "octofold/vocabulary.h"
 
-#include "kernels/config/cast_config.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/params.h"
 #include "kernels/ptx/global_memory.h"
 
 namespace octofold::cast {

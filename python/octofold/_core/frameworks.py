@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
+from .errors import UnsupportedError, invalid_argument
 from .library import library
 from .tvm_ffi import tvm_ffi
-from .errors import UnsupportedError, invalid_argument
-from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 
 Array: TypeAlias = Annotated[Any, "array"]
 """A NumPy array, a torch tensor, or an object with `__dlpack__`."""

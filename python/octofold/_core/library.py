@@ -11,6 +11,7 @@ from . import errors
 from .tvm_ffi import tvm_ffi
 
 _FILE_NAME: Final = "octofold_ffi.so"
+_PACKAGE: Final = __name__.partition(".")[0]
 
 
 class _Library:
@@ -36,10 +37,8 @@ def _load() -> "tvm_ffi.Module":
 
 
 def _find() -> Path:
-    # The package's folder is one above this one's. An editable installation has two: that of the
-    # sources and that of the build.
-    package = importlib.import_module(__package__.rpartition(".")[0])
-    folders = [Path(folder) for folder in package.__path__]
+    # An editable installation has two folders: the sources' and the build's.
+    folders = [Path(folder) for folder in importlib.import_module(_PACKAGE).__path__]
     for folder in folders:
         if (folder / _FILE_NAME).is_file():
             return folder / _FILE_NAME

@@ -1,9 +1,9 @@
 """The table of operations.
 
-A row (an Op) says what an operation reads, what it writes and how the library is called. From that
-follow the allocation of results, the call with arrays of any framework, the torch op with its
-schema, and what is said where the call fails. The rows stand below the public functions whose
-parameter lists they take.
+A row says what an operation reads, what it writes and how the library is called. From that follow
+the allocation of results, the call with arrays of any framework, the torch op with its schema, and
+the error message where the call fails. The rows stand below the public functions whose parameter
+lists they take. They are written as Op (calls.py), a row that can be called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from .library import library
-from .errors import Error, invalid_argument
 from .dtypes import DTypeLike
-from .frameworks import ANY, Array, Framework, common_kind, framework_of, is_torch
-from .streams import StreamLike, stream_handle
+from .errors import Error, invalid_argument
+from .frameworks import ANY, Array, Framework
+from .library import library
+from .streams import StreamLike
 
 Arrays: TypeAlias = tuple[Any, ...]
 """Arrays, None where one is left out."""
@@ -24,16 +24,7 @@ Arrays: TypeAlias = tuple[Any, ...]
 Options: TypeAlias = tuple[Any, ...]
 """Texts, truth values, numbers, None."""
 
-TABLE: Final[dict[str, "Op"]] = {}
-
-
-class Torch:
-    """How torch's tensors go to an op: torch_ops.py enters itself. No dictionary by type:
-    torch.compile follows none."""
-
-    types: tuple[type, ...] = ()
-    call: Callable[..., Arrays]
-
+TABLE: Final[dict[str, "Row"]] = {}
 
 # What frameworks raise for an array that they cannot export.
 EXPORT_ERRORS: Final = (BufferError, RuntimeError, TypeError, ValueError)
@@ -70,7 +61,7 @@ _OWN_TYPES: Final = (DTypeLike, DTypeLike | None, StreamLike | None)
 _OWN_NAMES: Final = ("out", "return")
 
 
-class Op:
+class Row:
     """A row of the table.
 
     name: of the operation in messages, and of its torch op.
@@ -125,26 +116,6 @@ class Op:
     def function(self) -> Callable[..., None]:
         """The library's, loaded with the first call."""
         return self._load()
-
-    def __call__(
-        self,
-        inputs: Arrays,
-        options: Options,
-        dtype: str = "",
-        out: Arrays | None = None,
-        stream: StreamLike | None = None,
-    ) -> Arrays:
-        """The results: `out`, or new ones of `dtype`, in the framework of the first input."""
-        if type(inputs[0]) in Torch.types:
-            return Torch.call(self, inputs, options, dtype, out, stream)
-        if is_torch(inputs[0]):
-            from .torch_ops import call  # the caller has imported torch
-
-            return call(self, inputs, options, dtype, out, stream)
-        arrays = inputs + (out or ())
-        kind = common_kind(self.name, self.names(), arrays)
-        handle = None if stream is None else stream_handle(self.name, stream)
-        return self.launch(framework_of(kind, arrays, handle), inputs, options, dtype, out)
 
     def launch(
         self,

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from . import arrays
+from .calls import Op
 from .dtypes import WIDE, DTypeLike, dtype_name
-from .frameworks import Array, Framework
-from .ops import Arrays, Op, Options, Scaled, require_matrix, row_count
-from .streams import StreamLike
-from .library import library
 from .errors import invalid_argument
+from .frameworks import Array, Framework
+from .library import library
+from .ops import Arrays, Options, Scaled, require_matrix, row_count
+from .streams import StreamLike
 
 if TYPE_CHECKING:
     import torch

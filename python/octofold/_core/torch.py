@@ -6,11 +6,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .library import library
-from .tvm_ffi import tvm_ffi
 from .dtypes import DLPACK_NAMES
 from .frameworks import column_stride, reinterpret
+from .library import library
 from .ops import row_count
+from .tvm_ffi import tvm_ffi
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from .errors import UnsupportedError
 from .frameworks import common_kind
-from .ops import EXPORT_ERRORS, TABLE, Arrays, Op, Options, Torch
+from .ops import EXPORT_ERRORS, TABLE, Arrays, Options, Row
 from .streams import StreamLike, stream_handle
 from .torch import LIBRARY_TAKES_TENSORS, TorchFramework, torch_framework_of
 
-_PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
+"""Of tensors that no subclass has changed."""
 _ABSENT: Final = torch.bool
 """Of an empty tensor in the place of a result that is left out: a schema has no optional results,
 and none of ours is of this dtype."""
@@ -34,7 +35,7 @@ _increment_version: Final = torch.autograd.graph.increment_version
 
 
 def call(
-    op: Op,
+    op: Row,
     inputs: Arrays,
     options: Options,
     dtype: str,
@@ -55,7 +56,7 @@ def call(
         with_gradients = _is_grad_enabled()
         for array in inputs if out is None else inputs + out:
             if array is not None and (
-                type(array) not in _PLAIN_TYPES
+                type(array) not in PLAIN_TYPES
                 or (with_gradients and array.requires_grad)
                 or array.is_neg()
             ):
@@ -84,7 +85,7 @@ def _call_in_graph(
 
 
 def _call_by_torch(
-    op: Op, inputs: Arrays, options: Options, dtype: str, out: Arrays | None
+    op: Row, inputs: Arrays, options: Options, dtype: str, out: Arrays | None
 ) -> Arrays:
     """By the registered op."""
     options = op.checked_options(tuple(map(_specialized, options)))
@@ -114,7 +115,7 @@ def _specialized(option: Any) -> Any:
     return float(option) if isinstance(option, torch.SymFloat) else option
 
 
-def _make(op: Op, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+def _make(op: Row, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     returned = _REGISTERED[op.name](*inputs, *options, dtype)
     results: list[Tensor | None] = [None] * len(op.results)
     for index, result in zip(
@@ -124,7 +125,7 @@ def _make(op: Op, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     return tuple(results)
 
 
-def _write(op: Op, inputs: Arrays, options: Options, results: Arrays) -> Arrays:
+def _write(op: Row, inputs: Arrays, options: Options, results: Arrays) -> Arrays:
     """Into `results`. An op may not take what it writes a second time."""
     if op.in_place is not None:
         in_place = inputs[op.in_place] is results[0]
@@ -143,7 +144,7 @@ class _WithoutGradient(torch.autograd.Function):
     """An op where torch differentiates or maps."""
 
     @staticmethod
-    def forward(op: Op, options: Options, dtype: str, *inputs: Any) -> Arrays:
+    def forward(op: Row, options: Options, dtype: str, *inputs: Any) -> Arrays:
         return _make(op, inputs, options, dtype)
 
     @staticmethod
@@ -163,7 +164,7 @@ class _WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[Any, ...], op: Op, options: Options, dtype: str, *inputs: Any
+        info: Any, dims: tuple[Any, ...], op: Row, options: Options, dtype: str, *inputs: Any
     ) -> tuple[Arrays, tuple[int | None, ...]]:
         slices = [
             call(
@@ -186,7 +187,7 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 def _on_stream(
-    op: Op, inputs: Arrays, options: Options, dtype: str, out: Arrays | None, stream: int
+    op: Row, inputs: Arrays, options: Options, dtype: str, out: Arrays | None, stream: int
 ) -> Arrays:
     """With the stream of this address as the current one. Results lie in memory of that stream; no
     memory is reused before the stream, and the one that is current outside, are done with what they
@@ -215,7 +216,7 @@ def _on_stream(
     return results
 
 
-def _register(op: Op) -> Any:
+def _register(op: Row) -> Any:
     """The torch op, as one kernel for every device and a fake, which allocates the results."""
     count = len(op.inputs)
 
@@ -240,7 +241,7 @@ def _register(op: Op) -> Any:
     return getattr(torch.ops.octofold, op.name).default
 
 
-def _register_writing(op: Op) -> Any:
+def _register_writing(op: Row) -> Any:
     """Its overload that writes, with a fake that has nothing to write."""
     first_result, first_option = len(op.inputs), len(op.inputs) + len(op.results)
     last = first_option + len(op.options)
@@ -275,4 +276,3 @@ def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[.
 _LIBRARY: Final = torch.library.Library("octofold", "DEF")  # type: ignore[no-untyped-call]
 _REGISTERED: Final = {name: _register(op) for name, op in TABLE.items()}
 _WRITING: Final = {name: _register_writing(op) for name, op in TABLE.items()}
-Torch.types, Torch.call = _PLAIN_TYPES, staticmethod(call)

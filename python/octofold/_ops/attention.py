@@ -3,12 +3,13 @@
 from typing import Final
 
 from .._core.arrays import scratch
+from .._core.calls import Op
 from .._core.dtypes import dtype_name
-from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options
-from .._core.streams import StreamLike
-from .._core.library import library
 from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options
+from .._core.streams import StreamLike
 
 _HALVES: Final = ("float16", "bfloat16")
 
@@ -24,14 +25,14 @@ def attention(
     key_offsets: Array | None = None,
     key_counts: Array | None = None,
     page_table: Array | None = None,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     return_log_sum_exp: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """softmax(scale · q · kᵀ) · v for each sequence and head, of keys and values in FP8.
+    """softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with keys and values in FP8.
 
     q: float16 or bfloat16, [batch, queries, heads, head_size], or with query_offsets
         [total_queries, heads, head_size]; head_size is a multiple of 8 from 8 to 256, and heads one
@@ -50,7 +51,7 @@ def attention(
     key_counts: int32 [batch]: how many keys of each sequence count. Required with page_table, not
         with key_offsets.
     page_table: int32 [batch, pages of a sequence]: the pages in which its keys lie, in order.
-    scale: of scores; None: 1 / sqrt(head_size).
+    softmax_scale: what scores are multiplied by; None: 1 / sqrt(head_size).
     causal: query i of n sees no key behind its own place, i + keys - n: the last query is at the
         last key. As window=(None, 0).
     window: how many keys before its place and behind it a query sees; None or -1: all.
@@ -70,7 +71,7 @@ def attention(
     """
     left, right = _limits(causal, window)
     inputs = (q, k, v, k_scale, v_scale, query_offsets, key_offsets, key_counts, page_table)
-    options = (_scale_or_default(scale), left, right)
+    options = (_scale_or_default(softmax_scale), left, right)
     if out is None:
         wanted = "float32" if return_log_sum_exp else ""
         results = _ATTENTION(inputs, options, wanted, None, stream)
@@ -109,7 +110,7 @@ def _scale_or_default(scale: float | None) -> float:
         return 0.0
     if scale == 0 or (isinstance(scale, float) and abs(scale) <= 2.0**-150):
         expected = "None, or a number other than 0 in float32"
-        raise invalid_argument("attention", "scale", expected, repr(scale))
+        raise invalid_argument("attention", "softmax_scale", expected, repr(scale))
     return scale
 
 
@@ -159,7 +160,7 @@ _ATTENTION: Final = Op(
         "key_offsets": Array | None,
         "key_counts": Array | None,
         "page_table": Array | None,
-        "scale": float,
+        "softmax_scale": float,
         "window_left": int,
         "window_right": int,
     },

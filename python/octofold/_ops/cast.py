@@ -4,11 +4,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from .._core.arrays import framework_for
+from .._core.calls import Op
 from .._core.dtypes import FP8, dtype_name
 from .._core.errors import invalid_argument
 from .._core.formats import Format, FormatLike, format_of, require_alike
 from .._core.frameworks import Array
-from .._core.ops import Arrays, Op, Options
+from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .cast_sources import PLAIN, Normed, NormStatistics, Source

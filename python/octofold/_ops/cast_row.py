@@ -7,9 +7,10 @@ where groups begin), the same results and the same options.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options, quick_scale_shape, require_stack, row_count
+from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
 from .words_of_errors import in_words_of
 
 # As the library's messages have them.

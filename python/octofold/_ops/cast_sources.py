@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
+from .._core.calls import Op
 from .._core.dtypes import WIDE, dtype_name
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.library import library
-from .._core.ops import Arrays, Op, Options, require_matrix, row_count
+from .._core.ops import Arrays, Options, require_matrix, row_count
 from .._core.scaled_tensor import ScaledTensor, require_one_level
 from .cast_row import RESULTS, cast_row
 

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from .._core.calls import Op
 from .._core.dtypes import DTypeLike, dtype_name
 from .._core.frameworks import Array
 from .._core.library import library
-from .._core.ops import Op
 from .._core.streams import StreamLike
 
 

@@ -3,17 +3,19 @@
 from typing import Final
 
 from .._core.arrays import scratch
-from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options
-from .._core.streams import StreamLike
-from .._core.library import library
+from .._core.calls import Op
 from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options
 from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.streams import StreamLike
 
 
 def dot(
     a: Array | ScaledTensor,
     b: Array | ScaledTensor,
+    *,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:

@@ -2,13 +2,14 @@
 
 from typing import Final
 
+from .._core.calls import Op
 from .._core.dtypes import FP8, WIDE, DTypeLike, dtype_name
-from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options, require_matrix
-from .._core.streams import StreamLike
-from .._core.library import library
 from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, require_matrix
 from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.streams import StreamLike
 
 
 def dynamic_gemm(

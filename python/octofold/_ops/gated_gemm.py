@@ -2,13 +2,14 @@
 
 from typing import Final
 
+from .._core.calls import Op
 from .._core.dtypes import FP8, DTypeLike, dtype_name
-from .._core.frameworks import Framework
-from .._core.ops import Arrays, Op, Options, quick_scale_shape, require_matrix
-from .._core.streams import StreamLike
-from .._core.library import library
 from .._core.errors import invalid_argument
+from .._core.frameworks import Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
 from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.streams import StreamLike
 
 
 def gated_gemm(

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from .._core.calls import Op
 from .._core.dtypes import FP8, WIDE, DTypeLike, dtype_name, require_dtype_of_out
-from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options, quick_scale_shape
-from .._core.streams import StreamLike
-from .._core.library import library
 from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, quick_scale_shape
 from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.streams import StreamLike
 
 
 def grouped_gemm(

@@ -2,10 +2,11 @@
 
 from typing import Final, NamedTuple
 
+from .._core.calls import Op
 from .._core.dtypes import WIDE, dtype_name
 from .._core.frameworks import Array, Framework
 from .._core.library import library
-from .._core.ops import Arrays, Op, Options, require_matrix
+from .._core.ops import Arrays, Options, require_matrix
 from .._core.streams import StreamLike
 from .words_of_errors import in_words_of
 

@@ -3,12 +3,13 @@ expert, and the weighted sum of what the experts give."""
 
 from typing import Final, NamedTuple
 
+from .._core.calls import Op
 from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
-from .._core.frameworks import Array, Framework
-from .._core.ops import Arrays, Op, Options, require_matrix, row_count
-from .._core.streams import StreamLike
-from .._core.library import library
 from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, require_matrix, row_count
+from .._core.streams import StreamLike
 
 
 class TopK(NamedTuple):
@@ -38,12 +39,13 @@ class Routing(NamedTuple):
 def top_k(
     logits: Array,
     k: int,
+    *,
     scoring: str = "softmax",
     normalize: bool = False,
     bias: Array | None = None,
     groups: int = 1,
     top_groups: int = 1,
-    scale: float = 1.0,
+    scaling_factor: float = 1.0,
     stream: StreamLike | None = None,
 ) -> TopK:
     """The k experts of each token that a router likes best, and their weights.
@@ -59,7 +61,7 @@ def top_k(
         at most 32 groups.
     top_groups: so many groups stay, those with the largest sums of their two best choices; they
         have k experts at least.
-    scale: what the weights are multiplied by, last.
+    scaling_factor: what the weights are multiplied by at the end.
     stream: as in gemm().
 
     Scores and weights are FP32; those of CPU and GPU may differ in their last bits. The k stand in
@@ -67,7 +69,7 @@ def top_k(
     groups; NaN is above all numbers. Nothing is differentiated: top_k_gradient() has the gradient.
     Raises InvalidArgumentError that names the argument.
     """
-    options = (k, scoring, normalize, groups, top_groups, scale)
+    options = (k, scoring, normalize, groups, top_groups, scaling_factor)
     return TopK(*_TOP_K((logits, bias), options, "", None, stream))
 
 
@@ -75,28 +77,29 @@ def top_k_gradient(
     gradient: Array,
     logits: Array,
     ids: Array,
+    *,
     scoring: str = "softmax",
     normalize: bool = False,
-    scale: float = 1.0,
+    scaling_factor: float = 1.0,
     stream: StreamLike | None = None,
 ) -> Array:
     """The gradient by logits of what top_k() made of them: [..., experts] of the dtype of logits.
 
     gradient: by weights, float32 [..., k].
-    logits, scoring, normalize, scale: as they were given to top_k(). Neither the bias nor groups
-        have a part in it.
+    logits, scoring, normalize, scaling_factor: as they were given to top_k(). Neither the bias nor
+        the groups have a part in it.
     ids: as top_k() gave them. -1 is a slot that counts for nothing.
     stream: as in gemm().
 
     Arithmetic is FP32 (on the CPU FP64), each result rounded once. Other ids are taken as -1 on a
     GPU, and raise InvalidArgumentError on the CPU.
     """
-    return _TOP_K_GRADIENT((gradient, logits, ids), (scoring, normalize, scale), "", None, stream)[
-        0
-    ]
+    return _TOP_K_GRADIENT(
+        (gradient, logits, ids), (scoring, normalize, scaling_factor), "", None, stream
+    )[0]
 
 
-def sort_by_expert(ids: Array, experts: int, stream: StreamLike | None = None) -> Routing:
+def sort_by_expert(ids: Array, experts: int, *, stream: StreamLike | None = None) -> Routing:
     """The order of rows that lies expert by expert, and for each expert by flat slot.
 
     ids: experts of tokens, int32 [..., k]: from 0 to experts - 1, or -1 for slots that go nowhere;
@@ -114,9 +117,10 @@ def combine(
     y: Array,
     positions: Array,
     weights: Array | None = None,
+    *,
     c: Array | None = None,
-    out: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
     """out[t] = (c[t] +) Σ_j weights[t, j] · y[positions[t, j]].
@@ -126,8 +130,8 @@ def combine(
     positions: int32 [..., k], as sort_by_expert() gives them; what is no row of y adds nothing.
     weights: float32 [..., k]; None: ones.
     c: [..., cols] of out's dtype; may be `out` itself, which then is added to in place.
-    out: where to write, [..., cols]; as in gemm().
     out_dtype: of the result; by default that of `out`, else that of y.
+    out: where to write, [..., cols]; as in gemm().
     stream: as in gemm().
 
     FP32, each product and each sum rounded by itself, c first and then j in order; one rounding at
@@ -145,7 +149,7 @@ def combine(
 
 
 def combine_gradient(
-    gradient: Array, y: Array, positions: Array, stream: StreamLike | None = None
+    gradient: Array, y: Array, positions: Array, *, stream: StreamLike | None = None
 ) -> Array:
     """The gradient by weights of combine(): Σ_h gradient[t, h] · y[positions[t, j], h].
 

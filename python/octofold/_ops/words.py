@@ -16,7 +16,7 @@ _WORD: Final = 4  # bytes
 
 
 def pack(
-    x: Array, format: str, overflow: str = "saturate", stream: StreamLike | None = None
+    x: Array, format: str, *, overflow: str = "saturate", stream: StreamLike | None = None
 ) -> Array:
     """Numbers as packed 32-bit words, rounded to nearest even: convert_dtype(),
     seen through as_words().
@@ -39,7 +39,7 @@ def pack(
 
 
 def unpack(
-    words: Array, format: str, dtype: DTypeLike = "float32", stream: StreamLike | None = None
+    words: Array, format: str, *, dtype: DTypeLike = "float32", stream: StreamLike | None = None
 ) -> Array:
     """The numbers of packed words, exact in every dtype that holds them: convert_dtype()
     of from_words().

@@ -1,19 +1,22 @@
 """Whole models, in one line.
 
 >>> plan = octofold.models.advise(model, inputs)             # measures; changes nothing
+>>> print(octofold.models.text_report(plan))                 # html_report(): a page with charts
 >>> octofold.models.apply(model, plan)                       # the layers that gain, in place
 >>> octofold.models.enable_layerwise_casting(model)          # all weights in FP8, in place
 >>> octofold.models.disable_layerwise_casting(model)         # the way back
->>> octofold.models.load_checkpoint_into(model, checkpoint)  # weights in FP8, whose family ever
+>>> octofold.models.load_checkpoint_into(model, checkpoint)  # FP8 weights of any family
 >>> octofold.models.save(model, folder)                      # with its layers in FP8
 >>> octofold.models.load(type(model), folder)                # the same again
 
-docs/advisor.md, docs/casting.md and docs/checkpoints.md tell the rest.
+docs/advisor.md, docs/casting.md and docs/checkpoints.md describe them in full.
 """
 
 from .advisor.advise import advise
 from .advisor.apply import apply
-from .advisor.plan import Plan
+from .advisor.plan.data import Plan
+from .advisor.report.html import html_report
+from .advisor.report.text import text_report
 from .cast_linear import CastLinear
 from .kept.load import load
 from .kept.save import save
@@ -27,7 +30,9 @@ __all__ = [
     "apply",
     "disable_layerwise_casting",
     "enable_layerwise_casting",
+    "html_report",
     "load",
     "load_checkpoint_into",
     "save",
+    "text_report",
 ]

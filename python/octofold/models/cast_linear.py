@@ -5,8 +5,8 @@ from typing import Final
 from torch import Tensor
 
 from ..nn.autograd.fitting import require_input
-from ..nn.layers.frozen_linear import FrozenLinear
 from ..nn.autograd.linear import result_dtype
+from ..nn.layers.frozen_linear import FrozenLinear
 from .layerwise.products import linear_of_codes
 
 _NAME: Final = "octofold.models.CastLinear"

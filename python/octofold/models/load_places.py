@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..nn.layers.fp8_weight import Fp8Weight
 from ..nn.conversion.weight_readers import weight_readers
+from ..nn.layers.fp8_weight import Fp8Weight
 
 
 @dataclass(frozen=True)

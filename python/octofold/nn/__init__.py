@@ -9,12 +9,12 @@ docs/training.md says how they go with the rest of torch, docs/recipes.md what r
 """
 
 from . import recipes
-from .recipes.choice import fp8_wins
-from .layers.conv1d import Conv1D
-from .conversion.report import Conversion
-from .conversion.linear import convert, restore
+from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
+from .conversion.linear import convert, restore
+from .conversion.report import Conversion
 from .conversion.weight_only import convert_weight_only
+from .layers.conv1d import Conv1D
 from .layers.experts import Experts
 from .layers.inference import InferenceLinear
 from .layers.linear import Linear
@@ -22,10 +22,10 @@ from .layers.lora import lora_config
 from .layers.mixture import MixtureOfExperts
 from .layers.mlp import MLP
 from .layers.norm_linear import NormLinear
-from .recipes.recipe import Delayed, Product, Recipe
 from .layers.router import TopKRouter, route
-from .casting.weight_casts import keep_casts
 from .layers.weight_only import WeightOnlyLinear
+from .recipes.choice import fp8_wins
+from .recipes.recipe import Delayed, Product, Recipe
 
 __all__ = [
     "MLP",

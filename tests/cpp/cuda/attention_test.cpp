@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/attention_params.h"
+#include "kernels/attention/config/params.h"
 
 namespace octofold::cuda {
 namespace {

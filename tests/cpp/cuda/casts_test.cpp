@@ -6,7 +6,7 @@
 #include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/cast_params.h"
+#include "kernels/cast/config/params.h"
 
 namespace octofold::cuda {
 namespace {

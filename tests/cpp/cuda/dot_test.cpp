@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/dot.h"
+#include "kernels/dot/config/dot.h"
 
 namespace octofold::cuda {
 namespace {

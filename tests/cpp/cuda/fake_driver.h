@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::cuda::fake {
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/group_check.h"
+#include "kernels/routing/config/group_check.h"
 
 namespace octofold::cuda {
 namespace {

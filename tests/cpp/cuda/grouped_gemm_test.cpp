@@ -8,7 +8,7 @@
 #include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::cuda {
 namespace {

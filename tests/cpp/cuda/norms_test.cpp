@@ -6,8 +6,8 @@
 #include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/norm_config.h"
-#include "kernels/config/norm_params.h"
+#include "kernels/norm/config/norm.h"
+#include "kernels/norm/config/params.h"
 
 namespace octofold::cuda {
 namespace {

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 
 #include "cuda/fake_runtime.h"
-#include "kernels/config/routing.h"
-#include "kernels/config/routing_params.h"
+#include "kernels/routing/config/params.h"
+#include "kernels/routing/config/routing.h"
 
 namespace octofold::cuda {
 namespace {

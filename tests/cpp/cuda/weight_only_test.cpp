@@ -1,6 +1,6 @@
 // What of products with FP8 weights reaches the GPU. What the kernel makes of it is tested on a
 // GPU, and on the host in tests/cpp/kernels/weight_only_test.cpp.
-#include "kernels/config/weight_only.h"
+#include "kernels/weight_only/config/weight_only.h"
 
 #include <gmock/gmock.h>
 

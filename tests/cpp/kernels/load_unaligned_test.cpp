@@ -55,7 +55,8 @@ struct Matrix {
 
 template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) {
-  for (int warp = 0; warp < SharedMemory<kConfig>::kCopyWarps; ++warp) {
+  for (int warp = 0; warp < 4 * kConfig.producer_warpgroups(); ++warp) {
+    if (warp == 2 || warp == 3) continue;  // these copy scales
     std::barrier<> lanes(32);
     std::vector<std::jthread> threads;
     for (unsigned lane = 0; lane < 32; ++lane) {
@@ -64,9 +65,9 @@ void run_all_warps(const Sm90GemmParams& params, const SharedMemory<kConfig>& sm
         threadIdx.x = lane;
         gridDim.x = 1;
         if constexpr (kConfig.load == config::OperandLoad::kWords) {
-          load_operands_by_words(params, smem, warp);
+          LoadWords<kConfig>::run(params, smem, warp);
         } else {
-          UnalignedCopy<kConfig>(params, smem, warp).run();
+          LoadUnaligned<kConfig>::run(params, smem, warp);
         }
       });
     }

@@ -24,9 +24,9 @@ constexpr Sm90GemmConfig config_of(Activation activation, DType out, const confi
   return {.form = {.out = out}, .gated = {.exists = true, .activation = activation, .rule = rule}};
 }
 
-// The sums of a thread: those of one tile, gates and ups, as scales.h says where they lie.
+// The accumulators of a thread for one tile, gates and ups; scales.h says where they lie.
 template <Sm90GemmConfig kConfig>
-void take_sums(const test::Matrix& both, Sums<kConfig>& sums) {
+void take_sums(const test::Matrix& both, Accumulators<kConfig>& sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int sub_tile = 0; sub_tile < 2; ++sub_tile) {
     for (int i = 0; i < kColumns / 2; ++i) {
@@ -39,16 +39,16 @@ void take_sums(const test::Matrix& both, Sums<kConfig>& sums) {
 
 template <Sm90GemmConfig kConfig>
 void run_all_warps(const Sm90GemmParams& params, const Tile& tile, const test::Matrix& both) {
-  for (unsigned warp = 0; warp < kConfig.math_threads() / 32; ++warp) {
+  for (unsigned warp = 0; warp < kConfig.consumer_threads() / 32; ++warp) {
     std::barrier<> lanes(32);
     std::vector<std::jthread> threads;
     for (unsigned lane = 0; lane < 32; ++lane) {
       threads.emplace_back([&, lane] {
         ptx::warp = &lanes;
         threadIdx.x = 32 * warp + lane;
-        Sums<kConfig> sums;
+        Accumulators<kConfig> sums;
         take_sums<kConfig>(both, sums);
-        stage_gated(params, SharedMemory<kConfig>{0}, tile, sums);
+        WriteGated<kConfig>::write(params, SharedMemory<kConfig>{0}, tile, 0, sums);
       });
     }
   }

@@ -5,7 +5,7 @@
 
 #include "octofold/error.h"
 
-#include "kernels/config/attention_workspace.h"
+#include "kernels/attention/config/workspace.h"
 #include "support/error_of.h"
 #include "support/random.h"
 

@@ -63,7 +63,8 @@ TEST(DynamicGemmPlanTest, EveryPlanOfRandomProblemsIsValid) {
     EXPECT_GT(kernel.blocks, 0);
     EXPECT_EQ(kernel.blocks % config.cluster_size(), 0);
     // All registers that the block starts with, and no more.
-    EXPECT_LE(config.load_registers() + config.second_load_registers() + config.math_registers(),
+    EXPECT_LE(config.producer_registers() + config.second_producer_registers() +
+                  config.consumer_registers(),
               3 * config.registers_at_start());
     EXPECT_LE(kernel.shared_bytes,
               config::shared_memory_of_block(config.blocks_per_multiprocessor));

@@ -119,7 +119,7 @@ TEST(GatedGemmPlanTest, SaysWhyNoKernelCanBeBuilt) {
   EXPECT_THAT(reason([](auto& c) { c.gated.exists = false; }), HasSubstr("D has to be"));
   EXPECT_THAT(reason([](auto& c) { c.form.b.scales = Granularity::kBlock1x128; }),
               HasSubstr("128x128"));
-  EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("just products"));
+  EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("neither C nor bias"));
   EXPECT_THAT(reason([](auto& c) { c.tile_columns = 64; }), HasSubstr("1x128"));
   EXPECT_THAT(reason([](auto& c) { c.tile_rows = 256; }), HasSubstr("1x128"));
   EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("1x128"));

@@ -149,7 +149,7 @@ TEST(GemmPlanTest, SaysWhyNoKernelStoresOntoC) {
   EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("TMA adds"));
   EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("whole tiles"));
   EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("whole tiles"));
-  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("a warp to store"));
+  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("producer warp to store"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 1; }), HasSubstr("boxes"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 8; }), HasSubstr("shared memory"));
   EXPECT_THAT(reason([](auto& c) { c.store = OutputStore::kTma; }), HasSubstr("boxes"));

@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/config/arithmetic.h"
-#include "kernels/config/group_layout.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/group_layout.h"
 #include "plan/cast.h"
 #include "support/random.h"
 

@@ -271,10 +271,10 @@ TEST(GroupedGemmPlanTest, SaysWhyNoKernelCanBeBuilt) {
       return std::string(found == nullptr ? "" : found);
     };
     EXPECT_EQ(reason([](auto&) {}), "");
-    EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("slices of K"));
+    EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("split-K"));
     EXPECT_THAT(reason([](auto& c) { c.form.b_channel_scale = true; }), HasSubstr("two-level"));
     if (work != Work::kGroupedDepth) continue;
-    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("all there is"));
+    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("nor a bias"));
     EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("TMA"));
   }
 }

@@ -1,5 +1,5 @@
 // The walk of the blocks over their tiles: the very code that the kernel runs.
-#include "kernels/config/tile_walk.h"
+#include "kernels/shared/tile_walk.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>
@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/shared/group_walk.h"
+#include "kernels/sm90/config/gemm.h"
 
 namespace octofold::config {
 namespace {

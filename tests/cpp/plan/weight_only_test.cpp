@@ -9,7 +9,7 @@
 
 #include "octofold/error.h"
 
-#include "kernels/config/weight_only_workspace.h"
+#include "kernels/weight_only/config/workspace.h"
 #include "support/error_of.h"
 #include "support/random.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cpu/number_formats.h"
-#include "kernels/config/attention.h"
-#include "kernels/config/attention_params.h"
+#include "kernels/attention/config/attention.h"
+#include "kernels/attention/config/params.h"
 #include "support/random.h"
 
 namespace octofold::test {

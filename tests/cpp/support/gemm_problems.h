@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/config/tile_schedule.h"
+#include "kernels/shared/tile_schedule.h"
 #include "plan/gemm.h"
 
 namespace octofold::test {

@@ -9,7 +9,7 @@
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
-#include "kernels/config/sm90_gemm.h"
+#include "kernels/sm90/config/gemm.h"
 #include "plan/gemm.h"
 #include "support/sass.h"
 

@@ -9,7 +9,7 @@
 #include "octofold/types.h"
 
 #include "cpu/convert.h"
-#include "kernels/config/weight_only.h"
+#include "kernels/weight_only/config/weight_only.h"
 #include "support/random.h"
 
 namespace octofold::test {

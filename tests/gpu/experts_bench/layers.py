@@ -79,7 +79,7 @@ def by_octofold(
         def forward(given: Inputs) -> Tensor:
             if not routes:
                 return module(given.x, given.ids, given.weights)
-            chosen = octofold.top_k(given.logits, given.ids.shape[1], normalize=True)
+            chosen = octofold.ops.top_k(given.logits, given.ids.shape[1], normalize=True)
             return module(given.x, *chosen)
 
         return forward, weights
@@ -92,7 +92,7 @@ def of_checkpoint(inputs: Inputs) -> tuple[Forward, Sequence[Tensor]]:
     parts = [octofold.quantize(w, "128x128") for w in (inputs.w13, inputs.w2)]
 
     def forward(given: Inputs) -> Tensor:
-        ids, weights = octofold.top_k(given.logits, given.ids.shape[1], normalize=True)
+        ids, weights = octofold.ops.top_k(given.logits, given.ids.shape[1], normalize=True)
         result: Tensor = octofold.experts(given.x, ids, weights, *parts)
         return result
 

@@ -41,8 +41,8 @@ class Steps:
         i, k, experts = self.inputs, self.layer.top_k, self.layer.experts
         x, routed = i.x.detach(), i.weights.detach()
         w13, w2 = self.weights()
-        self.run("top_k", partial(octofold.top_k, i.logits, k, normalize=True))
-        sort = partial(octofold.sort_by_expert, i.ids, experts)
+        self.run("top_k", partial(octofold.ops.top_k, i.logits, k, normalize=True))
+        sort = partial(octofold.ops.sort_by_expert, i.ids, experts)
         offsets, sources, positions = self.run("sort", sort)
         profile = {"profile": self.recipe.profile}
         gather = partial(octofold.quantize_gathered, x, sources, k, **profile)
@@ -50,7 +50,7 @@ class Steps:
         gated = partial(octofold.grouped_gated_gemm, rows, w13, offsets, **profile)
         h = self.run("first product + SwiGLU + cast", gated)
         y = self.run("second product", partial(octofold.grouped_gemm, h, w2, offsets))
-        self.run("combine", partial(octofold.combine, y, positions, routed))
+        self.run("combine", partial(octofold.ops.combine, y, positions, routed))
         return self.calls
 
     def training(self) -> dict[str, Call]:
@@ -63,7 +63,7 @@ class Steps:
         assert recipe.grad_weight is not None
         w13, w2 = self.weights()
         w13_transposed, w2_transposed = self.weights(transposed=True)
-        sort = partial(octofold.sort_by_expert, i.ids, experts)
+        sort = partial(octofold.ops.sort_by_expert, i.ids, experts)
         offsets, sources, positions = self.run("sort", sort)
 
         def both(rows: str, transposed: str, **others: Any) -> dict[str, Any]:
@@ -82,8 +82,8 @@ class Steps:
         activate = partial(octofold.quantize_activation, gate_up, "swiglu", **of_input)
         h, h_transposed = self.run("SwiGLU + casts", activate)
         y = self.run("second product", partial(octofold.grouped_gemm, h, w2, offsets))
-        self.run("combine", partial(octofold.combine, y, positions, routed))
-        self.run("gradient by weights", partial(octofold.combine_gradient, dy, y, positions))
+        self.run("combine", partial(octofold.ops.combine, y, positions, routed))
+        self.run("gradient by weights", partial(octofold.ops.combine_gradient, dy, y, positions))
         gather = partial(octofold.quantize_gathered, dy, sources, k, routed, **of_gradient)
         rows, transposed = self.run("gather + casts of dY", gather)
         bfloat16 = {"out_dtype": "bfloat16"}
@@ -99,7 +99,7 @@ class Steps:
         dx = self.run(
             "gradient by rows of x", partial(octofold.grouped_gemm, rows, w13_transposed, offsets)
         )
-        self.run("sum of these", partial(octofold.combine, dx, positions))
+        self.run("sum of these", partial(octofold.ops.combine, dx, positions))
         return self.calls
 
 

@@ -42,7 +42,7 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
             continue
         expected = octofold.quantize(tensor, granularity)
         assert value.granularity == granularity
-        assert value.scale.shape == octofold.scale_shape(granularity, *tensor.shape)
+        assert value.scale.shape == octofold.ops.scale_shape(granularity, *tensor.shape)
         assert value.scale.dtype == np.float32
         assert value.equals(expected)
 
@@ -118,7 +118,7 @@ def write_stack(folder, rng):
 
 def assert_stack(value, stack, granularity):
     assert value.data.shape == stack.shape
-    assert value.scale.shape == octofold.scale_shape(granularity, *stack.shape, matrices=3)
+    assert value.scale.shape == octofold.ops.scale_shape(granularity, *stack.shape, matrices=3)
     for codes, scale, matrix in zip(value.data, value.scale, stack, strict=True):
         expected = octofold.quantize(matrix, granularity)
         assert codes.tobytes() == expected.data.tobytes()

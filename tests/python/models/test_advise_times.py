@@ -8,7 +8,7 @@ import octofold
 import pytest
 from advise_support import make_ids, make_model, torch
 from octofold.models.advisor.measure import times, timing, whole
-from octofold.models.advisor.ways import OWN
+from octofold.models.advisor.plan.ways import OWN
 
 models = octofold.models
 SECONDS = {OWN: 1e-3, "blockwise": 6e-4, "rowwise": 5e-4, "tensorwise": 9.95e-4, "cast": 2e-3}
@@ -76,7 +76,7 @@ def test_times_are_measured_once_for_layers_that_are_alike(known):
     assert plan.whole.seconds_planned == 17.5e-3
     assert plan.whole.seconds_own_from_python is None
     assert models.Plan.from_json(plan.to_json()) == plan
-    text, page = plan.report(), plan.html()
+    text, page = models.text_report(plan), models.html_report(plan)
     for words in ("1.14 × as fast; predicted 15 ms", "20 ms", "17.5 ms", "2.00 ×"):
         assert words in text
     assert "measured 17.5 ms" in page
@@ -135,7 +135,7 @@ def test_turns_are_taken(monkeypatch):
 
 
 def test_kinds_that_are_many_are_timed_by_the_nearest():
-    from octofold.models.advisor.record import Kind
+    from octofold.models.advisor.plan.record import Kind
 
     def kind(rows, dtype=torch.float16):
         return Kind(rows, dtype, None)
@@ -149,7 +149,7 @@ def test_kinds_that_are_many_are_timed_by_the_nearest():
 def test_weights_take_turns_as_in_the_model():
     """Copies where a layer's own are too few to be as cold as in a model, and no more."""
     from octofold.models.advisor.measure.times import Candidate, _sets
-    from octofold.models.advisor.record import Recorded
+    from octofold.models.advisor.plan.record import Recorded
 
     def group(count, features):
         linears = [torch.nn.Linear(features, features) for _ in range(count)]

@@ -262,7 +262,7 @@ def test_bad_arguments():
 
 
 def routed(logits, k, scoring, normalize, bias, groups, top_groups, scale):
-    """octofold.top_k() of torch, differentiable."""
+    """octofold.ops.top_k() of torch, differentiable."""
     scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
     choice = scores.detach() if bias is None else scores.detach() + bias
     if groups > 1:

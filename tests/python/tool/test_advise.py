@@ -78,8 +78,8 @@ def test_a_function_of_the_user(
     plan = octofold.models.Plan.load(folder / "plan.json")
     assert plan.max_error == 0.05
     assert plan.machine.device == "cpu"
-    assert (folder / "report.txt").read_text() == plan.report()
-    assert "fewest bytes under an error of at most 5 %" in plan.report()
+    assert (folder / "report.txt").read_text() == octofold.models.text_report(plan)
+    assert "fewest bytes under an error of at most 5 %" in octofold.models.text_report(plan)
 
     model, ((x,),) = sys.modules["my_advised_module"].make()
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Conv1d(3, 3, 1))
     model[0].register_parameter("a<b>&", None)
     plan = octofold.models.advise(model, lambda model: model(torch.randn(3, 64)), max_error=0.1)
-    page = plan.html()
+    page = octofold.models.html_report(plan)
     tags = Tags()
     tags.feed(page)
     tags.close()

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.progress import Progress
 from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.progress import Progress
 from .assemble import assemble
-from .fingerprint import device_of, model_bytes
-from .layers import linears_of
 from .measure.errors import in_place, options_of, own_error, with_effects
 from .measure.runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
 from .measure.times import Candidate, groups_of, time_group
 from .measure.timing import measurable
 from .measure.whole import WholeTimes, whole_times, why_no_graph
 from .pick import Picked
-from .plan import Plan
-from .record import Recorded, recording
+from .plan.data import Plan
+from .plan.fingerprint import device_of, model_bytes
+from .plan.layers import linears_of
+from .plan.record import Recorded, recording
+from .plan.ways import WAYS, Way, ways_of
 from .search import Found, choices_of, within_bytes, within_error
 from .steps import Steps
-from .ways import WAYS, Way, ways_of
 
 _NAME: Final = "octofold.models.advise"
 DEFAULT_MAX_ERROR: Final = 0.05
@@ -53,7 +53,7 @@ def advise(
     max_error: the bound on ‖difference‖ / ‖answer‖ that FP8 makes in what the model answers, of
         the tensor of an answer where it is largest; 0.05 if nothing is said.
     max_bytes: the bound on all of the model's parameters and buffers.
-    ways: names of octofold.models.advisor.ways.WAYS to choose among; None: all.
+    ways: names of octofold.models.advisor.plan.ways.WAYS to choose among; None: all.
     effects: measure for each layer what it does to the model's answer, by a run of the whole model
         with this one layer in FP8; False: take its own error for that, which saves these runs.
     progress: called as progress(done, total) as steps are done.

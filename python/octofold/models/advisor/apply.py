@@ -8,11 +8,11 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, UnsupportedError, invalid_argument
 from ...nn.conversion.linear import replaced
-from .fingerprint import device_of, fingerprint, machine_of
-from .layers import linears_of
-from .plan import Layer, Plan
-from .record import WIDE, dtype_name
-from .ways import WAYS, Use, Way
+from .plan.data import Layer, Plan
+from .plan.fingerprint import device_of, fingerprint, machine_of
+from .plan.layers import linears_of
+from .plan.record import WIDE, dtype_name
+from .plan.ways import WAYS, Use, Way
 
 _NAME: Final = "octofold.models.apply"
 

@@ -7,15 +7,16 @@ import torch
 from torch.nn import Module
 
 from ..._info import info
-from .fingerprint import fingerprint, machine_of, model_bytes
-from .layers import others_of
 from .measure.times import Candidate
 from .measure.whole import GRAPH, PYTHON, WholeTimes
 from .pick import Choice
-from .plan import FORMAT, Calls, Layer, Plan, Whole
-from .record import dtype_name
+from .plan.data import Calls, Layer, Plan, Whole
+from .plan.files import FORMAT
+from .plan.fingerprint import fingerprint, machine_of, model_bytes
+from .plan.layers import others_of
+from .plan.record import dtype_name
+from .plan.ways import OWN
 from .search import Found, choices_of
-from .ways import OWN
 
 
 def assemble(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from .pick import Choice, Picked, cost_of, gain_of, least_cost, most_gain
-from .plan import Option
+from .plan.data import Option
 
 MOST_CHECKS: Final = 8
 """Runs of the whole model to find how much the predicted error may be."""

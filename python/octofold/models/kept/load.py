@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..._core.ops import scale_shape
 from ..._core.errors import BadFormatError, InvalidArgumentError, invalid_argument
+from ..._core.ops import scale_shape
 from ...nn.conversion.linear import replaced
 from ..load_places import Slot, slots_of
 from .folder import Records, read_records, read_tensors

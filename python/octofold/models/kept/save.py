@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.log import note
 from ..._core.errors import invalid_argument
+from ..._core.log import note
 from . import family
 from .folder import WEIGHTS, Records, appearing, require_new, write_records, write_tensors
 from .layers import Record, record_of, scale_name_of

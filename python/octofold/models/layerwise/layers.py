@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ...nn.layers.buffers import keep_dtypes
+from ..._core.scaled_tensor import ScaledTensor
 from ...nn.autograd.fitting import is_fp8
 from ...nn.autograd.linear import result_dtype
+from ...nn.layers.buffers import keep_dtypes
 from ...nn.layers.saving import give_numbers
 from ...nn.layers.weight_only import weight_only_linear
-from ..._core.scaled_tensor import ScaledTensor
 from .choice import NATIVE, WEIGHT_ONLY, linear_way
 from .loading import load_weight
 from .products import forgetting, linear_of_codes
@@ -111,7 +111,7 @@ class StoredLayer(Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        state_dict = load_weight(self, state_dict, prefix, arguments[-1])
+        state_dict = load_weight(self.weight, self.storage, state_dict, prefix, arguments[-1])
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self._parameters["weight"] = stored(self.weight)  # load_state_dict(assign=True)
 

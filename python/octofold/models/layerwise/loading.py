@@ -1,25 +1,22 @@
 """What a layer whose weight is stored takes from a state_dict()."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ..._core.torch import NAMES
 from ..._core.log import note
+from ..._core.torch import NAMES
 from ...nn.autograd.fitting import is_fp8
-from .storage import cast_to_storage
+from .storage import Storage, cast_to_storage
 from .stored_weight import is_wide
-
-if TYPE_CHECKING:
-    from .layers import StoredLayer
 
 
 def load_weight(
-    layer: "StoredLayer", state: dict[str, Any], prefix: str, error_messages: list[str]
+    own: Tensor, storage: Storage, state: dict[str, Any], prefix: str, error_messages: list[str]
 ) -> dict[str, Any]:
-    """The state with this layer's weight as codes and scales: a weight in high precision is cast as
-    it was when casting was enabled. FP8 needs the layer's dtype and its scales."""
-    storage = layer.storage
+    """The state with the weight of a layer as codes and scales. A weight in high precision is cast
+    as it was when casting was enabled. A weight in FP8 needs the dtype of the layer's `own` weight,
+    and its scales."""
     key, scale_key = f"{prefix}weight", f"{prefix}{storage.scale_name}"
     weight, scale = state.get(key), state.get(scale_key)
     if not isinstance(weight, Tensor):
@@ -27,7 +24,6 @@ def load_weight(
     if storage.original is not None:
         note(f"layerwise casting: {key} is loaded: its original is kept no longer")
         storage.original = None
-    own = layer.weight
     if is_fp8(weight):
         if weight.dtype != own.dtype or scale is None:
             error_messages.append(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.log import note
 from ..._core.errors import invalid_argument
+from ..._core.log import note
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
 from .layers import SUPPORTED, StoredLayer
 from .stored_weight import is_plain_parameter

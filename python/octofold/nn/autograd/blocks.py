@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from .activated import ACTIVATIONS, is_gated
 from ..casting.casts import cast_weight
+from ..recipes.recipe import Recipe
+from .activated import ACTIVATIONS, is_gated
 from .chain import Chain, Layer
 from .fitting import require_fitting, require_weight
-from .linear import stateless_recipe_of
 from .fused import run
+from .linear import stateless_recipe_of
 from .normed import norm_of, require_norm_fitting
-from ..recipes.recipe import Recipe
 
 
 def norm_linear(

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-from .blocks import require_activation
 from ..casting.casts import cast_weight
-from .expert_function import run_experts
+from ..recipes.recipe import Recipe
+from .blocks import require_activation
 from .expert_chain import Projection
 from .expert_fitting import (
     expert_recipe_of,
@@ -14,7 +14,7 @@ from .expert_fitting import (
     require_routed,
     require_same_device,
 )
-from ..recipes.recipe import Recipe
+from .expert_function import run_experts
 
 
 def experts(
@@ -32,9 +32,9 @@ def experts(
     (activation(x[t] · w13[e]ᵀ (+ b13[e])) · w2[e]ᵀ (+ b2[e])), in FP8, differentiable.
 
     x: [..., hidden] bfloat16, float16 or float32, any strides; zero tokens too.
-    topk_ids: [..., k] int32 (as octofold.top_k() gives them) or int64, on the device of x: -1 goes
-        nowhere, and adds nothing. Others that are no expert are an error on the CPU; on a GPU they
-        go nowhere too.
+    topk_ids: [..., k] int32 (as octofold.ops.top_k() gives them) or int64, on the device of x. A
+        slot of -1 goes nowhere and adds nothing. Other numbers that are no expert's are an error on
+        the CPU; on a GPU they go nowhere too.
     topk_weights: [..., k] of any of the dtypes of x; float32 is best.
     w13: [experts, 2·inner, hidden] of a gated activation, each expert's gate rows first; else
         [experts, inner, hidden]. In high precision, of any of these dtypes, cast in each call

@@ -10,15 +10,15 @@ from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from .report import Conversion
-from .linear import replaced
 from ..autograd.expert_fitting import expert_recipe_of
 from ..layers.experts import Experts
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
-from .picking import ModuleFilter
-from ..recipes.recipe import Recipe
 from ..layers.router import route
+from ..recipes.recipe import Recipe
+from .linear import replaced
+from .picking import ModuleFilter
+from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_experts"
 _GATES: Final = {
@@ -58,7 +58,7 @@ def convert_experts(
       that hold gate_up_proj and down_proj as Mixtral's does; FP8 weights with scales of 128x128,
       as a checkpoint came with them, are used as they are;
     - the router stays the module that it is, where it is that of one of the three models, so that
-      its outputs are recorded as before; it chooses by octofold.top_k(), with the same logits:
+      its outputs are recorded as before; it chooses by octofold.ops.top_k(), with the same logits:
       routing weights stay float32;
     - DeepSeek-V3's shared experts, of plain linear layers, become octofold.nn.MLP.
 
@@ -121,7 +121,7 @@ def _convert_around(
         if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
             kind: Any = type(gate)
             routers[gate] = _choosing(kind)
-            converted[f"{below}gate"] = "a router by octofold.top_k()"
+            converted[f"{below}gate"] = "a router by octofold.ops.top_k()"
         elif gate is not None:
             left_alone[f"{below}gate"] = "a router of its own"
         if shared is not None and _is_plain_mlp(shared):

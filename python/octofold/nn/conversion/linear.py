@@ -6,12 +6,12 @@ from torch.nn import Module
 
 from ..._core.errors import invalid_argument
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
-from .report import Conversion
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
-from .picking import ModuleFilter, pick
 from ..recipes.recipe import Recipe, recipe_of
+from .picking import ModuleFilter, pick
+from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert"
 

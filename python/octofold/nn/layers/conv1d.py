@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
-from ..recipes.choice import fp8_wins
 from ..autograd.fitting import require_input
 from ..autograd.linear import linear, stateless_recipe_of
+from ..recipes.choice import fp8_wins
 from ..recipes.recipe import Recipe
 from .twins import with_state_of
 

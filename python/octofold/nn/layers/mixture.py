@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd.expert_fitting import expert_recipe_of
+from ..recipes.recipe import Recipe
 from .experts import Experts
 from .mlp import MLP
-from ..recipes.recipe import Recipe
 from .router import TopKRouter
 
 _NAME: Final = "octofold.nn.MixtureOfExperts"
@@ -23,7 +23,8 @@ class MixtureOfExperts(Module):
     hidden_features, inner_features, experts: as of octofold.nn.Experts.
     top_k: experts that a token goes to.
     shared_features: the inner features of an expert that all tokens go to; None: there is none.
-    scoring, normalize, groups, top_groups, scale, choice_bias: as of octofold.nn.TopKRouter.
+    scoring, normalize, groups, top_groups, scaling_factor, choice_bias: as of
+        octofold.nn.TopKRouter.
     bias, activation, device, dtype, recipe: as of octofold.nn.Experts, for the shared one too.
     router_dtype: of the router's weight; None: `dtype`.
 
@@ -43,7 +44,7 @@ class MixtureOfExperts(Module):
         normalize: bool = True,
         groups: int = 1,
         top_groups: int = 1,
-        scale: float = 1.0,
+        scaling_factor: float = 1.0,
         choice_bias: bool = False,
         bias: bool = False,
         activation: str = "swiglu",
@@ -59,10 +60,17 @@ class MixtureOfExperts(Module):
         options |= {"dtype": dtype, "recipe": recipe}
         self.experts = Experts(hidden_features, inner_features, experts, **options)
         self.gate = TopKRouter(
-            *(hidden_features, experts, top_k, scoring, normalize, groups, top_groups, scale),
-            choice_bias,
-            device,
-            dtype if router_dtype is None else router_dtype,
+            hidden_features,
+            experts,
+            top_k,
+            scoring=scoring,
+            normalize=normalize,
+            groups=groups,
+            top_groups=top_groups,
+            scaling_factor=scaling_factor,
+            choice_bias=choice_bias,
+            device=device,
+            dtype=dtype if router_dtype is None else router_dtype,
         )
         self.shared_experts = (
             None if shared_features is None else MLP(hidden_features, shared_features, **options)

@@ -12,8 +12,9 @@ from ..autograd.blocks import chain_recipe_of, require_activation, require_hidde
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.fused import run
-from .linear import Linear
 from ..autograd.normed import norm_of, require_norm_fitting
+from ..recipes.recipe import Recipe
+from .linear import Linear
 from .parts import (
     NormModule,
     common_recipe,
@@ -25,7 +26,6 @@ from .parts import (
     norm_part,
     wins,
 )
-from ..recipes.recipe import Recipe
 
 _NAME: Final = "octofold.nn.MLP"
 

@@ -10,8 +10,9 @@ from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_fitting
 from ..autograd.fused import run
-from .linear import Linear
 from ..autograd.normed import norm_of, require_norm_fitting
+from ..recipes.recipe import Recipe
+from .linear import Linear
 from .parts import (
     common_recipe,
     epsilon_text,
@@ -22,7 +23,6 @@ from .parts import (
     norm_part,
     wins,
 )
-from ..recipes.recipe import Recipe
 
 _NAME: Final = "octofold.nn.NormLinear"
 

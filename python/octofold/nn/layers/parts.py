@@ -9,11 +9,11 @@ from torch.nn import LayerNorm, Module, RMSNorm
 from ..._core.errors import invalid_argument
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Layer
-from ..recipes.choice import fp8_wins
-from .linear import Linear, is_dtensor
 from ..autograd.normed import Norm
-from ..recipes.recipe import Recipe
 from ..casting.weight_casts import weight_casts
+from ..recipes.choice import fp8_wins
+from ..recipes.recipe import Recipe
+from .linear import Linear, is_dtensor
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
 

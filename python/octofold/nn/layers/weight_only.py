@@ -57,7 +57,7 @@ def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> 
             rows, bias, weight.data, weight.scale, weight.granularity
         )
     else:  # autograd's way around takes the host as long as half of the product's call
-        y = gemm_weight_only(rows, weight, bias)
+        y = gemm_weight_only(rows, weight, bias=bias)
     return y[0] if x.dim() == 1 else y
 
 
@@ -69,7 +69,7 @@ class _WeightOnly(torch.autograd.Function):
         ctx.save_for_backward(codes, scale)
         ctx.granularity = granularity
         ctx.bias_dtype = None if bias is None else bias.dtype
-        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias)
+        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias=bias)
         return y
 
     @staticmethod

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...._core.errors import Error
-from ....nn.conversion.linear import replaced
 from ....nn.autograd.linear import result_dtype
-from ..plan import Option
-from ..record import Recorded
-from ..ways import OWN, Way
+from ....nn.conversion.linear import replaced
+from ..plan.data import Option
+from ..plan.record import Recorded
+from ..plan.ways import OWN, Way
 from .runs import Runs, answers, answers_error, relative, squares
 
 

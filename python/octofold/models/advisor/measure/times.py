@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...._core.errors import Error
-from ..plan import Option
-from ..record import Kind, Recorded
-from ..ways import OWN, Way
+from ..plan.data import Option
+from ..plan.record import Kind, Recorded
+from ..plan.ways import OWN, Way
 from .errors import failed
 from .timing import NotCapturableError, Sampler, medians, sampler
 

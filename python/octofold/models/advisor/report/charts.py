@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from ..plan import Layer, Option, Plan
-from ..ways import OWN
+from ..plan.data import Layer, Option, Plan
+from ..plan.ways import OWN
 from .words import megabytes, milliseconds, percent
 
 WIDTH = 1040

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from ..plan import Layer, Option, Plan
-from ..ways import OWN, WAYS
+from ..plan.data import Layer, Option, Plan
+from ..plan.ways import OWN, WAYS
 from .charts import layers_chart, options_chart, shares_chart, way_class
 from .html_style import STYLE
 from .words import (

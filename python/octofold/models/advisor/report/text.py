@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..plan import Layer, Option, Plan
+from ..plan.data import Layer, Option, Plan
 from .words import (
     bound,
     calls,

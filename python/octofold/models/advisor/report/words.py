@@ -1,6 +1,6 @@
 """Numbers of a plan as people read them."""
 
-from ..plan import Layer, Plan
+from ..plan.data import Layer, Plan
 
 TARGETS = {"time": "least time", "bytes": "fewest bytes", "error": "least error"}
 

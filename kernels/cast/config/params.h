@@ -1,0 +1,71 @@
+// What the host passes to the cast kernels: one struct, by value. Strides count elements.
+#pragma once
+
+#include "kernels/cast/config/column_reductions.h"
+#include "kernels/cast/config/norm_operands.h"
+#include "kernels/shared/arithmetic.h"
+
+namespace octofold::config {
+
+// One FP8 matrix that is written, and its scales, written or read: that of unit (row, col) at
+// scale[row * scale_row_stride + col * scale_col_stride]. A unit of a tensor or channel has no
+// second coordinate, that of a tensor none at all: the strides are 0 then. (Of tensors in a stack,
+// the row is the matrix.)
+struct CastTarget {
+  unsigned char* codes;
+  long long codes_stride;
+  float* scale;
+  long long scale_row_stride;
+  long long scale_col_stride;
+};
+
+// Of the matrix [rows, cols] that is cast, and of what it is made from (cast_source.h).
+struct CastParams {
+  const void* x;  // [rows, cols]; of gated activations gate and up, [rows, 2 · their columns]
+  long long x_stride;
+  const float* x_scale;  // of CastSource::scaled, found as in CastTarget
+  long long x_scale_row_stride;
+  long long x_scale_col_stride;
+  const void* gradient;  // by the activation, [rows, its columns]
+  long long gradient_stride;
+  const float* rstd;  // of what is normed: [rows], as mean
+  const float* mean;
+  NormOperands norm;
+  long long rows;
+  long long cols;
+  CastTarget row_target;         // [rows, cols]
+  CastTarget transposed_target;  // [cols, rows]
+  ColumnReductionParams columns;
+  // Of two-level targets: the factors of what is written's rows.
+  const float* row_channel_scale;         // [rows]
+  const float* transposed_channel_scale;  // [cols]
+  // Of a transpose in the layout of group_layout.h: [groups + 1].
+  const int* offsets;
+  int groups;
+  // Of rows that are gathered: [rows], of flat places, `slots` to a row of x.
+  const int* sources;
+  const float* factors;  // one for each place; null without
+  unsigned places;       // from here on there is no row
+  Divisor slots;
+  // Of a stack: `rows` counts those of all matrices, and transposes, [cols, matrix_rows], stand one
+  // below another, as do their scales.
+  long long matrices;
+  long long matrix_rows;
+  int matrix_tiles;  // of 128 rows, that a matrix has below each other
+  Divisor by_matrix_tiles;
+};
+
+struct ConvertParams {
+  const void* x;  // [rows, cols]
+  long long x_stride;
+  void* out;  // likewise
+  long long out_stride;
+  long long rows;
+  long long cols;
+  const float* scale;  // of ConvertConfig::scaled, found as in CastTarget
+  long long scale_row_stride;
+  long long scale_col_stride;
+  const float* channel_scale;  // [rows], of ConvertConfig::has_channel_scale
+};
+
+}  // namespace octofold::config

@@ -1,0 +1,137 @@
+// The configuration of the FP8 GEMM by products of warps, for GPUs 8.9 and 12.x: a value that the
+// planner builds, the host compiler checks, the JIT prints into the kernel's name and the kernel
+// reads.
+#pragma once
+
+#include "octofold/gemm_form.h"
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gemm_params.h"
+#include "kernels/shared/stage_scales.h"
+
+namespace octofold::config {
+
+// Values of K of a stage: those that share a block scale, and that the tensor core sums before
+// promotion.
+inline constexpr int kMmaDepth = kScaleBlock;
+
+// What a block of threads may have of shared memory. Source: CUDA programming guide, "Technical
+// Specifications per Compute Capability", 8.9 and 12.x: 100 KB a multiprocessor, of which the
+// system takes 1 KB for each block.
+constexpr int mma_shared_memory(int blocks) { return 100 * 1024 / blocks / 1024 * 1024 - 1024; }
+
+// A tile's rows are A's, its columns B's rows.
+struct MmaGemmConfig {
+  GemmForm form{};
+  // The output tile of a block of threads, cut into as many equal parts as there are warps.
+  int tile_rows = 128;
+  int tile_columns = 128;
+  int row_warps = 2;
+  int column_warps = 4;
+  int stages = 3;
+  // Blocks that a multiprocessor holds at one time.
+  int blocks_per_multiprocessor = 1;
+  // Bytes of A and B that a thread copies at a time: 16, 4 or 1. Their addresses and strides are
+  // multiples of as many; of 4, so is K.
+  int load_bytes = 16;
+  // Rows of tiles that are walked together, for the sake of the L2 cache.
+  int raster_rows = 8;
+
+  static constexpr const char* kHeader = "kernels/mma/gemm.h";
+  static constexpr const char* kKernel = "mma_gemm_kernel";
+  static constexpr const char* kTypeName = "octofold::config::MmaGemmConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("tile_rows", tile_rows);
+    field("tile_columns", tile_columns);
+    field("row_warps", row_warps);
+    field("column_warps", column_warps);
+    field("stages", stages);
+    field("blocks_per_multiprocessor", blocks_per_multiprocessor);
+    field("load_bytes", load_bytes);
+    field("raster_rows", raster_rows);
+  }
+  friend constexpr bool operator==(const MmaGemmConfig&, const MmaGemmConfig&) = default;
+
+  // As an epilogue asks (GemmConfiguration). A sub-tile is the instruction's 16 rows.
+  static constexpr int kSubTileStride = 16;
+  static constexpr bool swapped = false;
+  constexpr Operand rows() const { return form.a; }
+  constexpr Operand columns() const { return form.b; }
+  constexpr bool rows_have_factors() const { return false; }
+  constexpr bool columns_have_factors() const { return form.b_channel_scale; }
+  constexpr bool reads_c() const { return form.c != Addend::kNone; }
+  constexpr int sub_tiles() const { return warp_rows() / kSubTileStride; }
+
+  constexpr int threads() const { return 32 * row_warps * column_warps; }
+  constexpr int warp_rows() const { return tile_rows / row_warps; }
+  constexpr int warp_columns() const { return tile_columns / column_warps; }
+  // Whether partial sums of kMmaDepth are added in FP32, or the tensor core sums all of K.
+  constexpr bool promote() const { return !form.fast_accumulation; }
+
+  // A stage in shared memory: rows of A, rows of B, 128 bytes each; then, where scales vary along
+  // K, that of each row, and of each column.
+  constexpr int scales_offset() const { return (tile_rows + tile_columns) * kMmaDepth; }
+  constexpr int row_scales() const { return varies_along_k(form.a.scales) ? tile_rows : 0; }
+  constexpr int column_scales() const { return varies_along_k(form.b.scales) ? tile_columns : 0; }
+  constexpr int stage_bytes() const {
+    return round_up(scales_offset() + 4 * (row_scales() + column_scales()), 128);
+  }
+  constexpr int shared_bytes() const { return stages * stage_bytes(); }
+
+  // Registers of a thread that the products fill: sums, partial sums, operands of one step of K,
+  // and scales.
+  constexpr int product_registers() const {
+    const int sums = warp_rows() * warp_columns() / 32;
+    const int scales =
+        (row_scales() > 0 ? 2 * sub_tiles() : 0) + (column_scales() > 0 ? warp_columns() / 4 : 0);
+    return sums * (promote() ? 2 : 1) + 4 * sub_tiles() + warp_columns() / 4 + scales;
+  }
+
+  // Null if a kernel can be built from it, else why not.
+  constexpr const char* invalid_reason() const {
+    if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
+    if (is_fp8(form.out) || form.out == DType::kInt32) {
+      return "D has to be float32, float16 or bfloat16";
+    }
+    if ((varies_along_k(form.a.scales) || varies_along_k(form.b.scales)) && !promote()) {
+      return "scales that vary along K need promotion";
+    }
+    if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
+      return "factors of channels stand beside scales of 128x128";
+    }
+    if (row_warps < 1 || column_warps < 1 || row_warps * column_warps > 16) {
+      return "1 to 16 warps";
+    }
+    if (tile_rows < 16 || tile_rows % (16 * row_warps) != 0) {
+      return "a warp has whole sub-tiles of 16 rows";
+    }
+    if (tile_columns < 16 || tile_columns % (16 * column_warps) != 0) {
+      return "a warp loads 16 columns at a time";
+    }
+    if (tile_rows * 8 % threads() != 0 || tile_columns * 8 % threads() != 0) {
+      return "each thread copies as many units of 16 bytes";
+    }
+    if (threads() % 64 != 0) return "a thread's units lie in the same place of the swizzle";
+    if (load_bytes != 16 && load_bytes != 4 && load_bytes != 1) return "copies of 16, 4 or 1 bytes";
+    if (stages < 2 || stages > 8) return "2 to 8 stages";
+    if (blocks_per_multiprocessor < 1) return "a multiprocessor holds a block at least";
+    if (raster_rows < 1) return "raster_rows has to be at least 1";
+    // 60 for addresses and what is copied.
+    if (product_registers() + 60 > registers()) return "the products leave no registers";
+    if (shared_bytes() > mma_shared_memory(blocks_per_multiprocessor)) {
+      return "more shared memory than a block has";
+    }
+    return nullptr;
+  }
+
+  constexpr int registers() const {
+    const int fair = 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8;
+    return fair < 255 ? fair : 255;
+  }
+};
+
+static_assert(GemmConfiguration<MmaGemmConfig>);
+
+}  // namespace octofold::config

@@ -1,0 +1,178 @@
+// The configurations of the norms' kernels, as cast_config.h has those of the casts.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+#include "kernels/cast/config/cast.h"
+#include "kernels/cast/config/norm_form.h"
+
+namespace octofold::config {
+
+constexpr int at_least_one(int count) { return count < 1 ? 1 : count; }
+
+// Rows to groups of threads: their statistics, the sum with a residual, and the cast where what
+// shares a scale is a row or a part of it.
+struct NormRowConfig {
+  NormForm form{};
+  bool adds_residual = false;
+  bool casts = true;  // else statistics and the sum only
+  CastFormat format{};
+
+  // Whether all that is read, and the sum, can be accessed in whole vectors; and the codes.
+  bool vector_loads = true;
+  bool vector_stores = true;
+
+  // Threads that share a row, vectors that each holds of it, and whether these are too few for the
+  // row, which then is read again for each pass over it.
+  int threads_per_row = 256;
+  int vectors_per_thread = 4;
+  bool reread = false;
+  // Whether operands are loaded with x, and held beside it while the statistics are worked out.
+  bool early_operands = false;
+
+  static constexpr const char* kHeader = "kernels/norm/rows.h";
+  static constexpr const char* kKernel = "norm_row_kernel";
+  static constexpr const char* kTypeName = "octofold::config::NormRowConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("adds_residual", adds_residual);
+    field("casts", casts);
+    field("format", format);
+    field("vector_loads", vector_loads);
+    field("vector_stores", vector_stores);
+    field("threads_per_row", threads_per_row);
+    field("vectors_per_thread", vectors_per_thread);
+    field("reread", reread);
+    field("early_operands", early_operands);
+  }
+  friend constexpr bool operator==(const NormRowConfig&, const NormRowConfig&) = default;
+
+  constexpr int rows_per_block() const { return at_least_one(128 / threads_per_row); }
+  constexpr int threads() const { return rows_per_block() * threads_per_row; }
+  // Threads that hold the 128 columns of a block scale.
+  constexpr int lanes_per_unit() const { return kScaleBlock / format.vector(); }
+  // Blocks of threads that a multiprocessor (of 65 536 registers) is to hold, to have enough loads
+  // under way: 64 registers a thread, 128 where it holds eight vectors, goes through the row
+  // several times or has many operands. Element-wise accesses take what they take.
+  constexpr int resident_blocks() const {
+    if (!vector_loads || !vector_stores) return 1;
+    const bool takes_more =
+        vectors_per_thread > 4 || reread || form.width() > 2 || form.modulates();
+    return at_least_one((takes_more ? 512 : 1152) / threads());
+  }
+
+  // Null if a kernel can be built from it, else why not.
+  constexpr const char* invalid_reason() const {
+    if (const char* reason = format.invalid_reason()) return reason;
+    if (casts && format.granularity != Granularity::kChannel &&
+        format.granularity != Granularity::kBlock1x128) {
+      return "a row holds scales of its own only";
+    }
+    if (threads_per_row < 32 || threads_per_row > 512 || threads_per_row % 32 != 0) {
+      return "threads_per_row has to be a multiple of 32 up to 512";
+    }
+    if (vectors_per_thread != 1 && vectors_per_thread != 2 && vectors_per_thread != 4 &&
+        vectors_per_thread != 8) {
+      return "1, 2, 4 or 8 vectors per thread";
+    }
+    if (early_operands && (reread || !casts)) return "operands are held of a row that is held";
+    return nullptr;
+  }
+};
+
+// The gradient by x, and sums over rows for those by the norm's operands: a span of rows to a block
+// of threads, each of which holds the same columns of all of them.
+struct NormBackwardConfig {
+  NormForm form{};  // weight and scale: the others do not enter
+  DType in = DType::kBFloat16;
+  bool adds_gradient = false;  // of the residual, to dx
+  bool sums_products = true;   // dy · normalized x: for weight and scale
+  bool sums_offsets = false;   // dy: for bias and shift
+  bool vectors = true;         // whether all matrices can be accessed in whole vectors
+  int row_threads = 256;       // a block
+  int vectors_per_thread = 2;
+  // Whether these are too few for a row, which then is read twice; sums gather in the workspace.
+  bool wide = false;
+
+  static constexpr const char* kHeader = "kernels/norm/backward.h";
+  static constexpr const char* kKernel = "norm_backward_kernel";
+  static constexpr const char* kTypeName = "octofold::config::NormBackwardConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("in", in);
+    field("adds_gradient", adds_gradient);
+    field("sums_products", sums_products);
+    field("sums_offsets", sums_offsets);
+    field("vectors", vectors);
+    field("row_threads", row_threads);
+    field("vectors_per_thread", vectors_per_thread);
+    field("wide", wide);
+  }
+  friend constexpr bool operator==(const NormBackwardConfig&, const NormBackwardConfig&) = default;
+
+  constexpr int vector() const { return 16 / size_of(in); }
+  constexpr int threads() const { return row_threads; }
+  // 128 registers a thread, for its columns' sums and factors in FP32.
+  constexpr int resident_blocks() const {
+    return vectors && !wide ? at_least_one(512 / row_threads) : 1;
+  }
+  // Whether the next row is on its way while this one is worked on.
+  constexpr bool loads_ahead() const {
+    return !wide && vectors && !sums_offsets && in != DType::kFloat32;
+  }
+
+  constexpr const char* invalid_reason() const {
+    if (size_of(in) < 2 || in == DType::kInt32) return "float32, float16 or bfloat16";
+    if (row_threads < 32 || row_threads > 512 || row_threads % 32 != 0) {
+      return "row_threads has to be a multiple of 32 up to 512";
+    }
+    if (vectors_per_thread < 1 || vectors_per_thread * vector() > 16) {
+      return "at most 16 columns per thread";
+    }
+    return nullptr;
+  }
+};
+
+// The gradients by the norm's operands, from the sums of all blocks.
+struct NormGradientConfig {
+  NormForm form{};
+  DType in = DType::kBFloat16;
+  bool by_batch = false;  // dscale and dshift; else dweight and dbias
+  bool sums_products = true;
+  bool sums_offsets = false;
+
+  static constexpr const char* kHeader = "kernels/norm/gradients.h";
+  static constexpr const char* kKernel = "norm_gradient_kernel";
+  static constexpr const char* kTypeName = "octofold::config::NormGradientConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("in", in);
+    field("by_batch", by_batch);
+    field("sums_products", sums_products);
+    field("sums_offsets", sums_offsets);
+  }
+  friend constexpr bool operator==(const NormGradientConfig&, const NormGradientConfig&) = default;
+
+  static constexpr int kColumns = 32;  // of a block
+  static constexpr int kGroups = 8;    // of threads, each with a share of the sums to be added
+  constexpr int threads() const { return kColumns * kGroups; }
+
+  constexpr const char* invalid_reason() const {
+    if (size_of(in) < 2 || in == DType::kInt32) return "float32, float16 or bfloat16";
+    if (!sums_products && !sums_offsets) return "something has to be summed";
+    return nullptr;
+  }
+};
+
+// Of the workspace: how many spans the rows of `batches` batches are cut into, at most. As many as
+// keep a GPU busy, of which wide rows take fewer, and one to a batch at least.
+constexpr long long norm_spans(long long cols, long long batches) {
+  const long long narrow = 4096 / (cols < 1 ? 1 : cols);
+  const long long spans = 264 * (narrow < 1 ? 1 : narrow > 8 ? 8 : narrow);
+  return batches > spans ? batches : spans;
+}
+
+}  // namespace octofold::config

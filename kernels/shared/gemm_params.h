@@ -1,0 +1,58 @@
+// What the host passes to every kernel of an FP8 product, and what an epilogue needs to know of a
+// kernel.
+#pragma once
+
+#include "octofold/gemm_form.h"
+
+#include "kernels/shared/work.h"
+
+namespace octofold::config {
+
+// Scale of unit (row, k) at [row * row_stride + k * k_stride], of a B that each group has its own
+// of at [group * group_stride + …], row counted from the group's first. The units are those of the
+// granularity: a tensor has one, a channel one k.
+struct ScaleParams {
+  const float* data;
+  long long row_stride;
+  long long k_stride;
+  long long group_stride{};
+};
+
+// A matrix of codes [rows, k], or of what is cast to them. Strides count elements.
+struct OperandParams {
+  const unsigned char* data;
+  long long stride;
+  ScaleParams scale;
+};
+
+// By value. Rows and columns are the instruction's: A's and B's, or B's and A's where a kernel
+// swaps them.
+struct GemmParams {
+  OperandParams rows;
+  OperandParams columns;
+  void* out;  // [rows, columns], or [columns, rows] where they are swapped
+  long long out_stride;
+  const void* c{};  // likewise
+  long long c_stride{};
+  const void* bias{};            // [columns], or [groups, columns]
+  const float* channel_scale{};  // of b, where it is two-level: [its rows]
+  WorkParams work;
+};
+
+// What kernels/epilogue is given as a template argument: the configuration of a kernel whose warps
+// hold sums of sub-tiles, two rows of each to a thread, 8 apart, and of the columns two of eight.
+template <typename Config>
+concept GemmConfiguration = requires(const Config config) {
+  GemmForm{config.form};
+  Operand{config.rows()};
+  Operand{config.columns()};
+  int{config.tile_columns};
+  int{config.sub_tiles()};      // of a thread
+  int{Config::kSubTileStride};  // rows from one of them to the next
+  bool{config.swapped};
+  bool{config.rows_have_factors()};
+  bool{config.columns_have_factors()};
+  bool{config.reads_c()};
+};
+
+}  // namespace octofold::config

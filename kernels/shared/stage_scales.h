@@ -1,0 +1,53 @@
+// Which scales a stage of K holds of an operand, and in which order.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+#include "kernels/shared/arithmetic.h"
+
+namespace octofold::config {
+
+constexpr int common_divisor(int left, int right) {
+  while (right != 0) {
+    const int rest = left % right;
+    left = right;
+    right = rest;
+  }
+  return left;
+}
+
+// Rows of an operand that share a scale of a stage; 0 where stages hold none.
+constexpr int rows_per_scale(Granularity scales) {
+  switch (scales) {
+    case Granularity::kTensor:
+    case Granularity::kChannel: return 0;  // they wait for the finished sum
+    case Granularity::kBlock1x128: return 1;
+    case Granularity::kBlock128x128: return kScaleBlock;
+  }
+  return 0;
+}
+
+// Scales of an operand that a stage of a tile with `extent` of its rows holds: those that it can
+// touch, as tiles begin at multiples of `extent`.
+constexpr int scales_per_stage(Granularity scales, int extent) {
+  const int rows = rows_per_scale(scales);
+  if (rows == 0) return 0;
+  return ceil_divide(rows - common_divisor(extent, rows) + extent, rows);
+}
+
+// Where the scale of a tile's column lies among those of a stage, if each has one of its own: a
+// thread's, of columns 8j + 2q and 8j + 2q + 1 for its q, one after another, to be read four at a
+// time. The q's begin at distances at which no two meet in a bank.
+struct ColumnScaleOrder {
+  int quarter;  // from the first of one q to that of the next
+
+  constexpr explicit ColumnScaleOrder(int columns)
+      : quarter(columns / 4 + (columns / 4 % 16 == 0 ? 4 : 0)) {}
+  constexpr int place(unsigned column) const {
+    return static_cast<int>(column % 8 / 2) * quarter +
+           static_cast<int>(column / 8 * 2 + column % 2);
+  }
+  constexpr int count() const { return 4 * quarter; }
+};
+
+}  // namespace octofold::config

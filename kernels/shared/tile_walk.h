@@ -1,0 +1,90 @@
+// Which block of threads computes which tile of D, over which part of K, and in which order. The
+// one piece of scheduling, for the planner, the kernel, and the tests, which run it.
+//
+// A walk is the tiles of one block of threads, one after another. Every role of the block makes the
+// same walk. What a role does not ask of a tile is not worked out.
+//
+//   TileWalk(const WorkParams&, int block, int blocks);  // the block's number and their count,
+//                                                        // whole clusters
+//   bool has_tile() const;
+//   void advance();
+//   Tile tile() const;
+//   bool has_stages() const;     // whether this tile, or a later one, has anything to sum
+//   bool stages_follow() const;  // whether a later one has
+//
+// Here are the walk over a dense product and split-K; groups are in group_walk.h.
+#pragma once
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/tile_schedule.h"
+#include "kernels/shared/work.h"
+
+namespace octofold::config {
+
+// In D of so many of the instruction's rows and columns, in tiles of clusters.
+template <auto kConfig>
+constexpr TileSchedule cluster_schedule(int rows, int columns) {
+  return tile_schedule(rows, columns, kConfig.cluster_tile_rows(), kConfig.cluster_tile_columns(),
+                       kConfig.raster_rows);
+}
+
+// The first element of a block's tile, of those of its cluster, which lie side by side along one
+// dimension, or share a tile.
+template <auto kConfig>
+constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
+  TileCoordinate place = schedule.at(index);
+  place.m = place.m * kConfig.cluster_rows + (kConfig.cluster_rows > 1 ? rank : 0);
+  place.n = place.n * kConfig.cluster_columns + (kConfig.cluster_columns > 1 ? rank : 0);
+  return {place.m * kConfig.tile_rows, place.n * kConfig.tile_columns};
+}
+
+template <auto kConfig, Work kWork = kConfig.work>
+class TileWalk;
+
+template <auto kConfig>
+class TileWalk<kConfig, Work::kDense> {
+ public:
+  constexpr TileWalk(const WorkParams& work, int block, int blocks)
+      : work_(work),
+        schedule_(cluster_schedule<kConfig>(work.rows, work.columns)),
+        index_(block / kConfig.cluster_size()),
+        step_(blocks / kConfig.cluster_size()),
+        count_(schedule_.count()),
+        rank_(block % kConfig.cluster_size()) {}
+
+  constexpr bool has_tile() const { return index_ < count_; }
+  constexpr void advance() { index_ += step_; }
+
+  constexpr Tile tile() const {
+    const auto [row, column] = first_element<kConfig>(schedule_, index_, rank_);
+    int k_begin = 0, k_end = work_.depth;
+    if constexpr (kConfig.cluster_depth > 1) {  // whole blocks of K
+      const int blocks = ceil_divide(work_.depth, kScaleBlock);
+      k_begin = rank_ * blocks / kConfig.cluster_depth * kScaleBlock;
+      const int next = (rank_ + 1) * blocks / kConfig.cluster_depth * kScaleBlock;
+      if (next < k_end) k_end = next;
+    }
+    return {.group = 0,
+            .operand_row = row,
+            .operand_column = column,
+            .row = row,
+            .column = column,
+            .row_end = work_.rows,
+            .column_end = work_.columns,
+            .k_begin = k_begin,
+            .k_end = k_end};
+  }
+
+  constexpr bool has_stages() const { return index_ < count_ && work_.depth > 0; }
+  constexpr bool stages_follow() const { return index_ + step_ < count_ && work_.depth > 0; }
+
+ private:
+  const WorkParams& work_;
+  TileSchedule schedule_;
+  int index_;  // of the cluster's tile
+  int step_;
+  int count_;
+  int rank_;
+};
+
+}  // namespace octofold::config

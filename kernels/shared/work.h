@@ -1,0 +1,63 @@
+// Units of work of a product: what its blocks of threads share, and what one of them computes at a
+// time. kernels/shared/tile_walk.h says in which order.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+namespace octofold::config {
+
+// What a product computes: all of D as one, or in groups whose sizes are numbers in device memory.
+enum class Work : unsigned char {
+  kDense,
+  kGroupedRows,   // rows of A and D in groups, one after another, each with a B of its own
+  kMaskedRows,    // the same, each with room for as many rows, of which the first are A's
+  kGroupedDepth,  // K in groups, each with a D of its own
+};
+
+constexpr const char* word(Work work) {
+  switch (work) {
+    case Work::kDense: return "";
+    case Work::kGroupedRows: return "groups of rows";
+    case Work::kMaskedRows: return "masked groups of rows";
+    case Work::kGroupedDepth: return "groups of K";
+  }
+  return "?";
+}
+
+// Whether each group has a B of its own.
+constexpr bool groups_rows(Work work) {
+  return work == Work::kGroupedRows || work == Work::kMaskedRows;
+}
+
+// What all blocks of a product share: the sizes of D, and how many values its elements sum. Where
+// there are groups: rows of A are those of all groups together (kGroupedRows), or that each has
+// room for; B's rows are one group's, and so are both where K is in groups. Depth is then of all
+// groups together, each beginning at a multiple of 128 (octofold/casts.h,
+// group_columns()).
+struct WorkParams {
+  int rows;
+  int columns;
+  int depth;
+  int groups{};
+  const int*
+      numbers{};  // [groups + 1]: where each begins, and the last one ends; or counts [groups]
+};
+
+// One unit of work. Whoever loads, multiplies or stores knows of the product what stands here.
+struct Tile {
+  int group;
+  // Of the operands: the first row of each that the tile reads.
+  int operand_row;
+  int operand_column;
+  // Of D: the tile's first element, and where the rows and columns end, perhaps beyond the tile.
+  // What lies behind the ends is neither read nor stored; a cluster's last tile may begin there.
+  int row;
+  int column;
+  int row_end;
+  int column_end;
+  // Of K. Empty: the sum is 0.
+  int k_begin;
+  int k_end;
+};
+
+}  // namespace octofold::config

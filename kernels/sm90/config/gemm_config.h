@@ -1,0 +1,199 @@
+// The configuration of Hopper's GEMM kernel: a value that the planner builds, the host compiler
+// checks, the JIT prints into the kernel's name and the kernel reads. kernels/sm90/policies.h
+// chooses the kernel's code by it.
+#pragma once
+
+#include "octofold/gemm_form.h"
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/stage_scales.h"
+#include "kernels/shared/work.h"
+#include "kernels/sm90/config/choices.h"
+#include "kernels/sm90/config/dynamic_input.h"
+#include "kernels/sm90/config/gated_output.h"
+#include "kernels/sm90/config/gemm_params.h"
+
+namespace octofold::config {
+
+// Values of K that one stage of the ring holds: they share a block scale, and the tensor core sums
+// them before promotion.
+inline constexpr int kStageDepth = kScaleBlock;
+
+// The 128-byte swizzle counts from multiples of this: operands begin there.
+inline constexpr int kSwizzleAlignment = 1024;
+
+// Rows of the instruction.
+inline constexpr int kSubTileRows = 64;
+// How many sub-tiles hold so many rows, perhaps none.
+constexpr int sub_tiles_of(int rows) { return rows > 0 ? ceil_divide(rows, kSubTileRows) : 0; }
+
+// A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
+// where they are swapped.
+struct Sm90GemmConfig {
+  GemmForm form{};
+  // The product has gates and ups side by side, and D holds the codes of their activation.
+  GatedOutput gated{};
+  // A is read in high precision and cast by a warpgroup of its own.
+  DynamicInput dynamic{};
+  // One product, or those of groups.
+  Work work = Work::kDense;
+  // The instruction takes 64 rows at least, and 8 columns: B's rows as its rows, where A has few.
+  // All that stands below counts as the instruction does; the store alone turns D back.
+  bool swapped = false;
+
+  // The output tile of a block of threads. Each consumer warpgroup owns tile_rows / math_warpgroups
+  // of its rows and works on them in sub-tiles of 64, twice where the output is gated.
+  int tile_rows = 128;
+  int tile_columns = 128;
+  int math_warpgroups = 2;
+  int stages = 4;
+  // Blocks of threads that work on neighbouring tiles and multicast what they share: rows along
+  // the columns, columns along the rows.
+  int cluster_rows = 1;
+  int cluster_columns = 1;
+  // Split-K: blocks of a cluster that share a tile, each with a slice of K.
+  int cluster_depth = 1;
+  // Blocks that a multiprocessor holds at one time.
+  int blocks_per_multiprocessor = 1;
+
+  OperandLoad load = OperandLoad::kTma;
+  OutputStore store = OutputStore::kTma;
+  // Slabs of shared memory that a consumer warp has, to fill one while others are read.
+  int pieces = 2;
+  // With a prefetched C: boxes that shared memory has room for, each as high as the tile.
+  int boxes = 0;
+  // C is D itself: TMA adds to what is there.
+  bool adds_in_place = false;
+  MathOrder order = MathOrder::kFree;
+  // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
+  // costs one stage of latency tolerance.
+  bool early_wait = false;
+  // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
+  int raster_rows = 8;
+
+  static constexpr int kSubTileStride = kSubTileRows;
+  static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("form", form);
+    field("gated", gated);
+    field("dynamic", dynamic);
+    if (work != Work::kDense) field("work", work);
+    field("swapped", swapped);
+    field("tile_rows", tile_rows);
+    field("tile_columns", tile_columns);
+    field("math_warpgroups", math_warpgroups);
+    field("stages", stages);
+    field("cluster_rows", cluster_rows);
+    field("cluster_columns", cluster_columns);
+    field("cluster_depth", cluster_depth);
+    field("blocks_per_multiprocessor", blocks_per_multiprocessor);
+    field("load", load);
+    field("store", store);
+    field("pieces", pieces);
+    if (stores_onto_c()) field("boxes", boxes);
+    field("adds_in_place", adds_in_place);
+    field("order", order);
+    field("early_wait", early_wait);
+    field("raster_rows", raster_rows);
+  }
+  friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
+
+  constexpr Operand rows() const { return swapped ? form.b : form.a; }
+  constexpr Operand columns() const { return swapped ? form.a : form.b; }
+  // How rows share scales in a stage. Where A's rows are in groups, a tile begins anywhere in a
+  // block of 128x128: each row brings the scale of its block then.
+  constexpr Granularity row_scales() const { return swapped ? form.b.scales : a_scales(); }
+  constexpr Granularity column_scales() const { return swapped ? a_scales() : form.b.scales; }
+  // Two-level scales: whether rows, or columns, have factors of their own besides.
+  constexpr bool rows_have_factors() const { return form.b_channel_scale && swapped; }
+  constexpr bool columns_have_factors() const { return form.b_channel_scale && !swapped; }
+  // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
+  // 14 significant bits).
+  constexpr bool promote() const { return !form.fast_accumulation; }
+
+  constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
+  // Whether just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
+  constexpr bool loads_sub_tiles() const {
+    return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
+  }
+  // Whether D's rows are in groups, which TMA stores no further than they go.
+  constexpr bool stores_groups() const {
+    return work != Work::kDense && store != OutputStore::kDirect;
+  }
+  // Who adds C: TMA, in memory (adds_in_place); threads to what TMA brought; or threads, which read
+  // it themselves.
+  constexpr bool stores_onto_c() const { return store == OutputStore::kTmaOntoC; }
+  constexpr bool reads_c() const {
+    return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();
+  }
+
+  // Blocks that multicast a stage to each other.
+  constexpr int multicast_blocks() const { return cluster_rows * cluster_columns; }
+  constexpr int cluster_size() const { return multicast_blocks() * cluster_depth; }
+  constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
+  constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
+  constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
+  // Sub-tiles of a consumer warpgroup: one below the other; then the same for the ups.
+  constexpr int row_sub_tiles() const { return warpgroup_rows() / kSubTileRows; }
+  constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
+  // Rows of the columns' operand that a stage holds, and scales of theirs.
+  constexpr int operand_columns() const { return tile_columns * (gated.exists ? 2 : 1); }
+  constexpr int column_scales_per_stage() const {
+    return scales_per_stage(column_scales(), tile_columns) * (gated.exists ? 2 : 1);
+  }
+  constexpr int consumer_threads() const { return 128 * math_warpgroups; }
+  // One producer warpgroup loads, copies scales and stores; there are two where threads copy the
+  // operands, or one of them casts.
+  constexpr int producer_warpgroups() const {
+    return load == OperandLoad::kTma && !dynamic.exists ? 1 : 2;
+  }
+  // Producer warps that copy operands where TMA cannot: all but the two that copy scales.
+  constexpr int copy_warps() const { return 4 * producer_warpgroups() - 2; }
+  constexpr int threads() const { return consumer_threads() + 128 * producer_warpgroups(); }
+  // resources.h: registers of a thread, and turns of the warps that cast.
+  constexpr int registers_at_start() const;
+  constexpr int producer_registers() const;
+  constexpr int second_producer_registers() const;
+  constexpr int consumer_registers() const;
+  constexpr int product_registers() const;
+  constexpr int cast_rows() const;
+  constexpr int casts_ahead() const;
+  constexpr int cast_turns() const;
+
+  // Each block that shares a tile finishes and stores some of its columns, by eights: block i
+  // those from i times this on.
+  constexpr int owned_columns() const {
+    return round_up(ceil_divide(tile_columns, cluster_depth), 8);
+  }
+
+  // Columns of the boxes in which a tile leaves: 128 bytes wide, or less where these do not divide
+  // its columns.
+  constexpr int box_columns() const {
+    int columns = 128 / size_of(form.out);
+    while (owned_columns() % columns != 0) columns /= 2;
+    return columns;
+  }
+  constexpr int boxes_of_tile() const { return tile_columns / box_columns(); }
+
+  // sm90_gemm.h: null if a kernel can be built from it, else why not.
+  constexpr const char* invalid_reason() const;
+
+ private:
+  constexpr Granularity a_scales() const {
+    const bool is_square = form.a.scales == Granularity::kBlock128x128;
+    return is_square && groups_rows(work) ? Granularity::kBlock1x128 : form.a.scales;
+  }
+  constexpr const char* gated_invalid_reason() const;
+  constexpr const char* dynamic_invalid_reason() const;
+  constexpr const char* grouped_invalid_reason() const;
+  constexpr const char* tile_invalid_reason() const;
+  constexpr const char* cluster_invalid_reason() const;
+  constexpr const char* scales_invalid_reason() const;
+  constexpr const char* load_invalid_reason() const;
+  constexpr const char* store_invalid_reason() const;
+  constexpr const char* order_invalid_reason() const;
+  constexpr const char* resources_invalid_reason() const;
+};
+
+}  // namespace octofold::config

@@ -1,0 +1,48 @@
+// What the host passes to Hopper's GEMM kernel.
+#pragma once
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/gemm_params.h"
+
+namespace octofold::config {
+
+// A CUtensorMap: opaque, made by cuTensorMapEncodeTiled.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// Scale of unit (row, column) of what is written at [row * row_stride + column * column_stride].
+struct OutputScaleParams {
+  float* data;
+  long long row_stride;
+  long long column_stride;
+};
+
+// What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
+// maps are used, with OutputStore::kTma that of D; the pointers otherwise. Of a gated product the
+// rows of as many ups lie behind those of the gates.
+struct Sm90GemmParams : GemmParams {
+  TensorMap
+      rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
+  TensorMap last_rows_map{};  // box [last_rows, 128], likewise; in groups as many as hold the rows
+  // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
+  TensorMap columns_map{};
+  // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups: of three dimensions,
+  // of which the outer two both count rows (kernels/sm90/store.h, "send_box").
+  TensorMap out_map{};
+  TensorMap c_map{};  // the same of C, with OutputStore::kTmaOntoC
+
+  OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
+  int last_rows{};                // 0: last_rows_map is not used
+};
+
+// Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there
+// are, as TMA takes its time over rows that are not (54 µs against 34 for 1 row and for 64 at N, K
+// = 7168, 16384 on an H200). What a stage holds in the other rows is of no account: their sums are
+// not stored. 0: as in all others.
+constexpr int last_rows(int tile_rows, int cluster_columns, int rows) {
+  const int existing = round_up(rows % tile_rows, 8);
+  return cluster_columns == 1 && existing < tile_rows ? existing : 0;
+}
+
+}  // namespace octofold::config

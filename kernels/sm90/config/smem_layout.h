@@ -1,0 +1,78 @@
+// Where everything lies in the shared memory of Hopper's GEMM kernel, for host and device.
+#pragma once
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/stage_scales.h"
+#include "kernels/sm90/config/gemm_config.h"
+
+namespace octofold::config {
+
+// Where everything lies in a block's shared memory. Offsets in bytes.
+struct Sm90SmemLayout {
+  int output = 0;         // what the block stores of D: boxes, one after another
+  int rows = 0;           // [stages][tile_rows][128], 128-byte swizzle
+  int columns = 0;        // [stages][operand_columns][128], likewise; ups behind gates
+  int row_scales = 0;     // [stages][…]
+  int column_scales = 0;  // [stages][…]
+  int unaligned = 0;      // [2][rows and columns][kUnalignedRow]: copied, not yet shifted
+  int slices = 0;         // [block][sums / 4][thread][4]: of the others that share the tile
+  int barriers = 0;
+  int total = 0;
+
+  // Bytes of one stage.
+  int rows_bytes = 0, columns_bytes = 0, row_scales_bytes = 0, column_scales_bytes = 0;
+  // D is stored in boxes of so many of its rows and columns, with the swizzle of their width in
+  // bytes; of those that C comes to, each one's bytes.
+  int output_box_rows = 0, output_box_columns = 0, output_box_bytes = 0;
+  int slice_bytes = 0;      // what a block sends another one
+  int unaligned_bytes = 0;  // of one of two buffers
+
+  constexpr explicit Sm90SmemLayout(const Sm90GemmConfig& config) {
+    rows_bytes = config.tile_rows * kStageDepth;
+    columns_bytes = config.operand_columns() * kStageDepth;
+    // Two neighbours are read at once, as 8 bytes.
+    row_scales_bytes = round_up(4 * scales_per_stage(config.row_scales(), config.tile_rows), 16);
+    const int column_scale_count = config.column_scales() == Granularity::kBlock1x128
+                                       ? ColumnScaleOrder(config.tile_columns).count()
+                                       : config.column_scales_per_stage();
+    column_scales_bytes = round_up(4 * column_scale_count, 16);
+    int end = 0;
+    if (config.store == OutputStore::kTma) {
+      const int owned = config.owned_columns();
+      if (config.swapped) {  // D's rows are columns here, and its columns rows
+        output_box_rows = owned * config.cluster_depth == config.tile_columns ? owned : 8;
+        output_box_columns = 128 / size_of(config.form.out);
+      } else {
+        output_box_rows = config.tile_rows;
+        output_box_columns = config.box_columns();
+      }
+      end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
+    } else if (config.stores_onto_c()) {
+      output_box_rows = config.tile_rows;
+      output_box_columns = config.box_columns();
+      output_box_bytes = output_box_rows * output_box_columns * size_of(config.form.out);
+      end = config.boxes * output_box_bytes;
+    } else if (config.store == OutputStore::kTmaPieces) {
+      output_box_rows = kPieceRows;
+      output_box_columns = config.piece_columns();
+      end = config.consumer_threads() / 32 * config.pieces * kPieceBytes;
+    }
+    rows = end;
+    columns = rows + config.stages * rows_bytes;
+    row_scales = columns + config.stages * columns_bytes;
+    column_scales = row_scales + config.stages * row_scales_bytes;
+    unaligned = round_up(column_scales + config.stages * column_scales_bytes, 16);
+    slices = unaligned;
+    if (config.load == OperandLoad::kThreads) {
+      unaligned_bytes = (config.tile_rows + config.tile_columns) * kUnalignedRow;
+      slices += 2 * unaligned_bytes;
+    }
+    slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.consumer_threads();
+    barriers = slices + (config.cluster_depth - 1) * slice_bytes;
+    // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
+    // box that C comes to whether it is there, and whether it is summed
+    total = barriers + (2 * config.stages + 3 + 2 * config.boxes) * 8;
+  }
+};
+
+}  // namespace octofold::config

@@ -1,0 +1,95 @@
+// The policies of a configuration: what stands in each place of the kernel (gemm.h). This is the
+// one file that asks a configuration for its features in order to choose code.
+#pragma once
+
+#include "kernels/shared/group_walk.h"
+#include "kernels/sm90/consumer.h"
+#include "kernels/sm90/gated_columns.h"
+#include "kernels/sm90/load_dynamic.h"
+#include "kernels/sm90/load_groups.h"
+#include "kernels/sm90/load_tma.h"
+#include "kernels/sm90/load_unaligned.h"
+#include "kernels/sm90/load_words.h"
+#include "kernels/sm90/order_alternating.h"
+#include "kernels/sm90/order_fast.h"
+#include "kernels/sm90/order_ping_pong.h"
+#include "kernels/sm90/scales_mirrored.h"
+#include "kernels/sm90/split_k.h"
+#include "kernels/sm90/store_directly.h"
+#include "kernels/sm90/store_fp32.h"
+#include "kernels/sm90/store_gated.h"
+#include "kernels/sm90/store_groups.h"
+#include "kernels/sm90/store_onto_c.h"
+#include "kernels/sm90/store_slabs.h"
+#include "kernels/sm90/store_swapped.h"
+#include "kernels/sm90/store_tile.h"
+
+namespace octofold::sm90 {
+
+// The first case that holds: FirstOf<When<condition, A>, When<condition, B>, Otherwise<C>>.
+template <bool kHolds, typename Policy>
+struct When;
+template <typename Policy>
+using Otherwise = When<true, Policy>;
+
+template <typename Case, typename... Cases>
+struct FirstOfCases : FirstOfCases<Cases...> {};
+template <typename Policy, typename... Cases>
+struct FirstOfCases<When<true, Policy>, Cases...> {
+  using Chosen = Policy;
+};
+template <typename... Cases>
+using FirstOf = typename FirstOfCases<Cases...>::Chosen;
+
+template <Sm90GemmConfig kConfig>
+struct Policies {
+  using LoadKind = config::OperandLoad;
+  using StoreKind = config::OutputStore;
+  using OrderKind = config::MathOrder;
+
+  // What the blocks of a cluster share.
+  using Cluster = FirstOf<When<(kConfig.multicast_blocks() > 1), Multicast<kConfig>>,
+                          When<(kConfig.cluster_depth > 1), SplitK<kConfig>>,  //
+                          Otherwise<Alone<kConfig>>>;
+
+  // What a stage holds of either operand.
+  using Rows = FirstOf<When<kConfig.loads_sub_tiles(), GroupRows<kConfig>>,  //
+                       Otherwise<TileRows<kConfig>>>;
+  using RowScaleLoad = RowScalesOfTile<kConfig>;
+  using Columns =
+      FirstOf<When<kConfig.gated.exists, GatedColumns<kConfig>>,
+              When<kConfig.dynamic.exists, CastColumns<kConfig>>, Otherwise<TileColumns<kConfig>>>;
+
+  // How it gets there.
+  using Load = FirstOf<When<kConfig.load == LoadKind::kWords, LoadWords<kConfig>>,
+                       When<kConfig.load == LoadKind::kThreads, LoadUnaligned<kConfig>>,
+                       When<kConfig.dynamic.exists, LoadAndCast<kConfig, Rows>>,
+                       Otherwise<LoadByTma<kConfig, Rows, Columns>>>;
+  static constexpr unsigned kArrivalsOfStage =
+      Load::kArrivals + RowScaleLoad::kScaleArrivals + Columns::kScaleArrivals;
+
+  // What the products overlap with.
+  using ColumnScaleValues = FirstOf<When<kConfig.gated.exists, GatedColumnScales<kConfig>>,
+                                    Otherwise<ColumnScales<kConfig>>>;
+  using Warpgroup = ConsumerWarpgroup<kConfig, Load, ColumnScaleValues>;
+  using Timing = FirstOf<When<kConfig.order == OrderKind::kOrdered, PingPong<Warpgroup>>,
+                         When<kConfig.early_wait, EarlyWait<Warpgroup>>,  //
+                         Otherwise<Free<Warpgroup>>>;
+  using Order = FirstOf<When<!kConfig.promote(), SumInTensorCore<Warpgroup>>,
+                        When<kConfig.order == OrderKind::kAlternating, Alternate<Warpgroup>>,
+                        Otherwise<Promote<Warpgroup, Timing>>>;
+
+  // How D leaves.
+  using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,
+                        When<kConfig.stores_onto_c(), BoxesWithC<kConfig>>,  //
+                        Otherwise<TileBoxes<kConfig>>>;
+  using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
+                        When<kConfig.swapped, WriteSwapped<kConfig>>,  //
+                        Otherwise<WriteRows<kConfig>>>;
+  using Store = FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
+                        When<kConfig.store == StoreKind::kTmaPieces, StoreSlabs<kConfig, Boxes>>,
+                        When<kConfig.store == StoreKind::kTmaOntoC, StoreOntoC<kConfig, Boxes>>,
+                        Otherwise<StoreTile<kConfig, Write, Boxes>>>;
+};
+
+}  // namespace octofold::sm90

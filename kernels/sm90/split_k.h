@@ -1,0 +1,88 @@
+// Split-K within a cluster: its blocks share a tile, and each sums a slice of K. A block finishes
+// and stores some of the tile's columns. It pushes its accumulators of the other columns from its
+// registers into their owners' shared memory, to the thread that has the same places in its
+// fragment. So nothing is transposed, and nobody waits but for what is sent to it. The slices are
+// added in their order: the same bits whoever comes first. No memory is needed outside of the
+// cluster.
+#pragma once
+
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/mbarrier.h"
+#include "kernels/sm90/shared_memory.h"
+
+namespace octofold::sm90 {
+
+// All consumer threads, once the cluster's barriers are known to be initialized. Afterwards `sums`
+// are those of the whole tile in the columns that the block owns.
+template <Sm90GemmConfig kConfig, typename Accumulators>
+__device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
+  constexpr int kDepth = kConfig.cluster_depth;
+  constexpr int kVectors = kConfig.tile_columns / 8;  // four of a thread: eight columns
+  constexpr int kOwned = kConfig.owned_columns() / 8;
+  constexpr int kThreads = kConfig.consumer_threads();
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto offset = [&](int vector, int sub_tile) {
+    return ((vector % kOwned * kConfig.sub_tiles() + sub_tile) * kThreads + thread) * 16;
+  };
+
+  if (thread == 0) {
+    const int owned = min(max(kVectors - rank * kOwned, 0), kOwned);
+    ptx::mbarrier_arrive_expect_bytes(smem.slices_full(),
+                                      (kDepth - 1) * owned * kConfig.sub_tiles() * kThreads * 16);
+  }
+#pragma unroll
+  for (int owner = 0; owner * kOwned < kVectors; ++owner) {
+    if (owner == rank) continue;
+    const unsigned target = ptx::address_at_rank(smem.slice(rank < owner ? rank : rank - 1), owner);
+    const unsigned barrier = ptx::address_at_rank(smem.slices_full(), owner);
+#pragma unroll
+    for (int vector = owner * kOwned; vector < min((owner + 1) * kOwned, kVectors); ++vector) {
+#pragma unroll
+      for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+        const float* sum = &sums[sub_tile][4 * vector];
+        ptx::store_async(target + offset(vector, sub_tile), {sum[0], sum[1], sum[2], sum[3]},
+                         barrier);
+      }
+    }
+  }
+
+  ptx::mbarrier_wait(smem.slices_full(), 0);
+#pragma unroll
+  for (int vector = 0; vector < kVectors; ++vector) {
+    if (vector / kOwned != rank) continue;
+#pragma unroll
+    for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+      float* sum = &sums[sub_tile][4 * vector];
+      const float4 own = {sum[0], sum[1], sum[2], sum[3]};
+      float4 all = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int slice = 0; slice < kDepth; ++slice) {
+        const int other = slice < rank ? slice : slice - 1;
+        const float4 part =
+            slice == rank ? own
+                          : ptx::load_shared_four(smem.slice(other) + offset(vector, sub_tile));
+        all = {all.x + part.x, all.y + part.y, all.z + part.z, all.w + part.w};
+      }
+      sum[0] = all.x, sum[1] = all.y, sum[2] = all.z, sum[3] = all.w;
+    }
+  }
+}
+
+// Such blocks have one tile. Their barriers have to be known to each other when it is summed, not
+// before: the cluster's barrier is arrived at when the kernel starts, and waited for then.
+template <Sm90GemmConfig kConfig>
+struct SplitK : Alone<kConfig> {
+  static __device__ void begin() {
+    ptx::cluster_arrive();
+    __syncthreads();
+  }
+  static __device__ int rank() { return static_cast<int>(ptx::cluster_rank()); }
+  template <typename Accumulators>
+  static __device__ void reduce(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
+    ptx::cluster_wait();
+    add_slices(smem, rank, sums);
+  }
+  static __device__ void end_of_producers() { ptx::cluster_wait(); }
+};
+
+}  // namespace octofold::sm90

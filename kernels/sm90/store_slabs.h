@@ -1,0 +1,75 @@
+// Store: each consumer warp sends its own rows out by TMA, in slabs of 16 rows × 128 bytes, some
+// under way while it fills the next one. For tiles that would take too much shared memory as a
+// whole.
+//
+// Slabs are used in turn on over the ends of tiles: beginning with the first one at each tile, a
+// tile with an odd number of slabs filled one twice running while TMA still read it. C prefetched
+// into L2 lost or changed nothing (docs/notes/gemm-sm90.md).
+#pragma once
+
+#include "kernels/sm90/store_tile.h"
+
+namespace octofold::sm90 {
+
+template <Sm90GemmConfig kConfig, typename Boxes>
+class StoreSlabs : public StoreDefaults<kConfig> {
+ public:
+  __device__ explicit StoreSlabs(const SharedMemory<kConfig>& smem)
+      : slabs_(smem.output() + static_cast<int>(threadIdx.x) / 32 * kConfig.pieces * kSlabBytes) {}
+
+  static __device__ void prefetch(const Sm90GemmParams& params) {
+    ptx::prefetch_tensor_map(&params.out_map);
+  }
+
+  __device__ void store(const Sm90GemmParams& params, const Tile& tile, int rank,
+                        const Accumulators<kConfig>& sums) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_row = tile.row + first_row_of_thread<kConfig>();
+    const RowFactors<kConfig> row_factors(params, tile, first_row);
+#pragma unroll
+    for (int begin = 0; begin < kConfig.tile_columns; begin += kColumns) {
+      if (!owns<kConfig>(begin, rank)) continue;
+#pragma unroll
+      for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
+        const int row = first_row + 64 * sub_tile;
+        if (row - lane / 4 >= tile.row_end) break;
+        if (lane == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
+        __syncwarp();
+        const unsigned slab = slabs_ + next_ * kSlabBytes;
+        const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
+        const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
+#pragma unroll
+        for (int column = 0; column < kColumns; column += 16) {
+          // The factors of a whole tile's columns take registers that slabs lack.
+          const ColumnFactors<kConfig, 16> column_factors(params, tile, begin + column);
+          const ColumnTerms<kConfig> left(params, tile, column_factors, 0, begin + column);
+          const ColumnTerms<kConfig> right(params, tile, column_factors, 8, begin + column);
+          const float* pairs = &sums[sub_tile][(begin + column) / 2];
+          BoxOf<kConfig.form.out, config::kPieceRowBytes>::write(
+              slab, column, upper.finish(left, pairs[0], pairs[1]),
+              lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
+              lower.finish(right, pairs[6], pairs[7]));
+        }
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+          Boxes::send(params, slab, tile.column + begin, row, tile.row_end);
+          ptx::tma_store_commit();
+        }
+        next_ = next_ + 1 == kConfig.pieces ? 0 : next_ + 1;
+      }
+    }
+  }
+
+  // Shared memory has to last until all of it is read.
+  __device__ void finish() const { ptx::tma_store_wait_read<0>(); }
+
+ private:
+  static constexpr int kSlabBytes = config::kPieceBytes;
+  static constexpr int kColumns = kConfig.piece_columns();
+
+  unsigned slabs_;  // of the warp
+  int next_ = 0;
+};
+
+}  // namespace octofold::sm90

@@ -1,0 +1,192 @@
+// Products of numbers and FP8 weights: configurations of their one kernel, the layout of its shared
+// memory, and what the host passes. gemv, gemm_weight_only and its gradient are all of them.
+//
+// A block of threads makes a tile of out[rows, columns], rows being those of x, from all of the
+// depth, the dimension that is summed. It takes the depth in steps, of which each of `warps_depth`
+// groups of warps has 128; tiles of a group's sums are added up at the end.
+#pragma once
+
+#include "octofold/vocabulary.h"
+
+#include "kernels/shared/arithmetic.h"
+
+namespace octofold::config {
+
+struct WeightOnlyConfig {
+  DType w = DType::kE4M3;
+  DType x = DType::kBFloat16;
+  DType out = DType::kBFloat16;
+  // The columns of W are those of out, its rows the depth: the gradient.
+  bool transposed = false;
+  bool w_blocks = false;  // scales of W multiply sums of 128
+  bool x_blocks = false;  // likewise of an FP8 x
+  // Each number along the depth has a factor, which weights are multiplied by before they are
+  // rounded to x's type: scales of rows, where W is transposed.
+  bool depth_factors = false;
+  int tile_columns = 16;
+  int tile_rows = 8;  // of fewer than 8, 1, 2 or 4
+  int warps_columns = 1;
+  int warps_rows = 1;
+  int warps_depth = 8;
+  int stages = 3;
+  bool vectors = true;        // x and W can be copied in units of 16 bytes
+  bool store_vectors = true;  // four columns of out can be stored at a time
+  bool split = false;  // sums of parts of the depth go to memory, and another kernel adds them
+
+  static constexpr const char* kHeader = "kernels/weight_only/weight_only.h";
+  static constexpr const char* kKernel = "weight_only_kernel";
+  static constexpr const char* kTypeName = "octofold::config::WeightOnlyConfig";
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("w", w);
+    field("x", x);
+    field("out", out);
+    field("transposed", transposed);
+    field("w_blocks", w_blocks);
+    field("x_blocks", x_blocks);
+    field("depth_factors", depth_factors);
+    field("tile_columns", tile_columns);
+    field("tile_rows", tile_rows);
+    field("warps_columns", warps_columns);
+    field("warps_rows", warps_rows);
+    field("warps_depth", warps_depth);
+    field("stages", stages);
+    field("vectors", vectors);
+    field("store_vectors", store_vectors);
+    field("split", split);
+  }
+  friend constexpr bool operator==(const WeightOnlyConfig&, const WeightOnlyConfig&) = default;
+
+  constexpr int threads() const { return 32 * warps_columns * warps_rows * warps_depth; }
+  // What tensor cores multiply; FP8 numbers become float16. Of float32 they take none.
+  constexpr DType factor_type() const { return is_fp8(x) ? DType::kFloat16 : x; }
+  constexpr bool on_tensor_cores() const { return x != DType::kFloat32; }
+  constexpr bool has_blocks() const { return w_blocks || x_blocks; }
+
+  // Of a kernel that adds what blocks have left: only what tells results apart.
+  constexpr WeightOnlyConfig of_combination() const {
+    WeightOnlyConfig config{.w = w,
+                            .x = x,
+                            .out = out,
+                            .transposed = transposed,
+                            .w_blocks = w_blocks,
+                            .x_blocks = x_blocks,
+                            .depth_factors = depth_factors,
+                            .store_vectors = store_vectors,
+                            .split = true};
+    if (transposed) config.tile_columns = 32;
+    return config;
+  }
+
+  // A warp multiplies so many times 16 columns by so many times 8 rows.
+  constexpr int column_tiles() const { return tile_columns / (16 * warps_columns); }
+  constexpr int row_tiles() const { return (tile_rows < 8 ? 8 : tile_rows) / (8 * warps_rows); }
+
+  // Of the two halves of 128 along the depth, how many are written out: with many sums, more of
+  // them than registers hold.
+  constexpr int halves_at_once() const {
+    if (!on_tensor_cores()) return tile_rows >= 16 ? 1 : 2;
+    if (depth_factors) return 1;
+    return column_tiles() * row_tiles() * (has_blocks() ? 2 : 1) >= 32 ? 1 : 2;
+  }
+
+  // Shared memory: of each stage, for each group of warps, W and then x; behind them float32
+  // factors of the depth, or scales for each group's sums, of columns and of rows.
+  constexpr int step_depth() const { return kScaleBlock * warps_depth; }
+  constexpr int w_bytes() const { return kScaleBlock * tile_columns; }
+  constexpr int x_row_bytes() const { return kScaleBlock * size_of(x); }
+  constexpr int group_bytes() const { return w_bytes() + tile_rows * x_row_bytes(); }
+  constexpr int factors() const { return depth_factors ? step_depth() : 0; }
+  constexpr int column_scales() const { return w_blocks ? warps_depth * tile_columns : 0; }
+  constexpr int row_scales() const { return x_blocks ? warps_depth * tile_rows : 0; }
+  constexpr int stage_bytes() const {
+    const int floats = factors() + column_scales() + row_scales();
+    return warps_depth * group_bytes() + round_up(4 * floats, 16);
+  }
+  // Afterwards each group's sums, float32 [tile_rows, tile_columns], rows of which begin in
+  // different banks.
+  constexpr int sum_stride() const { return tile_columns + 4; }
+  constexpr int sum_bytes() const { return 4 * warps_depth * tile_rows * sum_stride(); }
+  constexpr int shared_bytes() const {
+    return stages * stage_bytes() > sum_bytes() ? stages * stage_bytes() : sum_bytes();
+  }
+
+  constexpr const char* invalid_reason() const {
+    if (!is_fp8(w)) return "w is FP8";
+    if (size_of(x) == 0 || x == DType::kInt32) return "x has numbers";
+    if (size_of(out) < 2 || out == DType::kInt32) return "out has wider numbers";
+    if (warps_columns < 1 || warps_rows < 1 || warps_depth < 1) return "some warps";
+    if (threads() > 512) return "at most 512 threads";
+    if (stages < 2) return "something on its way while the rest is multiplied";
+    if (tile_columns != 16 * warps_columns * column_tiles()) {
+      return "whole tiles of 16 columns for each warp";
+    }
+    if (transposed && kScaleBlock % tile_columns != 0) return "columns of one block of 128";
+    if (tile_rows < 8 ? tile_rows != 1 && tile_rows != 2 && tile_rows != 4
+                      : tile_rows != 8 * warps_rows * row_tiles()) {
+      return "whole tiles of 8 rows for each warp, or 1, 2 or 4 rows";
+    }
+    if (!on_tensor_cores() && (warps_rows != 1 || column_tiles() != 1 || tile_rows > 16)) {
+      return "float32: 16 columns and at most 16 rows to a warp";
+    }
+    if (4 * column_tiles() * row_tiles() > (has_blocks() || depth_factors ? 64 : 96)) {
+      return "sums that registers hold beside their parts";
+    }
+    if (transposed && (column_tiles() != 2 || !on_tensor_cores() || is_fp8(x))) {
+      return "transposed: 32 columns to a warp, and numbers of 16 bits";
+    }
+    if (depth_factors && (!transposed || w_blocks)) return "factors of rows of W, or of blocks";
+    if (x_blocks && !is_fp8(x)) return "only FP8 has scales";
+    return nullptr;
+  }
+};
+
+// Scales of one operand: of column (or row) i of out and step k along the depth, at
+// (i >> shift) · stride + k · depth_stride.
+struct WeightOnlyScale {
+  const float* data;  // null: there is none
+  long long stride;
+  long long depth_stride;  // from block to block of 128, or of depth_factors from one to the next
+  int shift;               // 7 where 128 share one, else 0
+};
+
+struct WeightOnlyParams {
+  const unsigned char* w;  // by rows, as it lies in memory
+  long long w_stride;      // bytes
+  const void* x;
+  long long x_stride;  // bytes
+  void* out;
+  long long out_stride;  // elements
+  const void* bias;      // null: there is none
+  bool bias_is_float32;  // else of out's type
+  WeightOnlyScale w_scale;
+  WeightOnlyScale x_scale;
+  long long rows;
+  long long columns;
+  long long depth;
+  float* partials = nullptr;  // [splits, rows, columns], of `split`
+  int splits = 1;
+};
+
+// Which tile a block has: those of up to 16 of its neighbours share columns, whose weights they
+// read at about the same time.
+inline constexpr long long kNeighbourRows = 16;
+
+struct WeightOnlyTile {
+  long long row;
+  long long column;
+};
+
+constexpr WeightOnlyTile weight_only_tile(const WeightOnlyConfig& config, long long rows,
+                                          long long columns, long long block) {
+  const long long row_tiles = ceil_divide(rows, config.tile_rows);
+  const long long column_tiles = ceil_divide(columns, config.tile_columns);
+  const long long first = block / (kNeighbourRows * column_tiles) * kNeighbourRows;
+  const long long left = row_tiles - first;
+  const long long neighbours = left < kNeighbourRows ? left : kNeighbourRows;
+  const long long inside = block - first * column_tiles;
+  return {(first + inside % neighbours) * config.tile_rows,
+          inside / neighbours * config.tile_columns};
+}
+
+}  // namespace octofold::config

@@ -1,0 +1,160 @@
+"""A plan: which layer of a model is run how, and what was measured to pick that."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from .files import plan_fields, read_text, write_whole
+from .fingerprint import Machine
+from .layers import Other
+from .ways import OWN
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a layer in one run of the inputs that are alike."""
+
+    rows: int
+    dtype: str
+    """That the layer computes in."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layer run one way, as measured."""
+
+    way: str
+    """A name in octofold.models.advisor.plan.ways.WAYS; "own": as it is."""
+    error: float | None
+    """‖output − exact‖ / ‖exact‖ on rows of the layer's real input; exact: FP32 throughout."""
+    effect: float | None
+    """‖difference‖ / ‖answer‖ that this layer alone makes in what the model answers, less what
+    rounding anew all that follows makes: measured for one way, in proportion to `error` for the
+    others."""
+    seconds: float | None
+    """Of all its calls in one run of the inputs, casts counted; None: not measured."""
+    bytes: int | None
+    """Of weight, scales and bias."""
+    why_not: str | None
+    """Why the layer cannot be run so; the other fields are None then."""
+
+    def with_effect(self, effect: float | None) -> "Option":
+        """The same with this effect; the layer as it is has none."""
+        return self if self.way == OWN else replace(self, effect=effect)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A torch.nn.Linear."""
+
+    name: str
+    """Qualified, as in model.named_modules()."""
+    in_features: int
+    out_features: int
+    dtype: str
+    """Of its weight."""
+    calls: tuple[Calls, ...]
+    options: tuple[Option, ...]
+    """The first is "own"; none where the layer is left alone unmeasured."""
+    chosen: str
+    """The way that is to be; "own": it stays as it is."""
+    why_own: str | None
+    """Why it stays, where it does."""
+
+    def option(self, way: str) -> Option | None:
+        """What was measured of a way."""
+        return next((option for option in self.options if option.way == way), None)
+
+    @property
+    def own(self) -> Option | None:
+        """What was measured of the layer as it is."""
+        return self.option(OWN)
+
+    @property
+    def planned(self) -> Option | None:
+        """What was measured of the way that was chosen."""
+        return self.option(self.chosen)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole model on the inputs, as it is and by the plan."""
+
+    bytes_own: int
+    """Of all parameters and buffers."""
+    bytes_planned: int
+    error_own: float
+    """‖difference‖ / ‖answer‖ that rounding makes: between the model as it is and the model with
+    the results of its linear layers rounded at random, of the tensor of an answer where it is
+    largest."""
+    error_predicted: float
+    """The same between the plan and the model as it is: the root of the sum of the squares of the
+    layers' effects and of error_own, as whatever changes a layer rounds all after it anew."""
+    error: float
+    """The same, measured by a run of the whole."""
+    seconds_own: float | None
+    seconds_predicted: float | None
+    """seconds_own less what the layers gain."""
+    seconds_planned: float | None
+    """Measured."""
+    seconds_own_from_python: float | None
+    """Called from Python, where the others are CUDA graphs."""
+    seconds_planned_from_python: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What advise() found for a model, its inputs and a GPU; apply() makes a model so."""
+
+    format: int
+    octofold: str
+    """Versions."""
+    torch: str
+    machine: Machine
+    model: str
+    """Its class."""
+    fingerprint: str
+    """Of the model's names, shapes and dtypes."""
+    target: str
+    """What was to be least: "time", "bytes" or "error"."""
+    max_error: float | None
+    max_bytes: int | None
+    timing: str | None
+    """"CUDA graph" or "calls from Python"; None: no times were measured."""
+    runs: int
+    """Runs of the model that the inputs stand for; times are of all of them."""
+    layers: tuple[Layer, ...]
+    others: tuple[Other, ...]
+    whole: Whole
+    notes: tuple[str, ...]
+
+    @property
+    def changed(self) -> tuple[Layer, ...]:
+        """The layers that apply() changes."""
+        return tuple(layer for layer in self.layers if layer.chosen != OWN)
+
+    def to_json(self) -> str:
+        """As from_json() takes it."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises BadFormatError that names the field for what is no plan."""
+
+        return cls(**plan_fields(text, cls, "plan"))
+
+    def save(self, path: str | Path) -> None:
+        """As a JSON file, over one that is there: whole or not at all. Raises IoError."""
+
+        write_whole(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What save() wrote. Raises IoError, and BadFormatError that names file and field."""
+
+        return cls(**plan_fields(read_text(Path(path)), cls, str(path)))
+
+    def __repr__(self) -> str:
+        return f"Plan({self.model}: {len(self.changed)} of {len(self.layers)} linear layers)"

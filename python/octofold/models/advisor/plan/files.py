@@ -1,0 +1,130 @@
+"""Plans as files: what is read is checked, field by field."""
+
+import json
+import math
+import os
+import types
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from ...._core.errors import BadFormatError, IoErrorWithErrno
+from .record import WIDE
+from .ways import OWN, WAYS
+
+FORMAT: Final = 1
+"""The number of the file's format. A file with another number is refused."""
+
+_TARGETS: Final = ("time", "bytes", "error")
+
+
+def plan_fields(text: str, plan_class: type, name: str) -> dict[str, Any]:
+    """The fields of the Plan that this JSON is; `name` is the file's, for errors."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadFormatError(f"{name}: expected a plan in JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadFormatError(f"{name}: expected a plan in JSON, got {type(content).__name__}")
+    if content.get("format") != FORMAT:
+        got = repr(content.get("format", "nothing"))
+        raise BadFormatError(f"{name}: field 'format': expected {FORMAT}, got {got}")
+    found = _fields(plan_class, content, name, "")
+    _require_sense(found, name)
+    return found
+
+
+def _require_sense(found: dict[str, Any], name: str) -> None:
+    """What types do not say."""
+    if found["target"] not in _TARGETS:
+        raise _wrong(name, "target", f"one of {', '.join(_TARGETS)}", found["target"])
+    seen: set[str] = set()
+    for index, layer in enumerate(found["layers"]):
+        where = f"layers[{index}]"
+        if layer.name in seen:
+            raise _wrong(name, f"{where}.name", "a name that no other layer has", layer.name)
+        seen.add(layer.name)
+        if layer.chosen != OWN and layer.chosen not in WAYS:
+            ways = ", ".join([OWN, *WAYS])
+            raise _wrong(name, f"{where}.chosen", f"a way that there is ({ways})", layer.chosen)
+        option = layer.planned
+        if layer.chosen != OWN and (option is None or option.why_not is not None):
+            raise _wrong(name, f"{where}.chosen", "a way that was measured there", layer.chosen)
+        for place, calls in enumerate(layer.calls):
+            if calls.dtype not in WIDE:
+                expected = f"one of {', '.join(WIDE)}"
+                raise _wrong(name, f"{where}.calls[{place}].dtype", expected, calls.dtype)
+        for field in ("in_features", "out_features"):
+            if getattr(layer, field) < 0:
+                raise _wrong(name, f"{where}.{field}", "at least 0", getattr(layer, field))
+
+
+def _wrong(name: str, field: str, expected: str, got: object) -> BadFormatError:
+    return BadFormatError(f"{name}: field '{field}': expected {expected}, got {got!r}")
+
+
+def _fields(cls: type, content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    expected = [field.name for field in fields(cls)]
+    for key in content:
+        if key not in expected:
+            raise _wrong(name, where + key, "no such field", "one")
+    for key in expected:
+        if key not in content:
+            raise _wrong(name, where + key, "a value", "none")
+    return {key: _value(hints[key], content[key], name, where + key) for key in expected}
+
+
+def _value(kind: Any, content: Any, name: str, where: str) -> Any:
+    """The content as a value of this type."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):  # with None, as all of ours
+        if content is None:
+            return None
+        (inner,) = (part for part in get_args(kind) if part is not type(None))
+        return _value(inner, content, name, where)
+    if origin is tuple:
+        if not isinstance(content, list):
+            raise _wrong(name, where, "a list", content)
+        inner = get_args(kind)[0]
+        return tuple(_value(inner, item, name, f"{where}[{i}]") for i, item in enumerate(content))
+    if is_dataclass(kind):
+        if not isinstance(content, dict):
+            raise _wrong(name, where, "an object", content)
+        assert isinstance(kind, type)
+        return kind(**_fields(kind, content, name, f"{where}."))
+    if kind is float and isinstance(content, int) and not isinstance(content, bool):
+        content = float(content)
+    if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
+        raise _wrong(name, where, {"str": "a string"}.get(kind.__name__, "a number"), content)
+    if isinstance(content, float) and not math.isfinite(content):
+        raise _wrong(name, where, "a finite number", content)
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Of a file in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadFormatError(f"{path}: expected a plan in JSON, got no UTF-8") from None
+    except OSError as error:
+        raise _io_error(error, f"cannot open '{path}'") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Through a file beside it, which takes its place at the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise _io_error(error, f"cannot write '{path}'") from None
+
+
+def _io_error(error: OSError, what: str) -> Exception:
+    made: Exception = IoErrorWithErrno(f"{error.errno or 5}:{what}: {error.strerror}")
+    return made
