@@ -214,7 +214,9 @@ def main() -> None:
     for i, name in enumerate(model.names):
         family = model.family(name)
         numbers = (stage[family], tile[family], start[i])
-        print(f'    {{"{name}", {{' + ", ".join(f"{1000 * number:.0f}" for number in numbers) + "}},")
+        print(
+            f'    {{"{name}", {{' + ", ".join(f"{1000 * number:.0f}" for number in numbers) + "}},"
+        )
 
 
 if __name__ == "__main__":

@@ -270,7 +270,10 @@ def test_rows_that_are_repeated_or_overlap(granularity, source, generator):
     ):
         for transpose in (False, True):
             check(view, granularity=granularity, transpose=transpose)
-        same_numbers(octofold.ops.convert_dtype(view, "float32"), octofold.ops.convert_dtype(view.cpu(), "float32"))
+        same_numbers(
+            octofold.ops.convert_dtype(view, "float32"),
+            octofold.ops.convert_dtype(view.cpu(), "float32"),
+        )
     wide = normal(generator, 1, 40_000, dtype=source).expand(6, 40_000)
     check(wide, granularity=granularity)
 
@@ -304,7 +307,9 @@ def test_converts(source, target, generator):
             actual = octofold.ops.convert_dtype(x, target, overflow)
             same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow))
     vector = octofold.ops.convert_dtype(values.flatten()[:30_001].contiguous(), source)
-    same_numbers(octofold.ops.convert_dtype(vector, target), octofold.ops.convert_dtype(vector.cpu(), target))
+    same_numbers(
+        octofold.ops.convert_dtype(vector, target), octofold.ops.convert_dtype(vector.cpu(), target)
+    )
 
 
 @pytest.mark.parametrize("source", ["bfloat16", "float16", "e4m3", "e5m2"])

@@ -262,10 +262,7 @@ def test_graph_of_inference():
     """Few tokens; FP8 weights, which nothing casts."""
     module = experts_of()
     frozen = nn.Experts.from_weights(
-        *(
-            octofold.quantize(weight.detach(), "128x128 torchao")
-            for weight in module.parameters()
-        )
+        *(octofold.quantize(weight.detach(), "128x128 torchao") for weight in module.parameters())
     )
     x, (ids, weights) = random(8, HIDDEN), routing(8)
 

@@ -1,6 +1,6 @@
 """Casts in few words, for tests that go through their options."""
 
-from octofold import Format, Rule, ops
+from octofold import Rule, ops
 from octofold._core.formats import GRANULARITIES
 
 RULES = tuple(map(str, Rule))
@@ -8,7 +8,9 @@ RULES = tuple(map(str, Rule))
 __all__ = ["GRANULARITIES", "RULES", "cast_side", "formats", "sides_of"]
 
 
-def cast_side(source, format, transpose=False, *, columns=None, offsets=None, matrices=None, **target):
+def cast_side(
+    source, format, transpose=False, *, columns=None, offsets=None, matrices=None, **target
+):
     """The one cast that is wanted: of the rows, or of the transpose."""
     side = "transposed" if transpose else "rows"
     wanted = {side: ops.Target(format, **target)}

@@ -28,7 +28,9 @@ def test_is_the_cast_and_the_product(dtype, granularity, rng):
                 {"profile": "te"},
             ):
                 y = octofold.dynamic_gemm(x, b, bias, out_dtype, **options)
-                a = octofold.quantize(x, **options)
+                rest = dict(options)
+                format = octofold.Format(rule=rest.pop("profile", "deepgemm"), **rest)
+                a = octofold.quantize(x, format)
                 expected = octofold.gemm(a, b, bias=bias, out_dtype=out_dtype)
                 assert y.dtype == expected.dtype
                 np.testing.assert_array_equal(y.view("u1"), expected.view("u1"))

@@ -84,5 +84,7 @@ def test_the_two_overflow_rules_differ_as_documented():
     np.testing.assert_array_equal(saturated, [448, 448, -448, 448, -448, np.nan])
     strict = octofold.ops.convert_dtype(values, "e4m3", overflow="nan").astype(np.float32)
     np.testing.assert_array_equal(strict, [448, np.nan, np.nan, np.nan, np.nan, np.nan])
-    strict = octofold.ops.convert_dtype(np.array([61439, 61440], np.float32), "e5m2", overflow="nan")
+    strict = octofold.ops.convert_dtype(
+        np.array([61439, 61440], np.float32), "e5m2", overflow="nan"
+    )
     np.testing.assert_array_equal(strict.astype(np.float32), [57344, np.inf])

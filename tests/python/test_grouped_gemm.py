@@ -27,10 +27,7 @@ def stacked(groups: list[ScaledTensor]) -> ScaledTensor:
 
 
 def weights(groups: int, n: int, k: int, granularity: str) -> list[ScaledTensor]:
-    return [
-        octofold.quantize(random_values(100 + g, n, k), granularity)
-        for g in range(groups)
-    ]
+    return [octofold.quantize(random_values(100 + g, n, k), granularity) for g in range(groups)]
 
 
 def offsets_of(sizes: list[int]) -> Any:

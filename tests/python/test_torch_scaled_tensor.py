@@ -6,10 +6,9 @@ import sys
 
 import octofold
 import pytest
+from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 def random(*shape):
@@ -54,7 +53,9 @@ assert loaded["weight"].dequantize().shape == (130, 300)
 
 def test_two_level_scales_in_files_and_modules(tmp_path):
     factors = torch.rand(130) + 1
-    cast = octofold.ops.cast(random(130, 300), rows=octofold.ops.Target("128x128", channel_scale=factors)).rows
+    cast = octofold.ops.cast(
+        random(130, 300), rows=octofold.ops.Target("128x128", channel_scale=factors)
+    ).rows
     torch.save(cast, tmp_path / "file")
     assert torch.load(tmp_path / "file", weights_only=True).equals(cast)
     module = Linear(cast)

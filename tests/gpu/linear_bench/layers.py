@@ -156,7 +156,10 @@ def products_of(recipe_name: str, shape: Shape, device: torch.device) -> list[Ca
         if product is None:
             calls.append(lambda a=a, b=b, out=out: torch.mm(a, b.t(), out=out))
             continue
-        a8 = octofold.quantize(a, octofold.Format(getattr(recipe, a_dtype), product.a, rule=recipe.profile))
+        a8 = octofold.quantize(
+            a,
+            octofold.Format(getattr(recipe, a_dtype), product.a, rule=recipe.profile),
+        )
         kind: dict[str, Any] = {"granularity": product.b}
         if product.b == TWO_LEVEL:
             kind = {"granularity": "128x128", "channel_scale": b.abs().amax(1).float()}

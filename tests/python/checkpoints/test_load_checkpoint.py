@@ -28,7 +28,7 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
     tensors = wide_tensors(rng)
     write_folder(tmp_path / "in", tensors, {})
     octofold.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", family=family, granularity=granularity
+        tmp_path / "in", tmp_path / "out", family=family, format=granularity
     )
     checkpoint = octofold.load_checkpoint(tmp_path / "out", framework="numpy")
     assert checkpoint.family == family
@@ -140,7 +140,7 @@ def test_scales_of_experts_are_read_and_become_blocks(tmp_path, rng):
     stack = write_stack(tmp_path / "in", rng)
     with pytest.raises(octofold.InvalidArgumentError, match="gate_up_proj': 128x1"):
         octofold.quantize_checkpoint(
-            tmp_path / "in", tmp_path / "out", family="finegrained-fp8", granularity="tensor"
+            tmp_path / "in", tmp_path / "out", family="finegrained-fp8", format="tensor"
         )
     assert not (tmp_path / "out").exists()
 

@@ -55,9 +55,7 @@ def saved(folder, block, granularity="128x128", family="compressed-tensors"):
     (folder / "in").mkdir()
     (folder / "wide.safetensors").rename(folder / "in" / "model.safetensors")
     (folder / "in" / "config.json").write_text("{}")
-    octofold.quantize_checkpoint(
-        folder / "in", folder / "out", family=family, granularity=granularity
-    )
+    octofold.quantize_checkpoint(folder / "in", folder / "out", family=family, format=granularity)
     return folder / "out"
 
 

@@ -86,7 +86,9 @@ def test_scales_are_used():
     layer(random(65, 300))
     x = random(65, 300) * 100  # beyond the scale of the step before: saturates
     scale = layer.amax_history[INPUT].max() / 448
-    weight = octofold.quantize(layer.weight.detach(), "tensor te", scale=layer.amax_history[WEIGHT].max().view(1) / 448)
+    weight = octofold.quantize(
+        layer.weight.detach(), "tensor te", scale=layer.amax_history[WEIGHT].max().view(1) / 448
+    )
     expected = octofold.gemm(
         octofold.quantize(x, "tensor te", scale=scale.view(1)),
         weight,

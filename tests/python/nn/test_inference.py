@@ -9,10 +9,15 @@ from layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import functional, products  # noqa: E402
+from octofold.nn.autograd import linear as functional  # noqa: E402
+from octofold.nn.autograd import products  # noqa: E402
 
 nn = octofold.nn
-EXACT = dataclasses.replace(nn.recipes.blockwise, power_of_two=True)
+SQUARES, LINES = (
+    octofold.Format("e4m3", unit, rule="torchao", power_of_two=True)
+    for unit in ("128x128", "1x128")
+)
+EXACT = nn.Recipe(output=nn.Product(LINES, SQUARES), grad_input=None, grad_weight=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
