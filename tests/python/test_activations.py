@@ -108,7 +108,7 @@ def test_bad_input_is_named(arguments, message):
 )
 def test_gradient_has_to_fit(gradient, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.quantize_activation_gradient(gradient, np.zeros((4, 8), np.float32))
+        cast_side(ActivationGradient(gradient, np.zeros((4, 8), np.float32)), "1x128")
     assert message in str(error.value)
 
 
@@ -178,7 +178,7 @@ def test_two_level_scales_are_refused():
     x = octofold.ScaledTensor(codes.data, codes.scale[:1], "128x128", factors)
     for call in (
         lambda: cast_side(Activated(x), "1x128"),
-        lambda: octofold.quantize_activation_gradient(np.zeros((4, 4), np.float32), x),
+        lambda: cast_side(ActivationGradient(np.zeros((4, 4), np.float32), x), "1x128"),
     ):
         with pytest.raises(
             octofold.InvalidArgumentError, match=r"'source.x.channel_scale': expected None"

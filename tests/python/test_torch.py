@@ -97,7 +97,7 @@ def test_refusals():
         octofold.quantize(x.to_sparse())
     with pytest.raises(octofold.InvalidArgumentError, match="'b': expected a torch tensor as is"):
         octofold.gemm(a, octofold.quantize(x.numpy()))
-    with pytest.raises(octofold.InvalidArgumentError, match="granularity '2x2'"):
+    with pytest.raises(octofold.InvalidArgumentError, match="'format': .*got '2x2'"):
         octofold.quantize(x, "2x2")
     with pytest.raises(octofold.InvalidArgumentError, match="'out_dtype': expected float32"):
         octofold.gemm(a, a, out=random(3, 3), out_dtype=torch.float16)

@@ -16,7 +16,9 @@ def in_words_of(
         try:
             function(*arguments)
         except InvalidArgumentError as error:
-            _, _, message = str(error).partition(": ")
+            message = str(error)
+            at = message.find("argument '")
+            message = message[max(at, 0) :]  # the library's name of the operation comes before
             parts = message.split("'")  # between quotes: arguments
             message = "'".join(names.get(part, part) for part in parts)
             raise InvalidArgumentError(f"{operation}: {message}") from None
