@@ -29,8 +29,8 @@ struct GatedColumns : TileColumns<kConfig> {
   }
 };
 
-// As ColumnScales (scales.h): sub-tiles of the gates have the first scale, those of the ups the
-// second.
+// The same as ColumnScales (scales.h). Sub-tiles of the gates have the first scale, those of the
+// ups the second.
 template <Sm90GemmConfig kConfig>
 class GatedColumnScales {
  public:

@@ -89,7 +89,7 @@ class DynamicCast {
     const int stages = turn_ / kConfig.cast_turns();
     turn_ %= kConfig.cast_turns();
     stages_.advance_by(stages);
-    position_.advance_by(stages);
+    advance_by(position_, stages);
   }
 
   // Starts the loads of the next turn, where there is one.

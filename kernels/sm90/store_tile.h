@@ -3,7 +3,7 @@
 //
 // A Store is how D leaves: so (here), with swapped operands (store_swapped.h), as the codes of a
 // gated activation (store_gated.h), by each consumer warp for itself (store_slabs.h), added to a C
-// that TMA brings (store_onto_c.h), or straight from registers (store_directly.h).
+// that TMA brings (store_prefetched_c.h), or straight from registers (store_directly.h).
 //
 //   Store(smem)                             each consumer warp
 //   store(params, tile, rank, accumulators) a tile; `rank`: the block's in a split K

@@ -284,7 +284,7 @@ def test_compiled_by_torch(generator):
 @needs_gpu
 def test_layers_use_it(generator):
     """For as many tokens as choice.py says, and not for more."""
-    from octofold.nn import choice
+    from octofold.nn.recipes import choice
 
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)

@@ -9,13 +9,13 @@ import types
 import octofold
 import pytest
 
-# Modules that need what a test machine may lack.
-OPTIONAL = {"octofold.nn.layers.peft_layers"}
+# The library, which is no Python module, and what needs a package that may be missing.
+NOT_IMPORTED = {"octofold.octofold_ffi", "octofold.nn.layers.peft_layers"}
 
 
 def walked(package):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if found.name not in OPTIONAL:
+        if found.name not in NOT_IMPORTED:
             yield importlib.import_module(found.name)
 
 

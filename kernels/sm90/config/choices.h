@@ -1,4 +1,4 @@
-// What a configuration of Hopper's GEMM kernel chooses among.
+// The enumerators of the configuration of Hopper's GEMM kernel.
 #pragma once
 
 #include "octofold/vocabulary.h"
@@ -48,7 +48,7 @@ inline constexpr int kPieceRows = 16;
 inline constexpr int kPieceRowBytes = 128;
 inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
 
-// What promotion overlaps with.
+// How the consumer warpgroups are timed, so that promotion overlaps with products.
 enum class MathOrder : unsigned char {
   kFree,         // a warpgroup issues its products when their operands are there
   kOrdered,      // ping-pong: one warpgroup promotes while the next one's products run

@@ -65,8 +65,8 @@ struct Sm90GemmConfig {
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
   MathOrder order = MathOrder::kFree;
-  // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
-  // costs one stage of latency tolerance.
+  // Wait-ahead: for the next stage and its scales, while the products of this one run. It hides the
+  // wait and costs one stage of latency tolerance.
   bool early_wait = false;
   // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
@@ -121,8 +121,8 @@ struct Sm90GemmConfig {
   constexpr bool stores_groups() const {
     return work != Work::kDense && store != OutputStore::kDirect;
   }
-  // Who adds C: TMA, in memory (adds_in_place); threads to what TMA brought; or threads, which read
-  // it themselves.
+  // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
+  // threads, which read it themselves.
   constexpr bool stores_onto_c() const { return store == OutputStore::kTmaOntoC; }
   constexpr bool reads_c() const {
     return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();

@@ -19,7 +19,7 @@ constexpr int Sm90GemmConfig::registers_at_start() const {
   return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8;
 }
 
-// Of the producers. Threads that copy operands themselves need more.
+// Registers of the producers. Threads that copy operands themselves need more.
 constexpr int Sm90GemmConfig::producer_registers() const {
   if (dynamic.exists) return 32;
   // The copy and the shift are two walks over groups.
@@ -27,13 +27,13 @@ constexpr int Sm90GemmConfig::producer_registers() const {
   return load == OperandLoad::kTma ? 40 : 56;
 }
 
-// Of the second producer warpgroup, where there is one.
+// Registers of the second producer warpgroup, where there is one.
 constexpr int Sm90GemmConfig::second_producer_registers() const {
   return dynamic.exists ? cast_registers(blocks_per_multiprocessor, tile_columns)
                         : producer_registers();
 }
 
-// Of the consumers: all that is left.
+// Registers of the consumers: all that is left.
 constexpr int Sm90GemmConfig::consumer_registers() const {
   const int all = (math_warpgroups + producer_warpgroups()) * registers_at_start();
   const int producing =

@@ -14,9 +14,9 @@ namespace octofold::plan::sm90 {
 struct TilingCost {
   /// One stage of K, with all loads arriving in time.
   int stage_nanoseconds = 0;
-  /// What a tile takes besides its stages, where others follow.
+  /// A tile besides its stages, where others follow.
   int tile_nanoseconds = 0;
-  /// All that a product with one tile to a block takes besides its stages.
+  /// A product with one tile to a block, besides its stages.
   int start_nanoseconds = 0;
 };
 
@@ -63,7 +63,7 @@ class TilingName {
 /// All of them. A kernel cannot be built from each of them for each form.
 std::span<const Tiling> tilings();
 
-/// Those of gated outputs: columns are H's.
+/// The tilings of gated outputs: columns are H's.
 std::span<const Tiling> gated_tilings();
 
 }  // namespace octofold::plan::sm90

@@ -156,11 +156,15 @@ TEST(GemmCastArgumentsTest, CAndFastAccumulationAreNotForIt) {
 TEST(GemmCastArgumentsTest, TheCpuHasNoCandidates) {
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300);
   ScaledMatrix b(300, 256, {.granularity = Granularity::kBlock128x128});
-  const auto names = dynamic_gemm_candidates();
+  const auto names = product_candidates({.cast_from = DType::kBFloat16});
   ASSERT_FALSE(names.empty());
-  EXPECT_THROW(
-      gemm({.a = CastOperand{x.view()}, .b = b.view(), .out = out.view()}, {}, names.front()),
-      Error);
+  EXPECT_THAT(test::error_of([&] {
+                gemm({.a = CastOperand{x.view()},
+                      .b = b.view(),
+                      .out = out.view(),
+                      .candidate = names.front()});
+              }),
+              HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ def seed():
 def casts(monkeypatch):
     """The tensors that were cast so far, as lists of (rows, columns), transposed ones as they came:
     what layers cast they cast by these functions."""
-    from octofold.nn import casts as module
-    from octofold.nn import products
+    from octofold.nn.autograd import products
+    from octofold.nn.casting import casts as module
 
     seen = []
 

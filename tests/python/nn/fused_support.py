@@ -73,7 +73,7 @@ def bytes_kept(call):
 @pytest.fixture
 def fused_casts(casts, monkeypatch):
     """As `casts`, with the fused ones and the products in it: (operation, shape of the first)."""
-    from octofold.nn import activated, chain, normed, products
+    from octofold.nn.autograd import activated, chain, normed, products
 
     seen = []
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import choice, kernels  # noqa: E402
+from octofold.nn.recipes import choice, kernels  # noqa: E402
 
 nn = octofold.nn
 GPU = torch.device("cuda", 0)
@@ -97,7 +97,7 @@ def test_products_that_cast(monkeypatch):
 
 @pytest.fixture
 def losing(monkeypatch):
-    from octofold.nn import linear
+    from octofold.nn.layers import linear
 
     monkeypatch.setattr(linear, "fp8_wins", lambda *arguments: False)
 

@@ -66,7 +66,7 @@ def test_computes_what_the_function_does(recipe, name):
 
 
 def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(monkeypatch):
-    from octofold.nn import expert_casts
+    from octofold.nn.casting import expert_casts
 
     seen = []
 

@@ -9,7 +9,8 @@ from layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import functional, products  # noqa: E402
+from octofold.nn.autograd import linear as functional  # noqa: E402
+from octofold.nn.autograd import products  # noqa: E402
 
 nn = octofold.nn
 EXACT = dataclasses.replace(nn.recipes.blockwise, power_of_two=True)

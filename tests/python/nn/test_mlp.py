@@ -192,8 +192,8 @@ def test_only_what_needs_a_gradient(fused_casts):
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "tensorwise"])
 def test_biases_come_with_the_casts(recipe, monkeypatch):
     """Of gate and up too: the gradient that they are sums of is written in FP8 only."""
-    from octofold.nn import fused as chains
-    from octofold.nn import products
+    from octofold.nn.autograd import fused as chains
+    from octofold.nn.autograd import products
 
     operands, dy = case()
     for module, name in ((chains, "activated_gradient"), (products, "flat")):

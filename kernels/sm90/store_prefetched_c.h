@@ -18,6 +18,12 @@ __device__ inline float2 add_pair(float2 sums, float2 c) {
   return {__fadd_rn(sums.x, c.x), __fadd_rn(sums.y, c.y)};
 }
 
+// Where a box lies in shared memory.
+template <Sm90GemmConfig kConfig>
+__device__ unsigned box_at(const SharedMemory<kConfig>& smem, int place) {
+  return smem.output() + place * smem.kLayout.output_box_bytes;
+}
+
 // Boxes of C where TMA itself cuts off the rows behind C's last; groups: store_groups.h.
 template <Sm90GemmConfig kConfig>
 struct BoxesWithC : TileBoxes<kConfig> {
@@ -47,7 +53,7 @@ class BoxWalk {
   // One thread: brings C's part of this box. Where a box has no column of D, TMA would read what is
   // not C's.
   __device__ void bring(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) const {
-    const unsigned box = smem.box(place_.stage), full = smem.box_full(place_.stage);
+    const unsigned box = box_at(smem, place_.stage), full = smem.box_full(place_.stage);
     const Tile tile = walk_.tile();
     const int column = tile.column + column_;
     if (column >= tile.column_end) return ptx::mbarrier_arrive(full);
@@ -58,7 +64,7 @@ class BoxWalk {
   __device__ void send(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem) const {
     const Tile tile = walk_.tile();
     ptx::mbarrier_wait(smem.box_summed(place_.stage), place_.parity);
-    Boxes::send(params, smem.box(place_.stage), tile.column + column_, tile.row, tile.row_end);
+    Boxes::send(params, box_at(smem, place_.stage), tile.column + column_, tile.row, tile.row_end);
     ptx::tma_store_commit();
   }
 
@@ -69,9 +75,9 @@ class BoxWalk {
 };
 
 template <Sm90GemmConfig kConfig, typename Boxes>
-class StoreOntoC : public StoreDefaults<kConfig> {
+class StorePrefetchedC : public StoreDefaults<kConfig> {
  public:
-  __device__ explicit StoreOntoC(const SharedMemory<kConfig>& smem) : smem_(smem) {}
+  __device__ explicit StorePrefetchedC(const SharedMemory<kConfig>& smem) : smem_(smem) {}
 
   static __device__ void prefetch(const Sm90GemmParams& params) {
     ptx::prefetch_tensor_map(&params.out_map);
@@ -92,7 +98,8 @@ class StoreOntoC : public StoreDefaults<kConfig> {
       hold_back_loads<kConfig>();
       const ColumnTerms<kConfig> left(params, tile, column_factors, 8 * j);
       const ColumnTerms<kConfig> right(params, tile, column_factors, 8 * (j + 1));
-      const unsigned rows_of_warp = smem_.box(box_.stage) + (row_of_thread - lane / 4) * kRowBytes;
+      const unsigned rows_of_warp =
+          box_at(smem_, box_.stage) + (row_of_thread - lane / 4) * kRowBytes;
 #pragma unroll
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
         const int row = tile.row + row_of_thread + 64 * sub_tile;
