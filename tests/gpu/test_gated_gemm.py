@@ -199,8 +199,8 @@ def test_empty(generator):
 def test_what_no_kernel_takes_is_named(generator):
     for shape, message in (
         ((10, 200, 128), "argument 'b': expected 2·N rows with N a multiple of 128"),
-        ((10, 128, 120), "argument 'a': expected what TMA can address on a GPU"),
-        ((10, 128, 0), "argument 'a': expected what TMA can address on a GPU, but it has no elem"),
+        ((10, 128, 120), "argument 'a': expected a matrix that TMA can address on a GPU"),
+        ((10, 128, 0), "argument 'a': expected a matrix that TMA can address on a GPU, but it has"),
     ):
         m, n, k = shape
         with pytest.raises(octofold.UnsupportedError) as error:

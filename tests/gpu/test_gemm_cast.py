@@ -212,8 +212,11 @@ def test_empty(generator):
 @needs_gpu
 def test_what_no_kernel_takes_is_named(generator):
     for k, message in (
-        (120, "argument 'b': expected what TMA can address on a GPU, but its row stride"),
-        (0, "argument 'b': expected what TMA can address on a GPU, but it has no elements"),
+        (120, "argument 'b': expected a matrix that TMA can address on a GPU, but its row stride"),
+        (
+            0,
+            "argument 'b': expected a matrix that TMA can address on a GPU, but it has no elements",
+        ),
     ):
         with pytest.raises(octofold.UnsupportedError) as error:
             octofold.gemm(*case(generator, 10, 200, k))
