@@ -228,7 +228,7 @@ def test_gathered_as_torch_gathers(generator):
     sources = sources_of(generator, 300, 200, share=0)
     values = (x[sources // 4].float() * factors.flatten()[sources][:, None]).bfloat16()
     offsets = offsets_of([100, 0, 150])
-    given = (x, sources, 4, factors)
+    given = octofold.ops.Gathered(x, sources, slots=4, factors=factors)
     rows, groups = only(cast_with(given, targets="both"))
     expected = only(cast_with(values, targets="both"))
     for cast, wanted in ((rows, expected[0]), (groups, expected[1])):
@@ -251,17 +251,19 @@ def test_activations(source, layout, generator):
         gradient = normal(generator, rows, cols, dtype=source)
         offsets = offsets_of(sizes)
         kept = octofold.quantize(x) if of_codes else x
-        of_type = {"x_dtype": source} if of_codes else {}
+        of_type = {"dtype": source} if of_codes else {}
         for transposed in ("1x128", "128x128"):
             check_groups(
-                lambda kept, gradient, of_type=of_type, **options: octofold.quantize_activation(
-                    kept, "swiglu", layout, **of_type, **options
+                lambda kept, gradient, of_type=of_type, **options: only(
+                    cast_with(octofold.ops.Activated(kept, layout=layout, **of_type), **options)
                 ),
                 kept, gradient, offsets, transposed,
             )  # fmt: skip
             check_groups(
-                lambda kept, gradient, **options: octofold.quantize_activation_gradient(
-                    gradient, kept, "swiglu", layout, **options
+                lambda kept, gradient, **options: only(
+                    cast_with(
+                        octofold.ops.ActivationGradient(gradient, kept, layout=layout), **options
+                    )
                 ),
                 kept, gradient, offsets, transposed,
             )  # fmt: skip

@@ -114,17 +114,6 @@ def cast(
 def cast(
     source: Array | Source,
     *,
-    rows: Wanted | None,
-    transposed: Wanted,
-    columns: str | None = None,
-    offsets: Array | None = None,
-    matrices: int | None = None,
-    stream: StreamLike | None = None,
-) -> Casts[ScaledTensor | None, ScaledTensor]: ...
-@overload
-def cast(
-    source: Array | Source,
-    *,
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
     columns: str | None = None,
