@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
@@ -18,7 +20,6 @@
 #include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
-#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -41,16 +42,15 @@ TEST(DynamicGemmTest, IsTheCastAndTheProduct) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       for (const Granularity granularity : test::kGranularities) {
         const bool other = granularity == Granularity::kChannel;
-        const Format options{.rule = other ? Rule::kVllm : Rule::kDeepGemm,
-                             .power_of_two = granularity == Granularity::kTensor,
-                             .overflow = other ? Overflow::kNan : Overflow::kSaturate};
-        const DType codes = other ? DType::kE5M2 : DType::kE4M3;
+        const Format format{.dtype = other ? DType::kE5M2 : DType::kE4M3,
+                            .rule = other ? Rule::kVllm : Rule::kDeepGemm,
+                            .power_of_two = granularity == Granularity::kTensor,
+                            .overflow = other ? Overflow::kNan : Overflow::kSaturate};
         const DType out = other ? DType::kFloat32 : DType::kBFloat16;
         const Matrix x = rounded(random, dtype, m, k), w = rounded(random, dtype, n, k);
         const Matrix bias = rounded(random, DType::kFloat32, 1, n);
-        ScaledMatrix a(m, k, {.dtype = codes, .granularity = Granularity::kBlock1x128}),
-            b(n, k, {.granularity = granularity});
-        cast(x.view(), test::by(options, {.rows = a.target()}));
+        ScaledMatrix a(m, k, format), b(n, k, {.granularity = granularity});
+        cast(x.view(), {.rows = a.target()});
         cast(w.view(), {.rows = b.target()});
         Matrix expected(out, m, n), result(out, m, n, 3);
         gemm({.a = a.view(), .b = b.view(), .out = expected.view(), .bias = bias.row_vector()});
@@ -58,8 +58,7 @@ TEST(DynamicGemmTest, IsTheCastAndTheProduct) {
                       .b = b.view(),
                       .out = result.view(),
                       .bias = bias.row_vector(),
-                      .dtype = codes,
-                      .format = options});
+                      .format = format});
         EXPECT_TRUE(result.padding_is_untouched());
         for (std::int64_t row = 0; row < m; ++row) {
           for (std::int64_t col = 0; col < n; ++col) {
@@ -138,7 +137,7 @@ TEST(DynamicGemmArgumentsTest, EachErrorNamesItsArgument) {
               HasSubstr("argument 'bias': expected shape [300]"));
   EXPECT_THAT(error_of([](auto& d) { d.bias->dtype = DType::kFloat16; }),
               HasSubstr("argument 'bias': expected dtype bfloat16 or float32"));
-  EXPECT_THAT(error_of([](auto& d) { d.dtype = DType::kFloat16; }),
+  EXPECT_THAT(error_of([](auto& d) { d.format.dtype = DType::kFloat16; }),
               HasSubstr("argument 'dtype': expected dtype e4m3 or e5m2, got float16"));
   EXPECT_THAT(error_of([](auto& d) { d.format.rule = static_cast<Rule>(99); }),
               HasSubstr("argument 'rule'"));
