@@ -108,6 +108,14 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{number}: #include of {header}: {problem}"
 
 
+# Private modules that folders share with the package: how times are taken; and, for measurements,
+# the library itself, which runs candidates by their names.
+PRIVATE = {
+    "tools": ("octofold._timing",),
+    "bench": ("octofold._timing", "octofold._core.library", "octofold._ops"),
+}
+
+
 def check_python(path: Path, text: str) -> Iterator[str]:
     """The tool, benchmarks and examples use what `octofold` exports, not its private modules."""
     for node in ast.walk(ast.parse(text, str(path))):
@@ -119,6 +127,8 @@ def check_python(path: Path, text: str) -> Iterator[str]:
             continue
         for name in names:
             package, *inner = name.split(".")
+            if any(name.startswith(f"{module}.") for module in PRIVATE.get(path.parts[0], ())):
+                continue
             if package == "octofold" and any(part.startswith("_") for part in inner):
                 yield f"{path}:{node.lineno}: import of {name}: use octofold's public names only"
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Fits the planner's costs to measured times: the constants of src/plan/gemm_cost.cpp and the three
-numbers of each tiling in src/plan/gemm_tilings.cpp.
+"""Fits the planner's costs to measured times: the constants of src/plan/sm90/cost.cpp and the three
+numbers of each tiling in src/plan/sm90/tiling_costs.h.
 
     scripts/fit_gemm_costs.py RESULTS.jsonl [--held-out]
 
-RESULTS.jsonl is what tests/gpu/measure_candidates.py wrote, block-scaled products with BF16 out.
+RESULTS.jsonl is what bench/gpu/gemm.py wrote, block-scaled products with BF16 out.
 Prints the constants, and each tiling's nanoseconds of a stage, of a tile and of the start by its
 name. With --held-out a third of the shapes is left out of the fit and judged: by how much the
-choices take longer than the best. The formula is gemm_cost.cpp's, in arrays; whether both say the
+choices take longer than the best. The formula is cost.cpp's, in arrays; whether both say the
 same is seen by GemmCostTest, which has to find the regret that is printed here. Needs NumPy and
 SciPy.
 """
@@ -80,6 +80,8 @@ def measured(file: str) -> list[Row]:
     rows = []
     with open(file) as lines:
         for line in map(json.loads, lines):
+            if line["section"] != "gemm":
+                continue
             m, n, k = line["shape"]
             times = {name: t for name, t in line["times"].items() if re.search(r"\.c\d", name)}
             cool = float(np.median([t[1] / t[0] for t in times.values() if len(t) > 1]))
@@ -214,7 +216,8 @@ def main() -> None:
     for i, name in enumerate(model.names):
         family = model.family(name)
         numbers = (stage[family], tile[family], start[i])
-        print(f"{name}: " + ", ".join(f"{1000 * number:.0f}" for number in numbers))
+        costs = ", ".join(f"{1000 * number:.0f}" for number in numbers)
+        print(f'    {{"{name}", {{{costs}}}}},')
 
 
 if __name__ == "__main__":

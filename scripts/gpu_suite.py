@@ -10,7 +10,7 @@ Needs Python, PyTorch and pytest on the machine, and no network. Parts:
     tests      tests/gpu, in parallel (other arguments for pytest behind --)
     sanitizer  tests/gpu/sanitizer_problems.py under compute-sanitizer, memcheck and racecheck
     bench      `octofold bench gemm` and `host`, and the C++ benchmark of host time
-    compare    tests/gpu/compare_wheels.py: the wheel in baseline/, if there is one, and ours
+    compare    bench/gpu/compare_wheels.py: the wheel in baseline/, if there is one, and ours
 
 Into the output folder go summary.md and summary.json, suite.log with all that was printed, and the
 benches' own JSON and charts. Each part runs even where one before it failed; the exit code is 1
@@ -139,7 +139,7 @@ def compare(arguments: argparse.Namespace) -> list[Step]:
     others = [wheel for wheel in WHEELS.glob("*.whl") if not wheel.name.startswith("octofold-")]
     site = arguments.site.with_name(f"{arguments.site.name}-baseline")
     install(site, [*baseline, *sorted(others)])
-    command = [sys.executable, "tests/gpu/compare_wheels.py", str(site), str(arguments.site)]
+    command = [sys.executable, "bench/gpu/compare_wheels.py", str(site), str(arguments.site)]
     command.append(f"--json={arguments.output / 'compare.json'}")
     return [Step("compare with the baseline", command, {"PYTHONUNBUFFERED": "1"})]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times over M, of the results that tests/gpu/measure_candidates.py writes, as a chart.
+"""Times over M, of the results that bench/gpu/gemm.py writes, as a chart.
 
     scripts/plot_over_rows.py RESULTS.jsonl CHART.svg N,K ...
 
@@ -25,7 +25,8 @@ LINES = {
 def main() -> None:
     results, chart, *panels = sys.argv[1:]
     with open(results) as file:
-        measured = [json.loads(line) for line in file]
+        lines = [json.loads(line) for line in file]
+    measured = [line for line in lines if line["section"] == "gemm"]
     # The same file from the same numbers; text as text.
     mpl.rcParams.update({"svg.hashsalt": "octofold", "svg.fonttype": "none"})
     figure = Figure(figsize=(5 * len(panels), 4.2))

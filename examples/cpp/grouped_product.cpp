@@ -40,11 +40,11 @@ int main() {
   octofold::cast(matrix(x.data(), DType::kFloat32, kTokens, kInputs), {.rows = a.target()});
   octofold::cast(matrix(w.data(), DType::kFloat32, kExperts * kOutputs, kInputs),
                  {.rows = b.target()});
-  octofold::grouped_gemm(
-      {.a = a.view(),
-       .b = by_expert(b),
-       .offsets = octofold::vector(kOffsets.data(), DType::kInt32, kOffsets.size()),
-       .out = matrix(y.data(), DType::kFloat32, kTokens, kOutputs)});
+  octofold::grouped_gemm({.a = a.view(),
+                          .b = by_expert(b),
+                          .groups = octofold::RowGroups{octofold::vector(
+                              kOffsets.data(), DType::kInt32, kOffsets.size())},
+                          .out = matrix(y.data(), DType::kFloat32, kTokens, kOutputs)});
 
   double error = 0, norm = 0;
   for (std::int64_t expert = 0; expert < kExperts; ++expert) {

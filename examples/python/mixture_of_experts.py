@@ -28,24 +28,26 @@ class Configuration:
     scoring: str = "softmax"
     groups: int = 1  # of experts, of which the best few are chosen from
     top_groups: int = 1
-    scale: float = 1.0
+    scaling_factor: float = 1.0
 
-    def choose(self, logits: Tensor) -> octofold.TopK:
-        return octofold.top_k(
+    def choose(self, logits: Tensor) -> octofold.ops.TopK:
+        return octofold.ops.top_k(
             logits,
             self.top_k,
-            self.scoring,
+            scoring=self.scoring,
             normalize=True,
             groups=self.groups,
             top_groups=self.top_groups,
-            scale=self.scale,
+            scaling_factor=self.scaling_factor,
         )
 
 
 MODELS = {
     "qwen3-30b-a3b": Configuration(128, 8, 2048, 768),
     "mixtral-8x7b": Configuration(8, 2, 4096, 14336),
-    "deepseek-v3": Configuration(256, 8, 7168, 2048, "sigmoid", groups=8, top_groups=4, scale=2.5),
+    "deepseek-v3": Configuration(
+        256, 8, 7168, 2048, "sigmoid", groups=8, top_groups=4, scaling_factor=2.5
+    ),
 }
 
 

@@ -13,10 +13,10 @@ namespace octofold {
 /// How an operation runs.
 enum class Way : std::uint8_t {
   kNative,      ///< FP8 units multiply
-  kKernels,     ///< kernels that need no FP8 units
-  kWeightOnly,  ///< not this, but FP8 weights with 16-bit activations (gemm_weight_only)
-  kCast,        ///< not this, but FP8 in memory, dequantized before another library's product
-  kCpu,         ///< on the CPU backend alone
+  kKernels,     ///< kernels run that need no FP8 units
+  kWeightOnly,  ///< not itself, but with FP8 weights and 16-bit activations (gemm_weight_only)
+  kCast,        ///< not itself, but with FP8 in memory, dequantized before another's product
+  kCpu,         ///< only on the CPU backend
   kNone,        ///< nowhere: the call is an error on the CPU too
 };
 
@@ -24,9 +24,9 @@ enum class Way : std::uint8_t {
 /// number that is none of the enumerators.
 OCTOFOLD_API std::string_view name(Way way);
 
-/// What an operand of an operation is: "numbers" (float32, float16 or bfloat16), one of these where
-/// it matters which, "fp8" (codes without scales), or codes with scales: a granularity, "two-level"
-/// (128x128 with `channel_scale`), "head" or "128 keys" (of attention).
+/// An operand of an operation and its form: "numbers" (float32, float16 or bfloat16), one of these
+/// where it matters which, "fp8" (codes without scales), or codes with scales: a granularity,
+/// "two-level" (128x128 with `channel_scale`), "head" or "128 keys" (for attention).
 struct CapabilityOperand {
   std::string name;
   std::string form;
@@ -34,15 +34,15 @@ struct CapabilityOperand {
 
 struct CapabilityCell {
   Way way = Way::kNone;
-  /// Why not natively or by kernels: what a call there throws says this. Empty where it is so, and
-  /// of what the CPU does.
+  /// Why the operation runs neither natively nor by kernels, as the error of a call there says.
+  /// Empty where it does, and for the CPU.
   std::string why_not;
 };
 
 /// One operation with operands of one form each.
 struct CapabilityRow {
   std::string operation;  ///< the public function: "gemm"
-  std::string kind;       ///< the name that info() has for it: "products"
+  std::string kind;       ///< its name in info(): "products"
   std::vector<CapabilityOperand> operands;
   std::vector<CapabilityCell> cells;  ///< one for each target
 };
@@ -56,15 +56,16 @@ struct CapabilityTarget {
 };
 
 struct Capabilities {
-  /// The architectures from 7.5 on, those of GPUs at hand among them, and last the CPU.
+  /// The architectures from 7.5 on, including those of the GPUs at hand, and last the CPU.
   std::vector<CapabilityTarget> targets;
   std::vector<CapabilityRow> rows;
-  /// One line: which GPUs are at hand, or why none is and the table says what would work.
+  /// One line that says which GPUs are at hand, or why none is; then the table says what would
+  /// work.
   std::string at_hand;
 };
 
-/// By the tables that planners and operations refuse by. A GPU at hand counts as that which
-/// OCTOFOLD_TARGET names. Never throws for what is missing. Asks the driver, as info() does.
+/// Made from the tables by which planners and operations refuse. A GPU at hand counts as the one
+/// that OCTOFOLD_TARGET names. Never throws for what is missing. Asks the driver, as info() does.
 OCTOFOLD_API Capabilities capabilities();
 
 }  // namespace octofold

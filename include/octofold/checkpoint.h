@@ -1,4 +1,4 @@
-// FP8 checkpoints on disk: what is in them, from wide weights to FP8, from one family to another.
+// FP8 checkpoints on disk: inspecting them, quantizing to them, converting between families.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,20 @@
 
 namespace octofold {
 
-/// Whose conventions say how FP8 weights and their scales are named, shaped and described.
+// clang-format off
+/// Whose conventions name, shape and describe FP8 weights and their scales.
 ///
-/// | family             | scales of a layer's `weight`                        | granularities |
-/// |--------------------|-----------------------------------------------------|--------------------------|
-/// | kDeepSeekV3        | `weight_scale_inv`                                  | 128x128 | |
-/// kFineGrainedFp8    | `weight_scale_inv`, `activation_scale`              | 128x128, tensor | |
-/// kCompressedTensors | `weight_scale`, `input_scale`                       | channel, tensor,
-/// 128x128, 1x128 | | kModelOpt          | `weight_scale`, `input_scale`                       |
-/// channel, tensor, 128x128 | | kTorchao           | `_weight_qdata`, `_weight_scale`, header
-/// metadata   | channel, tensor, 128x128 | | kComfyUi           | `weight_scale`, `input_scale`, or
-/// none at all       | tensor                   |
+/// | family             | scales of a layer's `weight`                             | granularities                   |
+/// |--------------------|----------------------------------------------------------|---------------------------------|
+/// | kDeepSeekV3        | `weight_scale_inv`                                       | 128x128                         |
+/// | kFineGrainedFp8    | `weight_scale_inv`, `activation_scale`                   | 128x128, tensor                 |
+/// | kCompressedTensors | `weight_scale`, `input_scale`                            | channel, tensor, 128x128, 1x128 |
+/// | kModelOpt          | `weight_scale`, `input_scale`                            | channel, tensor, 128x128        |
+/// | kTorchao           | `_weight_qdata`, `_weight_scale`, metadata of the header | channel, tensor, 128x128        |
+/// | kComfyUi           | `weight_scale`, `input_scale`, or none at all            | tensor                          |
 ///
-/// Every scale is a multiplier. docs/checkpoints.md says what each is read and written by.
+/// Every scale is a multiplier. docs/checkpoints.md says which programs read and write each.
+// clang-format on
 enum class CheckpointFamily : std::uint8_t {
   kDeepSeekV3,
   kFineGrainedFp8,
@@ -43,7 +44,7 @@ OCTOFOLD_API std::string_view name(CheckpointFamily family);
 OCTOFOLD_API CheckpointFamily parse_checkpoint_family(std::string_view text);
 OCTOFOLD_API const std::vector<CheckpointFamily>& checkpoint_families();
 
-/// Bytes in a file.
+/// A tensor, as bytes in a file.
 struct CheckpointTensor {
   std::string name;
   std::string dtype;  ///< as safetensors spells it: "BF16", "F8_E4M3"
@@ -57,31 +58,31 @@ struct CheckpointTensor {
 struct CheckpointWeight {
   std::string name;  ///< of the layer's parameter: "model.layers.0.mlp.up_proj.weight"
   CheckpointTensor codes;
-  std::optional<CheckpointTensor> scale{};  ///< none: codes are the values
+  std::optional<CheckpointTensor> scale{};  ///< unset: the codes are the values
   std::optional<CheckpointTensor> input_scale{};
   Granularity granularity = Granularity::kTensor;
-  /// Whoever made the checkpoint asks that this layer multiply in high precision.
+  /// Whether the checkpoint asks that this layer multiply in high precision.
   bool full_precision = false;
 };
 
 struct CheckpointContents {
-  std::optional<CheckpointFamily> family{};  ///< none: nothing is FP8
+  std::optional<CheckpointFamily> family{};  ///< unset: nothing is FP8
   std::vector<CheckpointWeight> weights{};   ///< by file, then in the order of their data
   std::vector<CheckpointTensor>
-      others{};  ///< all that is neither a weight in FP8 nor a part of one
+      others{};  ///< everything that is neither a weight in FP8 nor a part of one
   std::vector<std::filesystem::path> files{};
   std::int64_t bytes = 0;  ///< of all tensors
 };
 
 /// Reads the headers of a checkpoint: a `.safetensors` file, a `*.safetensors.index.json`, or a
-/// folder with either. Its family is that which config.json (or hf_quant_config.json) beside it
-/// names, else that of the tensors' names.
-/// Throws Error: kBadFormat for files that are not valid, tensors that contradict their config or
-/// each other, scales that are missing or of no known shape; kUnsupported for quantizations other
-/// than FP8; kIo.
+/// folder with either. config.json (or hf_quant_config.json) beside it names its family; without
+/// one, the names of the tensors tell.
+/// Throws Error: kBadFormat for files that are not valid, for tensors that contradict their config
+/// or each other, and for scales that are missing or have no known shape; kUnsupported for
+/// quantizations other than FP8; kIo if a file cannot be read.
 OCTOFOLD_API CheckpointContents inspect_checkpoint(const std::filesystem::path& input);
 
-/// A weight that could have been FP8 by its shape and type, and is not.
+/// A weight that could be FP8 by its shape and type, and is not.
 struct LeftAlone {
   std::string name;
   std::string reason;
@@ -92,20 +93,20 @@ struct CheckpointReport {
   std::vector<std::string> copied;           ///< names of all other tensors
   std::vector<std::string> requantized;      ///< weights that were cast anew, with another error
   std::vector<std::string> not_finite;       ///< weights with codes or scales of NaN or infinity
-  std::vector<std::string> dropped;          ///< tensors that the family has no place for
-  std::vector<LeftAlone> left_alone;         ///< of the tensors copied; by quantize_checkpoint()
+  std::vector<std::string> dropped;          ///< tensors for which the family has no place
+  std::vector<LeftAlone> left_alone;         ///< among those copied; by quantize_checkpoint()
   std::int64_t input_bytes = 0;              ///< tensor data read
   std::int64_t output_bytes = 0;             ///< tensor data written
   std::vector<std::filesystem::path> files;  ///< what was written
 };
 
-/// Called at the start (0) and after each piece with bytes of tensor data done so far and in all.
-/// What it throws ends the run: nothing is left behind.
+/// Called at the start (with 0) and after each piece, with the bytes of tensor data done so far and
+/// in all. An exception that it throws ends the run, and nothing is left behind.
 using CheckpointProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
 struct QuantizeCheckpointOptions {
-  /// Glob patterns (`*`, `?`, `[…]`, as in fnmatch) on tensor names to copy unchanged, beside
-  /// default_skip_patterns().
+  /// Glob patterns (`*`, `?`, `[…]`, as in fnmatch): tensors whose names match are copied
+  /// unchanged, beside those of default_skip_patterns().
   std::vector<std::string> skip{};
   bool use_default_skips = true;
   CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
@@ -117,25 +118,25 @@ struct QuantizeCheckpointOptions {
   CheckpointProgress progress{};
 };
 
-/// Embeddings, routers, output heads, and weights that models read without their layer.
+/// Patterns for embeddings, routers, output heads, and weights that models read past their layers.
 OCTOFOLD_API const std::vector<std::string>& default_skip_patterns();
 
 /// Rewrites a safetensors checkpoint with its linear weights in FP8, as the family has them: each
 /// 2-D F64, F32, F16 or BF16 `*.weight` that no skip pattern matches, and fused 3-D experts where
-/// the family has such; all else is copied. Left alone with a reason is what the libraries that
-/// load the family would not read right: matrices stored as [in, out] (transformers' Conv1D),
-/// experts with biases or so stored, sizes that blocks of 128 do not divide where they have to.
+/// the family has such. Everything else is copied. A weight that the libraries of the family would
+/// read wrong is left alone, with a reason: matrices stored as [in, out] (transformers' Conv1D),
+/// experts with biases or stored so, sizes that blocks of 128 do not divide where they have to.
 ///
 /// input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
-/// with either. output: a path of the same kind, which must not exist yet. An index goes into a
-/// folder that does not exist or is empty, and so does a folder, with all files that lie beside the
-/// weights, in folders below too, but weights in other formats, which are logged. config.json gets
-/// its `quantization_config`, which names what was left as it is.
+/// with either. output: a path of the same kind, which must not exist yet. An index, or a folder,
+/// goes into a folder that does not exist or is empty. All files that lie beside the weights, in
+/// folders below too, are copied into it, except weights in other formats, which are logged.
+/// config.json gets a `quantization_config`, which names what was left as it is.
 /// Memory use does not grow with the checkpoint. The output appears whole or not at all.
 /// Weights with NaN or infinity are logged and reported, not refused.
-/// Throws Error: kBadFormat for a file that is not valid safetensors, kIo for what the system
-/// refuses (a full disk …), kInvalidArgument for paths and patterns, for a checkpoint that is
-/// quantized already, where no weight is to be quantized, for pipelines of Diffusers, and for
+/// Throws Error: kBadFormat for a file that is not valid safetensors; kIo where the system refuses
+/// (a full disk …); kInvalidArgument for wrong paths and patterns, for a checkpoint that is
+/// quantized already, where no weight would be quantized, for pipelines of Diffusers, and for
 /// models that the libraries of the family would not load.
 /// Format: https://github.com/huggingface/safetensors (README, "Format").
 OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& input,
@@ -144,17 +145,17 @@ OCTOFOLD_API CheckpointReport quantize_checkpoint(const std::filesystem::path& i
 
 struct ConvertCheckpointOptions {
   CheckpointFamily family = CheckpointFamily::kDeepSeekV3;
-  /// Of the weights. Unset: their own where the family has it, else the finest of the family's that
-  /// repeats their scales, else the first of the family's.
+  /// The granularity of the weights. Unset: their own where the family has it, else the finest of
+  /// the family's that can repeat their scales, else the family's first.
   std::optional<Granularity> granularity{};
   CheckpointProgress progress{};
 };
 
-/// From one family to another: input, output and errors as quantize_checkpoint() has them.
-/// Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
-/// the same; weights of which they cannot (128x128 scales in a family of channels) are cast anew
-/// from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of inputs
-/// are kept where the family has them, else dropped, logged and reported.
+/// Converts from one family to another; input, output and errors are those of
+/// quantize_checkpoint(). Codes stay what they are, and scales become FP32 in the family's shapes,
+/// wherever these can say the same. Other weights (128x128 scales in a family of channels) are cast
+/// anew from their values by the rule of Rule::kDeepGemm, logged and reported. Scales of
+/// inputs are kept where the family has them, else dropped, logged and reported.
 OCTOFOLD_API CheckpointReport convert_checkpoint(const std::filesystem::path& input,
                                                  const std::filesystem::path& output,
                                                  const ConvertCheckpointOptions& options);

@@ -1,8 +1,12 @@
 // The first half of a gated MLP: both products, the activation and the cast of what it gives.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "octofold/cast_targets.h"
 #include "octofold/export.h"
+#include "octofold/grouped_gemm.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 #include "octofold/vocabulary.h"
@@ -11,10 +15,14 @@ namespace octofold {
 
 /// out = cast(activation(A · Wgᵀ, A · Wuᵀ)): neither gate nor up nor H is in memory.
 ///
-/// a: [..., K], scales 1x128; e4m3 or e5m2.
-/// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu.
+/// a: [..., K], scales 1x128; e4m3 or e5m2. With groups: [M, K], rows sorted by group.
+/// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu. With groups:
+///   [G, 2·N, K], a group's gates, then its ups; scales as in grouped_gemm().
+/// groups: each row has the weights of its group. There are no products of masked groups.
+/// out: a target of cast(), of codes [..., N] and scales 1x128, which are computed. With groups,
+///   rows from the last offset on are not written.
 /// activation: a gated one (vocabulary.h).
-/// out: a target of cast(), of codes [..., N] and scales 1x128, which are computed.
+/// candidate: as in gemm().
 ///
 /// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and the cast() of that as
 /// Activated, gate and up in halves: gate and up are the sums rounded to BF16, the activation is
@@ -23,8 +31,10 @@ namespace octofold {
 struct GatedGemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
+  std::optional<RowGroups> groups{};
   CastTarget out;
   Activation activation = Activation::kSwiGlu;
+  std::string candidate{};
 };
 
 /// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may

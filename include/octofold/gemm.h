@@ -1,22 +1,35 @@
 // FP8 matrix product.
 #pragma once
 
-#include <cstdint>
 #include <optional>
+#include <string>
+#include <variant>
 
 #include "octofold/export.h"
-#include "octofold/gemm_form.h"
+#include "octofold/format.h"
+#include "octofold/product_problem.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
 namespace octofold {
 
+/// An operand in high precision that the product casts itself, with scales of 1x128: dynamic
+/// quantization and the product in one kernel. Its codes and scales are never in memory.
+struct CastOperand {
+  /// float32, float16 or bfloat16 [..., K]; columns (K) contiguous, any row stride.
+  TensorView data;
+  /// How it is cast; its granularity is 1x128. Scales are computed.
+  Format format{};
+};
+
 /// out[..., N] = A[..., K] · B[N, K]ᵀ (+ C[..., N]) (+ bias[N]).
 ///
-/// A, B: e4m3 or e5m2, mixed too; columns (K) contiguous, any row stride, 0 and negative ones too.
-/// Any granularity of either.
+/// A: e4m3 or e5m2 of any granularity, or numbers that the product casts.
+/// B: e4m3 or e5m2, of any granularity and type beside A's; two-level scales beside an A of FP8.
+/// Columns (K) of both are contiguous, row strides are any, 0 and negative ones too.
 /// out: bfloat16, float16 or float32; columns contiguous, rows apart from each other.
-/// C: of out's type or float32; either disjoint from out or exactly out (in place).
+/// C: of out's type or float32; either disjoint from out or exactly out (in place). None beside an
+/// A that is cast.
 /// bias: of out's type or float32, contiguous.
 /// A's leading dimensions, M rows together, are those of out and C.
 /// M, N, K ≥ 0; with K = 0 the sum is 0 (times the scales that do not vary along K, on a GPU).
@@ -26,8 +39,13 @@ namespace octofold {
 /// that do not (tensor, channel) multiply the finished sum on a GPU, each partial sum on the CPU. C
 /// and bias are added in FP32; one rounding to out's type. docs/numerics.md has the error limits.
 /// The same input gives the same bits.
+///
+/// With an A that is cast the result is that of cast() and gemm() one after another, to the bit
+/// but for one thing: on a GPU both may take K in other slices, and round their sums otherwise. It
+/// is for few rows, as in decoding: each tile of out casts the rows that it takes, where cast()
+/// would have cast them once, and what is saved is a kernel. Many rows are right too, but slow.
 struct GemmArguments {
-  ScaledTensorView a;
+  std::variant<ScaledTensorView, CastOperand> a;
   ScaledTensorView b;
   MutableTensorView out;
   std::optional<TensorView> c{};
@@ -35,34 +53,23 @@ struct GemmArguments {
   /// Lets a backend sum all of K inside the tensor core (about 14 significant bits on Hopper).
   /// For tensor and channel scales only; a backend that gains nothing by it does not use it.
   bool fast_accumulation = false;
+  /// On a GPU, the configuration of this name (tuning.h), planned anew in each call: to be timed in
+  /// a CUDA graph. Empty: the fastest, as measured or reckoned.
+  std::string candidate{};
 };
 
-/// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x) the product is
-/// queued on `stream` and the call returns; it may be captured in a CUDA graph. The first call of a
-/// problem compiles a kernel or finds it on disk. A and B whose addresses and row strides are
-/// multiples of 16 bytes are read fastest; the log names those that are not. Block scales 1x128
-/// with strides (1, round_up(rows, 4)) are, too; any strides will do.
+/// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x; with an A that is
+/// cast 9.0) the product is queued on `stream` and the call returns; it may be captured in a CUDA
+/// graph. The first call of a problem compiles a kernel or finds it on disk. A and B whose
+/// addresses and row strides are multiples of 16 bytes are read fastest; the log names those that
+/// are not. Block scales 1x128 with strides (1, round_up(rows, 4)) are, too; any strides will do.
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
-/// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
-/// kUnsupported: a GPU without kernels, or sizes or numbers of tiles near 2^31 and more.
+/// Throws Error: kInvalidArgument names the argument, and lists the candidates where there is none
+/// of a name; kUnavailable: no usable driver or compiler; kUnsupported: a GPU without kernels,
+/// sizes or numbers of tiles near 2^31 and more, and, with an A that is cast, K = 0 and a B whose
+/// address or row stride is no multiple of 16 bytes. cast() and gemm() of its codes take those,
+/// and the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
-
-/// A call of gemm() without its tensors: for kernels that are made ready in advance.
-struct GemmProblem {
-  std::int64_t m = 0;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  GemmForm form{};
-
-  template <typename Visit>
-  constexpr void visit(Visit&& field) const {
-    field("m", m);
-    field("n", n);
-    field("k", k);
-    field("form", form);
-  }
-  friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
-};
 
 }  // namespace octofold

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "octofold/export.h"
 #include "octofold/stream.h"
@@ -25,6 +26,8 @@ struct GemmWeightOnlyArguments {
   /// float32 [weight_only_workspace_size(M, N, K)], contiguous: with it blocks of a GPU share the
   /// depth where that is faster, as it is for some tens of rows. What it holds is of no account.
   std::optional<MutableTensorView> workspace{};
+  /// As in gemm().
+  std::string candidate{};
 };
 
 /// Elements of the workspace of a product of `rows` · `columns` sums of `depth` products; 0 where
@@ -52,6 +55,8 @@ struct GemmWeightOnlyGradientArguments {
   MutableTensorView out;
   /// As in gemm_weight_only(), of weight_only_workspace_size(M, K, N).
   std::optional<MutableTensorView> workspace{};
+  /// As in gemm().
+  std::string candidate{};
 };
 
 /// As gemm_weight_only(). Scales multiply the codes as numbers of `gradient`'s type where they

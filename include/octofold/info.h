@@ -9,7 +9,7 @@
 
 namespace octofold {
 
-/// A part that may be missing. `detail` is its version or description where available, else the
+/// A part that may be missing. `detail` is its version or description if it is available, else the
 /// reason why it is not.
 struct Component {
   bool available = false;
@@ -19,7 +19,7 @@ struct Component {
 /// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products
 /// with vectors", "products with FP8 weights", "attention", "products", "grouped products", "gated
 /// products", "products that cast A".
-/// `support.detail`: why there are no kernels of theirs, else empty.
+/// `support.detail` says why there are no kernels for them, and is empty if there are.
 struct OperationInfo {
   std::string name;
   Component support;
@@ -32,9 +32,9 @@ struct GpuInfo {
   std::int32_t compute_minor = 0;
   std::int32_t multiprocessors = 0;
   std::int64_t memory_bytes = 0;
-  /// Whether Octofold has a backend for this GPU, and which or why not.
+  /// Whether Octofold has a backend for this GPU, and which one or why not.
   Component backend;
-  /// What of it there are kernels for.
+  /// The operations, and whether there are kernels for them on this GPU.
   std::vector<OperationInfo> operations;
 };
 
@@ -47,8 +47,8 @@ struct Info {
   std::vector<GpuInfo> gpus;
 };
 
-/// Probes afresh at each call. Never throws for what is missing: it says so. Asking the driver
-/// counts as using CUDA: processes forked later cannot use a GPU.
+/// Probes anew at each call. Never throws for a part that is missing: the result says so. Asking
+/// the driver counts as using CUDA: processes forked later cannot use a GPU.
 OCTOFOLD_API Info info();
 
 }  // namespace octofold

@@ -1,4 +1,4 @@
-// Where the library's messages go. It prints nothing itself.
+// The log: where the library's messages go. The library itself prints nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ using LogHandler = std::function<void(LogLevel level, std::string_view message)>
 
 /// Installs the handler of all further messages; an empty one drops them (the default). Messages
 /// below OCTOFOLD_LOG_LEVEL ("debug", "info", "warning"; default "info") are not formatted.
-/// A handler may be called from several threads at once. What it throws reaches the caller of the
-/// operation that logged.
+/// A handler may be called from several threads at once. An exception that it throws reaches the
+/// caller of the operation that logged.
 OCTOFOLD_API void set_log_handler(LogHandler handler);
 
 }  // namespace octofold

@@ -10,7 +10,6 @@
 #include "octofold/convert_dtype.h"
 #include "octofold/dequantize.h"
 #include "octofold/dot.h"
-#include "octofold/dynamic_gemm.h"
 #include "octofold/error.h"
 #include "octofold/format.h"
 #include "octofold/gated_gemm.h"

@@ -1,4 +1,4 @@
-// Where the scales of an FP8 matrix lie.
+// The layout of the scales of an FP8 matrix.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace octofold {
 
-/// Shape of the scale tensor of a matrix [rows, cols]; vocabulary.h has the table.
+/// The shape of the scale tensor of a matrix [rows, cols]; vocabulary.h has the table.
 /// Throws Error(kInvalidArgument) for negative sizes.
 OCTOFOLD_API std::vector<std::int64_t> scale_shape(Granularity granularity, std::int64_t rows,
                                                    std::int64_t cols);
@@ -32,16 +32,17 @@ struct ScaleLayout {
   }
 };
 
-/// The layout that is read and written fastest on the device. Row-major, but for 1x128 on a GPU:
-/// there the scales of a block of columns lie next to each other, each column at a multiple of 16
+/// The layout that is read and written fastest on the device: row-major, except for 1x128 on a GPU.
+/// There the scales of a block of columns lie next to each other, each column at a multiple of 16
 /// bytes, with strides (1, round_up(rows, 4)). Operations take any other strides too.
 /// Throws Error(kInvalidArgument) for sizes that are negative or that memory cannot hold.
 OCTOFOLD_API ScaleLayout scale_layout(Granularity granularity, std::int64_t rows, std::int64_t cols,
                                       DeviceType device = DeviceType::kCpu);
 
-/// Rows [begin, end) of a scaled matrix: the same memory, codes and scales. `begin` has to be at
-/// the start of a scale: a multiple of 128 for 128x128, any row otherwise; `end` at the start of
-/// one, or the last row's end. Throws Error(kInvalidArgument) that names the bound.
+/// Rows [begin, end) of a scaled matrix: a view of the same memory, codes and scales. `begin` has
+/// to be where a scale begins: a multiple of 128 for 128x128, any row otherwise. `end` has to be
+/// where a scale begins, or the number of rows. Throws Error(kInvalidArgument) that names the
+/// bound.
 OCTOFOLD_API ScaledTensorView row_slice(const ScaledTensorView& matrix, std::int64_t begin,
                                         std::int64_t end);
 

@@ -53,14 +53,14 @@ template <typename T>
 using ViewOf = std::conditional_t<std::is_const_v<T>, TensorView, MutableTensorView>;
 }
 
-/// Row-major matrix [rows, cols]; `row_stride` in elements, cols when left out.
+/// A row-major matrix [rows, cols]; `row_stride` is in elements, and cols if left out.
 template <typename T>
 constexpr detail::ViewOf<T> matrix(T* data, DType dtype, std::int64_t rows, std::int64_t cols,
                                    std::int64_t row_stride = -1, Device device = {}) {
   return {data, dtype, 2, {rows, cols}, {row_stride < 0 ? cols : row_stride, 1}, device};
 }
 
-/// Contiguous vector [size].
+/// A contiguous vector [size].
 template <typename T>
 constexpr detail::ViewOf<T> vector(T* data, DType dtype, std::int64_t size, Device device = {}) {
   return {data, dtype, 1, {size}, {1}, device};

@@ -1,5 +1,7 @@
-// Adds up what blocks have that split the keys of a row: a warp for each row, the splits in their
-// order.
+// Adds up what blocks have that split the keys of a row: sums, maxima and sums of weights, which
+// they left in the workspace. A warp has one row, and takes the splits in their order. It is a
+// launch of about 2.5 µs by itself, a third of the time of one sequence of 8192 keys
+// (docs/notes/attention.md).
 #pragma once
 
 #include "kernels/attention/config/attention.h"

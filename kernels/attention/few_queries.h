@@ -1,10 +1,17 @@
-// Attention of few queries: a block has 16 rows of a sequence and key head, and keys are split
-// among its warps, and among blocks. A warp walks by itself: it copies codes of 32 keys and values
-// to its part of shared memory, several such stages ahead, and decodes them in registers.
+// Attention of few queries, up to 32 rows to a sequence and key head: bound by memory. A block has
+// 16 rows of a sequence and key head. The keys are split among its warps, and among blocks where
+// these would not fill the GPU. A warp walks by itself: it copies the codes of 32 keys and values
+// to its part of shared memory, several such stages ahead, and decodes them in registers. The block
+// has no barrier until its warps add up at the end, in their order.
 //
-// What the k-th number of a product is, its operands may choose together. So a lane takes 16 bytes
-// of a key at once, which are pairs for four products, and queries are loaded accordingly; of
-// values it takes 8 bytes of four keys, which make columns of eight products.
+// The order in which a product takes its k is free as long as both operands agree. So a lane takes
+// 16 bytes of a key at once, which are pairs for four products, and queries are loaded accordingly.
+// Of values it takes 8 bytes of four keys, which make columns of eight products.
+//
+// H200, 64 sequences of 8192 keys: predicted 300 µs, came 270, and 250 without splits, which many
+// sequences no longer have. Copies written out in full kept an address for each, took 255 registers
+// and spilled at a head size of 256; unrolled by two they take 157. BF16 queries take 17 % longer
+// as 8.0, where they decode by way of FP32 (docs/notes/attention.md).
 #pragma once
 
 #include "kernels/attention/config/attention.h"

@@ -1,5 +1,9 @@
-// The dot product of two vectors in two steps: each block of threads sums a part, one block adds
-// the parts up. Each thread, warp and block adds in a fixed order.
+// The dot product of two vectors in two kernels: each block of 256 threads sums a part of 8192
+// elements or a multiple, and one block adds the parts, at most 1024. A thread takes 16 bytes of
+// the wider type at a time, with two or four such pieces of each vector on their way (32 registers
+// for FP8, so that a multiprocessor is full). Block scales multiply the sum of a vector of
+// elements. Each thread, warp and block adds in a fixed order, and K alone decides the number of
+// parts.
 #pragma once
 
 #include "kernels/dot/config/dot.h"

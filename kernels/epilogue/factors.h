@@ -1,6 +1,7 @@
-// Scales that are constant along K, and factors of channels: of the columns that a warp finishes,
-// and of a thread's rows. All are read before the first is needed, so that a tile waits for memory
-// once. (Each pair of columns read by itself, the epilogue of a tile took longer than 512 of K.)
+// Scales that are constant along K, and factors of channels, for the columns that a warp finishes
+// and for a thread's rows. All are read before the first is needed, so that a tile waits for memory
+// once. (With each pair of columns read by itself, the epilogue of a tile took longer than 512 of
+// K.)
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
@@ -13,35 +14,40 @@ using config::GemmConfiguration;
 using config::GemmParams;
 using config::Tile;
 
-// A scale that an operand's rows have each, or a tensor, or of tensors each group's.
+// The scale of a row of an operand, of a whole tensor, or of a group's own tensor.
 __device__ inline float scale_of_group(const config::ScaleParams& scale, const Tile& tile,
                                        int row = 0) {
   return scale.data[tile.group * scale.group_stride + row * scale.row_stride];
 }
 
-// Of so many columns of a tile. A lane reads those of every 32nd, and hands them to the lanes that
-// finish these: all lanes of the warp ask together.
-template <GemmConfiguration auto kConfig, int kColumns = kConfig.tile_columns>
+template <GemmConfiguration auto kConfig>
+inline constexpr bool kColumnsHaveFactors =
+    kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
+
+template <GemmConfiguration auto kConfig>
+inline constexpr bool kRowsHaveFactors =
+    !varies_along_k(kConfig.rows().scales) || kConfig.rows_have_factors() ||
+    kConfig.columns().scales == Granularity::kTensor;
+
+// The factors of so many columns of a tile. A lane reads those of every 32nd, and hands them to the
+// lanes that finish these: all lanes of the warp ask together.
+template <GemmConfiguration auto kConfig, int kColumns = kConfig.tile_columns,
+          bool kExist = kColumnsHaveFactors<kConfig>>
 class ColumnFactors {
  public:
-  static constexpr bool kExist =
-      kConfig.columns().scales == Granularity::kChannel || kConfig.columns_have_factors();
-
   // `begin`: where they begin in the tile.
   __device__ ColumnFactors(const GemmParams& params, const Tile& tile, int begin = 0) {
-    if constexpr (kExist) {
-      const int first = tile.column + begin + static_cast<int>(threadIdx.x) % 32;
+    const int first = tile.column + begin + static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const int column = first + 32 * i;
-        values_[i] = column < tile.column_end ? read(params, tile, column) : 1.0f;
-      }
+    for (int i = 0; i < kCount; ++i) {
+      const int column = first + 32 * i;
+      values_[i] = column < tile.column_end ? read(params, tile, column) : 1.0f;
     }
   }
 
-  // Of one of the lane's two columns of those eight that begin so far behind the first.
+  // The factor of one of the lane's two columns among the eight that begin `first` columns behind
+  // the first one.
   __device__ float at(int first, int i) const {
-    if constexpr (!kExist) return 1.0f;
     const int place = first + 2 * (static_cast<int>(threadIdx.x) % 4) + i;
     return __shfl_sync(0xFFFFFFFFu, values_[first / 32], place % 32);
   }
@@ -59,33 +65,30 @@ class ColumnFactors {
     }
   }
 
-  float values_[kExist ? kCount : 1];
+  float values_[kCount];
 };
 
-// With the scales that all of D has.
-template <GemmConfiguration auto kConfig>
+template <GemmConfiguration auto kConfig, int kColumns>
+struct ColumnFactors<kConfig, kColumns, false> {
+  __device__ ColumnFactors(const GemmParams&, const Tile&, int = 0) {}
+  __device__ float at(int, int) const { return 1.0f; }
+};
+
+// The factors of a thread's rows, times the scales that all of D has.
+template <GemmConfiguration auto kConfig, bool kExist = kRowsHaveFactors<kConfig>>
 class RowFactors {
  public:
-  static constexpr bool kExist = !varies_along_k(kConfig.rows().scales) ||
-                                 kConfig.rows_have_factors() ||
-                                 kConfig.columns().scales == Granularity::kTensor;
-
   // `first_row`: the thread's in sub-tile 0.
   __device__ RowFactors(const GemmParams& params, const Tile& tile, int first_row) {
-    if constexpr (kExist) {
 #pragma unroll
-      for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
-        values_[i / 2][i % 2] =
-            read(params, tile, first_row + kConfig.kSubTileStride * (i / 2) + 8 * (i % 2));
-      }
+    for (int i = 0; i < 2 * kConfig.sub_tiles(); ++i) {
+      values_[i / 2][i % 2] =
+          read(params, tile, first_row + kConfig.kSubTileStride * (i / 2) + 8 * (i % 2));
     }
   }
 
-  // `half`: of the thread's two rows of a sub-tile the upper or the lower.
-  __device__ float at(int sub_tile, int half) const {
-    if constexpr (!kExist) return 1.0f;
-    return values_[sub_tile][half];
-  }
+  // `half`: the upper (0) or the lower one of the thread's two rows of a sub-tile.
+  __device__ float at(int sub_tile, int half) const { return values_[sub_tile][half]; }
 
  private:
   // Nothing outside of D is read.
@@ -109,7 +112,13 @@ class RowFactors {
     return factor;
   }
 
-  float values_[kExist ? kConfig.sub_tiles() : 1][2];
+  float values_[kConfig.sub_tiles()][2];
+};
+
+template <GemmConfiguration auto kConfig>
+struct RowFactors<kConfig, false> {
+  __device__ RowFactors(const GemmParams&, const Tile&, int) {}
+  __device__ float at(int, int) const { return 1.0f; }
 };
 
 }  // namespace octofold

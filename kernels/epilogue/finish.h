@@ -1,5 +1,8 @@
-// From the sums of the mainloop to the values of D: scales that are constant along K, C, bias. Rows
-// and columns are the instruction's; where operands are swapped, D has them the other way round.
+// From accumulators to the values of D: scales that are constant along K, C, bias. With block
+// scales and neither C nor bias they are the values of D, and nothing here has code.
+//
+// Rows and columns are the instruction's; where operands are swapped, D has them the other way
+// round.
 #pragma once
 
 #include "kernels/epilogue/factors.h"
@@ -14,7 +17,7 @@ __device__ inline float load_addend(const void* data, long long index) {
                                                                                         index);
 }
 
-// Whether D's values are just the sums, so that nobody needs to know where they belong.
+// Whether D's values are just the accumulators, so that nobody needs to know where they belong.
 template <GemmConfiguration auto kConfig>
 inline constexpr bool kSumsAreFinal =
     varies_along_k(kConfig.rows().scales) && varies_along_k(kConfig.columns().scales) &&
@@ -27,15 +30,15 @@ __device__ void hold_back_loads() {
   if constexpr (!kSumsAreFinal<kConfig>) __syncwarp();
 }
 
-// Index of an element of D, or of C with its stride.
+// The index of an element of D, or of C with its stride.
 template <GemmConfiguration auto kConfig>
 __device__ long long index_of(int row, int column, long long stride) {
   return kConfig.swapped ? column * stride + row : row * stride + column;
 }
 
-// What two neighbouring columns contribute, the same for all rows: the lane's pair of those eight
-// that begin `first` columns behind column `begin` of the tile, where the factors begin. All lanes
-// of a warp make theirs together.
+// What two neighbouring columns contribute, the same for all rows. They are the lane's pair among
+// the eight columns that begin `first` columns behind column `begin` of the tile, where the factors
+// begin. All lanes of a warp make theirs together.
 template <GemmConfiguration auto kConfig>
 struct ColumnTerms {
   int column;
@@ -60,7 +63,7 @@ struct ColumnTerms {
   }
 };
 
-// The same of a row. Nothing outside of D is read.
+// What a row contributes, likewise. Nothing outside of D is read.
 template <GemmConfiguration auto kConfig>
 struct RowTerms {
   int row;
@@ -87,16 +90,16 @@ struct RowTerms {
     float values[2] = {first, second};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if constexpr (ColumnFactors<kConfig>::kExist) {
-        constexpr bool kBoth = RowFactors<kConfig>::kExist;
+      if constexpr (kColumnsHaveFactors<kConfig>) {
+        constexpr bool kBoth = kRowsHaveFactors<kConfig>;
         values[i] *= kBoth ? scale * columns.scale[i] : columns.scale[i];
-      } else if constexpr (RowFactors<kConfig>::kExist) {
+      } else if constexpr (kRowsHaveFactors<kConfig>) {
         values[i] *= scale;
       }
       if constexpr (kConfig.form.bias != Addend::kNone) {
         values[i] += kConfig.swapped ? bias : columns.bias[i];
       }
-      // At last, and rounded by itself, as TMA adds it: the same bits.
+      // C comes last, and is rounded by itself, as TMA adds it: the same bits.
       if constexpr (kConfig.reads_c()) {
         if (exists && i < columns.existing) {
           const long long index = index_of<kConfig>(row, columns.column + i, c_stride);

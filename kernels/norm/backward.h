@@ -1,10 +1,13 @@
-// The gradient by a norm's input, of a span of rows to a block. With n = (x - mean) · rstd and
-// g = dy · weight · (1 + scale), where these are:
+// The gradient by a norm's input, of a span of rows to a block. With n = (x - mean) · rstd and g =
+// dy · weight · (1 + scale), where these are:
 //
 //   dx = rstd · (g - n · mean(g · n) - mean(g)) + the residual's gradient
 //
-// the last mean being kLayer's only. Each thread has the same columns of all rows, so that it sums
-// dy · n and dy over the rows of the span without asking anybody.
+// the last mean being kLayer's only. Each thread has the same 16 columns of all rows, so that it
+// sums dy · n and dy over the rows of the span in registers, without exchange. A row's dx takes one
+// barrier, and the next row arrives meanwhile. The sums go to the workspace, a row for each span,
+// where gradients.h adds them in their order. Rows of more than 8192 columns are read twice, and
+// their sums gather in the workspace itself.
 #pragma once
 
 #include "kernels/cast/access.h"

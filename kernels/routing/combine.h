@@ -1,5 +1,6 @@
-// The weighted sum of the rows that a token's slots went to: a block of threads to a token, the
-// same columns of all of its rows to a thread, in order of the slots.
+// The weighted sum of the rows that a token's slots went to. A block of threads has one token, and
+// a thread the same two vectors of 16 bytes of all of its rows, in order of the slots. Rows of four
+// slots are on their way at one time, and threads exchange nothing.
 #pragma once
 
 #include "kernels/numeric/elements.h"

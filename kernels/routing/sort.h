@@ -1,8 +1,13 @@
-// The order of rows that lies expert by expert, and of each expert by flat slot: slots are counted,
-// the experts' rows come one after another, and each slot takes the next of its expert's. Spans of
-// slots go to blocks of threads, parts of a span to warps, 32 slots at a time to lanes: all in
-// order, so that a slot's row is the number of slots before it that go to its expert or to one
-// before that. Nothing depends on who comes first.
+// The order of rows that lies expert by expert, and within an expert by flat slot. Slots are
+// counted, the experts' rows come one after another, and each slot takes the next one of its
+// expert's. Spans of 2048 slots or more go to at most 128 blocks of threads, parts of a span to
+// warps, 32 slots at a time to lanes, all in order. So a slot's row is the number of slots before
+// it that go to its expert or to one before that, whoever comes first.
+//
+// The first kernel leaves a histogram of each span. In the second, each block adds up all of these,
+// sums over experts by a scan, counts its span once more by warps, and places its slots by
+// `match.any`. Counting uses atomics in shared memory, on integers, whose order does not matter.
+// Where one span holds all slots, the second kernel is alone.
 #pragma once
 
 #include "kernels/ptx/control.h"

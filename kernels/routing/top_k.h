@@ -1,5 +1,8 @@
-// The k experts of each token that its router likes best, and their weights: a warp to a token,
-// whose lanes hold all choices, as integers of the same order.
+// The k experts of each token that its router likes best, and their weights. A warp has one token,
+// and lane l the experts l, l + 32, …, up to 32 of them in registers. Choices are integers of the
+// same order as the scores, so that the best of a warp is one `redux.sync` for the largest and one
+// for the first expert that has it: k rounds of that, each of which takes one out. Softmax is
+// chosen by logits, which no rounding makes equal.
 #pragma once
 
 #include "kernels/numeric/lanes.h"

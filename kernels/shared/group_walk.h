@@ -29,7 +29,7 @@ class RowGroupWalk {
 
   constexpr Tile tile() const {
     const auto [row, column] = first_element<kConfig>(schedule(), index_, rank_);
-    // Of B as it lies in memory, one group's rows below another's: gates, and as many ups.
+    // B lies in memory with one group's rows below another's: gates, and as many ups.
     constexpr int kParts = kConfig.operand_columns() / kConfig.tile_columns;
     if constexpr (kConfig.swapped) {
       return {.group = group_,

@@ -21,15 +21,15 @@
 
 namespace octofold::config {
 
-// In D of so many of the instruction's rows and columns, in tiles of clusters.
+// The tiles of clusters of a D of so many of the instruction's rows and columns.
 template <auto kConfig>
 constexpr TileSchedule cluster_schedule(int rows, int columns) {
   return tile_schedule(rows, columns, kConfig.cluster_tile_rows(), kConfig.cluster_tile_columns(),
                        kConfig.raster_rows);
 }
 
-// The first element of a block's tile, of those of its cluster, which lie side by side along one
-// dimension, or share a tile.
+// The first element of a block's tile. The tiles of a cluster lie side by side along one dimension,
+// or are one.
 template <auto kConfig>
 constexpr TileCoordinate first_element(const TileSchedule& schedule, int index, int rank) {
   TileCoordinate place = schedule.at(index);

@@ -6,7 +6,7 @@
 
 namespace octofold::config {
 
-// What a product computes: all of D as one, or in groups whose sizes are numbers in device memory.
+// The work of a product: all of D as one, or in groups whose sizes are numbers in device memory.
 enum class Work : unsigned char {
   kDense,
   kGroupedRows,   // rows of A and D in groups, one after another, each with a B of its own
@@ -29,10 +29,10 @@ constexpr bool groups_rows(Work work) {
   return work == Work::kGroupedRows || work == Work::kMaskedRows;
 }
 
-// What all blocks of a product share: the sizes of D, and how many values its elements sum. Where
-// there are groups: rows of A are those of all groups together (kGroupedRows), or that each has
-// room for; B's rows are one group's, and so are both where K is in groups. Depth is then of all
-// groups together, each beginning at a multiple of 128 (octofold/cast_targets.h,
+// All blocks of a product share these: the sizes of D, and how many values its elements sum. With
+// groups, rows of A are those of all groups together (kGroupedRows), or that each has room for; B's
+// rows are one group's, and so are both where K is in groups. The depth is then that of all groups
+// together, each of which begins at a multiple of 128 (octofold/cast_targets.h,
 // group_columns()).
 struct WorkParams {
   int rows;
@@ -43,19 +43,19 @@ struct WorkParams {
       numbers{};  // [groups + 1]: where each begins, and the last one ends; or counts [groups]
 };
 
-// One unit of work. Whoever loads, multiplies or stores knows of the product what stands here.
+// One unit of work. All that loads, multiplies or stores knows no more of the product than this.
 struct Tile {
   int group;
-  // Of the operands: the first row of each that the tile reads.
+  // The first row of each operand that the tile reads.
   int operand_row;
   int operand_column;
-  // Of D: the tile's first element, and where the rows and columns end, perhaps beyond the tile.
-  // What lies behind the ends is neither read nor stored; a cluster's last tile may begin there.
+  // The tile's first element in D, and where D's rows and columns end, perhaps beyond the tile.
+  // Nothing behind the ends is read or stored; a cluster's last tile may begin there.
   int row;
   int column;
   int row_end;
   int column_end;
-  // Of K. Empty: the sum is 0.
+  // The part of K to sum. Empty: the sum is 0.
   int k_begin;
   int k_end;
 };

@@ -8,26 +8,19 @@
 namespace octofold::sm90 {
 
 template <Sm90GemmConfig kConfig>
-struct GatedColumns {
-  static constexpr unsigned kBytes = SharedMemory<kConfig>::kLayout.columns_bytes;
-  static constexpr int kCount = kConfig.column_scales_per_stage();
-  static constexpr unsigned kScaleArrivals = scale_threads(kCount);
-
-  static __device__ void prefetch(const Sm90GemmParams& params) {
-    ptx::prefetch_tensor_map(&params.columns_map);
-  }
+struct GatedColumns : TileColumns<kConfig> {
   static __device__ void load(const Sm90GemmParams& params, const Tile& tile, unsigned target,
                               unsigned full, int k, int rank) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      load_box<kConfig.tile_columns, kConfig.cluster_rows>(
+      load_share<kConfig.tile_columns, kConfig.cluster_rows>(
           params.columns_map, target + part * kConfig.tile_columns * kStageDepth, full, k,
           tile.operand_column + part * tile.column_end, rank);
     }
   }
   static __device__ void load_scales(const Sm90GemmParams& params,
                                      const SharedMemory<kConfig>& smem) {
-    sm90::load_scales<kCount, kScaleBlock>(
+    sm90::load_scales<kConfig.column_scales_per_stage(), kScaleBlock>(
         params, smem, params.columns.scale,
         [](const Tile& tile) {
           return ScaleRange{tile.column, tile.column_end, tile.column < tile.column_end ? 2 : 0};
@@ -36,8 +29,8 @@ struct GatedColumns {
   }
 };
 
-// As ColumnScales (scales.h): sub-tiles of the gates have the first scale, those of the ups the
-// second.
+// The same as ColumnScales (scales.h). Sub-tiles of the gates have the first scale, those of the
+// ups the second.
 template <Sm90GemmConfig kConfig>
 class GatedColumnScales {
  public:

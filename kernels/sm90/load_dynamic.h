@@ -5,7 +5,7 @@
 // Its warps take turns, each with some rows of a stage, and each has the rows of its next turns on
 // their way while it casts, as loads take longer than a stage does. Every tile casts its rows anew:
 // it pays up to 8 rows of A and loses from 16 on, earlier than a count of instructions says
-// (docs/kernels.md, "Products that cast their A").
+// (docs/kernels/gemm-variants.md, "Products that cast their A").
 #pragma once
 
 #include "kernels/numeric/caster.h"
@@ -89,7 +89,7 @@ class DynamicCast {
     const int stages = turn_ / kConfig.cast_turns();
     turn_ %= kConfig.cast_turns();
     stages_.advance_by(stages);
-    position_.advance_by(stages);
+    advance_by(position_, stages);
   }
 
   // Starts the loads of the next turn, where there is one.

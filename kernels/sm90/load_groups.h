@@ -20,27 +20,21 @@ class GroupRows {
   }
   __device__ void load(unsigned target, unsigned full, int k, int rank) const {
     if (is_last_) return load_sub_tiles(target, full, k, rank);
-    load_box<kConfig.tile_rows, kSharers>(params_.rows_map, target, full, k, tile_.operand_row,
-                                          rank);
+    load_share<kConfig.tile_rows, kSharers>(params_.rows_map, target, full, k, tile_.operand_row,
+                                            rank);
   }
 
  private:
   static constexpr int kRows = config::kSubTileRows, kSharers = kConfig.cluster_columns;
   static constexpr int kShare = kConfig.tile_rows / kRows / kSharers;
 
-  // Blocks that share the rows each load those of their share, as load_box() does.
+  // Blocks that share the rows each load the sub-tiles of their share.
   __device__ void load_sub_tiles(unsigned target, unsigned full, int k, int rank) const {
     const int begin = kSharers > 1 ? rank * kShare : 0;
 #pragma unroll 1
     for (int i = begin; i < min(begin + kShare, sub_tiles_); ++i) {
-      const unsigned box = target + i * kRows * kStageDepth;
-      const int row = tile_.operand_row + i * kRows;
-      if constexpr (kSharers > 1) {
-        constexpr unsigned short kEveryBlock = (1 << kSharers) - 1;
-        ptx::tma_load_multicast(box, &params_.last_rows_map, full, k, row, kEveryBlock);
-      } else {
-        ptx::tma_load(box, &params_.last_rows_map, full, k, row);
-      }
+      load_box<kSharers>(params_.last_rows_map, target + i * kRows * kStageDepth, full, k,
+                         tile_.operand_row + i * kRows);
     }
   }
 

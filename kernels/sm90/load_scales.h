@@ -23,7 +23,7 @@ struct ScaleRange {
   int count;
 };
 
-// Those of some rows, where rows share a scale of a stage as kHeld says.
+// The scales of some rows, where rows share a scale of a stage as kHeld says.
 template <Granularity kHeld>
 __device__ ScaleRange scales_of(const RowRange& rows) {
   constexpr int kRows = config::rows_per_scale(kHeld);

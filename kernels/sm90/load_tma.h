@@ -51,18 +51,23 @@ struct LoadByTma : LoadDefaults<kConfig> {
   }
 };
 
-// Rows of an operand from `first` on, all that a stage holds. Where blocks of a cluster need the
-// same ones, each loads its share and multicasts it.
-template <int kRows, int kSharers>
+// One box, from row `row` of the operand on, to all blocks of the cluster that share it.
+template <int kSharers>
 __device__ void load_box(const config::TensorMap& map, unsigned target, unsigned full, int k,
-                         int first, int rank) {
+                         int row) {
   if constexpr (kSharers > 1) {
-    const int row = rank * (kRows / kSharers);
-    constexpr unsigned short kEveryBlock = (1 << kSharers) - 1;
-    ptx::tma_load_multicast(target + row * kStageDepth, &map, full, k, first + row, kEveryBlock);
+    ptx::tma_load_multicast(target, &map, full, k, row, (1 << kSharers) - 1);
   } else {
-    ptx::tma_load(target, &map, full, k, first);
+    ptx::tma_load(target, &map, full, k, row);
   }
+}
+
+// All rows of an operand that a stage holds, from `first` on: this block's share of them.
+template <int kRows, int kSharers>
+__device__ void load_share(const config::TensorMap& map, unsigned target, unsigned full, int k,
+                           int first, int rank) {
+  const int row = kSharers > 1 ? rank * (kRows / kSharers) : 0;
+  load_box<kSharers>(map, target + row * kStageDepth, full, k, first + row);
 }
 
 // The rows of a tile. TMA takes its time over rows that do not exist, so those of the last tile
@@ -81,8 +86,8 @@ class TileRows {
   __device__ void load(unsigned target, unsigned full, int k, int rank) const {
     constexpr int kSharers = kConfig.cluster_columns;  // which have no box for the last tile
     const bool by_last = kSharers == 1 && is_last_;
-    load_box<kConfig.tile_rows, kSharers>(by_last ? params_.last_rows_map : params_.rows_map,
-                                          target, full, k, tile_.operand_row, rank);
+    load_share<kConfig.tile_rows, kSharers>(by_last ? params_.last_rows_map : params_.rows_map,
+                                            target, full, k, tile_.operand_row, rank);
   }
 
  private:
@@ -101,8 +106,8 @@ struct TileColumns : ColumnScalesOfTile<kConfig> {
   }
   static __device__ void load(const Sm90GemmParams& params, const Tile& tile, unsigned target,
                               unsigned full, int k, int rank) {
-    load_box<kConfig.tile_columns, kConfig.cluster_rows>(params.columns_map, target, full, k,
-                                                         tile.operand_column, rank);
+    load_share<kConfig.tile_columns, kConfig.cluster_rows>(params.columns_map, target, full, k,
+                                                           tile.operand_column, rank);
   }
 };
 

@@ -51,7 +51,9 @@ class UnalignedCopy {
   }
 
   __device__ unsigned unaligned(int buffer, int row) const {
-    return smem_.unaligned(buffer) + row * config::kUnalignedRow;
+    constexpr auto kLayout = SharedMemory<kConfig>::kLayout;
+    return smem_.base + kLayout.unaligned + buffer * kLayout.unaligned_bytes +
+           row * config::kUnalignedRow;
   }
 
   __device__ void copy(const StageWalk<kConfig>& stage, int buffer) const {

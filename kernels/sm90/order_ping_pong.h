@@ -1,10 +1,9 @@
-// Order: consumer warpgroups take turns (ping-pong). Each passes a named barrier on to the next one
-// when its products are under way: one promotes while the next one's products run.
+// Order: ping-pong. Consumer warpgroups take turns: each passes a named barrier on to the next one
+// when its products are under way, and promotes while the next one's products run.
 //
-// Against an early wait it gains where K is at most 512 (256×128: 1.264 of cuBLASLt's speed at
-// 4096,32768,512, against 1.148) and loses 0.5 to 3 % elsewhere. Three warpgroups of 192×128 take
-// over between 129 and 400 rows, and at K of at most 1536 (docs/notes/gemm-sm90.md). Together with
-// an early wait it keeps the other warpgroups waiting too long.
+// With three warpgroups at 192×128 it gains 1 to 2 %, between 129 and 400 rows and at K of at most
+// 1536; at 256×128 it gains 10 % at K of at most 512 and costs 2 % elsewhere. Together with
+// wait-ahead it keeps the other warpgroups waiting too long (docs/kernels/gemm-tilings.md).
 #pragma once
 
 #include "kernels/sm90/consumer.h"
@@ -30,7 +29,7 @@ struct PingPong : Free<Warpgroup> {
     const int next = (warpgroup.index() + 1) % kConfig.math_warpgroups;
     ptx::barrier_arrive(kFirstHandOver + next, 2 * 128);
   }
-  // Who has no products of a sub-tile takes and passes on the turn all the same.
+  // A warpgroup without products in a sub-tile takes its turn and passes it on all the same.
   static __device__ void pass_sub_tile(const Warpgroup& warpgroup) {
     before_products(warpgroup);
     after_products(warpgroup, false);

@@ -32,14 +32,6 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  // By at most one round.
-  __device__ void advance_by(int count) {
-    stage += count;
-    if (stage >= kStages) {
-      stage -= kStages;
-      parity ^= 1;
-    }
-  }
 };
 
 // Calls load(stage, tile, k) for each stage that this block fills, as soon as it is empty.
@@ -74,7 +66,7 @@ __device__ inline RowRange columns_of(const Tile& tile) {
   return {tile.operand_column, tile.column_end + (tile.operand_column - tile.column)};
 }
 
-// The same rows as the operand's scales count them: those of B begin anew with each group.
+// The same rows, counted as the operand's scales count them: B's begin anew with each group.
 template <Sm90GemmConfig kConfig>
 __device__ RowRange scaled_rows_of(const Tile& tile) {
   return kConfig.swapped ? RowRange{tile.row, tile.row_end} : rows_of(tile);

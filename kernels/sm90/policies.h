@@ -13,11 +13,13 @@
 #include "kernels/sm90/order_alternating.h"
 #include "kernels/sm90/order_fast.h"
 #include "kernels/sm90/order_ping_pong.h"
+#include "kernels/sm90/scales_mirrored.h"
 #include "kernels/sm90/split_k.h"
 #include "kernels/sm90/store_directly.h"
+#include "kernels/sm90/store_fp32.h"
 #include "kernels/sm90/store_gated.h"
 #include "kernels/sm90/store_groups.h"
-#include "kernels/sm90/store_onto_c.h"
+#include "kernels/sm90/store_prefetched_c.h"
 #include "kernels/sm90/store_slabs.h"
 #include "kernels/sm90/store_swapped.h"
 #include "kernels/sm90/store_tile.h"
@@ -71,22 +73,24 @@ struct Policies {
                                     Otherwise<ColumnScales<kConfig>>>;
   using Warpgroup = ConsumerWarpgroup<kConfig, Load, ColumnScaleValues>;
   using Timing = FirstOf<When<kConfig.order == OrderKind::kOrdered, PingPong<Warpgroup>>,
-                         When<kConfig.early_wait, EarlyWait<Warpgroup>>,  //
+                         When<kConfig.early_wait, WaitAhead<Warpgroup>>,  //
                          Otherwise<Free<Warpgroup>>>;
   using Order = FirstOf<When<!kConfig.promote(), SumInTensorCore<Warpgroup>>,
                         When<kConfig.order == OrderKind::kAlternating, Alternate<Warpgroup>>,
                         Otherwise<Promote<Warpgroup, Timing>>>;
 
   // How D leaves.
-  using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,  //
+  using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,
+                        When<kConfig.stores_onto_c(), BoxesWithC<kConfig>>,  //
                         Otherwise<TileBoxes<kConfig>>>;
   using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
                         When<kConfig.swapped, WriteSwapped<kConfig>>,  //
                         Otherwise<WriteRows<kConfig>>>;
-  using Store = FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
-                        When<kConfig.store == StoreKind::kTmaPieces, StoreSlabs<kConfig, Boxes>>,
-                        When<kConfig.store == StoreKind::kTmaOntoC, StoreOntoC<kConfig, Boxes>>,
-                        Otherwise<StoreTile<kConfig, Write, Boxes>>>;
+  using Store =
+      FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
+              When<kConfig.store == StoreKind::kTmaPieces, StoreSlabs<kConfig, Boxes>>,
+              When<kConfig.store == StoreKind::kTmaOntoC, StorePrefetchedC<kConfig, Boxes>>,
+              Otherwise<StoreTile<kConfig, Write, Boxes>>>;
 };
 
 }  // namespace octofold::sm90

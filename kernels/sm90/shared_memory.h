@@ -28,17 +28,8 @@ struct SharedMemory {
   __device__ unsigned column_scales(int stage) const {
     return base + kLayout.column_scales + stage * kLayout.column_scales_bytes;
   }
-  // The tile of D, or the slabs of the consumer warps.
+  // The tile of D, or its boxes, or the slabs of the consumer warps.
   __device__ unsigned output() const { return base + kLayout.output; }
-  // Accumulators that come from the other blocks of a split K, in the order of these blocks.
-  __device__ unsigned slice(int other) const {
-    return base + kLayout.slices + other * kLayout.slice_bytes;
-  }
-  // One of two buffers for operands that threads copy and shift into place.
-  __device__ unsigned unaligned(int buffer) const {
-    return base + kLayout.unaligned + buffer * kLayout.unaligned_bytes;
-  }
-
   // Operands and scales of a stage have arrived.
   __device__ unsigned full(int stage) const { return base + kLayout.barriers + 8 * stage; }
   // All consumer warps that read the stage have done so, in every block that it was multicast to.
@@ -49,8 +40,7 @@ struct SharedMemory {
   // The accumulators of the other blocks of a split K have arrived.
   __device__ unsigned slices_full() const { return full(2 * kConfig.stages + 2); }
 
-  // Boxes in which C is prefetched and D leaves: the box, whether C has arrived, whether it is D.
-  __device__ unsigned box(int place) const { return output() + place * kLayout.output_box_bytes; }
+  // Boxes in which C is prefetched and D leaves: C has arrived; it is D.
   __device__ unsigned box_full(int place) const { return full(2 * kConfig.stages + 3 + place); }
   __device__ unsigned box_summed(int place) const { return box_full(kConfig.boxes + place); }
 
@@ -76,9 +66,12 @@ struct SharedMemory {
   }
 };
 
-// What the blocks of a cluster have to wait for, by how they work together. begin(): the barriers
-// of this block are initialized. reduce(): the accumulators of a tile are complete. end(): this
-// thread needs no other block any more.
+// Cluster: how the blocks of a cluster work together, and what they wait for.
+//
+//   begin()                           the barriers of this block are initialized
+//   rank()                            the block's part of a split K
+//   reduce(smem, rank, accumulators)  a tile is summed; split_k.h adds those of the other blocks
+//   end_of_producers(), end()         the thread needs no other block any more
 
 // A block by itself.
 template <Sm90GemmConfig kConfig>

@@ -25,6 +25,11 @@ __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumula
     return ((vector % kOwned * kConfig.sub_tiles() + sub_tile) * kThreads + thread) * 16;
   };
 
+  // Where the accumulators of the other blocks arrive, in the order of these blocks.
+  const auto slice_of = [&](int other) {
+    return smem.base + smem.kLayout.slices + other * smem.kLayout.slice_bytes;
+  };
+
   if (thread == 0) {
     const int owned = min(max(kVectors - rank * kOwned, 0), kOwned);
     ptx::mbarrier_arrive_expect_bytes(smem.slices_full(),
@@ -33,7 +38,7 @@ __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumula
 #pragma unroll
   for (int owner = 0; owner * kOwned < kVectors; ++owner) {
     if (owner == rank) continue;
-    const unsigned target = ptx::address_at_rank(smem.slice(rank < owner ? rank : rank - 1), owner);
+    const unsigned target = ptx::address_at_rank(slice_of(rank < owner ? rank : rank - 1), owner);
     const unsigned barrier = ptx::address_at_rank(smem.slices_full(), owner);
 #pragma unroll
     for (int vector = owner * kOwned; vector < min((owner + 1) * kOwned, kVectors); ++vector) {
@@ -59,8 +64,7 @@ __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumula
       for (int slice = 0; slice < kDepth; ++slice) {
         const int other = slice < rank ? slice : slice - 1;
         const float4 part =
-            slice == rank ? own
-                          : ptx::load_shared_four(smem.slice(other) + offset(vector, sub_tile));
+            slice == rank ? own : ptx::load_shared_four(slice_of(other) + offset(vector, sub_tile));
         all = {all.x + part.x, all.y + part.y, all.z + part.z, all.w + part.w};
       }
       sum[0] = all.x, sum[1] = all.y, sum[2] = all.z, sum[3] = all.w;

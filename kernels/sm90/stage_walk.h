@@ -5,6 +5,16 @@
 
 namespace octofold::sm90 {
 
+// By at most one round of the ring.
+template <int kStages>
+__device__ void advance_by(RingPosition<kStages>& position, int count) {
+  position.stage += count;
+  if (position.stage >= kStages) {
+    position.stage -= kStages;
+    position.parity ^= 1;
+  }
+}
+
 template <config::Sm90GemmConfig kConfig>
 class StageWalk {
  public:

@@ -92,7 +92,7 @@ struct WriteGated : WriteRows<kConfig> {
     const unsigned of_lower = activate_row<kConfig>(sums, 1, lower);
     const unsigned amax = amax_of_rows(of_upper, of_lower);
 
-    // Of the four lanes of both rows two work out each one's scale, and tell the other two.
+    // Four lanes share both rows. Two of them work out each row's scale, and tell the other two.
     const bool has_upper = lane % 4 < 2;
     const numeric::UnitCast unit =
         numeric::unit_cast<kGated.rule, DType::kBFloat16, kConfig.form.out, kGated.power_of_two>(

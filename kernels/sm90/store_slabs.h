@@ -45,7 +45,7 @@ class StoreSlabs : public StoreDefaults<kConfig> {
           const ColumnTerms<kConfig> left(params, tile, column_factors, 0, begin + column);
           const ColumnTerms<kConfig> right(params, tile, column_factors, 8, begin + column);
           const float* pairs = &sums[sub_tile][(begin + column) / 2];
-          write_to_box<kConfig.form.out, config::kPieceRowBytes>(
+          BoxOf<kConfig.form.out, config::kPieceRowBytes>::write(
               slab, column, upper.finish(left, pairs[0], pairs[1]),
               lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
               lower.finish(right, pairs[6], pairs[7]));

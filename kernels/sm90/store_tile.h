@@ -3,7 +3,7 @@
 //
 // A Store is how D leaves: so (here), with swapped operands (store_swapped.h), as the codes of a
 // gated activation (store_gated.h), by each consumer warp for itself (store_slabs.h), added to a C
-// that TMA brings (store_onto_c.h), or straight from registers (store_directly.h).
+// that TMA brings (store_prefetched_c.h), or straight from registers (store_directly.h).
 //
 //   Store(smem)                             each consumer warp
 //   store(params, tile, rank, accumulators) a tile; `rank`: the block's in a split K
@@ -38,47 +38,31 @@ __device__ bool owns(int column, int rank) {
 }
 
 // ---- Boxes that TMA stores: rows of 128, 64 or 32 bytes under the swizzle of that width, so that
-// neither threads nor the copy engine meet a bank conflict. A warp writes its 16 rows of sixteen
-// columns at a time. `rows`: where the first of these rows lies in the box; `first`: the place of
-// the columns in it.
+// neither threads nor the copy engine meet a bank conflict.
 
-// FP32: where the lane's pair of the upper eight rows lies, of the left eight columns or (`right`
-// 1) of the right eight. That of the lower eight rows lies eight rows below.
-template <int kRowBytes>
-__device__ unsigned pair_in_box(unsigned rows, int first, int right) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = lane / 4, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
-  const int chunk = first / 4 + lane % 4 / 2 + 2 * right;
-  return rows + row * kRowBytes + 16 * (chunk ^ swizzle) + 8 * (lane % 2);
-}
-
-// 16 bits: the row of one of stmatrix's four matrices that the lane addresses, row l % 16 of the
-// left or (l ≥ 16) of the right eight columns.
-template <int kRowBytes>
-__device__ unsigned matrix_row_in_box(unsigned rows, int first) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = lane % 16, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
-  const int chunk = first / 8 + lane / 16;
-  return rows + row * kRowBytes + 16 * (chunk ^ swizzle);
-}
-
+// A lane writes its part of sixteen columns of its warp's 16 rows: pairs of the upper and the lower
+// eight rows, in the left and the right eight columns. `rows`: where the first of the 16 rows lies
+// in the box; `first`: the place of the columns in it. FP32: store_fp32.h.
 template <DType kOut, int kRowBytes>
-__device__ void write_to_box(unsigned rows, int first, float2 upper_left, float2 lower_left,
-                             float2 upper_right, float2 lower_right) {
-  if constexpr (kOut == DType::kFloat32) {
-    const unsigned left = pair_in_box<kRowBytes>(rows, first, 0);
-    const unsigned right = pair_in_box<kRowBytes>(rows, first, 1);
-    ptx::store_shared(left, upper_left);
-    ptx::store_shared(left + 8 * kRowBytes, lower_left);
-    ptx::store_shared(right, upper_right);
-    ptx::store_shared(right + 8 * kRowBytes, lower_right);
-  } else {
-    ptx::store_matrices(
-        matrix_row_in_box<kRowBytes>(rows, first), pack_pair<kOut>(upper_left.x, upper_left.y),
-        pack_pair<kOut>(lower_left.x, lower_left.y), pack_pair<kOut>(upper_right.x, upper_right.y),
-        pack_pair<kOut>(lower_right.x, lower_right.y));
+struct BoxOf {
+  static_assert(size_of(kOut) == 2);
+
+  static __device__ void write(unsigned rows, int first, float2 upper_left, float2 lower_left,
+                               float2 upper_right, float2 lower_right) {
+    ptx::store_matrices(place(rows, first), pack_pair<kOut>(upper_left.x, upper_left.y),
+                        pack_pair<kOut>(lower_left.x, lower_left.y),
+                        pack_pair<kOut>(upper_right.x, upper_right.y),
+                        pack_pair<kOut>(lower_right.x, lower_right.y));
   }
-}
+
+  // stmatrix: lane l addresses row l % 16 of the left or (l ≥ 16) of the right eight columns.
+  static __device__ unsigned place(unsigned rows, int first) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = lane % 16, swizzle = row * kRowBytes / 128 % (kRowBytes / 16);
+    const int chunk = first / 8 + lane / 16;
+    return rows + row * kRowBytes + 16 * (chunk ^ swizzle);
+  }
+};
 
 // To D, or added to it. `at`: column, then row, as the tensor map counts them.
 template <bool kAdds, typename... At>
@@ -96,12 +80,6 @@ struct TileBoxes {
   static __device__ void send(const Sm90GemmParams& params, unsigned box, int column, int row,
                               int row_end) {
     send_to<kConfig.adds_in_place>(params.out_map, box, column, row);
-  }
-  // Brings C's box, and counts its bytes at `full`.
-  static __device__ void fetch_c(const Sm90GemmParams& params, unsigned box, unsigned full,
-                                 int column, const Tile& tile) {
-    ptx::mbarrier_arrive_expect_bytes(full, SharedMemory<kConfig>::kLayout.output_box_bytes);
-    ptx::tma_load(box, &params.c_map, full, column, tile.row);
   }
 };
 
@@ -201,7 +179,7 @@ struct WriteRows {
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
         const RowTerms<kConfig> lower(params, tile, row + 8, row_factors.at(sub_tile, 1));
         const float* pairs = &sums[sub_tile][4 * j];
-        write_to_box<kConfig.form.out, kRowBytes>(
+        BoxOf<kConfig.form.out, kRowBytes>::write(
             box + 64 * sub_tile * kRowBytes, owned % kBoxColumns,
             upper.finish(left, pairs[0], pairs[1]), lower.finish(left, pairs[2], pairs[3]),
             upper.finish(right, pairs[4], pairs[5]), lower.finish(right, pairs[6], pairs[7]));

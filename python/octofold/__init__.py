@@ -4,10 +4,11 @@
 >>> w8 = octofold.quantize(w, granularity="128x128")      # weights [N, K], a scale per 128x128
 >>> y = octofold.gemm(x8, w8, out_dtype="bfloat16")       # [M, N]
 
-Arrays are NumPy's (with ml_dtypes), torch's, or any that speak DLPack; results come back in kind.
+Arrays are NumPy's (with ml_dtypes), torch's, or any others that speak DLPack. Results come back in
+the framework of the inputs. octofold.ops holds the operations that layers are made of.
 
-With torch, octofold.linear(), mlp() and norm_linear() are differentiable layers, octofold.nn holds
-modules of them, and
+With torch, octofold.linear(), mlp(), norm_linear() and experts() are differentiable layers,
+octofold.nn holds modules of them, and
 
 >>> octofold.nn.convert(model)                            # every torch.nn.Linear
 
@@ -16,13 +17,14 @@ makes a model train in FP8;
 >>> plan = octofold.models.advise(model, inputs)          # which layers gain by it, measured
 >>> octofold.models.apply(model, plan)
 
-makes one quicker or smaller at inference.
+makes a model faster or smaller at inference.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
-from . import kernel_cache, tuning
+from . import kernel_cache, ops, tuning
 from ._capabilities import Capabilities, Capability, Support, Tried, capabilities
 from ._checkpoint import (
     CheckpointContents,
@@ -45,34 +47,17 @@ from ._core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ._core.formats import Format, Rule
 from ._core.log import set_log_handler
-from ._core.ops import scale_shape
 from ._core.scaled_tensor import ScaledTensor
-from ._core.targets import ColumnReductions
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
-from ._ops.activations import quantize_activation, quantize_activation_gradient
 from ._ops.attention import attention
-from ._ops.casts import convert, quantize, quantize_both, quantize_with_columns
-from ._ops.dot import dot
-from ._ops.dynamic_gemm import dynamic_gemm
-from ._ops.gated_gemm import gated_gemm
-from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
-from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
-from ._ops.gemv import gemv
-from ._ops.grouped_gemm import grouped_gated_gemm, grouped_gemm, grouped_gemm_k, masked_gemm
-from ._ops.norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
-from ._ops.routing import (
-    Routing,
-    TopK,
-    combine,
-    combine_gradient,
-    sort_by_expert,
-    top_k,
-    top_k_gradient,
-)
-from ._ops.words import as_words, from_words, pack, unpack
+from ._ops.gemm_weight_only import gemm_weight_only
+from ._ops.grouped_gemm import grouped_gemm
+from ._ops.groups import Depth, Masked, Rows
+from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
     from . import models as models
@@ -84,24 +69,6 @@ if TYPE_CHECKING:
 
 __version__: str
 
-
-def __getattr__(name: str) -> object:
-    """What takes longer to import than the rest of this file; nn, models and layers need torch."""
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("octofold")
-    if name in ("models", "nn"):
-        return importlib.import_module(f".{name}", __name__)
-    if name == "linear":
-        return importlib.import_module(".nn.autograd.linear", __name__).linear
-    if name == "experts":
-        return importlib.import_module(".nn.autograd.experts", __name__).experts
-    if name in ("mlp", "norm_linear"):
-        return getattr(importlib.import_module(".nn.autograd.blocks", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "BadFormatError",
     "Capabilities",
@@ -111,71 +78,77 @@ __all__ = [
     "CheckpointReport",
     "CheckpointTensor",
     "CheckpointWeight",
-    "ColumnReductions",
     "Component",
+    "Depth",
     "Error",
+    "Format",
     "Gpu",
     "Info",
     "InternalError",
     "InvalidArgumentError",
     "IoError",
-    "NormGradients",
-    "QuantizedNorm",
-    "Routing",
+    "Masked",
+    "Rows",
+    "Rule",
     "ScaledTensor",
     "Support",
-    "TopK",
     "Tried",
     "UnavailableError",
     "UnsupportedError",
-    "as_words",
     "attention",
     "capabilities",
     "checkpoint_families",
-    "combine",
-    "combine_gradient",
-    "convert",
     "convert_checkpoint",
     "default_skip_patterns",
-    "dot",
-    "dynamic_gemm",
-    "from_words",
-    "gated_gemm",
     "gemm",
     "gemm_weight_only",
-    "gemm_weight_only_gradient",
-    "gemv",
-    "grouped_gated_gemm",
     "grouped_gemm",
-    "grouped_gemm_k",
     "info",
     "inspect_checkpoint",
     "kernel_cache",
     "load_checkpoint",
-    "masked_gemm",
-    "norm_backward",
-    "pack",
+    "ops",
     "quantize",
-    "quantize_activation",
-    "quantize_activation_gradient",
-    "quantize_both",
     "quantize_checkpoint",
-    "quantize_gathered",
-    "quantize_norm",
-    "quantize_with_columns",
-    "scale_shape",
     "set_log_handler",
-    "sort_by_expert",
-    "top_k",
-    "top_k_gradient",
     "tuning",
-    "unpack",
 ]
 
-# Known by their public names: in messages, and in what pickle and torch.save() write.
+# The names that messages, pickles and torch.save() have for these types.
 for _name in __all__:
     _public = globals()[_name]
     if isinstance(_public, type):
         _public.__module__ = __name__
+
+# Names that need torch are imported when they are asked for: torch takes longer than all the rest.
+_LAZY = {
+    "experts": ".nn.autograd.experts",
+    "linear": ".nn.autograd.linear",
+    "mlp": ".nn.autograd.blocks",
+    "models": "",
+    "nn": "",
+    "norm_linear": ".nn.autograd.blocks",
+}
+if importlib.util.find_spec("torch") is not None:  # so that a star import works without torch
+    __all__ += ["experts", "linear", "mlp", "models", "nn", "norm_linear"]
+
+
+def __getattr__(name: str) -> object:
+    """The lazy names, and the version."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("octofold")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _LAZY[name]
+    if not module:
+        return importlib.import_module(f".{name}", __name__)
+    return getattr(importlib.import_module(module, __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 torch_import.introduce()

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ._core.errors import invalid_argument
+from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import library
 from ._core.progress import Progress, reporting
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What quantize_checkpoint or convert_checkpoint did."""
+    """The report of quantize_checkpoint() or convert_checkpoint()."""
 
     quantized: tuple[str, ...]
     """Names of the weights in FP8."""
@@ -38,7 +39,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """Bytes in a file of a checkpoint."""
+    """A tensor of a checkpoint, as bytes in a file."""
 
     name: str
     dtype: str
@@ -67,7 +68,7 @@ class CheckpointWeight:
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What inspect_checkpoint found."""
+    """The result of inspect_checkpoint()."""
 
     family: str | None
     """None: nothing is FP8."""
@@ -81,28 +82,30 @@ class CheckpointContents:
 
 
 def default_skip_patterns() -> tuple[str, ...]:
-    """What quantize_checkpoint leaves as it is: embeddings, routers, output heads, and weights that
-    models read without their layer (Mamba's `dt_proj`, T5's `wo`)."""
+    """The patterns of what quantize_checkpoint() leaves as it is: embeddings, routers, output
+    heads, and weights that models read past their layer (Mamba's `dt_proj`, T5's `wo`).
+    """
     return tuple(map(str, library.default_skip_patterns()))
 
 
 def checkpoint_families() -> tuple[str, ...]:
-    """Names of the families that there are: "deepseek-v3", "finegrained-fp8" (transformers'),
-    "compressed-tensors", "modelopt", "torchao", "comfyui" (single files of diffusion models)."""
+    """The names of all families: "deepseek-v3", "finegrained-fp8" (transformers'),
+    "compressed-tensors", "modelopt", "torchao", "comfyui" (single files of diffusion models).
+    """
     return tuple(map(str, library.checkpoint_families()))
 
 
 def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
-    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, where
-    their codes and scales are.
+    """Read the headers of a checkpoint: whose conventions it follows, which weights are FP8, and
+    where their codes and scales are.
 
-    input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. The family
-        is that which config.json (or hf_quant_config.json) beside it names, else that of the
-        tensors' names.
+    input: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either. config.json
+        (or hf_quant_config.json) beside it names the family; without one, the names of the tensors
+        tell.
 
-    Raises BadFormatError for files that are not valid, tensors that contradict their config or each
-    other, scales that are missing or of no known shape; UnsupportedError for quantizations other
-    than FP8; IoError.
+    Raises BadFormatError for files that are not valid, for tensors that contradict their config or
+    each other, and for scales that are missing or have no known shape; UnsupportedError for
+    quantizations other than FP8; IoError.
     """
     contents = library.inspect_checkpoint(os.fspath(input))
     family = contents["family"]
@@ -118,14 +121,12 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
 def quantize_checkpoint(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    skip: str | Sequence[str] = (),
-    use_default_skips: bool = True,
-    profile: str = "deepgemm",
-    power_of_two: bool | None = None,
-    progress: Progress | None = None,
+    format: FormatLike = "e4m3",
     *,
     family: str = "deepseek-v3",
-    granularity: str | None = None,
+    skip: str | Sequence[str] = (),
+    use_default_skips: bool = True,
+    progress: Progress | None = None,
 ) -> CheckpointReport:
     """Rewrite a safetensors checkpoint with its linear weights in FP8.
 
@@ -142,13 +143,14 @@ def quantize_checkpoint(
         index and a folder take along what lies beside the weights (tokenizer, generation config)
         and in folders below, but caches and weights in other formats, which are logged; config.json
         gets its `quantization_config`. The output appears whole or not at all.
+    format: how weights are cast, a Format or its words: of e4m3, saturating, with a granularity
+        that the family has. A text that names none, such as "torchao", leaves that to the family,
+        whose first is taken.
+    family: one of checkpoint_families().
     skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
         default_skip_patterns() unless use_default_skips is false.
-    profile, power_of_two: as in quantize().
     progress: called now and then with bytes of input read so far and in all. What it raises ends
         the run and is raised here.
-    family: one of checkpoint_families().
-    granularity: of the scales, one that the family has; None: the first of its.
 
     Memory use does not grow with the checkpoint. Weights with NaN or infinity are logged and
     reported.
@@ -157,6 +159,7 @@ def quantize_checkpoint(
     a checkpoint that is FP8 already, where no weight is to be quantized, for a pipeline of
     Diffusers, and for models that the libraries of the family would not load (it says which would).
     """
+    rule, granularity, power_of_two = _cast_of(format)
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
             os.fspath(input),
@@ -165,7 +168,7 @@ def quantize_checkpoint(
             use_default_skips,
             family,
             granularity,
-            profile,
+            rule,
             power_of_two,
             report_progress,
         )
@@ -180,22 +183,34 @@ def convert_checkpoint(
     granularity: str | None = None,
     progress: Progress | None = None,
 ) -> CheckpointReport:
-    """Rewrite a checkpoint in FP8 as another family has it.
+    """Rewrite a checkpoint in FP8 in the layout of another family.
 
     input, output, progress, errors: as in quantize_checkpoint().
     family: one of checkpoint_families().
-    granularity: of the weights; None: their own where the family has it, else one that repeats
-        their scales, else the first of the family's.
+    granularity: that of the weights; None: their own where the family has it, else one that can
+        repeat their scales, else the family's first.
 
     Codes stay what they are, and scales become FP32 in the family's shapes, wherever these can say
-    the same; weights of which they cannot are cast anew from their values, logged and reported. So
-    are scales of inputs and other tensors that the family has no place for.
+    the same. Other weights are cast anew from their values, logged and reported. Scales of inputs
+    and other tensors for which the family has no place are dropped, logged and reported.
     """
     with reporting(progress) as report_progress:
         report = library.convert_checkpoint(
             os.fspath(input), os.fspath(output), family, granularity, report_progress
         )
     return _report(report)
+
+
+def _cast_of(format: FormatLike) -> tuple[str, str | None, bool | None]:
+    """The rule of the format of weights, its granularity (None: the family's) and power_of_two."""
+    operation = "quantize_checkpoint"
+    value = format_of(operation, format)
+    for field, expected in (("dtype", "e4m3"), ("overflow", "saturate")):
+        got = getattr(value, field)
+        if got != expected:
+            raise invalid_argument(operation, f"format.{field}", f"{expected}, as files have", got)
+    named = isinstance(format, Format) or words_of(operation, format).granularity != ""
+    return value.rule.value, value.granularity if named else None, value.power_of_two
 
 
 def _report(fields: Mapping[str, Any]) -> CheckpointReport:

@@ -8,7 +8,7 @@ from ._core.library import library
 
 @dataclass(frozen=True)
 class Component:
-    """A part that may be missing. `detail`: its version or description, else why it is missing."""
+    """A part that may be missing. `detail` is its version, or the reason why it is missing."""
 
     available: bool
     detail: str
@@ -74,7 +74,7 @@ class Info:
 
 
 def info() -> Info:
-    """Probe this machine, afresh at each call. What is missing is said, not raised."""
+    """Probe this machine, anew at each call. A part that is missing is reported, not raised."""
     fields = library.info()
     parts = {name: _component(fields[name]) for name in ("cpu", "driver", "nvrtc")}
     gpus = tuple(

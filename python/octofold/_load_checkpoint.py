@@ -1,4 +1,4 @@
-"""Checkpoints in memory: each tensor is read from its file when it is asked for."""
+"""Checkpoints in memory: a tensor is read from its file when it is asked for."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -41,28 +41,28 @@ _DTYPES: Final[dict[str, tuple[np.dtype[Any], str]]] = {
 
 
 class Checkpoint(Mapping[str, Any]):
-    """A checkpoint on disk, by the names of parameters: of weights in FP8 a ScaledTensor, of all
-    others an array. load_checkpoint() makes one.
+    """A checkpoint on disk, as a mapping by the names of parameters: a weight in FP8 is a
+    ScaledTensor, anything else an array. load_checkpoint() makes one.
 
     Nothing is kept: each access reads the tensor again, into memory of its own. Scales are float32
-    in the shapes of scale_shape(), whatever the file has; codes without scales have one of 1. A
+    in the shapes of scale_shape(), whatever the file has; codes without scales get one of 1. A
     stack [experts, N, K] has stacked scales, as quantize(matrices=) makes them.
     """
 
     def __init__(self, contents: CheckpointContents, framework: str, device: Any) -> None:
-        """framework, device: as of load_checkpoint(), which checks them."""
+        """framework, device: as in load_checkpoint(), which checks them."""
         self._contents, self._framework, self._device = contents, framework, device
         self._weights = {weight.name: weight for weight in contents.weights}
         self._others = {tensor.name: tensor for tensor in contents.others}
 
     @property
     def contents(self) -> CheckpointContents:
-        """What the files' headers say."""
+        """The contents, as the files' headers state them."""
         return self._contents
 
     @property
     def family(self) -> str | None:
-        """Whose conventions it follows; None: nothing is FP8."""
+        """The family whose conventions the checkpoint follows; None: nothing is FP8."""
         return self._contents.family
 
     @property
@@ -71,11 +71,11 @@ class Checkpoint(Mapping[str, Any]):
         return self._framework
 
     def weight(self, name: str) -> CheckpointWeight | None:
-        """Where the FP8 weight of this name lies; None: it is not FP8, or there is none."""
+        """The place of the FP8 weight of this name; None: it is not FP8, or there is none."""
         return self._weights.get(name)
 
     def tensor(self, name: str) -> CheckpointTensor:
-        """Where the codes or the values of this name lie. Raises KeyError."""
+        """The place of the codes or the values of this name. Raises KeyError."""
         weight = self._weights.get(name)
         return self._others[name] if weight is None else weight.codes
 
@@ -94,8 +94,9 @@ class Checkpoint(Mapping[str, Any]):
         return ScaledTensor(codes, self._delivered(scale), weight.granularity)
 
     def input_scale(self, name: str) -> Array | None:
-        """The static scale that whoever made the checkpoint gave the input of this layer's weight:
-        float32 [1], of a stack [experts]; None: there is none. Raises KeyError."""
+        """The static scale for the input of this weight's layer, if the checkpoint has one: float32
+        [1], for a stack [experts]; None: there is none. Raises KeyError.
+        """
         weight = self._weights.get(name)
         if weight is None:
             self._others[name]
@@ -137,20 +138,20 @@ class Checkpoint(Mapping[str, Any]):
 def load_checkpoint(
     path: str | os.PathLike[str], framework: str = "torch", device: Any = None
 ) -> Checkpoint:
-    """A checkpoint of any family, its weights in FP8 as ScaledTensors.
+    """Open a checkpoint of any family, with its weights in FP8 as ScaledTensors.
 
     >>> checkpoint = octofold.load_checkpoint("model")
     >>> w8 = checkpoint["model.layers.0.mlp.up_proj.weight"]
     >>> y = octofold.gemm(octofold.quantize(x), w8)
 
     path: a `.safetensors` file, a `*.safetensors.index.json`, or a folder with either.
-    framework: of its arrays, "torch" or "numpy" (with ml_dtypes).
-    device: where torch's tensors go, as torch has it; None: the CPU.
+    framework: the framework of its arrays, "torch" or "numpy" (with ml_dtypes).
+    device: where torch's tensors go, as torch names it; None: the CPU.
 
-    Headers are read at once, each tensor when it is asked for. For what checkpoints there are, see
-    inspect_checkpoint(), whose errors are raised. An access raises IoError where the file cannot be
-    read, BadFormatError where it has become shorter, UnsupportedError for dtypes that the framework
-    has not. octofold.models.load_checkpoint_into() gives a model its weights.
+    Headers are read at once, each tensor when it is asked for. inspect_checkpoint() says what
+    checkpoints there are, and its errors are raised. An access raises IoError where the file cannot
+    be read, BadFormatError where it has become shorter, and UnsupportedError for dtypes that the
+    framework does not have. octofold.models.load_checkpoint_into() loads the weights into a model.
     """
     if framework not in ("torch", "numpy"):
         raise invalid_argument(_NAME, "framework", "'torch' or 'numpy'", repr(framework))

@@ -1,5 +1,5 @@
-"""Compiled kernels: those that come with octofold, and those on disk, where operations keep what
-they compile for a GPU.
+"""Compiled kernels: the precompiled ones of octofold, and those on disk, where operations keep
+what they compile for a GPU.
 
 >>> octofold.kernel_cache.warm([GemmProblem(4096, 7168, 2048)])  # without a GPU
 >>> octofold.kernel_cache.entries()
@@ -47,7 +47,7 @@ class CachedKernel:
 
 @dataclass(frozen=True)
 class ReadyKernel:
-    """A kernel that comes with octofold, compiled when that was built."""
+    """A precompiled kernel: it comes with octofold, compiled when that was built."""
 
     bytes: int
     description: str
@@ -59,9 +59,9 @@ class ReadyKernel:
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """A call of gemm() without its arrays, which are taken to be contiguous.
+    """A call of gemm() without its arrays, which are assumed to be contiguous.
 
-    m, n: at least 1. a, b: dtypes of the codes. c, bias: their dtypes, None: without.
+    m, n: at least 1. a, b: dtypes of the codes. c, bias: their dtypes; None: without.
     b_channel_scale: whether b has two-level scales.
     """
 
@@ -81,7 +81,7 @@ class GemmProblem:
 
 @dataclass(frozen=True)
 class WarmReport:
-    """What warm() did. Problems share kernels, so there are often far fewer of these."""
+    """The result of warm(). Problems share kernels, so there are often far fewer kernels."""
 
     compiled: int
     """Kernels that the cache did not have."""
@@ -92,16 +92,17 @@ class WarmReport:
 
 
 def folder() -> Path | None:
-    """OCTOFOLD_CACHE_DIR, else octofold in XDG_CACHE_HOME, else in ~/.cache.
+    """The folder of the cache: OCTOFOLD_CACHE_DIR, else octofold in XDG_CACHE_HOME, else in
+    ~/.cache.
 
-    None where there is no such place: then nothing is kept.
+    None where there is no such place; then nothing is kept.
     """
     text = str(library.kernel_cache_folder())
     return Path(text) if text else None
 
 
 def entries() -> tuple[CachedKernel, ...]:
-    """All files of the cache, newest first. Raises IoError if the folder cannot be read."""
+    """List all files of the cache, newest first. Raises IoError if the folder cannot be read."""
     return tuple(
         CachedKernel(
             file=Path(fields["file"]),
@@ -117,18 +118,18 @@ def entries() -> tuple[CachedKernel, ...]:
 
 
 def ready() -> tuple[ReadyKernel, ...]:
-    """Those that come with octofold, by description. Operations take these first: they need neither
+    """List the precompiled kernels, by description. Operations take these first: they need neither
     NVRTC nor the disk.
 
-    None where octofold was built without them, or where OCTOFOLD_READY_KERNELS is 0.
+    The list is empty if octofold was built without them, or if OCTOFOLD_READY_KERNELS is 0.
     """
     return tuple(ReadyKernel(**fields) for fields in library.list_ready_kernels())
 
 
 def clear() -> int:
-    """Remove what the cache has written, and nothing else. Returns how many kernels went.
+    """Remove what the cache has written, and nothing else. Returns the number of kernels removed.
 
-    Raises IoError where a file cannot be removed.
+    Raises IoError if a file cannot be removed.
     """
     return int(library.clear_kernel_cache())
 
@@ -139,20 +140,20 @@ def warm(
     multiprocessors: int = 132,
     progress: Progress | None = None,
 ) -> WarmReport:
-    """Compile the kernels of these products into the cache, as the first gemm() of each would where
-    no table of measured choices has it (octofold.tuning), but for those that come with octofold.
+    """Compile the kernels of these products into the cache, as the first gemm() of each would if no
+    tuned table named another (octofold.tuning). Precompiled kernels are left out.
 
-    Needs NVRTC (`pip install nvidia-cuda-nvrtc`), no GPU and no driver.
+    This needs NVRTC (`pip install nvidia-cuda-nvrtc`), but neither a GPU nor a driver.
 
-    architecture: what to compile for.
-    multiprocessors: of the GPU that the kernels will run on, which tiles depend on: 132 for H100
-        (SXM) and H200; octofold.info() has that of a GPU at hand.
-    progress: called with the kernels done so far and in all. What it raises ends the run and is
-        raised here.
+    architecture: the architecture to compile for.
+    multiprocessors: the number of the GPU on which the kernels will run; the best tiles depend on
+        it. 132 is that of H100 (SXM) and H200; octofold.info() has that of a GPU at hand.
+    progress: called with the kernels done so far and in all. An exception that it raises ends the
+        run and is raised here.
 
     All problems are checked before anything is compiled.
-    Raises InvalidArgumentError that names the argument, UnsupportedError for an architecture
-    without kernels, UnavailableError without NVRTC or a folder, IoError if the folder cannot be
+    Raises InvalidArgumentError, which names the argument, UnsupportedError for an architecture
+    without kernels, UnavailableError without NVRTC or a folder, and IoError if the folder cannot be
     written.
     """
     fields = [dataclasses.asdict(problem) for problem in problems]

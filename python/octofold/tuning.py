@@ -1,37 +1,97 @@
-"""Which kernels are the fastest on a GPU, as measured there: tables that gemm() follows.
+"""Which kernels are the fastest on a GPU, as measured there: tables that products follow.
 
 >>> octofold.tuning.candidates(GemmProblem(64, 7168, 2048))  # what there is to measure
->>> octofold.tuning.table()                                  # what gemm() follows here
+>>> octofold.tuning.table()                                  # what products follow here
 
 `octofold tune` measures and writes; docs/tuning.md tells the rest.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ._core.errors import IoErrorWithErrno, UnavailableError, invalid_argument
 from ._core.frameworks import Array
 from ._core.library import library
 from ._core.scaled_tensor import ScaledTensor
-from ._core.streams import StreamLike, stream_handle
+from ._core.streams import StreamLike
 from ._info import Gpu, info
+from ._ops.gated_gemm import multiply_gated
+from ._ops.gemm import multiply
+from ._ops.gemm_weight_only import multiply_by_weights
+from ._ops.grouped_gemm import multiply_groups
+from ._ops.groups import Groups, Rows
 from .kernel_cache import GemmProblem
 
-__all__ = ["Choice", "Table", "candidates", "clear", "gemm", "planned", "table", "write"]
+__all__ = [
+    "Choice",
+    "Problem",
+    "ProductProblem",
+    "Table",
+    "WeightOnlyProblem",
+    "candidates",
+    "clear",
+    "gated_gemm",
+    "gemm",
+    "gemm_weight_only",
+    "grouped_gemm",
+    "planned",
+    "table",
+    "write",
+]
+
+
+@dataclass(frozen=True)
+class ProductProblem(GemmProblem):
+    """A call of gemm(), grouped_gemm() or ops.gated_gemm() without its arrays.
+
+    m, n, k: of the arguments. Of "rows" m is the rows of all groups, of "masked" those that each
+        has room for, of "depth" k is that of all groups. Of a gated product n is the columns of its
+        result, and `out` the dtype of its codes.
+    """
+
+    grouping: str | None = None
+    """"rows", "masked" or "depth": the kind of groups of grouped_gemm(). None: there are none."""
+    groups: int = 1
+    expected_rows: int | None = None
+    """Of "masked": the rows that a group is expected to have. None: all."""
+    gated: str | None = None
+    """The activation of gated_gemm()."""
+    cast_from: str | None = None
+    """The dtype of an `a` that gemm() casts itself; `a` is then the dtype of its codes."""
+
+
+@dataclass(frozen=True)
+class WeightOnlyProblem:
+    """A call of gemm_weight_only(), or of its gradient, without its arrays.
+
+    m, n: rows and columns of the result. k: the depth that is summed.
+    """
+
+    m: int
+    n: int
+    k: int
+    x: str = "bfloat16"
+    w: str = "e4m3"
+    w_granularity: str = "128x128"
+    out: str = "bfloat16"
+    gradient: bool = False
+
+
+Problem: TypeAlias = GemmProblem | WeightOnlyProblem
+"""A product that tables can have."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """What was measured of a product."""
 
-    problem: GemmProblem
+    problem: Problem
     candidate: str
-    """The name of what gemm() is to take: the fastest, one of candidates()."""
+    """The name of what the product is to take: the fastest, one of candidates()."""
     microseconds: float
     planned_microseconds: float
     """Of planned(), in the same run."""
@@ -50,44 +110,87 @@ class Table:
     products: int
     """How many it has."""
     shipped: int
-    """How many the table of this GPU has that comes with octofold: gemm() follows it where the
+    """How many the table of this GPU has that comes with octofold: products follow it where the
     other one has nothing."""
 
 
-def candidates(problem: GemmProblem) -> tuple[str, ...]:
-    """Names of the kernels that can compute a product on Hopper. Its sizes do not matter."""
-    return tuple(map(str, library.gemm_candidates(dataclasses.asdict(problem), True, True, True)))
+def candidates(problem: Problem, architecture: str = "sm_90a") -> tuple[str, ...]:
+    """Names of the kernels that can compute a product of contiguous arrays. Sizes matter for
+    weight-only products alone.
+
+    architecture: "sm_90a", "sm_89", "sm_120" or "sm_121".
+    Raises as the product does for dtypes and scales; UnsupportedError for an architecture without
+    kernels for it.
+    """
+    return tuple(map(str, library.product_candidates(asdict(problem), architecture, 132)))
 
 
-def planned(problem: GemmProblem, multiprocessors: int = 132) -> str:
-    """The candidate that is reckoned to be the fastest of contiguous arrays on a Hopper GPU: what
-    gemm() takes where no table has the product.
+def planned(problem: Problem, multiprocessors: int = 132, architecture: str = "sm_90a") -> str:
+    """The candidate that is reckoned to be the fastest of contiguous arrays: what the product takes
+    where no table has it.
 
     multiprocessors: 132 of H100 (SXM) and H200.
-    Raises as gemm() does for dtypes, scales and sizes.
+    Raises as candidates(), and as the product does for sizes.
     """
-    return str(library.planned_gemm_candidate(dataclasses.asdict(problem), multiprocessors))
+    return str(library.planned_candidate(asdict(problem), architecture, multiprocessors))
 
 
 def gemm(
-    a: ScaledTensor,
+    a: Array | ScaledTensor,
     b: ScaledTensor,
-    out: Array,
     candidate: str,
+    *,
     fast_accumulation: bool = False,
+    out: Array | None = None,
     stream: StreamLike | None = None,
-) -> None:
-    """octofold.gemm(a, b, out=out) on a GPU by the candidate of this name, which is planned anew in
-    each call: to be timed in a CUDA graph.
+) -> Array:
+    """octofold.gemm(a, b) on a GPU by the candidate of this name. It is planned anew in each call,
+    and is to be timed in a CUDA graph.
 
-    a, b, out: torch tensors.
-    stream: as in gemm(); None: torch's current one.
     Raises as gemm(); InvalidArgumentError lists the candidates where there is none of this name.
     """
-    tensors = (a.data, a.scale, b.data, b.scale, None, None, b.channel_scale, out)
-    options = (a.granularity, b.granularity, fast_accumulation)
-    handle = None if stream is None else stream_handle("tuning.gemm", stream)
-    library.gemm_by_candidate(*tensors, *options, handle, candidate)
+    return multiply(a, b, None, None, "1x128", None, fast_accumulation, out, stream, candidate)
+
+
+def grouped_gemm(
+    a: ScaledTensor,
+    b: ScaledTensor,
+    groups: Groups,
+    candidate: str,
+    *,
+    fast_accumulation: bool = False,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
+    """octofold.grouped_gemm(a, b, groups) likewise."""
+    options = None, None, None, fast_accumulation, out, stream
+    return multiply_groups(a, b, groups, *options, candidate)
+
+
+def gated_gemm(
+    a: ScaledTensor,
+    b: ScaledTensor,
+    groups: Rows | None,
+    candidate: str,
+    *,
+    activation: str = "swiglu",
+    out: ScaledTensor | None = None,
+    stream: StreamLike | None = None,
+) -> ScaledTensor:
+    """octofold.ops.gated_gemm(a, b, groups) likewise."""
+    return multiply_gated(a, b, groups, activation, "1x128", out, stream, candidate)
+
+
+def gemm_weight_only(
+    x: Array,
+    w: ScaledTensor,
+    candidate: str,
+    *,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
+    """octofold.gemm_weight_only(x, w) likewise."""
+    return multiply_by_weights(x, w, None, None, out, stream, candidate)
 
 
 def table(gpu: Gpu | int = 0) -> Table:
@@ -160,8 +263,8 @@ def _gpu(gpu: Gpu | int) -> Gpu:
     return gpus[gpu]
 
 
-def _key(problem: GemmProblem) -> str:
-    return str(library.tuning_key(dataclasses.asdict(problem)))
+def _key(problem: Problem) -> str:
+    return str(library.tuning_key(asdict(problem)))
 
 
 def _read(file: Path) -> Any:

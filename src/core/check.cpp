@@ -179,7 +179,7 @@ void Arguments::require_vector(std::string_view argument, const TensorView& tens
 void Arguments::require_data(std::string_view argument, const TensorView& tensor) const {
   if (tensor.data == nullptr) fail(argument, "data", "a null pointer");
   if (reinterpret_cast<std::intptr_t>(tensor.data) % size_of(tensor.dtype) != 0) {
-    fail(argument, "data aligned to its elements", "an address between two elements");
+    fail(argument, "data aligned to its element size", "an address that is not aligned");
   }
 }
 
@@ -259,8 +259,8 @@ void Arguments::require_channel_scale(std::string_view argument,
                                       const ScaledTensorView& tensor) const {
   const std::string name_of_it = std::string(argument) + ".channel_scale";
   if (tensor.granularity != Granularity::kBlock128x128) {
-    fail(name_of_it, "none, but beside scales of granularity 128x128",
-         core::format("one beside {}", name(tensor.granularity)));
+    fail(name_of_it, "none, except beside 128x128 scales",
+         core::format("one beside {} scales", name(tensor.granularity)));
   }
   const TensorView& factors = *tensor.channel_scale;
   require_vector(name_of_it, factors);

@@ -10,7 +10,7 @@ std::int64_t require_offsets(const Arguments& check, std::string_view argument,
   check.require_dtype(argument, offsets, {DType::kInt32});
   check.require_same_device(argument, offsets, device);
   if (offsets.shape[0] < 2 || offsets.shape[0] > std::numeric_limits<std::int32_t>::max()) {
-    check.fail(argument, "[groups + 1] elements, of at least one group", describe(offsets));
+    check.fail(argument, "[groups + 1] elements, for at least one group", describe(offsets));
   }
   return offsets.shape[0] - 1;
 }

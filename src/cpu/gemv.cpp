@@ -1,6 +1,6 @@
 #include "cpu/gemv.h"
 
-#include "cpu/product.h"
+#include "cpu/matrix_product.h"
 
 namespace octofold::cpu {
 

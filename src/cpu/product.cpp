@@ -1,175 +1,203 @@
 #include "cpu/product.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
+#include <vector>
+
+#include "octofold/cast_targets.h"
+#include "octofold/scale_layout.h"
 
 #include "core/scale_layout.h"
-#include "cpu/blas.h"
-#include "cpu/convert.h"
-#include "cpu/parallel.h"
-#include "kernels/shared/channel_scale.h"
+#include "cpu/activations.h"
+#include "cpu/cast_values.h"
+#include "cpu/matrix_product.h"
+#include "kernels/shared/group_bounds.h"
 
 namespace octofold::cpu {
 namespace {
 
-// Output tiles are what threads share. A tile's two operand blocks, its partial sum and its
-// accumulator take 448 KiB, which a level-2 cache holds. The sizes are multiples of the scale
-// block in N, so that the tile grid keeps to the weights' scale grid.
-constexpr std::int64_t kTileM = 128;
-constexpr std::int64_t kTileN = 2 * kScaleBlock;
+using config::GroupBounds;
+using config::Work;
 
-struct Tile {
-  std::int64_t m, rows;
-  std::int64_t n, cols;
-};
+// Rows whose codes, or gates and ups, are in memory at one time: enough for all threads, and whole
+// tiles of a product, so that each element is summed as in all rows at once.
+constexpr std::int64_t kBandRows = 1024;
 
-// Scratch of one thread, allocated without touching it.
-template <typename Sum>
-struct Workspace {
-  std::unique_ptr<float[]> a = std::make_unique_for_overwrite<float[]>(kTileM * kScaleBlock);
-  std::unique_ptr<float[]> b = std::make_unique_for_overwrite<float[]>(kTileN * kScaleBlock);
-  std::unique_ptr<float[]> partial = std::make_unique_for_overwrite<float[]>(kTileM * kTileN);
-  std::unique_ptr<Sum[]> sum = std::make_unique_for_overwrite<Sum[]>(kTileM * kTileN);
-  float scale_a[kTileM];
-  float scale_b[kTileN];
-};
-
-core::ScaleAccess<const float> scale_access(const DotOperand& matrix) {
-  return core::scale_access({matrix.data, *matrix.scale, matrix.granularity});
+template <typename View>
+View moved(View matrix, std::int64_t elements) {
+  using Byte = std::conditional_t<std::is_same_v<decltype(matrix.data), void*>, char, const char>;
+  matrix.data = static_cast<Byte*>(matrix.data) + elements * size_of(matrix.dtype);
+  return matrix;
 }
 
-// sum[i, j] += partial[i, j] · (scale_a[i] · scale_b[j]): the second level of the accumulation.
-template <typename Sum>
-void promote(const Tile& tile, Workspace<Sum>& work) {
-  for (std::int64_t i = 0; i < tile.rows; ++i) {
-    const float* partial = work.partial.get() + i * kTileN;
-    Sum* sum = work.sum.get() + i * kTileN;
-    for (std::int64_t j = 0; j < tile.cols; ++j) {
-      sum[j] += static_cast<Sum>(partial[j]) *
-                (static_cast<Sum>(work.scale_a[i]) * static_cast<Sum>(work.scale_b[j]));
+template <typename View>
+View rows_of(View matrix, std::int64_t begin, std::int64_t end) {
+  matrix = moved(matrix, begin * matrix.strides[0]);
+  matrix.shape[0] = end - begin;
+  return matrix;
+}
+
+template <typename View>
+View columns_of(View matrix, std::int64_t begin, std::int64_t size) {
+  matrix = moved(matrix, begin * matrix.strides[1]);
+  matrix.shape[1] = size;
+  return matrix;
+}
+
+// The same rows of everything that has as many as out.
+core::Product rows_of_product(const core::Product& product, std::int64_t begin, std::int64_t end) {
+  core::Product rows = product;
+  if (product.cast_a) {
+    rows.a.data = rows_of(product.a.data, begin, end);
+  } else {
+    rows.a = row_slice(product.a, begin, end);
+  }
+  rows.out = rows_of(product.out, begin, end);
+  if (product.c) rows.c = rows_of(*product.c, begin, end);
+  if (product.gated) rows.gated->scale = rows_of(product.gated->scale, begin, end);
+  return rows;
+}
+
+void multiply_codes(const core::Product& product) {
+  compute<float>({.a = Operand(product.a),
+                  .b = Operand(product.b),
+                  .out = product.out,
+                  .channel_scale = product.b.channel_scale,
+                  .c = product.c,
+                  .bias = product.bias});
+}
+
+// With the codes of a in memory.
+void multiply_cast(const core::Product& product) {
+  const std::int64_t rows = product.a.data.shape[0], depth = product.a.data.shape[1];
+  const config::CastFormat& format = *product.cast_a;
+  const ScaleLayout layout = scale_layout(format.granularity, rows, depth);
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * depth));
+  std::vector<float> scales(static_cast<std::size_t>(layout.extent()));
+  const CastTarget a{matrix<void>(codes.data(), format.out, rows, depth),
+                     layout.view(scales.data()),
+                     {.dtype = format.out, .granularity = format.granularity}};
+  cast_matrix(product.a.data, a, format);
+  core::Product of_codes = product;
+  of_codes.a = a;
+  multiply_codes(of_codes);
+}
+
+// With gates and ups in memory.
+void multiply_gated(const core::Product& product) {
+  const core::GatedEpilogue& gated = *product.gated;
+  const std::int64_t rows = product.out.shape[0], columns = product.b.data.shape[0];
+  std::vector<std::uint16_t> memory(static_cast<std::size_t>(rows * columns));
+  core::Product both = product;
+  both.out = matrix<void>(memory.data(), DType::kBFloat16, rows, columns);
+  multiply_codes(both);
+  const OwnedMatrix values = activation(both.out, gated.activation, GateLayout::kHalves);
+  const Granularity granularity = gated.format.granularity;
+  cast_matrix(values.view, {product.out, gated.scale, {product.out.dtype, granularity}},
+              gated.format);
+}
+
+void multiply_matrices(const core::Product& product) {
+  if (!product.cast_a && !product.gated) return multiply_codes(product);
+  const std::int64_t rows = product.out.shape[0];
+  for (std::int64_t first = 0; first < rows; first += kBandRows) {
+    const core::Product band = rows_of_product(product, first, std::min(first + kBandRows, rows));
+    product.gated ? multiply_gated(band) : multiply_cast(band);
+  }
+}
+
+// The same matrix whose rows have a scale each for what 128x128 shares, so that it can be cut
+// anywhere.
+struct RowScaled {
+  std::vector<float> scales;
+  ScaledTensorView view;
+};
+
+RowScaled row_scaled(const ScaledTensorView& a) {
+  RowScaled result{{}, a};
+  if (a.granularity != Granularity::kBlock128x128) return result;
+  const core::ScaleAccess<const float> scale = core::scale_access(a);
+  const std::int64_t rows = a.data.shape[0], columns = a.scale.shape[1];
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < columns; ++column) {
+      result.scales.push_back(scale(row / kScaleBlock, column));
     }
   }
+  result.view.scale = matrix<const void>(result.scales.data(), DType::kFloat32, rows, columns);
+  result.view.granularity = Granularity::kBlock1x128;
+  return result;
 }
 
-// The last level of two-level scales: b's factors, which are those of out's columns.
-void multiply_columns(const TensorView& factors, const Tile& tile, float* sum) {
-  const float* of_tile = static_cast<const float*>(factors.data) + tile.n;
-  for (std::int64_t j = 0; j < tile.cols; ++j) sum[j] *= config::channel_factor(of_tile[j]);
+ScaledTensorView b_of_group(const core::Product& product, std::int64_t group) {
+  ScaledTensorView b = product.b;
+  const std::int64_t rows = b.data.shape[0] / product.groups.count;
+  b.data = rows_of(b.data, group * rows, (group + 1) * rows);
+  b.scale.data = static_cast<const float*>(b.scale.data) + group * product.groups.scale_stride;
+  return b;
 }
 
-// Adds C and the bias in FP32 and rounds once.
-template <typename Sum>
-void store_tile(const Product& product, const Tile& tile, Workspace<Sum>& work) {
-  std::array<float, kTileN> sum, addend;
-  const auto add_row = [&](const TensorView& tensor, std::int64_t offset) {
-    load(tensor.data, tensor.dtype, offset + tile.n, 1, tile.cols, addend.data());
-    for (std::size_t j = 0; j < static_cast<std::size_t>(tile.cols); ++j) sum[j] += addend[j];
-  };
-  const MutableTensorView& out = product.out;
-  for (std::int64_t i = 0; i < tile.rows; ++i) {
-    const Sum* const row = work.sum.get() + i * kTileN;
-    std::transform(row, row + tile.cols, sum.begin(),
-                   [](Sum value) { return static_cast<float>(value); });
-    if (product.channel_scale) multiply_columns(*product.channel_scale, tile, sum.data());
-    if (product.c) add_row(*product.c, (tile.m + i) * product.c->strides[0]);
-    if (product.bias) add_row(*product.bias, 0);
-    store(sum.data(), tile.cols, out.data, out.dtype, (tile.m + i) * out.strides[0] + tile.n,
-          Overflow::kSaturate);
+GroupBounds rows_of_group(const core::Product& product, std::int64_t group) {
+  const core::Groups& groups = product.groups;
+  if (groups.work == Work::kGroupedRows) return {groups.numbers[group], groups.numbers[group + 1]};
+  const auto rows = static_cast<std::int32_t>(product.out.shape[0] / groups.count);
+  const std::int32_t begin = static_cast<std::int32_t>(group) * rows;
+  return {begin, begin + groups.numbers[group]};
+}
+
+void multiply_groups_of_rows(const core::Product& product) {
+  const RowScaled a = row_scaled(product.a);
+  core::Product all = product;
+  all.a = a.view;
+  for (std::int64_t group = 0; group < product.groups.count; ++group) {
+    const auto [begin, end] = rows_of_group(product, group);
+    if (begin == end) continue;
+    core::Product one = rows_of_product(all, begin, end);
+    one.b = b_of_group(product, group);
+    if (product.bias) {
+      const std::int64_t columns = product.out.shape[1];
+      one.bias = moved(*product.bias, group * columns);
+      one.bias->shape[0] = columns;
+    }
+    multiply_matrices(one);
   }
 }
 
-template <typename Sum>
-void compute_tile(const Product& product, const Tile& tile, Workspace<Sum>& work) {
-  std::fill_n(work.sum.get(), tile.rows * kTileN, Sum{0});
-  const std::int64_t size_k = product.a.depth();
-  for (std::int64_t k = 0; k < size_k; k += kScaleBlock) {
-    const std::int64_t depth = std::min<std::int64_t>(kScaleBlock, size_k - k);
-    product.a.load_block(tile.m, tile.rows, k, depth, work.a.get(), work.scale_a);
-    product.b.load_block(tile.n, tile.cols, k, depth, work.b.get(), work.scale_b);
-    multiply(tile.rows, tile.cols, depth, work.a.get(), kScaleBlock, work.b.get(), kScaleBlock,
-             work.partial.get(), kTileN);
-    promote(tile, work);
+ScaledTensorView columns_of(ScaledTensorView operand, GroupBounds columns) {
+  const std::int64_t size = columns.end - columns.begin;
+  operand.data = columns_of(operand.data, columns.begin, size);
+  if (varies_along_k(operand.granularity)) {
+    operand.scale = columns_of(operand.scale, columns.begin / kScaleBlock,
+                               core::ceil_divide(size, kScaleBlock));
   }
-  store_tile(product, tile, work);
+  return operand;
+}
+
+void multiply_groups_of_depth(const core::Product& product) {
+  const auto count = static_cast<int>(product.groups.count);
+  const auto columns = static_cast<int>(product.a.data.shape[1]);
+  const std::int64_t rows = product.out.shape[0] / count;
+  for (int group = 0; group < count; ++group) {
+    const GroupBounds depth =
+        config::columns_of_group(product.groups.numbers, group, count, columns);
+    core::Product one = product;
+    one.a = columns_of(product.a, depth);
+    one.b = columns_of(product.b, depth);
+    one.out = rows_of(product.out, group * rows, (group + 1) * rows);
+    if (product.c) one.c = rows_of(*product.c, group * rows, (group + 1) * rows);
+    multiply_matrices(one);
+  }
 }
 
 }  // namespace
 
-Operand Operand::columns_of(const ScaledTensorView& matrix) {
-  Operand operand(matrix);
-  operand.has_columns_ = true;
-  return operand;
-}
-
-void Operand::load_block(std::int64_t first, std::int64_t count, std::int64_t k, std::int64_t depth,
-                         float* values, float* scales) const {
-  if (has_columns_) return load_columns(first, count, k, depth, values, scales);
-  load_rows(first, count, k, depth, values, scales);
-}
-
-void Operand::load_rows(std::int64_t first, std::int64_t count, std::int64_t k, std::int64_t depth,
-                        float* values, float* scales) const {
-  const TensorView& data = matrix_.data;
-  for (std::int64_t i = 0; i < count; ++i) {
-    load(data.data, data.dtype, (first + i) * data.strides[0] + k, 1, depth,
-         values + i * kScaleBlock);
-  }
-  std::fill_n(scales, count, 1.0f);
-  if (!matrix_.scale) return;
-  const core::UnitSize unit = core::unit_size(matrix_.granularity, data.shape[0], data.shape[1]);
-  const core::ScaleAccess<const float> scale = scale_access(matrix_);
-  for (std::int64_t i = 0; i < count; ++i) {
-    scales[i] = scale((first + i) / unit.rows, k / unit.cols);
+void multiply(const core::Product& product) {
+  switch (product.groups.work) {
+    case Work::kDense: return multiply_matrices(product);
+    case Work::kGroupedRows:
+    case Work::kMaskedRows: return multiply_groups_of_rows(product);
+    case Work::kGroupedDepth: return multiply_groups_of_depth(product);
   }
 }
-
-// Scales that differ along the depth multiply numbers; others belong to columns, as those of rows
-// to rows.
-void Operand::load_columns(std::int64_t first, std::int64_t count, std::int64_t k,
-                           std::int64_t depth, float* values, float* scales) const {
-  const TensorView& data = matrix_.data;
-  const core::UnitSize unit = core::unit_size(matrix_.granularity, data.shape[0], data.shape[1]);
-  const core::ScaleAccess<const float> scale = scale_access(matrix_);
-  const bool has_factors = matrix_.granularity == Granularity::kChannel ||
-                           matrix_.granularity == Granularity::kBlock1x128;
-  std::array<float, kTileN> row;
-  for (std::int64_t i = 0; i < depth; ++i) {
-    load(data.data, data.dtype, (k + i) * data.strides[0] + first, 1, count, row.data());
-    for (std::int64_t begin = 0; begin < count; begin += kScaleBlock) {
-      const std::int64_t end = std::min<std::int64_t>(begin + kScaleBlock, count);
-      const float factor =
-          has_factors ? scale((k + i) / unit.rows, (first + begin) / unit.cols) : 1;
-      for (std::int64_t j = begin; j < end; ++j) {
-        values[j * kScaleBlock + i] = row[static_cast<std::size_t>(j)] * factor;
-      }
-    }
-  }
-  for (std::int64_t j = 0; j < count; ++j) {
-    scales[j] = has_factors ? 1 : scale(k / unit.rows, (first + j) / unit.cols);
-  }
-}
-
-template <typename Sum>
-void compute(const Product& product) {
-  const std::int64_t size_m = product.out.shape[0], size_n = product.out.shape[1];
-  const std::int64_t size_k = product.a.depth();
-  const std::int64_t tiles_n = core::ceil_divide(size_n, kTileN);
-  const std::int64_t tiles = core::ceil_divide(size_m, kTileM) * tiles_n;
-  const std::int64_t rows = std::min(kTileM, size_m), cols = std::min(kTileN, size_n);
-  const std::int64_t work_per_tile =  // multiplications cost a small part of a converted element
-      rows * cols * (1 + size_k / 16) + (rows + cols) * size_k;
-  parallel_for(tiles, work_per_tile, [&] {
-    return [&, work = Workspace<Sum>()](std::int64_t index) mutable {
-      const std::int64_t m = index / tiles_n * kTileM, n = index % tiles_n * kTileN;
-      compute_tile(product, {m, std::min(kTileM, size_m - m), n, std::min(kTileN, size_n - n)},
-                   work);
-    };
-  });
-}
-
-template void compute<float>(const Product& product);
-template void compute<double>(const Product& product);
 
 }  // namespace octofold::cpu

@@ -38,12 +38,6 @@ GroupFaults& Device::group_faults() {
   return *faults_;
 }
 
-std::string_view Device::tuned(const plan::GemmProblem& problem) {
-  std::call_once(tuning_once_, [&] { read_tables(); });
-  const std::string_view own = tuning_.candidate(problem);
-  return own.empty() ? shipped_tuning_.candidate(problem) : own;
-}
-
 void Device::read_tables() {
   TuningFile read = read_tuning(gpu_, name_);
   if (!read.fault.empty()) {
@@ -89,8 +83,8 @@ Kernel Device::new_kernel(const plan::KernelPlan& plan) const {
       return load(*ready);
     }
   } catch (const Error& error) {  // of a driver that is older than the compiler was, above all
-    core::log(LogLevel::kWarning, "cuda:{}: what comes with the library is compiled again: {}",
-              index_, error.what());
+    core::log(LogLevel::kWarning, "cuda:{}: a precompiled kernel is compiled again: {}", index_,
+              error.what());
   }
   return load(source_.compile(program));
 }

@@ -74,7 +74,12 @@ class Device {
 
   /// The candidate that was measured to be the fastest: by the user's table, else by the library's.
   /// Empty where none was. Tables are read at the first call.
-  std::string_view tuned(const plan::GemmProblem& problem);
+  template <typename Problem>
+  std::string_view tuned(const Problem& problem) {
+    std::call_once(tuning_once_, [&] { read_tables(); });
+    const std::string_view own = tuning_.candidate(problem);
+    return own.empty() ? shipped_tuning_.candidate(problem) : own;
+  }
 
   /// What make_plan() plans for the problem, loaded: worked out at the first call of the problem
   /// and remembered. make_plan() returns a plan::Plan.

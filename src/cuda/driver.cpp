@@ -107,8 +107,8 @@ void Driver::require_usable_here() {
   if (!forked_after_use.load(std::memory_order_relaxed)) [[likely]]
     return;
   core::fail(ErrorCode::kUnavailable,
-             "this process was forked from one that had used CUDA (octofold.info() counts too), "
-             "whose state does not survive that: fork first, or start processes by spawn");
+             "this process was forked from one that had used CUDA (octofold.info() counts as use), "
+             "and CUDA's state does not survive a fork: fork first, or start processes by spawn");
 }
 
 std::string Driver::version() const { return version_text(version_); }

@@ -20,7 +20,7 @@ std::optional<jit::Binary> ready_kernel(const jit::Program& program) {
   if (pack().size() == 0) return std::nullopt;
   static const jit::CacheKey headers = jit::digest(kernel_headers());
   std::optional<jit::Binary> binary = pack().find(program, headers);
-  if (binary) core::log(LogLevel::kDebug, "comes with the library: {}", program.description);
+  if (binary) core::log(LogLevel::kDebug, "precompiled: {}", program.description);
   return binary;
 }
 

@@ -7,7 +7,9 @@
 #include "cuda/cast_views.h"
 #include "cuda/gemm_weight_only.h"
 #include "cuda/gemv.h"
+#include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
+#include "plan/tma.h"
 
 namespace octofold::cuda {
 namespace {
@@ -17,11 +19,6 @@ static_assert(1 << kBlockShift == kScaleBlock);
 
 int row_shift(Granularity granularity) {
   return granularity == Granularity::kBlock128x128 ? kBlockShift : 0;
-}
-
-// Whether rows are whole units of 16 bytes.
-bool has_units(const TensorView& matrix) {
-  return is_aligned(matrix, 16) && matrix.shape[1] * size_of(matrix.dtype) % 16 == 0;
 }
 
 // Scales of the rows of x or of W, which are those or the columns of out.
@@ -44,7 +41,18 @@ struct Product {
   const std::optional<TensorView>& bias;
   const std::optional<MutableTensorView>& workspace;
   bool transposed = false;
+  std::string_view candidate{};
 };
+
+// By the candidate that is asked for, or that was measured to be the fastest, or reckoned to be.
+Prepared<plan::WeightOnlyWork> prepare(Device& device, const Product& product,
+                                       const plan::WeightOnlyProblem& problem) {
+  const auto plan = [&](std::string_view candidate) {
+    return plan::plan_weight_only(problem, product.called, device.gpu(), candidate);
+  };
+  if (!product.candidate.empty()) return device.load(plan(product.candidate), describe(problem));
+  return device.prepared(problem, [&] { return follow_table(device, problem, plan); });
+}
 
 void run(Device& device, const Product& product, Stream stream) {
   const TensorView &x = product.x.data, &w = product.w.data;
@@ -59,7 +67,7 @@ void run(Device& device, const Product& product, Stream stream) {
       .transposed = product.transposed,
       .w_scales = product.w.granularity,
       .x_blocks = product.x.scale && varies_along_k(product.x.granularity),
-      .is_aligned = has_units(x) && has_units(w),
+      .is_aligned = plan::has_vectors(x) && plan::has_vectors(w),
       .out_is_aligned =
           is_aligned(out, std::int64_t{4} * size_of(out.dtype)) && out.shape[1] % 4 == 0,
       .has_workspace = product.workspace && product.workspace->element_count() > 0};
@@ -80,8 +88,7 @@ void run(Device& device, const Product& product, Stream stream) {
   if (product.x.scale) {
     params.x_scale = scale_of_rows({x, *product.x.scale, product.x.granularity});
   }
-  const auto& prepared = device.prepared(
-      problem, [&] { return plan::plan_weight_only(problem, product.called, device.gpu()); });
+  const Prepared<plan::WeightOnlyWork> prepared = prepare(device, product, problem);
   if (product.workspace) params.partials = static_cast<float*>(product.workspace->data);
   params.splits = static_cast<int>(prepared.config.splits);
   prepared.launch(stream, &params);
@@ -107,7 +114,8 @@ void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, 
        .x = {.data = arguments.x},
        .out = arguments.out,
        .bias = arguments.bias,
-       .workspace = arguments.workspace},
+       .workspace = arguments.workspace,
+       .candidate = arguments.candidate},
       stream);
 }
 
@@ -120,7 +128,8 @@ void gemm_weight_only_gradient(Device& device, const GemmWeightOnlyGradientArgum
        .out = arguments.out,
        .bias = {},
        .workspace = arguments.workspace,
-       .transposed = true},
+       .transposed = true,
+       .candidate = arguments.candidate},
       stream);
 }
 

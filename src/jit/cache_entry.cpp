@@ -82,7 +82,7 @@ bool write_all(int descriptor, std::string_view bytes) {
 
 // What is wrong with a file of these bytes; empty if nothing is.
 std::string fault_of(std::string_view bytes, EntryHead& head) {
-  if (bytes.size() < sizeof(head)) return core::format("it has {} bytes only", bytes.size());
+  if (bytes.size() < sizeof(head)) return core::format("it has only {} bytes", bytes.size());
   std::memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != EntryHead::kMagic) return "it is not a cache entry";
   if (head.version != EntryHead::kVersion) {

@@ -85,7 +85,7 @@ std::optional<Binary> KernelCache::read(const CacheKey& key, const Program& prog
   std::optional<CacheEntry> entry = read_entry(file, fault);
   if (entry && entry->key != key) {
     entry.reset();
-    fault = "it is another kernel's";
+    fault = "it belongs to another kernel";
   }
   if (!entry) {
     if (!fault.empty()) {

@@ -21,7 +21,8 @@ CacheKey key_in_pack(const Program& program, const CacheKey& headers) {
 CacheEntry entry_of(std::string_view bytes) {
   std::string fault;
   std::optional<CacheEntry> entry = parse_entry(bytes, fault);
-  if (!entry) core::fail(ErrorCode::kInternal, "a kernel of the library is damaged: {}", fault);
+  if (!entry)
+    core::fail(ErrorCode::kInternal, "a precompiled kernel of the library is damaged: {}", fault);
   return *std::move(entry);
 }
 
@@ -36,7 +37,7 @@ KernelPack::KernelPack(std::string_view bytes) {
       bytes.remove_prefix(sizeof(place));
     }
     if (!is_whole || place.size > bytes.size()) {
-      core::fail(ErrorCode::kInternal, "the library's kernels are cut short");
+      core::fail(ErrorCode::kInternal, "the precompiled kernels of the library are cut short");
     }
     entries_.emplace(place.key, bytes.substr(0, place.size));
     bytes.remove_prefix(place.size);

@@ -36,7 +36,7 @@ void check_folder(std::string_view operation, const fs::path& output, const fs::
   if (!fs::exists(folder, error)) return;
   if (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)) {
     if (error) fail_io("open", folder, error.value());
-    fail(operation, "a path in a folder that does not exist or is empty", output);
+    fail(operation, "a path in a folder that does not exist yet or is empty", output);
   }
   if (fs::equivalent(folder, fs::current_path(error), error)) {
     fail(operation, "a path in a folder other than the current one, which would be replaced",

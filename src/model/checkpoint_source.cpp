@@ -30,11 +30,11 @@ std::optional<nlohmann::json> read_if_there(const fs::path& path) {
 std::string_view about_format(const fs::path& path) {
   const std::string ending = path.extension();
   if (ending == ".gguf") {
-    return ", but GGUF, which holds other quantizations: take the model it was made of";
+    return ", but GGUF, which holds other quantizations: take the model from which it was made";
   }
   if (ending == ".bin" || ending == ".pt" || ending == ".pth" || ending == ".ckpt") {
-    return ", but files of torch.save(): load them and write them by safetensors' save_file(), or "
-           "the model by its save_pretrained()";
+    return ", but files of torch.save(): load them and write them with safetensors' save_file(), "
+           "or write the model with its save_pretrained()";
   }
   return "";
 }

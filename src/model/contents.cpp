@@ -35,8 +35,8 @@ const Family* family_by_names(const TensorsByName& tensors) {
         return is_fp8(tensor) && tensor.name.ends_with(".weight_scale");
       })) {
     core::fail(ErrorCode::kUnsupported,
-               "expected weights in FP8 or in high precision, got scales in FP8, as weights in "
-               "NVFP4 have them: take the model that they were made of");
+               "expected weights in FP8 or in high precision, got scales in FP8, which weights in "
+               "NVFP4 have: take the model from which they were made");
   }
   if (!any(tensors, is_fp8)) return nullptr;
   if (named("_scale_inv")) {  // of matrices, [N/128, K/128] each, or of more than these
@@ -81,7 +81,7 @@ void require_high_precision(const TensorsByName& tensors) {
       if (!name.ends_with(ending)) continue;
       core::fail(ErrorCode::kUnsupported,
                  "{}: expected weights in FP8 or in high precision, got the tensor {} of weights "
-                 "that are quantized otherwise",
+                 "that are quantized in another way",
                  tensor->file.string(), quote(name));
     }
   }
@@ -159,7 +159,7 @@ class Reader {
     const auto name = weight_spelled(spelling.codes, tensor.name);
     if (name && module_of(*name) != *name && tensors_.contains(spelled(spelling.scale, *name))) {
       fail(tensor,
-           core::format("FP8 codes, as there are scales in {}",
+           core::format("FP8 codes, because there are scales in {}",
                         quote(spelled(spelling.scale, *name))),
            tensor.dtype);
     }
@@ -168,7 +168,7 @@ class Reader {
                            spelled(spelling.scale, module_of_scale(tensor.name)) == tensor.name;
     if (is_orphan) {
       fail(tensor,
-           core::format("a weight in {}, which it is the scale of",
+           core::format("a weight in {}, whose scale it is",
                         quote(spelled(spelling.codes, module_of_scale(tensor.name)))),
            "none");
     }
@@ -187,8 +187,8 @@ class Reader {
     const CheckpointTensor* scales = scales_beside(codes, tensors_);
     if (scales == nullptr) return;
     fail(codes,
-         "scales by a name that a family has for them (weight_scale, weight_scale_inv, "
-         "scale_weight, or scale of blocks: rename them), or none",
+         "scales under a name that a family uses (weight_scale, weight_scale_inv, scale_weight, or "
+         "scale for blocks: rename them), or no scales",
          core::format("{} {}", quote(scales->name), shape_text(scales->shape)));
   }
 

@@ -67,8 +67,8 @@ class Walk {
   std::vector<fs::path> run() {
     visit("");
     if (!left_.empty()) {
-      core::log(LogLevel::kWarning, "{} files of weights are left behind: {}", left_.size(),
-                quoted(left_));
+      core::log(LogLevel::kWarning, "{} files with weights in other formats are left behind: {}",
+                left_.size(), quoted(left_));
     }
     return std::move(copied_);
   }
@@ -155,8 +155,8 @@ void require_one_model(std::string_view operation, const fs::path& folder) {
   core::fail_argument(
       operation, "input",
       core::format("the folder of one model. Take the models of a pipeline one by one, each into a "
-                   "folder of its own ({}), the family torchao for those of Diffusers, and put "
-                   "what is written in their place in a copy of the pipeline",
+                   "folder of its own ({}), with the family torchao for those of Diffusers, and "
+                   "put the results in their places in a copy of the pipeline",
                    models.empty() ? "transformer, text_encoder" : quoted(models)),
       core::format("'{}', a pipeline of Diffusers (it has a model_index.json)", folder.string()));
 }

@@ -43,13 +43,13 @@ LinearLayout::LinearLayout(const std::vector<CheckpointTensor>& tensors) {
 std::string_view LinearLayout::objection(const CheckpointTensor& tensor) const {
   if (tensor.shape.size() == 2) {
     if (!is_transposed_matrix(tensor)) return "";
-    return "it is stored as [in, out] (transformers' Conv1D), which no FP8 layer is";
+    return "it is stored as [in, out] (transformers' Conv1D), and no FP8 layer is stored so";
   }
   if (shapes_.contains(tensor.name + "_bias")) {
-    return "it is a stack of experts with biases, which transformers' FP8 experts have not";
+    return "it is a stack of experts with biases, and transformers' FP8 experts have none";
   }
   if (!is_transposed_stack(tensor)) return "";
-  return "it is a stack of experts stored as [experts, in, out], which FP8 experts are not";
+  return "it is a stack of experts stored as [experts, in, out], and FP8 experts are not stored so";
 }
 
 bool LinearLayout::is_transposed_matrix(const CheckpointTensor& weight) const {

@@ -58,8 +58,8 @@ void require_sizes(std::string_view operation, const Family& family, const Check
   }
   core::fail_argument(
       operation, "granularity",
-      core::format("one with which {} is read in the family {} (blocks of 128 do not divide {}x{}: "
-                   "another granularity, or none, which chooses one)",
+      core::format("one with which {} can be read in the family {} (blocks of 128 do not divide "
+                   "{}x{}: take another granularity, or give none, and one is chosen)",
                    quote(weight.name), family.name, weight.shape[0], weight.shape[1]),
       name(wanted));
 }
@@ -112,7 +112,7 @@ void warn_of_experts(const RewritePlan& plan) {
     return is_expert_amiss(*plan.family, step);
   });
   if (experts == 0) return;
-  core::log(LogLevel::kWarning, "{} weights of experts are of the family {}: {}", experts,
+  core::log(LogLevel::kWarning, "{} weights of experts are written in the family {}: {}", experts,
             plan.family->name, plan.family->about_experts);
 }
 
@@ -140,15 +140,15 @@ void require_loadable(std::string_view operation, const RewritePlan& plan) {
     if (is_expert_amiss(family, step)) {
       core::fail_argument(
           operation, "granularity",
-          core::format("scales that experts of the family {} load with: {} (or skip '*.experts.*', "
-                       "which leaves them as they are, or the families deepseek-v3 and "
-                       "finegrained-fp8, whose 128x128 scales load)",
+          core::format("scales with which experts of the family {} can be loaded: {} (or skip "
+                       "'*.experts.*', which leaves them as they are, or take the families "
+                       "deepseek-v3 and finegrained-fp8, whose 128x128 scales load)",
                        family.name, family.about_experts),
           core::format("{} scales of {}", name(step.to), quote(step.name)));
     }
     const std::string_view refusal = family.refusal(step.name);
     if (refusal.empty()) continue;
-    core::fail_argument(operation, "family", core::format("one that loads: {}", refusal),
+    core::fail_argument(operation, "family", core::format("one that can be loaded: {}", refusal),
                         core::format("{} and {}", family.name, quote(step.name)));
   }
 }
@@ -181,8 +181,8 @@ void require_free_names(std::string_view operation, const RewritePlan& plan) {
     const std::string scale = spelled(spelling.scale, step.name);
     if (names.contains(scale)) {
       core::fail(ErrorCode::kInvalidArgument,
-                 "{}: argument 'input': expected no tensor named {}, which the scales of {} are to "
-                 "be, got one",
+                 "{}: argument 'input': expected no tensor named {}, which is the name for the "
+                 "scales of {}, got one",
                  operation, quote(scale), quote(step.name));
     }
   }
@@ -244,7 +244,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
   for (const CheckpointWeight& weight : contents.weights) {
     if (family.granularities_of(weight.codes.shape).empty()) {
       core::fail_argument(
-          kOperation, "family", "one that has fused experts, finegrained-fp8",
+          kOperation, "family", "one that has fused experts: finegrained-fp8",
           core::format("{}, and fused experts in {}", family.name, quote(weight.name)));
     }
     if (!options.granularity) continue;
@@ -253,7 +253,7 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     if (lacks_input(weight, family, *options.granularity)) {
       core::fail_argument(
           kOperation, "granularity",
-          core::format("one that needs no static scales of inputs, which {} has not",
+          core::format("one that needs no static scales of inputs, because {} has none",
                        quote(weight.name)),
           name(*options.granularity));
     }
@@ -304,10 +304,10 @@ RewritePlan plan_conversion(const CheckpointContents& contents,
     if (step.full_precision) hinted.push_back(step.name);
   }
   if (!hinted.empty() && options.family != CheckpointFamily::kComfyUi) {
-    core::log(LogLevel::kWarning,
-              "{} weights are to be multiplied in high precision, which the family {} cannot say: "
-              "{}",
-              hinted.size(), family.name, quoted(hinted));
+    core::log(
+        LogLevel::kWarning,
+        "{} weights are to be multiplied in high precision, which the family {} cannot express: {}",
+        hinted.size(), family.name, quoted(hinted));
   }
   // Weights first, then the rest: sorted again as the files have them.
   std::stable_sort(plan.steps.begin(), plan.steps.end(), [](const Step& a, const Step& b) {

@@ -54,7 +54,7 @@ void log_left_alone(const std::vector<LeftAlone>& weights) {
     if (!weight.reason.starts_with(kByPattern)) by_reason[weight.reason].push_back(weight.name);
   }
   for (const auto& [reason, names] : by_reason) {
-    core::log(LogLevel::kWarning, "{} weights are left as they are, as {}: {}", names.size(),
+    core::log(LogLevel::kWarning, "{} weights are left as they are, because {}: {}", names.size(),
               reason, quoted(names));
   }
 }
@@ -105,11 +105,12 @@ CheckpointReport Rewriter::finish() {
   report_.left_alone = plan_.left_alone;
   log_left_alone(report_.left_alone);
   log_names(
-      "weights hold NaN or infinity now, of their own or where the rule makes it of zeros "
-      "(deepseek, torchao-tensor)",
+      "weights hold NaN or infinity now: their own, or NaN that the rule makes of zeros (deepseek, "
+      "torchao-tensor)",
       report_.not_finite);
-  log_names("weights were cast anew, as no scales of the family say the same", report_.requantized);
-  log_names("tensors are left out, as the family has no place for them", report_.dropped);
+  log_names("weights were cast anew, because no scales of the family can repeat theirs",
+            report_.requantized);
+  log_names("tensors are left out, because the family has no place for them", report_.dropped);
   return report_;
 }
 

@@ -67,7 +67,7 @@ void remove_abandoned(const fs::path& folder) {
   }
   for (const fs::path& path : found) {
     fs::remove_all(path, error);
-    core::log(LogLevel::kWarning, "removed '{}', which a run that was killed had left",
+    core::log(LogLevel::kWarning, "removed '{}', which was left behind by a run that was killed",
               path.string());
   }
 }

@@ -39,7 +39,7 @@ bool matches(const std::string& pattern, const std::string& name) {
 void require_patterns(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     if (pattern.empty() || pattern.find('\0') != std::string::npos) {
-      core::fail_argument("quantize_checkpoint", "skip", "glob patterns of one character or more",
+      core::fail_argument("quantize_checkpoint", "skip", "glob patterns of at least one character",
                           quote(pattern));
     }
   }
@@ -94,7 +94,7 @@ std::string WeightSelection::reason_against(const CheckpointTensor& tensor) cons
     return "";
   }
   return core::format(
-      "a size is no multiple of 128, and {} is read with {} scales of whole blocks alone",
+      "a size is no multiple of 128, and {} is read only if its {} scales are of whole blocks",
       family_.name, name(granularity_));
 }
 

@@ -55,7 +55,7 @@ void check_shape_of_keys(const core::Arguments& check, const AttentionArguments&
                  core::format("{}", keys));
     }
   } else if (!arguments.key_offsets && k.shape[0] != queries.batch) {
-    check.fail("k", core::format("batch = {}, as queries have", queries.batch),
+    check.fail("k", core::format("batch = {}, as the queries have", queries.batch),
                core::format("{}", k.shape[0]));
   }
   check.require_shape("v", arguments.v.data, shape_of(k));

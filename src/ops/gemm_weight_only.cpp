@@ -10,8 +10,8 @@
 #include "cuda/gemm_weight_only.h"
 #include "kernels/weight_only/config/workspace.h"
 #include "ops/backend.h"
-#include "ops/gemm.h"
 #include "ops/inputs.h"
+#include "ops/product.h"
 #include "ops/weights.h"
 
 namespace octofold {

@@ -7,8 +7,8 @@
 #include "cuda/gemv.h"
 #include "ops/backend.h"
 #include "ops/dot_operand.h"
-#include "ops/gemm.h"
 #include "ops/inputs.h"
+#include "ops/product.h"
 #include "ops/weights.h"
 
 namespace octofold {

@@ -51,8 +51,8 @@ Component backend_of(const GpuInfo& info, const plan::Gpu& gpu, const Component&
   const std::size_t ready = ready_for(architecture);
   if (!nvrtc.available && ready == 0) return {.available = false, .detail = nvrtc.detail};
   std::string kernels = nvrtc.available ? "compiled when a shape first needs them"
-                                        : core::format("cannot be had: {}", nvrtc.detail);
-  if (ready > 0) kernels = core::format("{} come with the library, others {}", ready, kernels);
+                                        : core::format("cannot be compiled: {}", nvrtc.detail);
+  if (ready > 0) kernels = core::format("{} are precompiled, others {}", ready, kernels);
   return {.available = true,
           .detail = core::format("{}; kernels for {}: {}", fmt::join(names, ", "), architecture,
                                  kernels)};

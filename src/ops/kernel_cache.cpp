@@ -1,7 +1,6 @@
 #include "octofold/kernel_cache.h"
 
 #include <algorithm>
-#include <fmt/ranges.h>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -16,9 +15,8 @@
 #include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
-#include "ops/gemm.h"
-#include "plan/gemm.h"
-#include "plan/mma_gemm.h"
+#include "ops/target_gpu.h"
+#include "plan/product_planner.h"
 
 namespace octofold {
 namespace {
@@ -29,22 +27,6 @@ constexpr std::string_view kOperation = "warm_kernel_cache";
 
 jit::KernelCache cache() { return jit::KernelCache(core::options().cache_folder); }
 
-plan::Gpu gpu_of(const WarmOptions& options) {
-  if (options.multiprocessors < 2) {  // a cluster's blocks run on as many
-    core::fail_argument(kOperation, "multiprocessors", "at least 2",
-                        core::format("{}", options.multiprocessors));
-  }
-  std::vector<std::string> names;
-  for (const int capability : {90, 89, 120, 121}) {  // of products
-    const plan::Gpu gpu = plan::gpu_of(capability, options.multiprocessors);
-    names.push_back(plan::architecture(gpu));
-    if (names.back() == options.architecture) return gpu;
-  }
-  core::fail(ErrorCode::kUnsupported,
-             "{}: no products for the architecture '{}': there are some for {}", kOperation,
-             options.architecture, fmt::join(names, ", "));
-}
-
 // Each kernel once, in the order of the problems.
 std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, const plan::Gpu& gpu) {
   std::vector<jit::Program> programs;
@@ -54,16 +36,14 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
     ops::require_form(kOperation, problem.form);
-    plan::GemmProblem planned = plan::contiguous(problem);
+    plan::GemmProblem planned = plan::contiguous({.product = problem});
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
     for (const bool c_is_out : {false, true}) {
       if (c_is_out && !may_add_in_place) continue;
       planned.c_is_out = c_is_out;
-      const plan::KernelPlan kernel = plan::multiplies_by_warps(gpu)
-                                          ? plan::plan_mma_gemm(planned, gpu).kernels.front()
-                                          : plan::plan_gemm(planned, gpu).kernels.front();
-      jit::Program program = cuda::program_of(kernel, gpu);
+      jit::Program program =
+          cuda::program_of(plan::plan_product(planned, gpu).kernels.front(), gpu);
       if (std::ranges::find(programs, program.kernel, &jit::Program::kernel) == programs.end()) {
         programs.push_back(std::move(program));
       }
@@ -112,7 +92,8 @@ std::vector<ReadyKernel> list_ready_kernels() {
 }
 
 WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
-  const std::vector<jit::Program> programs = programs_of(problems, gpu_of(options));
+  const std::vector<jit::Program> programs = programs_of(
+      problems, ops::target_gpu(kOperation, options.architecture, options.multiprocessors));
   if (kernel_cache_folder().empty()) {
     core::fail(ErrorCode::kUnavailable,
                "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",

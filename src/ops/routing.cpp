@@ -126,11 +126,11 @@ void check_options(const core::Arguments& check, const TopKOptions& options, std
   require(groups == 1 || !is_softmax, "groups", "1 for softmax", groups);
   require(groups >= 1 && experts % groups == 0, "groups",
           core::format("a divisor of the {} experts", experts), groups);
-  require(groups == 1 || experts / groups >= 2, "groups", "groups of 2 experts at least", groups);
+  require(groups == 1 || experts / groups >= 2, "groups", "groups of at least 2 experts", groups);
   require(top_groups >= 1 && top_groups <= groups, "top_groups",
           core::format("from 1 to the {} groups", groups), top_groups);
   require(top_groups * (experts / groups) >= slots, "top_groups",
-          core::format("groups that have the {} experts", slots), top_groups);
+          core::format("so many groups that they hold {} experts", slots), top_groups);
 }
 
 std::int64_t last_size(const core::Arguments& check, std::string_view argument,
@@ -191,7 +191,8 @@ void sort_by_expert(const TensorView& given, std::int64_t experts, const SortedS
   const TensorView ids = tokens.input("ids", given, kIndex);
   const std::int64_t slots = ids.element_count();
   if (experts < 0 || experts >= kMost) {
-    tokens.check.fail("experts", "a number from 0 on, below 2^31 - 1", core::format("{}", experts));
+    tokens.check.fail("experts", "a number of at least 0, below 2^31 - 1",
+                      core::format("{}", experts));
   }
   if (slots > kMost) {
     tokens.check.fail("ids", "fewer than 2^31 slots", core::format("{}", slots));

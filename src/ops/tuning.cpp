@@ -1,6 +1,7 @@
 #include "octofold/tuning.h"
 
 #include <string_view>
+#include <utility>
 
 #include "octofold/error.h"
 
@@ -8,8 +9,8 @@
 #include "core/format.h"
 #include "core/options.h"
 #include "cuda/tuning_file.h"
-#include "ops/gemm.h"
-#include "plan/gemm.h"
+#include "ops/target_gpu.h"
+#include "plan/product_planner.h"
 #include "plan/tuning.h"
 
 namespace octofold {
@@ -30,23 +31,85 @@ TuningTable tuning_table(const GpuInfo& gpu) try {
   return {.fault = error.what()};
 }
 
-std::string planned_gemm_candidate(const GemmProblem& problem, std::int32_t multiprocessors) {
-  constexpr std::string_view kOperation = "planned_gemm_candidate";
-  ops::require_form(kOperation, problem.form);
-  if (multiprocessors < 2) {  // a cluster's blocks run on as many
-    core::fail_argument(kOperation, "multiprocessors", "at least 2",
-                        core::format("{}", multiprocessors));
+namespace {
+
+// Throws what the operation would, but for what only sizes decide.
+plan::GemmProblem checked(std::string_view operation, const ProductProblem& problem) {
+  GemmForm form = problem.product.form;
+  if (problem.gated) form.out = DType::kBFloat16;
+  ops::require_form(operation, form);
+  if (problem.groups < 1) {
+    core::fail_argument(operation, "groups", "at least 1", core::format("{}", problem.groups));
   }
-  plan::Gpu gpu = plan::kHopper;
-  gpu.multiprocessors = multiprocessors;
-  const plan::GemmProblem contiguous = plan::contiguous(problem);
-  const auto config = plan::plan_gemm(contiguous, gpu).config;
-  for (const auto& [name, candidate] : plan::gemm_candidates(contiguous, gpu)) {
-    if (candidate == config) return name;
+  if (problem.gated && !is_gated(*problem.gated)) {
+    core::fail_argument(operation, "gated", "a gated activation", name(*problem.gated));
   }
-  core::fail(ErrorCode::kInternal, "{}: planned what is no candidate", kOperation);
+  return plan::problem_of(problem);
 }
 
-std::string tuning_key(const GemmProblem& problem) { return plan::tuning_key(problem); }
+plan::WeightOnlyProblem problem_of(const WeightOnlyProblem& problem) {
+  return plan::contiguous({.rows = problem.m,
+                           .columns = problem.n,
+                           .depth = problem.k,
+                           .w = problem.w.type,
+                           .x = problem.x,
+                           .out = problem.out,
+                           .transposed = problem.gradient,
+                           .w_scales = problem.w.scales});
+}
+
+std::string_view called(const WeightOnlyProblem& problem) {
+  return problem.gradient ? "gemm_weight_only_gradient" : "gemm_weight_only";
+}
+
+plan::Gpu gpu_of(std::string_view operation, const TargetGpu& gpu) {
+  return ops::target_gpu(operation, gpu.architecture, gpu.multiprocessors);
+}
+
+}  // namespace
+
+std::vector<std::string> product_candidates(const ProductProblem& given,
+                                            const TensorAlignment& alignment,
+                                            const TargetGpu& gpu) {
+  constexpr std::string_view kOperation = "product_candidates";
+  plan::GemmProblem problem = checked(kOperation, given);
+  problem.operands_fit_tma = alignment.operands;
+  problem.output_fits_tma = alignment.out;
+  problem.c_fits_tma = alignment.c;
+  std::vector<std::string> names;
+  for (auto& [name, config] : plan::product_candidates(problem, gpu_of(kOperation, gpu))) {
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::string planned_candidate(const ProductProblem& problem, const TargetGpu& gpu) {
+  constexpr std::string_view kOperation = "planned_candidate";
+  return plan::planned_candidate(checked(kOperation, problem), gpu_of(kOperation, gpu));
+}
+
+std::string tuning_key(const ProductProblem& problem) {
+  return plan::tuning_key(checked("tuning_key", problem));
+}
+
+std::vector<std::string> product_candidates(const WeightOnlyProblem& problem,
+                                            const TargetGpu& gpu) {
+  const plan::Gpu target = gpu_of("product_candidates", gpu);
+  std::vector<std::string> names;
+  for (const plan::WeightOnlyWork& work :
+       plan::weight_only_candidates(problem_of(problem), target)) {
+    names.push_back(plan::name_of(work));
+  }
+  return names;
+}
+
+std::string planned_candidate(const WeightOnlyProblem& problem, const TargetGpu& gpu) {
+  const plan::Gpu target = gpu_of("planned_candidate", gpu);
+  return plan::name_of(plan::plan_weight_only(problem_of(problem), called(problem), target).config);
+}
+
+std::string tuning_key(const WeightOnlyProblem& problem) {
+  return plan::tuning_key(problem_of(problem));
+}
 
 }  // namespace octofold

@@ -19,7 +19,8 @@ void require_contiguous(const core::Arguments& check, std::string_view argument,
     check.fail(argument, "a contiguous last dimension", core::describe(view));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % kWordBytes != 0) {
-    check.fail(argument, "data aligned to words of 4 bytes", "an address between two words");
+    check.fail(argument, "data aligned to words of 4 bytes",
+               "an address that is not aligned");
   }
 }
 
@@ -43,7 +44,7 @@ View words_of(const View& numbers) {
   words.strides[last] = 1;
   for (std::int32_t i = 0; i < last; ++i) {
     if (numbers.shape[i] > 1 && numbers.strides[i] % each != 0) {
-      check.fail("numbers", core::format("strides that are multiples of {}: whole words", each),
+      check.fail("numbers", core::format("strides that are multiples of {}, whole words", each),
                  core::describe(numbers));
     }
     words.strides[i] /= each;

@@ -30,7 +30,7 @@ std::string packed() {
     kernels.push_back({program, jit::compile_cached(program, cuda::kernel_headers())});
   }
   const std::string bytes = jit::pack_of(kernels, jit::digest(cuda::kernel_headers()));
-  std::printf("%zu kernels come ready, %.1f MB\n", kernels.size(),
+  std::printf("%zu precompiled kernels, %.1f MB\n", kernels.size(),
               static_cast<double>(bytes.size()) / 1e6);
   return bytes;
 }
@@ -48,7 +48,7 @@ int main(int count, char** arguments) try {
     bytes = octofold::packed();
   } catch (const octofold::Error& error) {  // none, or one that is too old: all else goes on
     if (error.code() != octofold::ErrorCode::kUnavailable) throw;
-    std::fprintf(stderr, "octofold_pack: no kernels come ready: %s\n", error.what());
+    std::fprintf(stderr, "octofold_pack: no precompiled kernels: %s\n", error.what());
   }
   std::ofstream file(arguments[1], std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

@@ -21,9 +21,9 @@ enum class Operation {
   kWeightOnly,      ///< gemm_weight_only and its gradient
   kAttention,       ///< attention
   kProduct,         ///< gemm
-  kGroupedProduct,  ///< grouped_gemm, masked_gemm, k_grouped_gemm, gated ones of groups too
+  kGroupedProduct,  ///< grouped_gemm, and gated_gemm of groups
   kGatedProduct,    ///< gated_gemm
-  kDynamicProduct,  ///< dynamic_gemm, whose A is cast on its way
+  kDynamicProduct,  ///< gemm whose A is cast on its way
 };
 inline constexpr Operation kOperations[] = {
     Operation::kCast,         Operation::kNorm,          Operation::kRouting,
@@ -39,6 +39,14 @@ std::string why_not(Operation operation, const Gpu& gpu);
 
 /// The same of bfloat16 in tensor cores, where the operation has kernels for the GPU.
 std::string why_not_bfloat16(Operation operation, const Gpu& gpu);
+
+/// Whose kernels and planner the products of a GPU have.
+enum class ProductKernels {
+  kNone,
+  kMma,   ///< kernels/mma, plan/mma
+  kSm90,  ///< kernels/sm90, plan/sm90
+};
+ProductKernels product_kernels(const Gpu& gpu);
 
 /// Throws Error(kUnsupported) that names `called`, the public function, and says why not.
 void require_kernels(Operation operation, std::string_view called, const Gpu& gpu);

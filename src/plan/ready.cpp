@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "plan/cast.h"
-#include "plan/gemm.h"
 #include "plan/gpu.h"
 #include "plan/norm.h"
+#include "plan/product_planner.h"
 #include "plan/routing.h"
 #include "plan/tuning.h"
 
@@ -65,9 +65,23 @@ class Kernels {
   std::vector<KernelPlan> kernels_;
 };
 
-void add_products(Kernels& kernels) {
+std::vector<Tuning> shipped_tables() {
   std::vector<Tuning> tables;
   for (const std::string_view gpu : kTunedGpus) tables.push_back(shipped_tuning(kHopper, gpu));
+  return tables;
+}
+
+// The planner's choice, and those of the tables.
+void add_product(Kernels& kernels, const GemmProblem& given, const std::vector<Tuning>& tables) {
+  const GemmProblem problem = contiguous(given);
+  kernels.add(plan_product(problem, kHopper));
+  for (const Tuning& table : tables) {
+    const std::string_view name = table.candidate(problem);
+    if (!name.empty()) kernels.add(plan_product(problem, kHopper, name));
+  }
+}
+
+void add_products(Kernels& kernels, const std::vector<Tuning>& tables) {
   constexpr std::pair<Granularity, Granularity> kScales[] = {
       {Granularity::kBlock1x128, Granularity::kBlock128x128},
       {Granularity::kChannel, Granularity::kChannel},
@@ -78,12 +92,7 @@ void add_products(Kernels& kernels) {
       const GemmForm form{.a = {.scales = a}, .b = {.scales = b}, .bias = bias};
       for (const auto& [n, k] : kWeights) {
         for (const std::int64_t m : batches()) {
-          const GemmProblem problem = contiguous({m, n, k, form});
-          kernels.add(plan_gemm(problem, kHopper));
-          for (const Tuning& table : tables) {
-            const std::string_view name = table.candidate(problem);
-            if (!name.empty()) kernels.add(plan_gemm(problem, kHopper, name));
-          }
+          add_product(kernels, {.product = {m, n, k, form}}, tables);
         }
       }
     }
@@ -92,7 +101,7 @@ void add_products(Kernels& kernels) {
 
 // Of `rows` each, without a bias.
 GemmProblem product_of_groups(Work work, const Experts& experts, std::int64_t rows, Weight weight) {
-  GemmProblem problem = contiguous({.m = rows, .n = weight.n, .k = weight.k});
+  GemmProblem problem{.product = {.m = rows, .n = weight.n, .k = weight.k}};
   if (work == Work::kGroupedRows) problem.product.m *= experts.count;
   problem.work = work;
   problem.groups = experts.count;
@@ -100,14 +109,14 @@ GemmProblem product_of_groups(Work work, const Experts& experts, std::int64_t ro
   return problem;
 }
 
-void add_experts(Kernels& kernels) {
+void add_experts(Kernels& kernels, const std::vector<Tuning>& tables) {
   for (const Experts& experts : kExperts) {
     const Weight first{2 * experts.hidden, experts.features};
     const Weight second{experts.features, experts.hidden};
     for (const std::int64_t rows : batches()) {
       for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
         for (const Weight weight : {first, second}) {
-          kernels.add(plan_gemm(product_of_groups(work, experts, rows, weight), kHopper));
+          add_product(kernels, product_of_groups(work, experts, rows, weight), tables);
         }
       }
       for (const CastFormat& format : kFormats) {
@@ -115,7 +124,7 @@ void add_experts(Kernels& kernels) {
                                               {experts.hidden, experts.features});
         gated.product.form.out = format.out;
         gated.gated = {.exists = true, .rule = format.rule};
-        kernels.add(plan_gemm(gated, kHopper));
+        add_product(kernels, gated, tables);
       }
     }
   }
@@ -179,8 +188,9 @@ void add_routing(Kernels& kernels) {
 
 std::vector<KernelPlan> ready_kernels() {
   Kernels kernels;
-  add_products(kernels);
-  add_experts(kernels);
+  const std::vector<Tuning> tables = shipped_tables();
+  add_products(kernels, tables);
+  add_experts(kernels, tables);
   add_casts(kernels);
   add_routing(kernels);
   return std::move(kernels).all();

@@ -11,7 +11,8 @@ namespace octofold::plan {
 /// Each kernel once, for kHopper: those that planners choose for the weights of common models, at
 /// batches of 1 to 16384 rows in BF16, of
 /// - gemm of e4m3: 1x128 · 128x128 and channel · channel, with a bias and without, tensor · tensor;
-/// - grouped_gemm, grouped_gemm_masked and grouped_gated_gemm of e4m3, 1x128 · 128x128;
+/// - grouped_gemm of groups of rows, masked ones too, and gated_gemm of groups, of e4m3, 1x128 ·
+///   128x128;
 /// - casts to e4m3 by the rules of "deepgemm" and "torchao": of all granularities, of SwiGLU to
 ///   1x128 and channel, of RMSNorm to 1x128;
 /// - the choice of experts, the order of their rows, and the sum of what they give.

@@ -1,6 +1,17 @@
 #include "plan/tma.h"
 
 namespace octofold::plan {
+namespace {
+
+// Whether the rows begin and end at multiples of so many bytes.
+bool has_units(const TensorView& matrix, std::int64_t bytes) {
+  const std::int64_t size = size_of(matrix.dtype);
+  return reinterpret_cast<std::uintptr_t>(matrix.data) % static_cast<std::uintptr_t>(bytes) == 0 &&
+         matrix.shape[1] * size % bytes == 0 &&
+         (matrix.shape[0] <= 1 || matrix.strides[0] * size % bytes == 0);
+}
+
+}  // namespace
 
 std::int64_t tma_row_bytes(const TensorView& matrix) {
   const std::int64_t size = size_of(matrix.dtype);
@@ -28,9 +39,8 @@ const char* tma_store_obstacle(const TensorView& matrix) {
   return tma_obstacle(matrix);
 }
 
-bool has_words(const TensorView& matrix) {
-  return reinterpret_cast<std::uintptr_t>(matrix.data) % 4 == 0 && matrix.shape[1] % 4 == 0 &&
-         (matrix.shape[0] <= 1 || matrix.strides[0] % 4 == 0);
-}
+bool has_words(const TensorView& matrix) { return has_units(matrix, 4); }
+
+bool has_vectors(const TensorView& matrix) { return has_units(matrix, 16); }
 
 }  // namespace octofold::plan

@@ -26,4 +26,7 @@ const char* tma_store_obstacle(const TensorView& matrix);
 /// Whether the rows of a matrix of bytes consist of words: begin at multiples of 4, and end there.
 bool has_words(const TensorView& matrix);
 
+/// Whether the rows of a matrix consist of vectors: begin at multiples of 16 bytes, and end there.
+bool has_vectors(const TensorView& matrix);
+
 }  // namespace octofold::plan

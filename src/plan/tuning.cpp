@@ -1,7 +1,9 @@
 #include "plan/tuning.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -46,33 +48,62 @@ void require_same(const char* field, std::string_view here, std::string_view the
 
 // Addresses count, and of a C whether it is out: these do not change which candidates there are.
 bool is_contiguous(const GemmProblem& problem) {
-  GemmProblem plain = contiguous(problem.product);
+  GemmProblem plain = contiguous(problem);
   plain.c_is_out = problem.c_is_out;
   if (problem.product.form.c == Addend::kNone) plain.c_fits_tma = problem.c_fits_tma;
   return plain == problem;
 }
 
+constexpr std::string_view kOperations[] = {"gemm", "grouped_gemm", "gated_gemm",
+                                            "gemm_weight_only", "gemm_weight_only_gradient"};
+
 struct Key {
   std::int64_t rows = 0;
-  std::string_view rest{};
+  std::string rest{};
 };
 
-// "gemm: m 64, n 7168, …" as 64 and ", n 7168, …".
+// "gemm: m 64, n 7168, …" as 64 and "gemm, n 7168, …".
 std::optional<Key> split(std::string_view key) {
-  constexpr std::string_view kStart = "gemm: m ";
-  if (!key.starts_with(kStart)) return std::nullopt;
-  key.remove_prefix(kStart.size());
+  constexpr std::string_view kRows = ": m ";
+  const std::size_t at = key.find(kRows);
+  if (at == key.npos) return std::nullopt;
+  const std::string_view operation = key.substr(0, at);
+  if (std::ranges::find(kOperations, operation) == std::end(kOperations)) return std::nullopt;
+  key.remove_prefix(at + kRows.size());
   Key parts;
   const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), parts.rows);
   if (error != std::errc()) return std::nullopt;
-  parts.rest = key.substr(static_cast<std::size_t>(end - key.data()));
+  key.remove_prefix(static_cast<std::size_t>(end - key.data()));
+  parts.rest = core::format("{}{}", operation, key);
   return parts;
+}
+
+// What of a group follows from the sizes goes without saying, so that a choice may be for several
+// numbers of rows.
+std::string text_of_groups(const GemmProblem& problem) {
+  if (problem.work == config::Work::kDense) return "";
+  std::string text = core::format(", {}, groups {}", word(problem.work), problem.groups);
+  if (problem.work == config::Work::kMaskedRows) {
+    text += core::format(", expected {}", problem.expected);
+  }
+  return text;
 }
 
 }  // namespace
 
-std::string tuning_key(const octofold::GemmProblem& product) {
-  return core::format("gemm: {}", describe(product));
+std::string tuning_key(const GemmProblem& problem) {
+  std::string key = core::format("{}: {}", operation_of(problem), describe(problem.product));
+  if (problem.dynamic.exists) key += core::format(", cast from {}", name(problem.dynamic.type));
+  if (problem.gated.exists) key += core::format(", {}", word(problem.gated));
+  return key + text_of_groups(problem);
+}
+
+std::string tuning_key(const WeightOnlyProblem& problem) {
+  return core::format("{}: m {}, n {}, k {}, x {}{}, w {} {}, out {}",
+                      problem.transposed ? "gemm_weight_only_gradient" : "gemm_weight_only",
+                      problem.rows, problem.columns, problem.depth, name(problem.x),
+                      problem.x_blocks ? " 1x128" : "", name(problem.w), name(problem.w_scales),
+                      name(problem.out));
 }
 
 Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name) {
@@ -96,20 +127,29 @@ Tuning::Tuning(std::string_view text, const Gpu& gpu, std::string_view gpu_name)
     std::string candidate = text_of(product, "candidate");
     const std::optional<Key> parts = split(key);
     if (!parts) fail(ErrorCode::kBadFormat, "products", "keys as 'gemm: m 64, n 7168, …'", key);
-    const auto [rows, rest] = *parts;
+    const auto& [rows, rest] = *parts;
     const std::int64_t first =
         product.contains("rows_from") ? number_of(product, "rows_from") : rows;
-    choices_[std::string(rest)].push_back({first, rows, std::move(candidate)});
+    choices_[rest].push_back({first, rows, std::move(candidate)});
   }
 }
 
 std::string_view Tuning::candidate(const GemmProblem& problem) const {
   if (choices_.empty() || !is_contiguous(problem)) return "";
-  const std::string key = tuning_key(problem.product);
-  const auto found = choices_.find(split(key)->rest);
+  return find(tuning_key(problem));
+}
+
+std::string_view Tuning::candidate(const WeightOnlyProblem& problem) const {
+  if (choices_.empty() || contiguous(problem) != problem) return "";
+  return find(tuning_key(problem));
+}
+
+std::string_view Tuning::find(std::string_view key) const {
+  const Key parts = split(key).value();
+  const auto found = choices_.find(parts.rest);
   if (found == choices_.end()) return "";
   for (const auto& [first, last, candidate] : found->second) {
-    if (first <= problem.product.m && problem.product.m <= last) return candidate;
+    if (first <= parts.rows && parts.rows <= last) return candidate;
   }
   return "";
 }

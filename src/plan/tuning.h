@@ -10,13 +10,17 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/gemm.h"
 #include "plan/gpu.h"
+#include "plan/product.h"
+#include "plan/weight_only.h"
 
 namespace octofold::plan {
 
 /// How tables name a product of contiguous tensors: "gemm: m 64, n 7168, k 2048, a e4m3 1x128, …".
-std::string tuning_key(const octofold::GemmProblem& product);
+/// Groups, a gated activation and the type that A is cast from stand behind. Rules of casts do not:
+/// they make no difference to which kernel is the fastest.
+std::string tuning_key(const GemmProblem& problem);
+std::string tuning_key(const WeightOnlyProblem& problem);
 
 class Tuning {
  public:
@@ -29,6 +33,7 @@ class Tuning {
   /// The candidate's name; empty where the product was not measured, or its tensors are not
   /// contiguous as those were.
   std::string_view candidate(const GemmProblem& problem) const;
+  std::string_view candidate(const WeightOnlyProblem& problem) const;
 
   std::size_t size() const;
 
@@ -39,6 +44,8 @@ class Tuning {
     std::int64_t last = 0;
     std::string candidate{};
   };
+  std::string_view find(std::string_view key) const;
+
   /// By all of a product but its rows.
   std::map<std::string, std::vector<Choice>, std::less<>> choices_;
 };

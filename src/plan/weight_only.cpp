@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/ranges.h>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -163,24 +164,60 @@ double expected_clocks(const WeightOnlyProblem& problem, const WeightOnlyWork& w
   return clocks;
 }
 
-WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
-                                const Gpu& gpu) {
-  require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, problem.x,
-                  gpu);
-  const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
-  const auto clocks = [&](const WeightOnlyWork& work) {
-    return expected_clocks(problem, work, gpu);
-  };
-  const auto best = std::ranges::min_element(candidates, {}, clocks);
-  if (best == candidates.end()) {
+WeightOnlyProblem contiguous(WeightOnlyProblem problem) {
+  const auto is_whole = [](std::int64_t size, std::int64_t bytes) { return size % bytes == 0; };
+  const std::int64_t w_columns = problem.transposed ? problem.columns : problem.depth;
+  problem.is_aligned = is_whole(problem.depth * size_of(problem.x), 16) &&
+                       is_whole(w_columns * size_of(problem.w), 16);
+  problem.out_is_aligned = problem.columns % 4 == 0;
+  problem.has_workspace =
+      config::weight_only_splits(problem.rows, problem.columns, problem.depth) > 1;
+  return problem;
+}
+
+std::string name_of(const WeightOnlyWork& work) {
+  const WeightOnlyConfig& config = work.config;
+  return core::format("{}x{}.w{}x{}x{}.s{}.k{}", config.tile_columns, config.tile_rows,
+                      config.warps_columns, config.warps_rows, config.warps_depth, config.stages,
+                      work.splits);
+}
+
+namespace {
+
+const WeightOnlyWork& chosen(const std::vector<WeightOnlyWork>& candidates,
+                             const WeightOnlyProblem& problem, std::string_view called,
+                             const Gpu& gpu, std::string_view candidate) {
+  if (candidates.empty()) {
     core::fail(ErrorCode::kInternal, "{}: no tile fits {} bytes of shared memory", called,
                gpu.shared_memory_per_block);
   }
-  WeightOnlyPlan plan{.config = *best};
-  const WeightOnlyConfig& config = best->config;
+  if (candidate.empty()) {
+    const auto clocks = [&](const WeightOnlyWork& work) {
+      return expected_clocks(problem, work, gpu);
+    };
+    return *std::ranges::min_element(candidates, {}, clocks);
+  }
+  std::vector<std::string> names;
+  for (const WeightOnlyWork& work : candidates) {
+    names.push_back(name_of(work));
+    if (names.back() == candidate) return work;
+  }
+  core::fail_argument(called, "candidate", core::format("one of {}", fmt::join(names, ", ")),
+                      candidate);
+}
+
+}  // namespace
+
+WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
+                                const Gpu& gpu, std::string_view candidate) {
+  require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, problem.x,
+                  gpu);
+  const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
+  WeightOnlyPlan plan{.config = chosen(candidates, problem, called, gpu, candidate)};
+  const WeightOnlyConfig& config = plan.config.config;
   const std::int64_t blocks = core::ceil_divide(problem.rows, config.tile_rows) *
                               core::ceil_divide(problem.columns, config.tile_columns) *
-                              best->splits;
+                              plan.config.splits;
   plan.kernels.push_back(kernel_plan(called, config.kHeader, config.kKernel, config, blocks));
   plan.kernels.back().shared_bytes = config.shared_bytes();
   if (config.split) {

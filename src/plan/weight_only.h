@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -46,6 +47,10 @@ struct WeightOnlyProblem {
   friend bool operator==(const WeightOnlyProblem&, const WeightOnlyProblem&) = default;
 };
 
+/// The same problem of contiguous matrices at addresses that are multiples of 16 bytes, with the
+/// workspace that weight_only_workspace_size() asks for.
+WeightOnlyProblem contiguous(WeightOnlyProblem problem);
+
 /// One way to carry it out.
 struct WeightOnlyWork {
   config::WeightOnlyConfig config{};
@@ -56,11 +61,16 @@ struct WeightOnlyWork {
 
 using WeightOnlyPlan = Plan<WeightOnlyWork>;
 
-/// The kernel, with the tile that is reckoned to be the fastest, and where blocks share the depth
-/// another that adds what they have. `called`: the public function. Throws Error(kUnsupported) for
-/// a GPU without kernels for it, or for bfloat16.
+/// The kernel, with the tile that is reckoned to be the fastest or that `candidate` names, and
+/// where blocks share the depth another that adds what they have. `called`: the public function.
+/// Throws Error: kUnsupported for a GPU without kernels for it, or for bfloat16; kInvalidArgument,
+/// which lists the candidates, where there is none of this name.
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
-                                const Gpu& gpu);
+                                const Gpu& gpu, std::string_view candidate = {});
+
+/// "64x16.w2x1x4.s3.k2": columns and rows of a tile, warps along its columns, rows and depth,
+/// stages, and how many blocks share the depth.
+std::string name_of(const WeightOnlyWork& work);
 
 /// What it is chosen from: all that are valid and fit into the GPU's shared memory.
 std::vector<WeightOnlyWork> weight_only_candidates(const WeightOnlyProblem& problem,

@@ -18,6 +18,8 @@ import judge
 import octofold
 import pytest
 from octofold._core.library import library
+from octofold._ops.gemm import multiply
+from octofold.tuning import ProductProblem
 
 torch = pytest.importorskip("torch")
 
@@ -95,7 +97,7 @@ def operand(generator, rows, cols, dtype="e4m3", granularity="1x128", power_of_t
     if granularity == "two-level":
         granularity = "128x128"
         factors = torch.exp2(8 * torch.rand(rows, generator=generator, device=DEVICE) - 4)
-    shape = octofold.scale_shape(granularity, rows, cols)
+    shape = octofold.ops.scale_shape(granularity, rows, cols)
     exponents = 4 * torch.rand(shape, generator=generator, device=DEVICE) - 8
     scale = torch.exp2(exponents.round() if power_of_two else exponents)
     return octofold.ScaledTensor(codes, scale, granularity, factors)
@@ -218,19 +220,26 @@ def candidates(
     b_granularity = "128x128" if two_level else b[1]
     form = {"a": a[0], "a_granularity": a[1], "b": b[0], "b_granularity": b_granularity, "out": out}
     options = {"c": c, "bias": bias, "fast_accumulation": fast, "b_channel_scale": two_level}
-    problem = {"m": 1, "n": 1, "k": 1, **form, **options}  # the sizes do not matter
-    names = library.gemm_candidates(problem, operands_fit_tma, output_fits_tma, c_fits_tma)
-    return [str(name) for name in names]
+    aligned = {
+        "operands_are_aligned": operands_fit_tma,
+        "out_is_aligned": output_fits_tma,
+        "c_is_aligned": c_fits_tma,
+    }
+    return product_candidates(**form, **options, **aligned)
+
+
+def product_candidates(**fields):
+    """Those of Hopper for these fields of a tuning.ProductProblem, and whether tensors are aligned;
+    the sizes do not matter."""
+    if not ON_GPU:
+        return [None]
+    problem = {**dataclasses.asdict(ProductProblem(1, 1, 1)), **fields}
+    return [str(name) for name in library.product_candidates(problem, "sm_90a", 132)]
 
 
 def gemm_by(candidate, a, b, out, c=None, bias=None, fast=False):
     """octofold.gemm(out=) by the configuration of that name."""
-    if candidate is None:
-        octofold.gemm(a, b, out=out, c=c, bias=bias, fast_accumulation=fast)
-        return
-    tensors = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale, out)
-    stream = torch.cuda.current_stream().cuda_stream
-    library.gemm_by_candidate(*tensors, a.granularity, b.granularity, fast, stream, candidate)
+    multiply(a, b, c, bias, "1x128", None, fast, out, None, candidate)
 
 
 def bits(tensor):

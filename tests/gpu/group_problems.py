@@ -7,7 +7,9 @@ from functools import partial
 
 import octofold
 import torch
-from octofold._core.library import library
+from casting import cast_with
+from octofold import Depth, Masked, Rows, tuning
+from octofold._ops.grouped_gemm import multiply_groups
 
 OFFSETS = (
     (0, 5, 5, 70, 200),
@@ -32,7 +34,7 @@ def make_sense(offsets):
 
 
 def cast(*shape, granularity="1x128"):
-    return octofold.quantize(torch.randn(shape), granularity=granularity)
+    return octofold.quantize(torch.randn(shape), granularity)
 
 
 def by_group(granularity):
@@ -42,69 +44,66 @@ def by_group(granularity):
     return octofold.ScaledTensor(codes, torch.stack([p.scale for p in parts]), granularity)
 
 
-def multiply(device, candidate, name, a, b, numbers, out, options):
-    """On the device by a configuration, on the CPU by its one way. In place, where there is a C."""
-    tensors = (*(part.to(device) for x in (a, b) for part in (x.data, x.scale)), numbers.to(device))
-    result = out.to(device)
-    left_out = [result if each == "out" else each for each in options["left_out"]]
-    stream = torch.cuda.current_stream().cuda_stream if candidate else None
-    call = getattr(library, f"{name}_by_candidate" if candidate else name)
-    # what is left out between the numbers and the result: c and bias, as the operation has them
-    call(*tensors, *left_out, result, a.granularity, b.granularity, *options["others"],
-         stream, *([candidate] if candidate else []))  # fmt: skip
-    return result
+def multiply(device, candidate, a, b, groups, out, in_place):
+    """On the device by a configuration, on the CPU by its one way."""
+    a, b = (
+        octofold.ScaledTensor(x.data.to(device), x.scale.to(device), x.granularity) for x in (a, b)
+    )
+    result, numbers = out.to(device), groups[0].to(device)
+    c = result if in_place else None
+    return multiply_groups(
+        a, b, type(groups)(numbers), c, None, None, False, result, None, candidate
+    )
 
 
-def compare(device, candidate, name, a, b, numbers, shape, options, sensible):
+def compare(device, candidate, a, b, groups, shape, in_place, sensible):
     out = torch.ones(shape)
-    result = multiply(device, candidate, name, a, b, numbers, out, options)
+    result = multiply(device, candidate, a, b, groups, out, in_place)
     if not sensible:  # whatever is computed has no meaning
         return torch.ones(1), torch.ones(1)
-    return result, multiply("cpu", None, name, a, b, numbers, out, options)
+    return result, multiply("cpu", None, a, b, groups, out, in_place)
 
 
-def candidates_of(b, c, in_depth, device):
+def candidates_of(grouping, b, c, device):
     if device == "cpu":
         return [None]
-    form = {"m": 1, "n": 1, "k": 1, "a": "e4m3", "b": "e4m3", "out": "float32", "bias": None}
-    form |= {"a_granularity": "1x128", "b_granularity": b, "c": c}
-    return [str(name) for name in library.grouped_gemm_candidates(form, in_depth)]
+    options = {"out": "float32", "b_granularity": b, "c": c, "grouping": grouping}
+    return tuning.candidates(tuning.ProductProblem(1, 1, 1, **options))
 
 
 def group_problems(device):
     on_gpu = device != "cpu"
-    alone, added = (candidates_of("128x128", c, False, device) for c in (None, "float32"))
+    alone, added = (candidates_of("rows", "128x128", c, device) for c in (None, "float32"))
     onto_c = [name for name in added if not name or name.endswith(".onto_c")]
-    in_depth = candidates_of("1x128", "float32", True, device)
-    depth_options = {"left_out": ("out",), "others": (False,)}
-    row_options = {"left_out": (None, None), "others": (False,)}
-    added_options = {"left_out": ("out", None), "others": (False,)}
+    in_depth = candidates_of("depth", "1x128", "float32", device)
     for offsets in OFFSETS if on_gpu else filter(make_sense, OFFSETS):
         numbers, sensible = torch.tensor(offsets, dtype=torch.int32), make_sense(offsets)
-        a, b = cast(ROWS, K), by_group("128x128")
-        for names, options in ((alone, row_options), (onto_c, added_options)):
+        a, b, rows = cast(ROWS, K), by_group("128x128"), Rows(numbers)
+        for names, in_place in ((alone, False), (onto_c, True)):
             for candidate in names:
-                yield f"groups of rows {offsets} {candidate}", partial(
-                    compare, device, candidate, "grouped_gemm", a, b, numbers, (ROWS, N), options,
-                    sensible,
-                )  # fmt: skip
+                yield (
+                    f"groups of rows {offsets} {candidate}",
+                    partial(compare, device, candidate, a, b, rows, (ROWS, N), in_place, sensible),
+                )
         masked = octofold.ScaledTensor(
             a.data[:200].view(GROUPS, 50, K), a.scale[:200].reshape(GROUPS, 50, -1), "1x128"
         )
-        counts = numbers[1:]
         fits = sensible and max(offsets) <= 50
         if fits or on_gpu:
-            yield f"masked groups {offsets}", partial(
-                compare, device, None, "masked_gemm", masked, b, counts, (GROUPS, 50, N),
-                {"left_out": (None,), "others": (False, None)}, fits,
-            )  # fmt: skip
+            counts, shape = Masked(numbers[1:]), (GROUPS, 50, N)
+            yield (
+                f"masked groups {offsets}",
+                partial(compare, device, None, masked, b, counts, shape, False, fits),
+            )
         columns = 128 * (ROWS // 128 + GROUPS)
         for candidate in in_depth:
-            left, right = cast(72, columns), cast(N, columns)
-            yield f"groups of K {offsets} {candidate}", partial(
-                compare, device, candidate, "grouped_gemm_k", left, right, numbers,
-                (GROUPS, 72, N), depth_options, False,
-            )  # fmt: skip
+            left, right, depth = cast(72, columns), cast(N, columns), Depth(numbers)
+            yield (
+                f"groups of K {offsets} {candidate}",
+                partial(
+                    compare, device, candidate, left, right, depth, (GROUPS, 72, N), True, False
+                ),
+            )
     yield from stacks(device)
 
 
@@ -112,7 +111,7 @@ def stack(device, x, options):
     """Codes and scales of both casts."""
 
     def run(x):
-        casts = octofold.quantize_both(x, matrices=GROUPS, **options)
+        casts = cast_with(x, targets="both", matrices=GROUPS, **options)[:2]
         parts = [part for cast in casts for part in (cast.data.view(torch.uint8), cast.scale)]
         return torch.cat([part.flatten().float().cpu() for part in parts])
 

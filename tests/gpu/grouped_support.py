@@ -2,8 +2,8 @@
 
 import itertools
 
-from gpu_support import DEVICE, ON_GPU, torch
-from octofold._core.library import library
+from gpu_support import DEVICE, ON_GPU, product_candidates, torch
+from octofold._ops.grouped_gemm import multiply_groups
 
 # No sums in slices of K: groups have none either.
 PLAIN = "64x64.w1.c1x1x1.b1.alternating" if ON_GPU else None
@@ -19,26 +19,8 @@ SIZES = (
 NK = ((128, 128), (264, 400), (640, 1040), (1408, 272), (72, 4112))
 
 
-def form(a="1x128", b="128x128", out="bfloat16", c=None, bias=None, fast=False):
-    return {
-        "m": 1,
-        "n": 1,
-        "k": 1,
-        "a": "e4m3",
-        "a_granularity": a,
-        "b": "e4m3",
-        "b_granularity": b,
-        "out": out,
-        "c": c,
-        "bias": bias,
-        "fast_accumulation": fast,
-    }
-
-
-def candidates(groups_depth=False, **fields):
-    if not ON_GPU:
-        return [None]
-    return [str(name) for name in library.grouped_gemm_candidates(form(**fields), groups_depth)]
+def candidates(grouping="rows", a="1x128", b="128x128", **fields):
+    return product_candidates(grouping=grouping, a_granularity=a, b_granularity=b, **fields)
 
 
 def onto_c(**fields):
@@ -55,12 +37,9 @@ def offsets_of(sizes):
     return numbers.to(DEVICE)
 
 
-def call(name, candidate, tensors, *options):
-    stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
-    if candidate is None:
-        getattr(library, name)(*tensors, *options, stream)
-    else:
-        getattr(library, f"{name}_by_candidate")(*tensors, *options, stream, candidate)
+def grouped_by(candidate, a, b, groups, out, c=None, bias=None, fast=False):
+    """octofold.grouped_gemm(out=) by the configuration of that name."""
+    multiply_groups(a, b, groups, c, bias, None, fast, out, None, candidate)
 
 
 HOSTILE = (

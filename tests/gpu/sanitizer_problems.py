@@ -16,8 +16,12 @@ from functools import partial
 import octofold
 import torch
 from attention_problems import attention_problems
+from casting import cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
-from octofold._core.library import library
+from octofold import tuning
+from octofold._ops.gated_gemm import multiply_gated
+from octofold._ops.gemm import multiply
+from octofold.kernel_cache import GemmProblem
 from word_problems import word_problems
 
 PAIRS = (
@@ -51,7 +55,7 @@ def operand(rows, cols, granularity):
     factors = None
     if granularity == "two-level":
         granularity, factors = "128x128", torch.exp2(8 * torch.rand(rows) - 4)
-    scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, rows, cols)) - 8)
+    scale = torch.exp2(4 * torch.rand(octofold.ops.scale_shape(granularity, rows, cols)) - 8)
     return octofold.ScaledTensor(codes, scale, granularity, factors)
 
 
@@ -92,11 +96,8 @@ def by_candidate(name, a, b, c, out_dtype):
     out = torch.zeros(a.shape[0], b.shape[0], dtype=out_dtype, device=DEVICE)
     if c is not None:
         out.copy_(c)
-    library.gemm_by_candidate(
-        device_a.data, device_a.scale, device_b.data, device_b.scale,
-        out if c is not None else None, None, None, out, "1x128", "128x128", False,
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
+    added = out if c is not None else None
+    multiply(device_a, device_b, added, None, "1x128", None, False, out, None, name)
     return out, octofold.gemm(a, b, c=c, out_dtype=out_dtype)
 
 
@@ -104,26 +105,27 @@ def candidates():
     """The same of every configuration: BF16, and FP32 in place."""
     m, n, k = 300, 264, 1040
     a, b = operand(m, k, "1x128"), operand(n, k, "128x128")
-    form = {"a": "e4m3", "a_granularity": "1x128", "b": "e4m3", "b_granularity": "128x128"}
-    rest = {"bias": None, "fast_accumulation": False}
     for out_dtype, c_name in ((torch.bfloat16, None), (torch.float32, "float32")):
         c = torch.randn(m, n) if c_name else None
         out_name = str(out_dtype).removeprefix("torch.")
-        problem = {"m": m, "n": n, "k": k, **form, "out": out_name, "c": c_name, **rest}
-        for name in map(str, library.gemm_candidates(problem, True, True, True)):
+        for name in tuning.candidates(GemmProblem(m, n, k, out=out_name, c=c_name)):
             yield f"candidate {name} {out_name}", partial(by_candidate, name, a, b, c, out_dtype)
 
 
 def activation(x, gradient, options):
     """Both casts of it, or of its gradient where there is one; few codes differ by one step."""
     if gradient is None:
-        cast, arguments = octofold.quantize_activation, (x,)
+        source, arguments = octofold.ops.Activated, (x,)
     else:
-        cast, arguments = octofold.quantize_activation_gradient, (gradient, x)
-    on_device = cast(*(array.to(DEVICE) for array in arguments), **options, targets="both")
+        source, arguments = octofold.ops.ActivationGradient, (gradient, x)
+    kind = {name: options[name] for name in ("activation", "layout") if name in options}
+    options = {name: value for name, value in options.items() if name not in kind}
     results = [
-        torch.cat([result.dequantize().flatten().cpu() for result in results])
-        for results in (on_device, cast(*arguments, **options, targets="both"))
+        torch.cat([result.dequantize().flatten().cpu() for result in casts[:2]])
+        for casts in (
+            cast_with(source(*arrays, **kind), targets="both", **options)
+            for arrays in ([array.to(DEVICE) for array in arguments], arguments)
+        )
     ]
     return results[0], results[1]
 
@@ -133,8 +135,8 @@ def two_level(x, factors):
 
     def run(x, factors):
         options = {"transposed_granularity": "128x128", "transposed_channel_scale": factors}
-        *both, magnitudes = octofold.quantize_with_columns(x, "amax", **options)
-        return flat([*both, magnitudes.amax])
+        casts = cast_with(x, columns="amax", targets="both", **options)
+        return flat([casts.rows, casts.transposed, casts.amax])
 
     return run(x.to(DEVICE), factors.to(DEVICE)), run(x, factors)
 
@@ -152,13 +154,12 @@ def in_groups(x, offsets, sources, factors):
     offsets, sources = offsets.to(DEVICE), sources.to(DEVICE)
     for granularity, transposed in (("1x128", None), ("1x128", "128x128"), ("1x128", "channel")):
         options = {"granularity": granularity, "transposed_granularity": transposed}
-        octofold.quantize_both(x.to(DEVICE), offsets=offsets, **options)
-        octofold.quantize_gathered(
-            x.to(DEVICE), sources, factors.shape[1], factors.to(DEVICE), targets="both",
-            offsets=offsets, **options,
-        )  # fmt: skip
-    rows = octofold.quantize_gathered(x.to(DEVICE), sources, 1, granularity="channel")
-    return rows.dequantize()[::2], octofold.quantize(x, granularity="channel").dequantize()[::2]
+        options |= {"targets": "both", "offsets": offsets}
+        cast_with(x.to(DEVICE), **options)
+        of_places = {"slots": factors.shape[1], "factors": factors.to(DEVICE)}
+        cast_with(octofold.ops.Gathered(x.to(DEVICE), sources, **of_places), **options)
+    rows = cast_side(octofold.ops.Gathered(x.to(DEVICE), sources), "channel")
+    return rows.dequantize()[::2], octofold.quantize(x, "channel").dequantize()[::2]
 
 
 def group_casts():
@@ -191,7 +192,7 @@ def activations():
         options = {"granularity": granularity, "layout": layout}
         for name, operand in (("activation", None), ("activation gradient", gradient)):
             yield f"{name} {options} {rows},{cols}", partial(activation, x, operand, options)
-            codes = octofold.quantize(x, granularity=granularity)
+            codes = octofold.quantize(x, granularity)
             yield (
                 f"{name} from FP8 {options} {rows},{cols}",
                 partial(activation, codes, operand, options),
@@ -204,19 +205,16 @@ def gated(name, a, b):
     on_device = [to_device(x) for x in (a, b)]
     codes = torch.zeros(m, n, dtype=torch.float8_e4m3fn, device=DEVICE)
     scale = torch.zeros(m, n // 128, device=DEVICE)
-    library.gated_gemm_by_candidate(
-        *(part for x in on_device for part in (x.data, x.scale)), codes, scale,
-        "1x128", "128x128", "swiglu", None, "saturate", "deepgemm",
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
     result = octofold.ScaledTensor(codes, scale, "1x128")
-    return result.dequantize(), octofold.gated_gemm(a, b).dequantize()
+    multiply_gated(*on_device, None, "swiglu", "1x128", result, None, name)
+    return result.dequantize(), octofold.ops.gated_gemm(a, b).dequantize()
 
 
 def gated_products():
     """The second K is longer than the ring."""
     for (m, n, k), name in itertools.product(
-        ((1, 128, 16), (300, 384, 1040)), map(str, library.gated_gemm_candidates())
+        ((1, 128, 16), (300, 384, 1040)),
+        tuning.candidates(tuning.ProductProblem(1, 1, 1, out="e4m3", gated="swiglu")),
     ):
         a, b = operand(m, k, "1x128"), operand(2 * n, k, "128x128")
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
@@ -227,19 +225,15 @@ def dynamic(name, x, b, more):
     on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
     x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
     out = torch.zeros(x.shape[0], b.shape[0], dtype=torch.bfloat16, device=DEVICE)
-    library.dynamic_gemm_by_candidate(
-        x_on_device, on_device.data, on_device.scale, None, out,
-        "128x128", "e4m3", None, "saturate", "deepgemm",
-        torch.cuda.current_stream().cuda_stream, name,
-    )  # fmt: skip
-    return out, octofold.dynamic_gemm(x, b)
+    multiply(x_on_device, on_device, None, None, "1x128", None, False, out, None, name)
+    return out, octofold.gemm(x, b)
 
 
 def dynamic_products():
     """The second K is longer than most rings; the last rows are read element by element."""
     for (m, n, k, more), name in itertools.product(
         ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
-        map(str, library.dynamic_gemm_candidates()),
+        tuning.candidates(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
     ):
         x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
         yield f"dynamic {name} {m},{n},{k} {more}", partial(dynamic, name, x, b, more)
@@ -255,7 +249,9 @@ def norm(x, operands, options):
     """Casts, sum and statistics; few codes differ by one step."""
 
     def run(x, operands):
-        return octofold.quantize_norm(x, **operands, residual=x, norm="layer", **options)
+        source = octofold.ops.Normed(x, **operands, residual=x, kind="layer")
+        casts = cast_with(source, **options)
+        return [*casts[:2], *casts.norm]
 
     on_device = {name: operand.to(DEVICE) for name, operand in operands.items()}
     return flat(run(x.to(DEVICE), on_device)), flat(run(x, operands))
@@ -263,8 +259,8 @@ def norm(x, operands, options):
 
 def norm_gradients(x, operands):
     def run(x, rstd, operands):
-        return octofold.norm_backward(
-            x, x, rstd, 0 * rstd, **operands, residual_gradient=x, norm="layer"
+        return octofold.ops.norm_gradient(
+            x, x, rstd, 0 * rstd, **operands, residual_gradient=x, kind="layer"
         )
 
     rstd = torch.rand(x.shape[0])
@@ -279,7 +275,7 @@ def norms():
     ):
         x = torch.randn(rows, cols).to(dtype)
         operands = {name: torch.randn(cols).to(dtype) for name in ("weight", "bias")}
-        operands |= {name: torch.randn(2, cols) for name in ("scale", "shift")}
+        operands |= {name: torch.randn(2, cols) for name in ("ada_scale", "ada_shift")}
         yield f"norm gradients {rows},{cols} {dtype}", partial(norm_gradients, x, operands)
         for granularity, targets in itertools.product(
             ("tensor", "channel", "1x128", "128x128"), ("rows", "both")
@@ -290,8 +286,8 @@ def norms():
 
 def cast(x, options):
     """The same bits, so the same values."""
-    on_device = octofold.quantize(x.to(DEVICE), **options)
-    return on_device.dequantize(), octofold.quantize(x, **options).dequantize()
+    on_device, on_cpu = (only(cast_with(given, **options)) for given in (x.to(DEVICE), x))
+    return on_device.dequantize(), on_cpu.dequantize()
 
 
 def casts():
@@ -304,18 +300,17 @@ def casts():
     )
     # Rows that clusters share; more of them than clusters run at one time.
     wide = [("channel", (150, 40_000), dtype, "vllm", False) for dtype in FLOATS]
-    for granularity, shape, dtype, profile, transpose in itertools.chain(problems, wide):
+    for granularity, shape, dtype, rule, transpose in itertools.chain(problems, wide):
         x = torch.randn(shape).to(dtype)
-        options = {"granularity": granularity, "profile": profile, "transpose": transpose}
+        options = {"granularity": granularity, "rule": rule}
+        options["targets"] = "transposed" if transpose else "rows"
         yield f"cast {options} {shape} {dtype}", partial(cast, x, options)
 
 
 def columns(x, options):
     """Casts, sums and largest magnitudes of columns."""
-    on_device = octofold.quantize_with_columns(x.to(DEVICE), "both", **options)
     of_device, of_cpu = (
-        flat([*casts, *of_columns])
-        for *casts, of_columns in (on_device, octofold.quantize_with_columns(x, "both", **options))
+        flat(cast_with(given, columns="both", **options)[:4]) for given in (x.to(DEVICE), x)
     )
     return of_device, of_cpu
 
@@ -347,16 +342,17 @@ def routing(tokens, experts, k, dtype):
             )
 
         x, w, rows, add, experts_of = (t.to(device) for t in (logits, weights, y, c, place(ids)))
-        offsets, sources, positions = octofold.sort_by_expert(experts_of, experts)
+        offsets, sources, positions = octofold.ops.sort_by_expert(experts_of, experts)
         positions = place(positions.cpu()).to(device)
+        grouped = {"scoring": "sigmoid", "groups": 2, "top_groups": 1}
         return flat([
-            octofold.top_k(x, k, "sigmoid", bias=bias.to(device), groups=2, top_groups=1).weights,
-            octofold.top_k(x, k, normalize=True).weights,
-            octofold.top_k_gradient(w, x, experts_of, normalize=True),
+            octofold.ops.top_k(x, k, **grouped, bias=bias.to(device)).weights,
+            octofold.ops.top_k(x, k, normalize=True).weights,
+            octofold.ops.top_k_gradient(w, x, experts_of, normalize=True),
             offsets, sources,
-            octofold.combine(rows, positions, w, add),
-            octofold.combine(rows[:, :72], positions, out_dtype=torch.float32),
-            octofold.combine_gradient(add, rows, positions),
+            octofold.ops.combine(rows, positions, w, c=add),
+            octofold.ops.combine(rows[:, :72], positions, out_dtype=torch.float32),
+            octofold.ops.combine_gradient(add, rows, positions),
         ])  # fmt: skip
 
     return run(DEVICE), run("cpu")

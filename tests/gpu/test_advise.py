@@ -14,7 +14,7 @@ models = octofold.models
 DTYPE = getattr(torch, HALVES[-1])
 LIMIT = 0.15
 """Of the predicted time beside the measured one, in a test on a machine that may be shared; the
-figure that is wanted, 5 %, is tests/gpu/measure_advisor.py's."""
+figure that is wanted, 5 %, is bench/gpu/advisor.py's."""
 
 
 def relative_error(actual, expected):

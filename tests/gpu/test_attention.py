@@ -165,8 +165,8 @@ def test_of_large_scores(rng):
     for sizes in (FEW, MANY):
         problem = dense(rng, *sizes)
         tensors = on_device(problem)
-        expected = cases.attend(**problem, scale=20)
-        out = numbers(octofold.attention(**tensors, scale=20))
+        expected = cases.attend(**problem, softmax_scale=20)
+        out = numbers(octofold.attention(**tensors, softmax_scale=20))
         # Scores near 10^4, whose last bits decide where two are close.
         assert np.mean(abs(out - expected.out) > 0.05 * (1 + expected.magnitudes)) < 0.02
         assert np.isfinite(out).all()
@@ -177,14 +177,14 @@ def test_of_views(rng):
     for sizes in (FEW, MANY):
         for size in (64, 72):
             tensors = on_device(dense(rng, *sizes, size=size))
-            expected = octofold.attention(**tensors, scale=0.02)
+            expected = octofold.attention(**tensors, softmax_scale=0.02)
             views = {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in tensors.items()}
-            assert_same_bits(octofold.attention(**views, scale=0.02), expected)
+            assert_same_bits(octofold.attention(**views, softmax_scale=0.02), expected)
             both = torch.stack([tensors["k"].view(torch.uint8), tensors["v"].view(torch.uint8)], 3)
             parts = both.view(tensors["k"].dtype)
             views |= {"k": parts[..., 0, :], "v": parts[..., 1, :]}
             out = torch.empty_like(views["q"])
-            octofold.attention(**views, scale=0.02, out=out)
+            octofold.attention(**views, softmax_scale=0.02, out=out)
             assert_same_bits(out.contiguous(), expected)
 
 
@@ -192,30 +192,32 @@ def test_of_memory_at_any_address(rng):
     """One code, or one number, behind an aligned address."""
     for sizes in (FEW, MANY):
         tensors = on_device(dense(rng, *sizes))
-        expected = octofold.attention(**tensors, scale=0.02)
+        expected = octofold.attention(**tensors, softmax_scale=0.02)
         for name, tensor in tensors.items():
             memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=DEVICE)
             moved = memory[1:].view(tensor.shape).copy_(tensor)
-            assert_same_bits(octofold.attention(**(tensors | {name: moved}), scale=0.02), expected)
+            assert_same_bits(
+                octofold.attention(**(tensors | {name: moved}), softmax_scale=0.02), expected
+            )
 
 
 def test_nan_behind_what_counts_is_not_seen(rng):
     for queries in (1, 80):
         problem = paged(rng, queries, [700, 90, 17], 64)  # its pages hold NaN behind the counts
-        assert octofold.attention(**on_device(problem), scale=0.02).isfinite().all()
+        assert octofold.attention(**on_device(problem), softmax_scale=0.02).isfinite().all()
 
 
 def test_nan_reaches_who_sees_it(rng):
     for batch, queries, keys in (FEW, MANY):
         problem = dense(rng, batch, queries, keys, 2, 2)
         problem["k"].view(np.uint8)[1, 5, 1, 3] = cases.reference.NAN_CODE
-        out = octofold.attention(**on_device(problem), scale=0.02).isnan()
+        out = octofold.attention(**on_device(problem), softmax_scale=0.02).isnan()
         assert out[1, :, 1].all()
         assert not out[0].any()
         assert not out[1, :, 0].any()
         problem = dense(rng, batch, queries, keys, 2, 2)
         problem["v"].view(np.uint8)[0, keys - 1, 0, 3] = cases.reference.NAN_CODE
-        out = octofold.attention(**on_device(problem), scale=0.02).isnan()
+        out = octofold.attention(**on_device(problem), softmax_scale=0.02).isnan()
         assert out[0, :, 0, 3].all()
         assert int(out.sum()) == queries
 
@@ -271,18 +273,18 @@ def test_lies_are_said(rng):
 def test_in_a_graph_and_on_a_stream(rng):
     for problem in (dense(rng, *MANY), paged(rng, 1, [3000, 40])):
         tensors = on_device(problem)
-        expected = octofold.attention(**tensors, scale=0.02)
+        expected = octofold.attention(**tensors, softmax_scale=0.02)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = octofold.attention(**tensors, scale=0.02)
+            captured = octofold.attention(**tensors, softmax_scale=0.02)
         captured.fill_(torch.nan)
         graph.replay()
         assert_same_bits(captured, expected)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        results = [octofold.attention(**tensors, scale=0.02, stream=stream)]
+        results = [octofold.attention(**tensors, softmax_scale=0.02, stream=stream)]
         out = torch.empty_like(expected)
-        results.append(octofold.attention(**tensors, scale=0.02, out=out, stream=stream))
+        results.append(octofold.attention(**tensors, softmax_scale=0.02, out=out, stream=stream))
         torch.cuda.synchronize()
         for result in results:
             assert_same_bits(result, expected)
@@ -293,22 +295,22 @@ def test_graphs_follow_counts_and_tables(rng):
     """A captured call computes what its arrays say at the replay."""
     first, second = (paged(rng, 1, keys, 32) for keys in ([300, 20], [17, 310]))
     tensors = on_device(first)
-    octofold.attention(**tensors, scale=0.02)
+    octofold.attention(**tensors, softmax_scale=0.02)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = octofold.attention(**tensors, scale=0.02)
+        captured = octofold.attention(**tensors, softmax_scale=0.02)
     for name, tensor in on_device(second).items():
         tensors[name].view(torch.uint8).copy_(tensor.view(torch.uint8))
     graph.replay()
-    expected = cases.attend(**second, scale=0.02)
+    expected = cases.attend(**second, softmax_scale=0.02)
     cases.assert_attended(numbers(captured), None, expected, "float16")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
 def test_compiles_whole(backend, rng):
     def attend(q, k, v):
-        pair = octofold.attention(q, k, v, causal=True, scale=0.02, return_log_sum_exp=True)
-        return *pair, octofold.attention(q, k, v, scale=0.02, out=torch.empty_like(q))
+        pair = octofold.attention(q, k, v, causal=True, softmax_scale=0.02, return_log_sum_exp=True)
+        return *pair, octofold.attention(q, k, v, softmax_scale=0.02, out=torch.empty_like(q))
 
     torch.compiler.reset()
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)

@@ -28,7 +28,7 @@ def values_of(x):
 
 def assert_dot(a, b, **options):
     left, right = values_of(a), values_of(b)
-    actual = octofold.dot(a, b, **options)
+    actual = octofold.ops.dot(a, b, **options)
     assert actual.dtype is torch.float32
     assert actual.device == left.device
     error = abs(float(actual) - float(left @ right))
@@ -84,7 +84,7 @@ def test_decodes_every_code(dtype):
     for code in range(256):
         expected = codes[code : code + 1].float()
         for other in (one, one.to(DTYPES[dtype])):
-            actual = octofold.dot(codes[code : code + 1], other)[None]
+            actual = octofold.ops.dot(codes[code : code + 1], other)[None]
             torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -93,7 +93,7 @@ def test_nan_reaches_the_sum(generator):
         a = operand(generator, 1, size, "e4m3", "1x128")
         a.data.view(torch.uint8)[0, size // 2] = 0x7F
         b = row_of(generator, size, "float16", None)
-        assert bool(octofold.dot(a, b).isnan())
+        assert bool(octofold.ops.dot(a, b).isnan())
 
 
 @pytest.mark.skipif(not ON_GPU, reason="takes the CPU too long")
@@ -108,25 +108,25 @@ def test_writes_into_out(generator):
     for size in (0, 100, 20_000):
         a, b = row_of(generator, size, "e4m3", "1x128"), row_of(generator, size, "float32", None)
         memory = torch.full((3,), torch.nan, device=DEVICE)
-        assert octofold.dot(a, b, out=memory[1:2]).data_ptr() == memory[1:2].data_ptr()
+        assert octofold.ops.dot(a, b, out=memory[1:2]).data_ptr() == memory[1:2].data_ptr()
         assert memory.isnan().tolist() == [True, False, True]
-        assert_same_bits(memory[1], octofold.dot(a, b))
+        assert_same_bits(memory[1], octofold.ops.dot(a, b))
 
 
 @needs_gpu
 def test_in_a_graph_and_on_a_stream(generator):
     a, b = (row_of(generator, 50_000, "e4m3", "1x128") for _ in range(2))
-    expected = octofold.dot(a, b)
+    expected = octofold.ops.dot(a, b)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = octofold.dot(a, b)
+        captured = octofold.ops.dot(a, b)
     captured.fill_(torch.nan)
     graph.replay()
     assert_same_bits(captured, expected)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    results = [octofold.dot(a, b, stream=stream)]
-    results.append(octofold.dot(a, b, out=torch.empty_like(expected), stream=stream))
+    results = [octofold.ops.dot(a, b, stream=stream)]
+    results.append(octofold.ops.dot(a, b, out=torch.empty_like(expected), stream=stream))
     torch.cuda.synchronize()
     for result in results:
         assert_same_bits(result, expected)
@@ -135,7 +135,7 @@ def test_in_a_graph_and_on_a_stream(generator):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
 def test_compiles_whole(backend, generator):
     def sums(x, y):
-        return octofold.dot(x, y), octofold.dot(x, y, out=torch.empty(1, device=x.device))
+        return octofold.ops.dot(x, y), octofold.ops.dot(x, y, out=torch.empty(1, device=x.device))
 
     torch.compiler.reset()
     compiled = torch.compile(sums, fullgraph=True, dynamic=True, backend=backend)
@@ -148,4 +148,4 @@ def test_compiles_whole(backend, generator):
 def test_has_no_gradient(generator):
     x = normal(generator, 8).requires_grad_()
     with pytest.raises(RuntimeError, match=r"octofold\.dot has no gradient"):
-        octofold.dot(x, x).backward()
+        octofold.ops.dot(x, x).backward()

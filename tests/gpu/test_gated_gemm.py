@@ -5,6 +5,7 @@ import itertools
 
 import octofold
 import pytest
+from casting import RULES
 from gpu_support import (
     DEVICE,
     DTYPES,
@@ -16,6 +17,7 @@ from gpu_support import (
     needs_gpu,
     operands,
     poison,
+    product_candidates,
     rows_major,
     skip_without,
     surrounded_copy,
@@ -23,15 +25,14 @@ from gpu_support import (
     with_data,
     with_scale,
 )
-from octofold._core.library import library
-from reference import PROFILES
+from octofold._ops.gated_gemm import multiply_gated
 
 skip_without("gated products")
 
 ACTIVATIONS = ("swiglu", "geglu-tanh", "geglu")
 # One that does not sum K in slices: it rounds its sums as the gated kernels do.
 PLAIN = "128x128.w2.c1x1x1.b1.early" if ON_GPU else None
-CANDIDATES = [str(name) for name in library.gated_gemm_candidates()] if ON_GPU else [None]
+CANDIDATES = product_candidates(gated="swiglu", out="e4m3")
 
 # One row and the least K; tails of tiles, clusters, swizzle atoms and scale blocks; a warpgroup
 # without rows; K of fewer stages than the ring has, of as many, of more; an odd number of tiles
@@ -47,7 +48,6 @@ SHAPES = (
     (2100, 2048, 272),
     (1100, 4224, 1664),
 )
-CAST = {"power_of_two": None, "overflow": "saturate", "profile": "deepgemm"}
 
 
 def balanced(generator, m, n, k, dtypes=("e4m3", "e4m3")):
@@ -59,18 +59,20 @@ def balanced(generator, m, n, k, dtypes=("e4m3", "e4m3")):
 def unfused(a, b, activation="swiglu", dtype="e4m3", **cast):
     both = poison(a.shape[0] * b.shape[0], torch.bfloat16).view(a.shape[0], b.shape[0])
     gemm_by(PLAIN, a, b, both)
-    return octofold.quantize_activation(both, activation, dtype=dtype, **cast)
+    rule = cast.pop("profile", "deepgemm")
+    source = octofold.ops.Activated(both, activation)
+    return octofold.ops.cast(source, rows=octofold.Format(dtype, rule=rule, **cast)).rows
+
+
+def format_of(codes="e4m3", profile="deepgemm", **cast):
+    """The Format of casts with these options."""
+    return octofold.Format(codes, rule=profile, **cast)
 
 
 def gated_by(candidate, a, b, codes, scale, activation="swiglu", **cast):
-    tensors = (a.data, a.scale, b.data, b.scale, codes, scale)
-    options = (a.granularity, b.granularity, activation, *({**CAST, **cast}).values())
-    if candidate is None:
-        stream = torch.cuda.current_stream().cuda_stream if ON_GPU else None
-        library.gated_gemm(*tensors, *options, stream)
-        return
-    stream = torch.cuda.current_stream().cuda_stream
-    library.gated_gemm_by_candidate(*tensors, *options, stream, candidate)
+    out = octofold.ScaledTensor(codes, scale, "1x128")
+    format = format_of(codes.dtype, **cast)
+    multiply_gated(a, b, None, activation, format, out, None, candidate)
 
 
 def check(candidate, a, b, activation="swiglu", dtype="e4m3", **cast):
@@ -112,13 +114,13 @@ def test_every_activation(activation, dtype, generator):
         check(None, *balanced(generator, *shape, (dtype, "e5m2")), activation, dtype)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", RULES)
 def test_every_profile(profile, generator):
     a, b = balanced(generator, 205, 384, 656)
     bits(a.data)[7] = 0  # a row that each rule treats in its own way
     for power_of_two, overflow in itertools.product((False, True), ("saturate", "nan")):
         cast = {"power_of_two": power_of_two, "overflow": overflow, "profile": profile}
-        h, expected = octofold.gated_gemm(a, b, **cast), unfused(a, b, **cast)
+        h, expected = octofold.ops.gated_gemm(a, b, format=format_of(**cast)), unfused(a, b, **cast)
         assert_same_bits(h.data, expected.data)
         assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
 
@@ -136,7 +138,7 @@ def test_nan_and_infinity_are_handed_on(generator):
     a.scale[3], a.scale[70] = torch.nan, torch.inf
     b.scale[1, 0] = torch.nan
     expected = unfused(a, b)
-    h = octofold.gated_gemm(a, b)
+    h = octofold.ops.gated_gemm(a, b)
     nan = torch.isnan(h.data.float())
     assert torch.equal(nan, torch.isnan(expected.data.float()))
     assert torch.equal(torch.isnan(h.scale), torch.isnan(expected.scale))
@@ -155,7 +157,7 @@ def test_operands_and_scales_of_any_stride(generator):
     )
     for left, right in ((a, b), spread):
         for scale in (left.scale, rows_major(left.scale), surrounded_copy(left.scale, 3, 1)):
-            h = octofold.gated_gemm(with_scale(left, scale), right)
+            h = octofold.ops.gated_gemm(with_scale(left, scale), right)
             assert_same_bits(h.data, expected.data)
             assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
     assert h.scale.stride() == (expected.scale.stride() if ON_GPU else (3, 1))
@@ -163,11 +165,11 @@ def test_operands_and_scales_of_any_stride(generator):
 
 def test_leading_dimensions(generator):
     a, b = balanced(generator, 260, 128, 256)
-    expected = octofold.gated_gemm(a, b)
+    expected = octofold.ops.gated_gemm(a, b)
     leading = octofold.ScaledTensor(
         a.data.view(2, 130, 256), a.scale.contiguous().view(2, 130, 2), "1x128"
     )
-    h = octofold.gated_gemm(leading, b)
+    h = octofold.ops.gated_gemm(leading, b)
     assert h.shape == (2, 130, 128)
     assert torch.equal(bits(h.data.view(260, 128)), bits(expected.data))
 
@@ -177,11 +179,11 @@ def test_is_nearly_the_cpus(generator):
     for shape in ((70, 384, 400), (513, 1408, 1040)):
         for activation in ACTIVATIONS:
             a, b = balanced(generator, *shape)
-            h = octofold.gated_gemm(a, b, activation)
+            h = octofold.ops.gated_gemm(a, b, activation=activation)
             host = [
                 octofold.ScaledTensor(x.data.cpu(), x.scale.cpu(), x.granularity) for x in (a, b)
             ]
-            expected = octofold.gated_gemm(*host, activation)
+            expected = octofold.ops.gated_gemm(*host, activation=activation)
             differ = (bits(h.data.cpu()) != bits(expected.data)).float().mean()
             assert float(differ) < 2e-2
             # Gate, up and their product are each BF16: a step of one is up to 2^-7 of it.
@@ -192,19 +194,19 @@ def test_is_nearly_the_cpus(generator):
 
 def test_empty(generator):
     a, b = operands(generator, 0, 256, 128)
-    assert octofold.gated_gemm(a, b).shape == (0, 128)
+    assert octofold.ops.gated_gemm(a, b).shape == (0, 128)
 
 
 @needs_gpu
 def test_what_no_kernel_takes_is_named(generator):
     for shape, message in (
         ((10, 200, 128), "argument 'b': expected 2·N rows with N a multiple of 128"),
-        ((10, 128, 120), "argument 'a': expected what TMA can address on a GPU"),
-        ((10, 128, 0), "argument 'a': expected what TMA can address on a GPU, but it has no elem"),
+        ((10, 128, 120), "argument 'a': expected a matrix that TMA can address on a GPU"),
+        ((10, 128, 0), "argument 'a': expected a matrix that TMA can address on a GPU, but it has"),
     ):
         m, n, k = shape
         with pytest.raises(octofold.UnsupportedError) as error:
-            octofold.gated_gemm(*operands(generator, m, 2 * n, k))
+            octofold.ops.gated_gemm(*operands(generator, m, 2 * n, k))
         assert message in str(error.value)
 
 
@@ -212,11 +214,11 @@ def test_what_no_kernel_takes_is_named(generator):
 def test_in_a_graph(generator):
     a, b = balanced(generator, 300, 512, 1024)
     expected = unfused(a, b)
-    octofold.gated_gemm(a, b)  # compiles
+    octofold.ops.gated_gemm(a, b)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        h = octofold.gated_gemm(a, b)
+        h = octofold.ops.gated_gemm(a, b)
     for _ in range(3):
         bits(h.data).fill_(0x7F)
         h.scale.fill_(torch.nan)
@@ -232,7 +234,7 @@ def test_on_a_stream_of_its_own(generator):
     expected = unfused(a, b)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    h = octofold.gated_gemm(a, b, stream=stream)
+    h = octofold.ops.gated_gemm(a, b, stream=stream)
     stream.synchronize()
     assert_same_bits(h.data, expected.data)
 
@@ -242,10 +244,10 @@ def test_compiled_by_torch(generator):
     a, b = balanced(generator, 300, 512, 1024)
 
     def mlp(a_data, a_scale, b_data, b_scale):
-        h = octofold.gated_gemm(
+        h = octofold.ops.gated_gemm(
             octofold.ScaledTensor(a_data, a_scale, "1x128"),
             octofold.ScaledTensor(b_data, b_scale, "128x128"),
-            "geglu-tanh",
+            activation="geglu-tanh",
         )
         return h.data, h.scale
 

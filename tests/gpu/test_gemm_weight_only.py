@@ -39,7 +39,7 @@ def assert_forward(x, w, bias=None, **options):
 
 
 def assert_gradient(gradient, w, **options):
-    out = octofold.gemm_weight_only_gradient(gradient, w, **options)
+    out = octofold.ops.gemm_weight_only_gradient(gradient, w, **options)
     # Scales of rows of W: weights times these are rounded once more.
     rounds = w.granularity in ("channel", "1x128")
     rounding = 1.01 * ROUNDING[gradient.dtype] if rounds else 0.0
@@ -87,7 +87,7 @@ def test_refuses_bfloat16(generator):
         with refuses_bfloat16():
             octofold.gemm_weight_only(x, w)
         with refuses_bfloat16():
-            octofold.gemm_weight_only_gradient(gradient, w)
+            octofold.ops.gemm_weight_only_gradient(gradient, w)
 
 
 @pytest.mark.parametrize("rows", [3, 70])
@@ -112,7 +112,7 @@ def test_nan_stays_in_its_column(rows, generator):
     w.data.view(torch.uint8)[31, 200] = NAN_CODE
     out = octofold.gemm_weight_only(rows_of(generator, rows, 304, "float16"), w)
     assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [31]
-    out = octofold.gemm_weight_only_gradient(rows_of(generator, rows, 100, "float16"), w)
+    out = octofold.ops.gemm_weight_only_gradient(rows_of(generator, rows, 100, "float16"), w)
     assert out.isnan().any(dim=0).nonzero().flatten().tolist() == [200]
 
 

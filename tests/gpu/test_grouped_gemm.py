@@ -28,13 +28,13 @@ from grouped_support import (
     PLAIN_FAST,
     SIZES,
     assert_nothing_outside,
-    call,
     candidates,
+    grouped_by,
     offsets_of,
     onto_c,
 )
-from octofold import ScaledTensor
-from octofold._core.library import library
+from octofold import Masked, Rows, ScaledTensor
+from octofold._ops.gated_gemm import multiply_gated
 
 skip_without("grouped products")
 
@@ -54,11 +54,6 @@ def rows_of(tensor, begin, end):
         scale = tensor.scale.repeat_interleave(128, dim=0)[begin:end]
         return ScaledTensor(tensor.data[begin:end], scale, "1x128")
     return tensor[begin:end]
-
-
-def grouped_by(candidate, a, b, offsets, out, c=None, bias=None, fast=False):
-    tensors = (a.data, a.scale, b.data, b.scale, offsets, c, bias, out)
-    call("grouped_gemm", candidate, tensors, a.granularity, b.granularity, fast)
 
 
 def expected_rows(a, parts, sizes, dtype, c=None, bias=None, fast=False):
@@ -89,7 +84,7 @@ def check_rows(candidate, generator, sizes, n, k, pair=("1x128", "128x128"), spa
     dtype = options.pop("dtype", torch.bfloat16)
     padding = options.pop("padding", 8)
     out = Surrounded(rows, n, dtype, padding=padding, offset=padding)
-    grouped_by(candidate, a, b, offsets_of(sizes), out.view, **options)
+    grouped_by(candidate, a, b, Rows(offsets_of(sizes)), out.view, **options)
     total = sum(sizes)
     expected = expected_rows(a, parts, sizes, dtype, **options)
     assert_same_bits(out.view[:total].contiguous(), expected)
@@ -137,7 +132,7 @@ def test_in_place(generator):
     b, parts = weights(generator, len(sizes), n, k, "128x128")
     out = torch.randn(sum(sizes), n, device=DEVICE)
     before = out.clone()
-    grouped_by(None, a, b, offsets_of(sizes), out, c=out)
+    grouped_by(None, a, b, Rows(offsets_of(sizes)), out, c=out)
     expected = expected_rows(a, parts, sizes, torch.float32, c=before)
     assert_same_bits(out, expected)
 
@@ -157,8 +152,7 @@ def test_masked_groups(candidate, generator):
             flat.data.view(groups, rows, k), flat.scale.view(groups, rows, -1), "1x128"
         )
         numbers = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
-        tensors = (a.data, a.scale, b.data, b.scale, numbers, None, out.view.view(groups, rows, n))
-        call("masked_gemm", candidate, tensors, "1x128", "128x128", False, None)
+        grouped_by(candidate, a, b, Masked(numbers), out.view.view(groups, rows, n))
         for g, count in enumerate(counts):
             first = g * rows
             if count:
@@ -178,7 +172,7 @@ def test_every_candidate_onto_c_on_groups_of_rows(generator):
 
 @pytest.mark.parametrize(
     "candidate",
-    [str(name) for name in library.gated_gemm_candidates()] if ON_GPU else [None],
+    candidates(gated="swiglu", out="e4m3"),
 )
 def test_gated_groups(candidate, generator):
     for sizes, (n, k) in zip(
@@ -192,22 +186,12 @@ def test_gated_groups(candidate, generator):
         offsets = offsets_of(sizes)
         codes = Surrounded(sum(sizes) + 3, n, torch.float8_e4m3fn, padding=16, offset=16)
         scale = poison((sum(sizes) + 3) * (n // 128), torch.float32).view(-1, n // 128)
-        tensors = (a.data, a.scale, b.data, b.scale, offsets, codes.view, scale)
-        call(
-            "grouped_gated_gemm",
-            candidate,
-            tensors,
-            "1x128",
-            "128x128",
-            "swiglu",
-            None,
-            "saturate",
-            "deepgemm",
-        )
+        out = ScaledTensor(codes.view, scale, "1x128")
+        multiply_gated(a, b, Rows(offsets), "swiglu", "1x128", out, None, candidate)
         begin = 0
         for g, size in enumerate(sizes):
             if size:
-                expected = octofold.gated_gemm(a[begin : begin + size], parts[g])
+                expected = octofold.ops.gated_gemm(a[begin : begin + size], parts[g])
                 assert_same_bits(codes.view[begin : begin + size].contiguous(), expected.data)
                 assert_same_bits(scale[begin : begin + size], expected.scale.contiguous())
             begin += size
@@ -222,7 +206,7 @@ def test_the_same_bits_each_time(pair, generator):
     sizes = (700, 0, 33, 129, 1)
     a = operand(generator, sum(sizes), 2048, granularity=pair[0])
     b, _ = weights(generator, len(sizes), 1280, 2048, pair[1])
-    results = [octofold.grouped_gemm(a, b, offsets_of(sizes)) for _ in range(20)]
+    results = [octofold.grouped_gemm(a, b, Rows(offsets_of(sizes))) for _ in range(20)]
     for result in results[1:]:
         assert_same_bits(result, results[0])
 
@@ -234,10 +218,10 @@ def test_sizes_change_between_replays_of_a_graph(generator):
     b, parts = weights(generator, groups, n, k, "128x128")
     offsets = offsets_of([rows // groups] * groups)
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=DEVICE)
-    octofold.grouped_gemm(a, b, offsets, out=out)
+    octofold.grouped_gemm(a, b, Rows(offsets), out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        octofold.grouped_gemm(a, b, offsets, out=out)
+        octofold.grouped_gemm(a, b, Rows(offsets), out=out)
     random = torch.Generator().manual_seed(5)
     for _ in range(100):
         cuts = torch.randint(0, rows + 1, (groups - 1,), generator=random).sort().values.tolist()
@@ -245,7 +229,7 @@ def test_sizes_change_between_replays_of_a_graph(generator):
         sizes = [end - begin for begin, end in itertools.pairwise(numbers)]
         offsets.copy_(offsets_of(sizes))
         graph.replay()
-        assert_same_bits(out, octofold.grouped_gemm(a, b, offsets))
+        assert_same_bits(out, octofold.grouped_gemm(a, b, Rows(offsets)))
     assert_same_bits(out, expected_rows(a, parts, sizes, torch.bfloat16))
 
 
@@ -259,22 +243,19 @@ def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
     b, _ = weights(generator, groups, n, k, "128x128")
     for dtype in (torch.bfloat16, torch.float32):
         out = Surrounded(rows, n, dtype, padding=8, offset=8)
-        grouped_by(None, scaled, b, hostile, out.view)
+        grouped_by(None, scaled, b, Rows(hostile), out.view)
         masked = Surrounded(groups * 64, n, dtype, offset=8)
-        tensors = (
+        of_groups = ScaledTensor(
             scaled.data[: groups * 64].view(groups, 64, k),
             scaled.scale[: groups * 64].view(groups, 64, -1),
-            b.data,
-            b.scale,
-            hostile[:groups],
-            None,
-            masked.view.view(groups, 64, n),
+            "1x128",
         )
-        call("masked_gemm", None, tensors, "1x128", "128x128", False, None)
+        view = masked.view.view(groups, 64, n)
+        grouped_by(None, of_groups, b, Masked(hostile[:groups]), view)
         assert_nothing_outside(out)
         assert_nothing_outside(masked)
     for candidate in onto_c(out="float32", c="float32"):
         out = Surrounded(rows, n, torch.float32, padding=8, offset=8)
         c = torch.randn(rows, n, device=DEVICE)
-        grouped_by(candidate, scaled, b, hostile, out.view, c=c)
+        grouped_by(candidate, scaled, b, Rows(hostile), out.view, c=c)
         assert_nothing_outside(out)

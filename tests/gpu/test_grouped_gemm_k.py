@@ -17,8 +17,8 @@ from gpu_support import (
     torch,
     with_data,
 )
-from grouped_support import HOSTILE, PLAIN, SIZES, call, candidates, offsets_of, onto_c
-from octofold import ScaledTensor
+from grouped_support import HOSTILE, PLAIN, SIZES, candidates, grouped_by, offsets_of, onto_c
+from octofold import Depth, ScaledTensor
 
 skip_without("grouped products")
 
@@ -59,14 +59,7 @@ def check_depth(candidate, generator, sizes, m, n, pair, dtype=torch.float32, c=
     addend = torch.randn(len(sizes), m, n, device=DEVICE).to(dtype)
     out = addend.clone() if c == "out" else poison(addend.numel(), dtype).view(addend.shape)
     added = {None: None, "out": out, "other": addend}[c]
-    call(
-        "grouped_gemm_k",
-        candidate,
-        (a.data, a.scale, b.data, b.scale, offsets, added, out),
-        a.granularity,
-        b.granularity,
-        False,
-    )
+    grouped_by(candidate, a, b, Depth(offsets), out, c=added)
     for g, size in enumerate(sizes):
         expected = addend[g] if c else torch.zeros(m, n, dtype=dtype, device=DEVICE)
         if size:
@@ -78,7 +71,7 @@ def check_depth(candidate, generator, sizes, m, n, pair, dtype=torch.float32, c=
 
 
 @pytest.mark.parametrize(
-    "candidate", candidates(True, a="1x128", b="1x128", out="float32", c="float32")
+    "candidate", candidates("depth", a="1x128", b="1x128", out="float32", c="float32")
 )
 def test_every_candidate_on_groups_of_k(candidate, generator):
     for sizes, (m, n) in zip(
@@ -93,7 +86,7 @@ ONTO_C = (((0, 130, 1, 300), 328, 200), ((256, 0, 77), 1100, 1304), ((3000, 5), 
 
 @pytest.mark.parametrize("b", ["1x128", "channel"])
 def test_every_candidate_onto_c_on_groups_of_k(b, generator):
-    for candidate in onto_c(groups_depth=True, a="1x128", b=b, out="float32", c="float32"):
+    for candidate in onto_c(grouping="depth", a="1x128", b=b, out="float32", c="float32"):
         for sizes, m, n in ONTO_C:
             for c in ("out", "other"):
                 check_depth(candidate, generator, sizes, m, n, ("1x128", b), c=c)
@@ -112,13 +105,12 @@ def test_nothing_outside_is_written_whatever_the_numbers(numbers, generator):
     rows, n, groups = 200, 264, 3
     hostile = torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
     x = operand(generator, n, 128 * (rows // 128 + groups))
-    added = onto_c(groups_depth=True, a="1x128", b="1x128", out="float32", c="float32")
+    added = onto_c(grouping="depth", a="1x128", b="1x128", out="float32", c="float32")
     for candidate in (None, *added):
         sums = torch.full((groups + 2, n, n), torch.nan, device=DEVICE)
         sums[1:-1] = 0
         c = None if candidate is None else sums[1:-1]
-        tensors = (x.data, x.scale, x.data, x.scale, hostile, c, sums[1:-1])
-        call("grouped_gemm_k", candidate, tensors, "1x128", "1x128", False)
+        grouped_by(candidate, x, x, Depth(hostile), sums[1:-1], c=c)
         torch.cuda.synchronize()
         assert torch.isnan(sums[0]).all()
         assert torch.isnan(sums[-1]).all()

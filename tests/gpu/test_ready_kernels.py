@@ -41,6 +41,6 @@ def test_products_need_no_compiler(tmp_path, ready):
         environment["OCTOFOLD_NVRTC"] = "/no/nvrtc.so"
     else:
         environment["OCTOFOLD_READY_KERNELS"] = "0"
-    expected = "comes with the library" if ready else "compiled in"
+    expected = "precompiled" if ready else "compiled in"
     run_python(SCRIPT.format(environment=environment, expected=expected))
     assert any(tmp_path.glob("*.kernel")) is not ready

@@ -23,13 +23,13 @@ HOSTILE = (-2, -(2**31), 2**31 - 1)
 ROUTERS = {
     "mixtral": {"normalize": True},
     "qwen3": {},
-    "sigmoid": {"scoring": "sigmoid", "scale": 0.5},
+    "sigmoid": {"scoring": "sigmoid", "scaling_factor": 0.5},
     "deepseek": {
         "scoring": "sigmoid",
         "normalize": True,
         "groups": 8,
         "top_groups": 4,
-        "scale": 2.5,
+        "scaling_factor": 2.5,
     },
 }
 every_router = pytest.mark.parametrize("router", ROUTERS)
@@ -93,8 +93,8 @@ def test_top_k(router, source, generator):
             options |= {"groups": groups, "top_groups": groups // 2}
             order = torch.randperm(groups, generator=generator, device=DEVICE)
             bias = 4.0 * order.repeat_interleave(experts // groups)
-        ids, weights = octofold.top_k(logits, k, bias=bias, **options)
-        expected_ids, expected = on_cpu(octofold.top_k, logits, k, bias=bias, **options)
+        ids, weights = octofold.ops.top_k(logits, k, bias=bias, **options)
+        expected_ids, expected = on_cpu(octofold.ops.top_k, logits, k, bias=bias, **options)
         assert_same_bits(ids, expected_ids)
         torch.testing.assert_close(weights, expected, rtol=2e-6, atol=0)
 
@@ -104,8 +104,8 @@ def test_top_k_of_any_logits(router, generator):
     options = ROUTERS[router]
     logits = normal(generator, 4000, 256)
     bias = normal(generator, 256) / 8 if router == "deepseek" else None
-    ids, weights = octofold.top_k(logits, 8, bias=bias, **options)
-    of_choice = {n: v for n, v in options.items() if n not in ("normalize", "scale")}
+    ids, weights = octofold.ops.top_k(logits, 8, bias=bias, **options)
+    of_choice = {n: v for n, v in options.items() if n not in ("normalize", "scaling_factor")}
     choices = reference.choices_of(logits, bias=bias, **of_choice)
     chosen = choices.gather(-1, ids.long())
     # Of those that rounding cannot tell apart any may be taken.
@@ -124,18 +124,18 @@ def test_top_k_of_special_values():
     logits[3, 2] = -0.0
     logits[4] = torch.arange(40).flip(0)
     for scoring in ("softmax", "sigmoid"):
-        ids, weights = octofold.top_k(logits, 6, scoring)
-        expected_ids, expected = on_cpu(octofold.top_k, logits, 6, scoring)
+        ids, weights = octofold.ops.top_k(logits, 6, scoring=scoring)
+        expected_ids, expected = on_cpu(octofold.ops.top_k, logits, 6, scoring)
         assert_same_bits(ids, expected_ids)
         torch.testing.assert_close(weights, expected, rtol=2e-6, atol=0, equal_nan=True)
 
 
 def test_top_k_of_strided_rows(generator):
     logits = normal(generator, 64, 96)
-    expected = octofold.top_k(logits, 4)
+    expected = octofold.ops.top_k(logits, 4)
     for padding, offset in ((0, 1), (7, 3)):
-        assert_same(octofold.top_k(surrounded_copy(logits, padding, offset), 4), expected)
-    assert_same(octofold.top_k(logits.expand(2, 64, 96)[1], 4), expected)
+        assert_same(octofold.ops.top_k(surrounded_copy(logits, padding, offset), 4), expected)
+    assert_same(octofold.ops.top_k(logits.expand(2, 64, 96)[1], 4), expected)
 
 
 @every_router
@@ -145,10 +145,10 @@ def test_top_k_gradient(router, source, generator):
     for tokens, experts, k in TOP_K:
         logits = (2 * normal(generator, tokens, experts)).to(DTYPES[source])
         gradient = normal(generator, tokens, k)
-        ids = octofold.top_k(logits, k, **options).ids
+        ids = octofold.ops.top_k(logits, k, **options).ids
         ids, plain = with_hostile(generator, ids, experts)
-        actual = octofold.top_k_gradient(gradient, logits, ids, **options)
-        expected = on_cpu(octofold.top_k_gradient, gradient, logits, plain, **options)
+        actual = octofold.ops.top_k_gradient(gradient, logits, ids, **options)
+        expected = on_cpu(octofold.ops.top_k_gradient, gradient, logits, plain, **options)
         assert actual.dtype is logits.dtype
         step = torch.finfo(logits.dtype).eps
         torch.testing.assert_close(actual, expected, rtol=max(step, 1e-4), atol=1e-5)
@@ -174,17 +174,19 @@ SORTS = (
 @pytest.mark.parametrize(("tokens", "k", "experts"), SORTS)
 def test_sort_by_expert(tokens, k, experts, generator):
     ids, plain = with_hostile(generator, slots(generator, tokens, k, experts), experts)
-    routing = octofold.sort_by_expert(ids, experts)
-    assert_same(routing, on_cpu(octofold.sort_by_expert, plain, experts))
+    routing = octofold.ops.sort_by_expert(ids, experts)
+    assert_same(routing, on_cpu(octofold.ops.sort_by_expert, plain, experts))
     assert_same(routing, reference.sort_by_expert(plain, experts))
     wide = torch.cat([ids, ids], 1)[:, k:]
-    assert_same(octofold.sort_by_expert(wide, experts), routing)
+    assert_same(octofold.ops.sort_by_expert(wide, experts), routing)
 
 
 def test_sort_of_one_expert_and_of_none():
     for fill in (-1, 0, 7):
         ids = torch.full((5000, 4), fill, device=DEVICE, dtype=torch.int32)
-        assert_same(octofold.sort_by_expert(ids, 8), on_cpu(octofold.sort_by_expert, ids, 8))
+        assert_same(
+            octofold.ops.sort_by_expert(ids, 8), on_cpu(octofold.ops.sort_by_expert, ids, 8)
+        )
 
 
 def test_limits_are_named():
@@ -193,9 +195,9 @@ def test_limits_are_named():
     logits = torch.zeros(2, 1025, device=DEVICE)
     ids = torch.zeros(2, 4, device=DEVICE, dtype=torch.int32)
     for call, message in (
-        (lambda: octofold.top_k(logits, 2), "at most 1024 experts on a GPU, got 1025"),
-        (lambda: octofold.top_k(logits[:, :64], 33), "at most 32 slots of a token on a GPU"),
-        (lambda: octofold.sort_by_expert(ids, 2049), "at most 2048 experts on a GPU"),
+        (lambda: octofold.ops.top_k(logits, 2), "at most 1024 experts on a GPU, got 1025"),
+        (lambda: octofold.ops.top_k(logits[:, :64], 33), "at most 32 slots of a token on a GPU"),
+        (lambda: octofold.ops.sort_by_expert(ids, 2049), "at most 2048 experts on a GPU"),
     ):
         with pytest.raises(octofold.UnsupportedError, match=message):
             call()
@@ -225,10 +227,10 @@ def test_combine(source, out_dtype, generator):
         c = normal(generator, tokens, cols, dtype=out_dtype)
         for options in ({}, {"weights": weights}, {"weights": weights, "c": c}):
             options = {**options, "out_dtype": out_dtype}
-            actual = octofold.combine(y, given, **options)
-            assert_same_bits(actual, on_cpu(octofold.combine, y, plain, **options))
-        expected = octofold.combine(y, given, weights, c, out_dtype=out_dtype)
-        assert_same_bits(octofold.combine(y, given, weights, c, c), expected)
+            actual = octofold.ops.combine(y, given, **options)
+            assert_same_bits(actual, on_cpu(octofold.ops.combine, y, plain, **options))
+        expected = octofold.ops.combine(y, given, weights, c=c, out_dtype=out_dtype)
+        assert_same_bits(octofold.ops.combine(y, given, weights, c=c, out=c), expected)
 
 
 @every_source
@@ -236,12 +238,12 @@ def test_combine_of_unaligned_rows(source, generator):
     y, c = (normal(generator, rows, 272, dtype=source) for rows in (50, 20))
     given, _ = positions(generator, 20, 4, 50)
     weights = normal(generator, 20, 4)
-    expected = octofold.combine(y, given, weights, c)
+    expected = octofold.ops.combine(y, given, weights, c=c)
     for padding, offset in ((0, 0), (8, 0), (1, 0), (0, 1), (5, 3)):
         out = Surrounded(20, 272, y.dtype, padding, offset)
         places = (surrounded_copy(matrix, padding, offset) for matrix in (y, c))
         rows, addend = places
-        octofold.combine(rows, given, weights, addend, out.view)
+        octofold.ops.combine(rows, given, weights, c=addend, out=out.view)
         assert_same_bits(out.view, expected)
         out.assert_only_view_written()
 
@@ -253,18 +255,18 @@ def test_combine_gradient(gradient_dtype, source, generator):
         y = normal(generator, rows, cols, dtype=source)
         gradient = normal(generator, tokens, cols, dtype=gradient_dtype)
         given, plain = positions(generator, tokens, k, rows)
-        actual = octofold.combine_gradient(gradient, y, given)
-        expected = on_cpu(octofold.combine_gradient, gradient, y, plain)
+        actual = octofold.ops.combine_gradient(gradient, y, given)
+        expected = on_cpu(octofold.ops.combine_gradient, gradient, y, plain)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6 * cols)
         assert bool((actual[plain < 0] == 0).all())
 
 
 def route(logits, y, gradient):
-    ids, weights = octofold.top_k(logits, 8, normalize=True)
-    routing = octofold.sort_by_expert(ids, logits.shape[1])
-    out = octofold.combine(y, routing.positions, weights)
-    by_weights = octofold.combine_gradient(gradient, y, routing.positions)
-    by_logits = octofold.top_k_gradient(by_weights, logits, ids, normalize=True)
+    ids, weights = octofold.ops.top_k(logits, 8, normalize=True)
+    routing = octofold.ops.sort_by_expert(ids, logits.shape[1])
+    out = octofold.ops.combine(y, routing.positions, weights)
+    by_weights = octofold.ops.combine_gradient(gradient, y, routing.positions)
+    by_logits = octofold.ops.top_k_gradient(by_weights, logits, ids, normalize=True)
     return ids, weights, *routing, out, by_weights, by_logits
 
 
@@ -313,33 +315,33 @@ import torch
 
 ids = torch.zeros(3000, 4, device="cuda", dtype=torch.int32)
 ids[1000, 2], ids[2000, 1] = 8, -5
-octofold.sort_by_expert(ids, 8)
+octofold.ops.sort_by_expert(ids, 8)
 torch.cuda.synchronize()
 y, positions = torch.zeros(10, 64, device="cuda"), ids[:7].clamp(max=9)
 try:
-    octofold.combine(y, positions)
+    octofold.ops.combine(y, positions)
 except octofold.InvalidArgumentError as error:
     print(error)
     expected = "sort_by_expert: argument 'ids': expected numbers from -1 to 7, got 8"
     assert f"{expected} at flat index 4002" in str(error)
 else:
     raise AssertionError("nothing was said")
-octofold.combine(y, positions)  # said once
+octofold.ops.combine(y, positions)  # said once
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    octofold.combine(y, positions)
+    octofold.ops.combine(y, positions)
 positions[3, 3] = 10
 graph.replay()
 torch.cuda.synchronize()
 try:
-    octofold.sort_by_expert(ids.clamp(0, 7), 8)
+    octofold.ops.sort_by_expert(ids.clamp(0, 7), 8)
 except octofold.InvalidArgumentError as error:
     assert "combine: argument 'positions': expected numbers from -1 to 9, got 10" in str(error)
 else:
     raise AssertionError("nothing was said of the graph")
-octofold.sort_by_expert(ids.clamp(0, 7), 8)
+octofold.ops.sort_by_expert(ids.clamp(0, 7), 8)
 torch.cuda.synchronize()
-octofold.sort_by_expert(ids.clamp(0, 7), 8)
+octofold.ops.sort_by_expert(ids.clamp(0, 7), 8)
 """
 
 

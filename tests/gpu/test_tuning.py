@@ -24,7 +24,7 @@ x, w = (torch.randn(rows, 1024, device="cuda") for rows in (96, 512))
 a, b = octofold.quantize(x), octofold.quantize(w, granularity="128x128")
 out = octofold.gemm(a, b, out_dtype="bfloat16")
 by_name = torch.empty_like(out)
-octofold.tuning.gemm(a, b, by_name, {candidate!r})
+octofold.tuning.gemm(a, b, {candidate!r}, out=by_name)
 assert torch.equal(out, by_name)
 assert {expected!r} in " ".join(log), log
 """

@@ -34,11 +34,11 @@ def near_every_float16():
 def test_packs_as_the_cpu(format, rule):
     inputs = (every_16_bit_value(torch.float16), every_16_bit_value(torch.bfloat16))
     for x in (*inputs, near_every_float16()):
-        words = octofold.pack(x, format, rule)
+        words = octofold.ops.pack(x, format, overflow=rule)
         assert words.dtype is torch.int32
-        expected = octofold.pack(x.cpu(), format, rule).to(DEVICE)
+        expected = octofold.ops.pack(x.cpu(), format, overflow=rule).to(DEVICE)
         if format == "float16":  # whose NaN may be of any payload
-            words, expected = (octofold.from_words(w, format) for w in (words, expected))
+            words, expected = (octofold.ops.from_words(w, format) for w in (words, expected))
             assert bool((words.isnan() == expected.isnan()).all())
             pair = (words, expected)
             words, expected = (torch.nan_to_num(w, 0.0, torch.inf, -torch.inf) for w in pair)
@@ -51,7 +51,7 @@ def test_packs_as_the_cpu(format, rule):
 def test_unpacks_every_code(format, container, dtype):
     codes = torch.arange(65536, device=DEVICE, dtype=torch.int32)  # two of FP8, one of FP16
     words = torch.cat([codes | codes << 16, codes << 16 | codes.flip(0)])
-    values = octofold.unpack(words.view(container), format, dtype)
+    values = octofold.ops.unpack(words.view(container), format, dtype=dtype)
     assert values.dtype is DTYPES[dtype]
     expected = words.view(DTYPES[format]).float().to(DTYPES[dtype])
     assert bool((values.isnan() == expected.isnan()).all())
@@ -62,27 +62,27 @@ def test_unpacks_every_code(format, container, dtype):
 @every_format
 def test_packs_rows_that_lie_apart(format, generator):
     x = normal(generator, 3, 5, 40)
-    expected = octofold.pack(x.contiguous(), format)
+    expected = octofold.ops.pack(x.contiguous(), format)
     assert expected.shape == (3, 5, 40 // PER_WORD[format])
     wide = torch.cat([x, x], -1)
-    assert_same_bits(octofold.pack(wide[..., :40], format), expected)
+    assert_same_bits(octofold.ops.pack(wide[..., :40], format), expected)
     words = torch.cat([expected, expected], -1)[..., : expected.shape[-1]]
-    assert_same_bits(octofold.unpack(words, format), octofold.unpack(expected, format))
+    assert_same_bits(octofold.ops.unpack(words, format), octofold.ops.unpack(expected, format))
 
 
 @every_format
 def test_views_share_memory(format, generator):
-    numbers = octofold.convert(normal(generator, 4, 24), format)
-    words = octofold.as_words(numbers)
+    numbers = octofold.ops.convert_dtype(normal(generator, 4, 24), format)
+    words = octofold.ops.as_words(numbers)
     assert words.data_ptr() == numbers.data_ptr()
     words[1, 2] = 0
     each = PER_WORD[format]
     assert not bits(numbers)[1, 2 * each : 3 * each].any()
     for container in (torch.int32, torch.uint32, torch.float32):
-        back = octofold.from_words(words.view(container), format)
+        back = octofold.ops.from_words(words.view(container), format)
         assert back.data_ptr() == numbers.data_ptr()
         assert_same_bits(back, numbers)
-    rows = octofold.as_words(numbers[1:, each:])
+    rows = octofold.ops.as_words(numbers[1:, each:])
     assert rows.data_ptr() == words.data_ptr() + 4 * (words.shape[1] + 1)
     assert_same_bits(rows, words[1:, 1:])
 
@@ -97,15 +97,15 @@ def test_says_what_has_no_words():
         (codes.float(), "expected one of e4m3, e5m2, float16"),
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=message):
-            octofold.as_words(bad)
+            octofold.ops.as_words(bad)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic, backend, generator):
     def there_and_back(x):
-        words = octofold.pack(x, "e4m3")
-        return words, octofold.unpack(words.view(torch.float32), "e4m3", x.dtype) - x
+        words = octofold.ops.pack(x, "e4m3")
+        return words, octofold.ops.unpack(words.view(torch.float32), "e4m3", dtype=x.dtype) - x
 
     torch.compiler.reset()
     compiled = torch.compile(there_and_back, fullgraph=True, dynamic=dynamic, backend=backend)
@@ -117,10 +117,10 @@ def test_compiles_whole(dynamic, backend, generator):
 
 def test_has_no_gradient(generator):
     x = normal(generator, 8).requires_grad_()
-    assert not octofold.pack(x, "e4m3").requires_grad
-    words = octofold.pack(x.detach(), "float16").view(torch.float32).requires_grad_()
+    assert not octofold.ops.pack(x, "e4m3").requires_grad
+    words = octofold.ops.pack(x.detach(), "float16").view(torch.float32).requires_grad_()
     with pytest.raises(RuntimeError):
-        octofold.unpack(words, "float16").sum().backward()
+        octofold.ops.unpack(words, "float16").sum().backward()
 
 
 def maps_views():
@@ -136,5 +136,5 @@ def maps_views():
 @pytest.mark.skipif(not maps_views(), reason="this torch maps no views of another dtype")
 def test_maps_over_rows(format, generator):
     x = normal(generator, 3, 8)
-    mapped = torch.vmap(lambda row: octofold.unpack(octofold.pack(row, format), format))(x)
-    assert_same_bits(mapped, octofold.unpack(octofold.pack(x, format), format))
+    mapped = torch.vmap(lambda row: octofold.ops.unpack(octofold.ops.pack(row, format), format))(x)
+    assert_same_bits(mapped, octofold.ops.unpack(octofold.ops.pack(x, format), format))

@@ -20,12 +20,12 @@ def _products(x, gradient, codes, scale, granularity, bias, device):
         wide = x.to(device)
         results = [
             octofold.gemm_weight_only(wide, w, bias=bias.to(device), out_dtype=torch.float32),
-            octofold.gemm_weight_only_gradient(gradient.to(device), w, out_dtype=torch.float32),
+            octofold.ops.gemm_weight_only_gradient(gradient.to(device), w, out_dtype=torch.float32),
         ]
         if x.shape[0] <= 16:
             codes_of_x = (8 * wide).to(torch.float8_e5m2)
             results += [
-                octofold.gemv(w, operand, out_dtype=torch.float32)
+                octofold.gemm_weight_only(operand, w, out_dtype=torch.float32)
                 for operand in (wide, wide.float(), codes_of_x)
             ]
         return _flat(results)
@@ -38,7 +38,7 @@ def weight_only_problems(device):
         SHAPES, ("tensor", "channel", "1x128", "128x128")
     ):
         codes = (8 * torch.rand(n, k) + 1).to(torch.float8_e4m3fn)  # sums that nothing cancels
-        scale = torch.exp2(4 * torch.rand(octofold.scale_shape(granularity, n, k)) - 4)
+        scale = torch.exp2(4 * torch.rand(octofold.ops.scale_shape(granularity, n, k)) - 4)
         x, gradient = (torch.rand(m, columns).half() + 0.5 for columns in (k, n))
         problem = x, gradient, codes, scale, granularity, torch.rand(n), device
         yield f"weight only {granularity} {m},{n},{k}", partial(_products, *problem)

@@ -16,15 +16,15 @@ def _dot(a, b, device):
     def run(device):
         x, y = a.to(device), b.to(device)
         x8 = octofold.ScaledTensor(cast.data.to(device), cast.scale.to(device), "1x128")
-        words = octofold.pack(x[: len(x) // 4 * 4], "e5m2")
+        words = octofold.ops.pack(x[: len(x) // 4 * 4], "e5m2")
         sums = [
-            octofold.dot(x, y),
-            octofold.dot(x8, y),
-            octofold.dot(x8, x8),
-            octofold.dot(x[1:], y[:-1]),
-            octofold.dot(x8.data[0, 1:], y[1:]),
+            octofold.ops.dot(x, y),
+            octofold.ops.dot(x8, y),
+            octofold.ops.dot(x8, x8),
+            octofold.ops.dot(x[1:], y[:-1]),
+            octofold.ops.dot(x8.data[0, 1:], y[1:]),
         ]
-        return torch.cat([torch.stack(sums), octofold.unpack(words, "e5m2")])
+        return torch.cat([torch.stack(sums), octofold.ops.unpack(words, "e5m2")])
 
     return run(device), run("cpu")
 

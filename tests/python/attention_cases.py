@@ -30,13 +30,13 @@ def attend(
     key_offsets=None,
     key_counts=None,
     page_table=None,
-    scale=None,
+    softmax_scale=None,
     causal=False,
     window=None,
 ):
-    """softmax(scale · q · kᵀ) · v, sequence by sequence."""
+    """softmax(softmax_scale · q · kᵀ) · v, sequence by sequence."""
     q = q.astype(np.float64)
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = (None, None) if window is None else window
     limits = left, 0 if causal else right
     batch = len(q) if query_offsets is None else len(query_offsets) - 1

@@ -25,13 +25,13 @@ def choices_of(logits, scoring="softmax", bias=None, groups=1, top_groups=1):
     return by_group.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
 
 
-def weights_of(logits, ids, scoring="softmax", normalize=False, scale=1.0):
+def weights_of(logits, ids, scoring="softmax", normalize=False, scaling_factor=1.0):
     """Differentiable; ids of -1 have weight 0, and no part in the sum."""
     weights = scores_of(logits, scoring).gather(-1, ids.long().clamp(min=0)) * (ids >= 0)
     if normalize:
         little = 1e-20 if scoring == "sigmoid" else 0
         weights = weights / (weights.sum(-1, keepdim=True) + little)
-    return weights * scale
+    return weights * scaling_factor
 
 
 def sort_by_expert(ids, experts):

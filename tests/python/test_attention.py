@@ -7,7 +7,7 @@ import pytest
 import reference
 from attention_cases import dense, packed, paged, with_scales
 from octofold._core.library import library
-from octofold.attention import _workspace_size
+from octofold._ops.attention import _workspace_size
 
 HALVES = ("float16", "bfloat16")
 SIZES = (8, 32, 64, 72, 128, 256)
@@ -117,7 +117,7 @@ def test_of_scales_of_every_shape(rng):
             scale = 0.01 if k_scale is None else None
             scaled = problem | {"k_scale": k_scale, "v_scale": v_scale}
             assert_attention({**scaled, "k_scale": np.asarray(k_scale)} if k_scale is not None
-                             else scaled, scale=scale)  # fmt: skip
+                             else scaled, softmax_scale=scale)  # fmt: skip
 
 
 def test_of_scales_of_any_strides(rng):
@@ -131,7 +131,7 @@ def test_of_scales_of_any_strides(rng):
 def test_scale_of_scores(rng):
     problem = with_scales(rng, dense(rng, 1, 4, 40), 1, 1)
     for scale in (0.02, -0.1, np.float32(0.3), 1):
-        assert_attention(problem, scale=scale)
+        assert_attention(problem, softmax_scale=scale)
 
 
 def test_of_views(rng):
@@ -141,18 +141,18 @@ def test_of_views(rng):
         return np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2)
 
     problem = dense(rng, 2, 7, 40)
-    expected = octofold.attention(**problem, scale=0.02)
+    expected = octofold.attention(**problem, softmax_scale=0.02)
     views = {name: swapped(array) for name, array in problem.items()}
-    assert np.array_equal(octofold.attention(**views, scale=0.02), expected)
+    assert np.array_equal(octofold.attention(**views, softmax_scale=0.02), expected)
     out = swapped(np.zeros_like(expected))
-    assert octofold.attention(**views, scale=0.02, out=out) is out
+    assert octofold.attention(**views, softmax_scale=0.02, out=out) is out
     assert np.array_equal(out, expected)
     both = np.stack([problem["k"], problem["v"]], axis=2)
     parts = {"q": problem["q"], "k": both[:, :, 0], "v": both[:, :, 1]}
-    assert np.array_equal(octofold.attention(**parts, scale=0.02), expected)
+    assert np.array_equal(octofold.attention(**parts, softmax_scale=0.02), expected)
     shared = parts | {"k": parts["k"][:1], "q": parts["q"][:1], "v": np.broadcast_to(
         parts["v"][:1], (1, 40, 2, 64))}  # fmt: skip
-    assert np.array_equal(octofold.attention(**shared, scale=0.02), expected[:1])
+    assert np.array_equal(octofold.attention(**shared, softmax_scale=0.02), expected[:1])
 
 
 def test_of_nothing(rng):
@@ -176,7 +176,7 @@ def test_nan_reaches_who_sees_it(rng):
     assert not np.isnan(out[0, :6]).any()
     problem = dense(rng, 1, 10, 10, 2, 2)
     problem["v"].view(np.uint8)[0, 9, 0, 3] = reference.NAN_CODE
-    nans = np.isnan(octofold.attention(**problem, scale=0.01))
+    nans = np.isnan(octofold.attention(**problem, softmax_scale=0.01))
     assert np.argwhere(nans).tolist() == [[0, query, 0, 3] for query in range(10)]
 
 
@@ -197,9 +197,15 @@ def test_parts_of_keys_add_up_by_their_logarithms(rng):
 def test_of_torch_is_that_of_numpy(name, rng):
     torch = pytest.importorskip("torch")
     problem, options = {
-        "dense": (dense(rng, 2, 5, 200), {"scale": 0.02}),
-        "packed": (packed(rng, [3, 9], [30, 9], q="bfloat16"), {"scale": 0.02, "causal": True}),
-        "paged": (paged(rng, 1, [40, 3], kv="e5m2 e4m3"), {"scale": 0.02, "window": (9, 0)}),
+        "dense": (dense(rng, 2, 5, 200), {"softmax_scale": 0.02}),
+        "packed": (
+            packed(rng, [3, 9], [30, 9], q="bfloat16"),
+            {"softmax_scale": 0.02, "causal": True},
+        ),
+        "paged": (
+            paged(rng, 1, [40, 3], kv="e5m2 e4m3"),
+            {"softmax_scale": 0.02, "window": (9, 0)},
+        ),
     }[name]
     expected = octofold.attention(**problem, **options, return_log_sum_exp=True)
     tensors = {name: cases.to_torch(array) for name, array in problem.items()}
@@ -226,7 +232,7 @@ def test_compiles_whole(dynamic, rng):
     torch = pytest.importorskip("torch")
 
     def attend(problem):
-        options = {"causal": True, "window": (20, None), "scale": 0.02}
+        options = {"causal": True, "window": (20, None), "softmax_scale": 0.02}
         pair = octofold.attention(**problem, **options, return_log_sum_exp=True)
         out = torch.empty_like(problem["q"])
         given = octofold.attention(**problem, **options, out=out)
@@ -284,9 +290,9 @@ def test_says_what_is_wrong(rng):
         (call(sound, window=(5,)), "argument 'window': expected None, or two whole numbers"),
         (call(sound, window=3), "argument 'window': expected None, or two whole numbers"),
         (call(sound, window=(-2, 0)), "argument 'window': expected None, or two whole numbers"),
-        (call(sound, scale=0), "argument 'scale': expected None, or a number other than 0"),
-        (call(sound, scale=1e-50), "argument 'scale': expected None, or a number other than 0"),
-        (call(sound, scale="1"), "argument 'scale': expected a number"),
+        (call(sound, softmax_scale=0), "'softmax_scale': expected None, or a number other"),
+        (call(sound, softmax_scale=1e-50), "'softmax_scale': expected None, or a number other"),
+        (call(sound, softmax_scale="1"), "argument 'softmax_scale': expected a number"),
         (call(sound, {"q": 1.5}), "argument 'q': expected"),
         (call(sound, {"k": None}), "argument 'k': expected"),
         (call(sound, {"k_scale": np.ones(3, np.float32)}), "argument 'k[._]scale': expected"),

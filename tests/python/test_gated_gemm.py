@@ -14,8 +14,8 @@ def operands(rng, m, n, k, dtypes=("e4m3", "e4m3")):
     x = np.exp2(rng.uniform(-2, 2, (m, 1))) * rng.normal(0, 1, (m, k))
     w = rng.normal(0, k**-0.5 if k else 1, (2 * n, k))
     return (
-        octofold.quantize(x.astype(np.float32), dtypes[0]),
-        octofold.quantize(w.astype(np.float32), dtypes[1], "128x128"),
+        octofold.quantize(x.astype(np.float32), octofold.Format(dtypes[0])),
+        octofold.quantize(w.astype(np.float32), octofold.Format(dtypes[1], "128x128")),
     )
 
 
@@ -30,7 +30,7 @@ def test_is_as_it_is_defined(activation, rng):
     product = a.dequantize("float32").astype(float) @ b.dequantize("float32").astype(float).T
     gate, up = product[:, :n], product[:, n:]
     value = reference.activation(product, activation, "halves")
-    h = octofold.gated_gemm(a, b, activation)
+    h = octofold.ops.gated_gemm(a, b, activation=activation)
     assert h.shape == (m, n)
     assert h.scale.shape == (m, 2)
     scale = np.repeat(h.scale, 128, axis=1)[:, :n]
@@ -48,13 +48,19 @@ def test_is_the_product_and_the_cast_of_its_activation(activation, dtype, rng):
         both = octofold.gemm(a, b)
         for options in (
             {},
-            {"power_of_two": True, "overflow": "nan", "profile": "vllm"},
-            {"profile": "te"},
+            {"power_of_two": True, "overflow": "nan", "rule": "vllm"},
+            {"rule": "te"},
         ):
-            fused = octofold.gated_gemm(a, b, activation, dtype=dtype, **options)
-            assert fused.equals(
-                octofold.quantize_activation(both, activation, dtype=dtype, **options)
-            )
+            format = octofold.Format(dtype, **options)
+            fused = octofold.ops.gated_gemm(a, b, activation=activation, format=format)
+            source = octofold.ops.Activated(both, activation)
+            expected = octofold.ops.cast(source, rows=format).rows
+            assert fused.equals(expected)
+            data, scale = np.zeros_like(fused.data), np.zeros_like(fused.scale)
+            out = octofold.ScaledTensor(data, scale, "1x128")
+            result = octofold.ops.gated_gemm(a, b, activation=activation, format=format, out=out)
+            assert result is out
+            assert out.equals(expected)
 
 
 def test_gate_comes_first():
@@ -63,7 +69,7 @@ def test_gate_comes_first():
     w[0, 0], w[128, 0] = 2, 3
     x = np.zeros((1, 128), np.float32)
     x[0, 0] = 1
-    h = octofold.gated_gemm(octofold.quantize(x), octofold.quantize(w, granularity="128x128"))
+    h = octofold.ops.gated_gemm(octofold.quantize(x), octofold.quantize(w, "128x128"))
     values = h.dequantize("float32")
     assert values[0, 0] == pytest.approx(3 * 2 / (1 + np.exp(-2)), rel=2**-8)
     assert not values[0, 1:].any()
@@ -71,11 +77,11 @@ def test_gate_comes_first():
 
 def test_leading_dimensions(rng):
     a, b = operands(rng, 12, 128, 256)
-    flat = octofold.gated_gemm(a, b)
+    flat = octofold.ops.gated_gemm(a, b)
     leading = octofold.ScaledTensor(
         a.data.reshape(3, 4, 256), a.scale.reshape(3, 4, 2), a.granularity
     )
-    h = octofold.gated_gemm(leading, b)
+    h = octofold.ops.gated_gemm(leading, b)
     assert h.shape == (3, 4, 128)
     assert h.scale.shape == (3, 4, 1)
     np.testing.assert_array_equal(h.data.reshape(12, 128).view("u1"), flat.data.view("u1"))
@@ -83,14 +89,14 @@ def test_leading_dimensions(rng):
 
 def test_result_is_an_operand(rng):
     a, b = operands(rng, 20, 256, 128)
-    w = octofold.quantize(rng.normal(0, 1, (64, 256)).astype(np.float32), granularity="128x128")
-    assert octofold.gemm(octofold.gated_gemm(a, b), w).shape == (20, 64)
+    w = octofold.quantize(rng.normal(0, 1, (64, 256)).astype(np.float32), "128x128")
+    assert octofold.gemm(octofold.ops.gated_gemm(a, b), w).shape == (20, 64)
 
 
 A = octofold.quantize(np.ones((5, 256), np.float32))
-B = octofold.quantize(np.ones((256, 256), np.float32), granularity="128x128")
-ODD = octofold.quantize(np.ones((255, 256), np.float32), granularity="128x128")
-SHORT = octofold.quantize(np.ones((256, 128), np.float32), granularity="128x128")
+B = octofold.quantize(np.ones((256, 256), np.float32), "128x128")
+ODD = octofold.quantize(np.ones((255, 256), np.float32), "128x128")
+SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
 
 
 @pytest.mark.parametrize(
@@ -108,33 +114,34 @@ SHORT = octofold.quantize(np.ones((256, 128), np.float32), granularity="128x128"
         ),
         ({"activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
         ({"activation": 3}, "argument 'activation': expected text"),
-        ({"dtype": "bfloat16"}, "argument 'dtype': expected one of e4m3, e5m2"),
-        ({"overflow": "wrap"}, "overflow 'wrap' is not one of"),
-        ({"profile": "mine"}, "profile 'mine' is not one of"),
+        ({"format": "bfloat16"}, "argument 'format': expected at most one word of each kind"),
+        ({"format": "tensor"}, "argument 'format': expected one of granularity 1x128"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.gated_gemm(**{"a": A, "b": B, **arguments})
+        octofold.ops.gated_gemm(**{"a": A, "b": B, **arguments})
     assert message in str(error.value)
 
 
 def test_torch(rng):
     torch = pytest.importorskip("torch")
     a, b = operands(rng, 70, 128, 256)
-    expected = octofold.gated_gemm(a, b, "geglu")
+    expected = octofold.ops.gated_gemm(a, b, activation="geglu")
     tensors = []
     for x in (a, b):
         data = torch.from_numpy(x.data.view("u1")).view(torch.float8_e4m3fn)
         scale = torch.from_numpy(np.ascontiguousarray(x.scale))
         tensors.append(octofold.ScaledTensor(data, scale, x.granularity))
-    h = octofold.gated_gemm(*tensors, "geglu")
+    h = octofold.ops.gated_gemm(*tensors, activation="geglu")
     assert h.dtype is torch.float8_e4m3fn
     np.testing.assert_array_equal(h.data.view(torch.uint8).numpy(), expected.data.view("u1"))
     np.testing.assert_array_equal(h.scale.numpy(), expected.scale)
 
     compiled = torch.compile(
-        lambda a, b: octofold.gated_gemm(a, b, "geglu").data, backend="aot_eager", fullgraph=True
+        lambda a, b: octofold.ops.gated_gemm(a, b, activation="geglu").data,
+        backend="aot_eager",
+        fullgraph=True,
     )
     assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))
 
@@ -142,9 +149,9 @@ def test_torch(rng):
 def test_opcheck(opcheck):
     torch = pytest.importorskip("torch")
     a = octofold.quantize(torch.randn(5, 300))
-    b = octofold.quantize(torch.randn(400, 300), granularity="128x128")
+    b = octofold.quantize(torch.randn(400, 300), "128x128")
     codes = torch.zeros(5, 200).to(torch.float8_e4m3fn)
-    results = codes, torch.empty(octofold.scale_shape("1x128", 5, 200))
-    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm")
-    arguments = (a.data, a.scale, b.data, b.scale, *results, *options)
+    results = codes, torch.empty(octofold.ops.scale_shape("1x128", 5, 200))
+    options = ("1x128", "128x128", "swiglu", None, "saturate", "deepgemm", None)
+    arguments = (a.data, a.scale, b.data, b.scale, None, *results, *options)
     opcheck(torch.ops.octofold.gated_gemm, arguments)

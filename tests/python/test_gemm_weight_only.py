@@ -5,7 +5,7 @@ import octofold
 import pytest
 import reference
 from octofold._core.library import library
-from octofold.gemm_weight_only import _workspace_size
+from octofold._ops.gemm_weight_only import _workspace_size
 
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SHAPES = ((1, 300, 257), (17, 5, 1), (130, 129, 128), (64, 1, 700))
@@ -13,7 +13,7 @@ SHAPES = ((1, 300, 257), (17, 5, 1), (130, 129, 128), (64, 1, 700))
 
 def weight(rng, n, k, dtype, granularity):
     codes = rng.normal(size=(n, k)).astype(np.float32).astype(reference.DTYPES[dtype])
-    scale = np.exp2(rng.uniform(-3, 3, octofold.scale_shape(granularity, n, k)))
+    scale = np.exp2(rng.uniform(-3, 3, octofold.ops.scale_shape(granularity, n, k)))
     return octofold.ScaledTensor(codes, scale.astype(np.float32), granularity)
 
 
@@ -45,8 +45,10 @@ def test_products(dtype, granularity, w_dtype, rng):
         for bias_dtype in (dtype, "float32"):
             bias = random(rng, n, dtype=bias_dtype)
             expected = wide @ right.T + bias.astype(np.float64)
-            assert_close(octofold.gemm_weight_only(x, w, bias), expected, terms)
-        assert_close(octofold.gemm_weight_only(x, w, bias, out_dtype="float32"), expected, terms)
+            assert_close(octofold.gemm_weight_only(x, w, bias=bias), expected, terms)
+        assert_close(
+            octofold.gemm_weight_only(x, w, bias=bias, out_dtype="float32"), expected, terms
+        )
 
 
 @pytest.mark.parametrize("w_dtype", ["e4m3", "e5m2"])
@@ -58,10 +60,10 @@ def test_gradients(dtype, granularity, w_dtype, rng):
         wide, right = dy.astype(np.float64), values_of(w)
         # Scales that differ along N may be rounded into one of the factors.
         share = 1e-6 if granularity in ("tensor", "128x128") else HALF_ULP[dtype]
-        dx = octofold.gemm_weight_only_gradient(dy, w)
+        dx = octofold.ops.gemm_weight_only_gradient(dy, w)
         assert dx.dtype == dy.dtype
         assert_close(dx, wide @ right, np.abs(wide) @ np.abs(right), share)
-        exact = octofold.gemm_weight_only_gradient(dy, w, out_dtype="float32")
+        exact = octofold.ops.gemm_weight_only_gradient(dy, w, out_dtype="float32")
         assert_close(exact, wide @ right, np.abs(wide) @ np.abs(right), share)
 
 
@@ -79,8 +81,21 @@ def test_shapes_and_strides(rng):
     assert octofold.gemm_weight_only(x[0, :0], w).shape == (0, 20)
     none = octofold.ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
     bias = random(rng, 20)
-    empty = octofold.gemm_weight_only(random(rng, 3, 0), none, bias)
+    empty = octofold.gemm_weight_only(random(rng, 3, 0), none, bias=bias)
     np.testing.assert_array_equal(empty, np.broadcast_to(bias, (3, 20)))
+
+
+def test_a_vector_is_one_row(rng):
+    w, x = weight(rng, 20, 300, "e4m3", "128x128"), random(rng, 300)
+    bias = random(rng, 20, dtype="float32")
+    row = octofold.gemm_weight_only(x[None], w, bias=bias)
+    y = octofold.gemm_weight_only(x, w, bias=bias)
+    assert y.shape == (20,)
+    np.testing.assert_array_equal(y, row[0])
+    out = np.empty(20, np.float32)
+    assert octofold.gemm_weight_only(x, w, bias=bias, out=out) is out
+    exact = octofold.gemm_weight_only(x[None], w, bias=bias, out_dtype="float32")
+    np.testing.assert_array_equal(out, exact[0])
 
 
 def test_writes_into_out(rng):
@@ -97,15 +112,17 @@ def test_says_what_is_wrong(rng):
     two_level = octofold.ScaledTensor(
         w.data, np.ones((1, 1), np.float32), "128x128", np.ones(20, np.float32)
     )
-    product, gradient = octofold.gemm_weight_only, octofold.gemm_weight_only_gradient
+    bias = np.zeros(20, np.float32)
+    product, gradient = octofold.gemm_weight_only, octofold.ops.gemm_weight_only_gradient
     for call, message in (
         (lambda: product(x, x), "argument 'w': expected a ScaledTensor"),
         (lambda: product(x, two_level), "argument 'w.channel_scale'"),
         (lambda: product(x[:, :7], w), "argument 'x': expected"),
-        (lambda: product(x.astype(np.float32), w), "argument 'x': expected"),
+        (lambda: product(np.zeros((17, 30), np.float32), w), "argument 'x': expected"),
+        (lambda: product(x.astype(np.float32), w, bias=bias), "argument 'bias': expected None"),
         (lambda: product(x, w, out_dtype="bfloat16"), "argument 'out': expected"),
-        (lambda: product(x, w, x[0, :7]), "argument 'bias': expected"),
-        (lambda: product(x, w, np.zeros(20)), "argument 'bias': expected"),
+        (lambda: product(x, w, bias=x[0, :7]), "argument 'bias': expected"),
+        (lambda: product(x, w, bias=np.zeros(20)), "argument 'bias': expected"),
         (lambda: product(x, w, out=np.empty((3, 20), np.float16)), "argument 'out': expected"),
         (lambda: product(x, w, out=x[:, :20]), "argument 'out': expected memory of its own"),
         (lambda: gradient(x, w), "argument 'gradient': expected"),

@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
-from octofold import InvalidArgumentError, ScaledTensor
+from octofold import Depth, InvalidArgumentError, Masked, Rows, ScaledTensor
 
 GRANULARITIES = reference.GRANULARITIES
 
@@ -27,10 +27,7 @@ def stacked(groups: list[ScaledTensor]) -> ScaledTensor:
 
 
 def weights(groups: int, n: int, k: int, granularity: str) -> list[ScaledTensor]:
-    return [
-        octofold.quantize(random_values(100 + g, n, k), granularity=granularity)
-        for g in range(groups)
-    ]
+    return [octofold.quantize(random_values(100 + g, n, k), granularity) for g in range(groups)]
 
 
 def offsets_of(sizes: list[int]) -> Any:
@@ -70,11 +67,11 @@ def test_any_partition_of_rows_gives_the_bits_of_separate_products(
     with_bias: bool,
 ) -> None:
     offsets, rows = offsets_of(sizes), sum(sizes) + spare
-    a = octofold.quantize(random_values(1, rows, k), granularity=a_granularity)
+    a = octofold.quantize(random_values(1, rows, k), a_granularity)
     b = weights(len(sizes), n, k, b_granularity)
     bias = random_values(2, len(sizes), n) if with_bias else None
     out = np.full((rows, n), 7, bfloat16)
-    octofold.grouped_gemm(a, stacked(b), offsets, out=out, bias=bias)
+    octofold.grouped_gemm(a, stacked(b), Rows(offsets), bias=bias, out=out)
     for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
         if begin == end:
             continue
@@ -92,10 +89,10 @@ def test_any_partition_of_rows_gives_the_bits_of_separate_products(
 )
 def test_masked_groups_write_their_first_rows_alone(counts: list[int], granularity: str) -> None:
     groups, rows, n, k = len(counts), 150, 72, 200
-    a = octofold.quantize(random_values(3, groups, rows, k), granularity=granularity)
+    a = octofold.quantize(random_values(3, groups, rows, k), granularity)
     b = weights(groups, n, k, "128x128")
     out = np.full((groups, rows, n), 7, np.float32)
-    octofold.masked_gemm(a, stacked(b), np.array(counts, np.int32), out=out, expected_rows=10)
+    octofold.grouped_gemm(a, stacked(b), Masked(np.array(counts, np.int32), 10), out=out)
     flat = ScaledTensor(a.data.reshape(-1, k), a.scale, granularity)
     if granularity == "1x128":
         flat = ScaledTensor(flat.data, a.scale.reshape(groups * rows, -1), granularity)
@@ -110,12 +107,12 @@ def test_masked_groups_write_their_first_rows_alone(counts: list[int], granulari
 
 
 def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
-    """The transposes of the groups' rows, each where grouped_gemm_k() expects its columns."""
+    """The transposes of the groups' rows, each where Depth() has its columns."""
     rows, features = x.shape
     groups = len(offsets) - 1
     slots = rows // 128 + groups
     codes = np.zeros((features, 128 * slots), reference.DTYPES["e4m3"])
-    whole = octofold.quantize(x, granularity=granularity, transpose=True)
+    whole = octofold.ops.cast(x, transposed=granularity).transposed
     shapes = {
         "tensor": (1,),
         "channel": (features,),
@@ -132,7 +129,7 @@ def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
         if granularity in ("tensor", "channel"):
             codes[:, columns] = whole.data[:, begin:end]
         elif begin < end:
-            part = octofold.quantize(x[begin:end], granularity=granularity, transpose=True)
+            part = octofold.ops.cast(x[begin:end], transposed=granularity).transposed
             codes[:, columns] = part.data
             scale[:, slot : slot + part.scale.shape[1]] = part.scale
     return ScaledTensor(codes, scale, granularity)
@@ -156,7 +153,7 @@ def test_groups_of_k_are_summed_apart(
     b = grouped_transpose(x, offsets, b_granularity)
     before = random_values(6, len(sizes), 40, 72)
     out = before.copy()
-    octofold.grouped_gemm_k(a, b, offsets, out=out, c=out if accumulate else None)
+    octofold.grouped_gemm(a, b, Depth(offsets), c=out if accumulate else None, out=out)
     for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
         columns = slice(128 * (begin // 128 + g), 128 * (begin // 128 + g) + end - begin)
         slots = slice(begin // 128 + g, begin // 128 + g + (end - begin + 127) // 128)
@@ -176,10 +173,10 @@ def test_gated_groups_have_the_bits_of_separate_ones() -> None:
     offsets = offsets_of([3, 0, 140])
     a = octofold.quantize(random_values(7, 143, 256))
     b = weights(3, 384, 256, "128x128")
-    result = octofold.grouped_gated_gemm(a, stacked(b), offsets, "geglu")
+    result = octofold.ops.gated_gemm(a, stacked(b), Rows(offsets), activation="geglu")
     for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
         if begin < end:
-            expected = octofold.gated_gemm(a[begin:end], b[g], "geglu")
+            expected = octofold.ops.gated_gemm(a[begin:end], b[g], activation="geglu")
             assert result[begin:end].equals(expected)
 
 
@@ -188,8 +185,8 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
     offsets = offsets_of([5, 6, 7])
     a = octofold.quantize(random_values(9, 18, 130))
     for granularity in GRANULARITIES:
-        b = octofold.quantize(w, granularity=granularity)
-        result = octofold.grouped_gemm(a, b, offsets, out_dtype="float32")
+        b = octofold.quantize(w, granularity)
+        result = octofold.grouped_gemm(a, b, Rows(offsets), out_dtype="float32")
         for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
             of_group = b if granularity == "tensor" else b[g : g + 1]
             flat = ScaledTensor(
@@ -208,26 +205,29 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
     [
         (
             [1, 2, 4],
-            "argument 'offsets': expected entries that begin at 0.* 4 rows, got 1",
+            "argument 'groups.offsets': expected entries that begin at 0.* 4 rows, got 1",
         ),
-        ([0, 3, 2], "argument 'offsets': expected entries .* 4 rows, got 2"),
-        ([0, 3, 5], "argument 'offsets': expected entries .* 4 rows, got 5"),
-        ([0, 3], r"argument 'offsets': expected shape \[3\]"),
+        ([0, 3, 2], "argument 'groups.offsets': expected entries .* 4 rows, got 2"),
+        ([0, 3, 5], "argument 'groups.offsets': expected entries .* 4 rows, got 5"),
+        ([0, 3], r"argument 'groups.offsets': expected shape \[3\]"),
     ],
 )
 def test_offsets_that_make_no_sense(numbers: list[int], expected: str) -> None:
     a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
     with pytest.raises(InvalidArgumentError, match=expected):
-        octofold.grouped_gemm(a, b, np.array(numbers, np.int32))
+        octofold.grouped_gemm(a, b, Rows(np.array(numbers, np.int32)))
 
 
 def test_counts_that_make_no_sense() -> None:
     a = octofold.quantize(random_values(1, 2, 4, 32))
     b = stacked(weights(2, 8, 32, "128x128"))
-    with pytest.raises(InvalidArgumentError, match="'counts': expected entries from 0 to 4, got 5"):
-        octofold.masked_gemm(a, b, np.array([0, 5], np.int32))
-    with pytest.raises(InvalidArgumentError, match="'expected_rows': expected from 0 to 4, got 9"):
-        octofold.masked_gemm(a, b, np.array([0, 1], np.int32), expected_rows=9)
+    with pytest.raises(InvalidArgumentError, match="counts': expected entries from 0 to 4, got 5"):
+        octofold.grouped_gemm(a, b, Masked(np.array([0, 5], np.int32)))
+    with pytest.raises(InvalidArgumentError, match="expected_rows': expected from 0 to 4, got 9"):
+        octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32), expected_rows=9))
+    c = np.zeros((2, 4, 8), np.float32)
+    with pytest.raises(InvalidArgumentError, match="'c': expected none beside MaskedGroups"):
+        octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32)), c=c)
 
 
 def test_wrong_operands_are_named() -> None:
@@ -235,12 +235,18 @@ def test_wrong_operands_are_named() -> None:
     offsets = offsets_of([2, 2])
     flat = ScaledTensor(b.data.reshape(16, 32), b.scale.reshape(2, 1), "128x128")
     with pytest.raises(InvalidArgumentError, match="argument 'b': expected 3 dimensions"):
-        octofold.grouped_gemm(a, flat, offsets)
+        octofold.grouped_gemm(a, flat, Rows(offsets))
     with pytest.raises(InvalidArgumentError, match=r"argument 'b\.scale': expected shape"):
-        octofold.grouped_gemm(a, ScaledTensor(b.data, b.scale[:1], "128x128"), offsets)
-    with pytest.raises(InvalidArgumentError, match="argument 'offsets': expected dtype int32"):
-        octofold.grouped_gemm(a, b, offsets.astype(np.float32))
+        octofold.grouped_gemm(a, ScaledTensor(b.data, b.scale[:1], "128x128"), Rows(offsets))
+    with pytest.raises(
+        InvalidArgumentError, match=r"argument 'groups\.offsets': expected dtype int32"
+    ):
+        octofold.grouped_gemm(a, b, Rows(offsets.astype(np.float32)))
     with pytest.raises(InvalidArgumentError, match="argument 'bias': expected shape"):
-        octofold.grouped_gemm(a, b, offsets, bias=np.zeros((1, 8), np.float32))
+        octofold.grouped_gemm(a, b, Rows(offsets), bias=np.zeros((1, 8), np.float32))
     with pytest.raises(InvalidArgumentError, match="group_columns"):
-        octofold.grouped_gemm_k(a, a, offsets)
+        octofold.grouped_gemm(a, a, Depth(offsets))
+    with pytest.raises(InvalidArgumentError, match=r"'groups': expected Rows\(offsets\), Masked"):
+        octofold.grouped_gemm(a, b, offsets)
+    with pytest.raises(InvalidArgumentError, match=r"'groups': expected Rows\(offsets\), which"):
+        octofold.ops.gated_gemm(a, b, Masked(offsets))

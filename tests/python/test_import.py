@@ -68,7 +68,7 @@ def test_the_library_loads_from_several_threads_at_once():
     code = (
         "import concurrent.futures, octofold\n"
         "with concurrent.futures.ThreadPoolExecutor(8) as pool:\n"
-        "    shapes = pool.map(lambda i: octofold.scale_shape('1x128', i, 300), range(8))\n"
+        "    shapes = pool.map(lambda i: octofold.ops.scale_shape('1x128', i, 300), range(8))\n"
         "print(*(rows for rows, _ in shapes))"
     )
     assert run(code).split() == [str(i) for i in range(8)]

@@ -1,9 +1,8 @@
 """The registered torch ops by torch's own check: schemas, fakes, what is written."""
 
-import math
-
 import octofold
 import pytest
+from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
@@ -12,7 +11,6 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)
 
 
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 OPTIONS = (None, "saturate", "te")  # of casts
 
 
@@ -21,52 +19,63 @@ def fp8(*shape):
 
 
 def scale_of(granularity, *shape):
-    return torch.empty(octofold.scale_shape(granularity, *shape))
+    return torch.empty(octofold.ops.scale_shape(granularity, *shape))
 
 
 def scaled(rows, cols, granularity):
-    cast = octofold.quantize(random(rows, cols), granularity=granularity)
+    cast = octofold.quantize(random(rows, cols), granularity)
     return cast.data, cast.scale
 
 
+NOTHING = [None] * 5  # no scales, no factors, no offsets
+NONE = None, None
+
+
+def targets_of(rows, transposed, matrices=None, columns=None):
+    """The options of a cast: granularities, and what both have in common."""
+    return rows, transposed, *OPTIONS, matrices, columns
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1), (2, 65, 300)])
-def test_opcheck_quantize(opcheck, granularity, transpose, shape):
-    rows, cols = math.prod(shape[:-1]), shape[-1]
-    shape_of_data = (cols, rows) if transpose else shape
-    results = fp8(*shape_of_data), scale_of(granularity, *shape_of_data)
-    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose, None)
+def test_opcheck_quantize(opcheck, granularity, shape):
+    results = fp8(*shape), scale_of(granularity, *shape)
+    arguments = (random(*shape), None, *results, granularity, *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
 def test_opcheck_quantize_with_given_scales(opcheck):
     x = random(130, 300)
     scale = octofold.quantize(x).scale
-    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False, None)
+    arguments = (x, scale, fp8(130, 300), None, "1x128", *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
+    given = (x, scale, *[None] * 4, fp8(130, 300), *[None] * 6)
+    opcheck(torch.ops.octofold.cast, (*given, *targets_of("1x128", None)))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_opcheck_quantize_both(opcheck, granularity):
-    results = fp8(130, 300), scale_of(granularity, 130, 300)
+@pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
+@pytest.mark.parametrize("shape", [(130, 300), (2, 65, 300)])
+def test_opcheck_cast(opcheck, granularity, targets, shape):
+    rows = fp8(*shape), scale_of(granularity, *shape)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    inputs = random(130, 300), None, None, None
-    arguments = (*inputs, *results, *transposed, granularity, *OPTIONS, None, None)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    results = {"rows": rows + NONE, "transposed": NONE + transposed, "both": rows + transposed}
+    units = [None if targets == other else granularity for other in ("transposed", "rows")]
+    arguments = (random(*shape), *NOTHING, *results[targets], None, None, None)
+    opcheck(torch.ops.octofold.cast, (*arguments, *targets_of(*units)))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_stacks(opcheck, granularity):
     def results(*shape):
-        scale = octofold.scale_shape(granularity, *shape, matrices=3)
+        scale = octofold.ops.scale_shape(granularity, *shape, matrices=3)
         return fp8(*shape), torch.empty(scale)
 
     x, rows, transposed = random(3, 130, 300), results(3, 130, 300), results(3, 300, 130)
-    arguments = (x, None, None, *transposed, granularity, *OPTIONS, True, 3)
-    opcheck(torch.ops.octofold.quantize, arguments)
-    arguments = (x, None, None, None, *rows, *transposed, granularity, *OPTIONS, None, 3)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    opcheck(torch.ops.octofold.quantize, (x, None, *rows, granularity, *OPTIONS, 3))
+    options = targets_of(granularity, granularity, matrices=3)
+    arguments = (x, *NOTHING, *rows, *transposed, None, None, None, *options)
+    opcheck(torch.ops.octofold.cast, arguments)
 
 
 def offsets_of(*offsets):
@@ -76,9 +85,9 @@ def offsets_of(*offsets):
 def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
-    inputs = random(130, 300), None, None, offsets_of(0, 5, 130)
-    arguments = (*inputs, *rows, *transposed, "1x128", *OPTIONS, "128x128", None)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    inputs = random(130, 300), *[None] * 4, offsets_of(0, 5, 130)
+    arguments = (*inputs, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
+    opcheck(torch.ops.octofold.cast, arguments)
 
 
 @pytest.mark.parametrize("factors", [False, True])
@@ -87,33 +96,36 @@ def test_opcheck_gathered(opcheck, factors):
     rows = fp8(5, 300), scale_of("1x128", 5, 300)
     for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
         transposed = fp8(300, columns), scale_of("1x128", 300, columns)
-        inputs = random(130, 300), sources, of_places, offsets
-        arguments = (*inputs, *rows, *transposed, 2, "1x128", None, *OPTIONS, "both")
-        opcheck(torch.ops.octofold.quantize_gathered, arguments)
+        inputs = random(130, 300), sources, of_places, *[None] * 4, offsets
+        results = *rows, *transposed, None, None, None
+        arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128"))
+        opcheck(torch.ops.octofold.cast_gathered, arguments)
 
 
 def test_opcheck_two_level_scales(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
-    options = "1x128", *OPTIONS, "128x128", None
-    arguments = (random(130, 300), None, factors, None, *rows, *transposed, *options)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    given = random(130, 300), None, None, None, factors, None
+    arguments = (*given, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
+    opcheck(torch.ops.octofold.cast, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
-    arguments = (*operands, None, None, factors, random(5, 300), "1x128", "128x128", False, False)
+    out = random(5, 300)
+    options = "1x128", "128x128", False, None, None, None, None, None, False
+    arguments = (*operands, None, None, factors, out, *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
 @pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
 def test_opcheck_activations(opcheck, targets):
-    none = None, None
     x, gradient = random(130, 600), random(130, 300)
-    codes = octofold.quantize(x, granularity="channel")
-    activation = torch.ops.octofold.quantize_activation
-    back = torch.ops.octofold.quantize_activation_gradient
-    for columns, op, inputs, of_x, x_dtype in (
+    codes = octofold.quantize(x, "channel")
+    activation = torch.ops.octofold.cast_activated
+    back = torch.ops.octofold.cast_activation_gradient
+    units = [None if targets == other else "1x128" for other in ("transposed", "rows")]
+    for columns, op, inputs, of_x, dtype in (
         (300, activation, (x, None), None, (None,)),
         (300, activation, (codes.data, codes.scale), "channel", ("float16",)),
         (600, back, (gradient, x, None), None, ()),
@@ -121,15 +133,13 @@ def test_opcheck_activations(opcheck, targets):
     ):
         rows = fp8(130, columns), scale_of("1x128", 130, columns)
         transposed = fp8(columns, 130), scale_of("1x128", columns, 130)
-        results = {
-            "rows": rows + none,
-            "transposed": none + transposed,
-            "both": rows + transposed,
-        }[targets]
-        choices = of_x, "swiglu", "halves", "1x128", None, *OPTIONS, *x_dtype, targets
-        opcheck(op, (*inputs, None, *results, None, None, None, *choices, None))
+        results = {"rows": rows + NONE, "transposed": NONE + transposed, "both": rows + transposed}
+        written = *inputs, *NOTHING, *results[targets]
+        choices = of_x, "swiglu", "halves", *dtype
+        opcheck(op, (*written, None, None, None, *choices, *targets_of(*units)))
         sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
-        opcheck(op, (*inputs, None, *results, sums, None, workspace, *choices, "sums"))
+        options = targets_of(*units, columns="sums")
+        opcheck(op, (*written, sums, None, workspace, *choices, *options))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -139,8 +149,8 @@ def test_opcheck_dequantize(opcheck, granularity):
     opcheck(torch.ops.octofold.dequantize, arguments)
 
 
-def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert, (random(130, 300), fp8(130, 300), "nan"))
+def test_opcheck_convert_dtype(opcheck):
+    opcheck(torch.ops.octofold.convert_dtype, (random(130, 300), fp8(130, 300), "nan"))
 
 
 @pytest.mark.parametrize("addend", [None, torch.float32])
@@ -148,18 +158,19 @@ def test_opcheck_convert(opcheck):
 def test_opcheck_gemm(opcheck, addend, in_place):
     operands = (*scaled(5, 300, "1x128"), *scaled(7, 300, "128x128"))
     c = None if addend is None or in_place else random(5, 7, dtype=addend)
-    arguments = (*operands, c, random(7), None, random(5, 7), "1x128", "128x128", False, in_place)
+    options = "1x128", "128x128", False, None, None, None, None, None, in_place
+    arguments = (*operands, c, random(7), None, random(5, 7), *options)
     opcheck(torch.ops.octofold.gemm, arguments)
 
 
 def scaled_groups(groups, rows, cols):
-    cast = octofold.quantize(random(groups, rows, cols), granularity="1x128")
+    cast = octofold.quantize(random(groups, rows, cols))
     return cast.data, cast.scale
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_rows(opcheck, in_place):
-    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", False)
+    offsets, options = offsets_of(0, 3, 4), ("1x128", "1x128", "rows", None, False, None)
     operands = (*scaled(5, 300, "1x128"), *scaled_groups(2, 7, 300))
     c = None if in_place else random(5, 7)
     arguments = (*operands, offsets, c, random(2, 7), random(5, 7), *options, in_place)
@@ -169,24 +180,25 @@ def test_opcheck_groups_of_rows(opcheck, in_place):
 def test_opcheck_masked_groups(opcheck):
     for bias, expected_rows in ((None, None), (random(2, 7), 1)):
         operands = (*scaled_groups(2, 5, 300), *scaled_groups(2, 7, 300), offsets_of(3, 0))
-        options = "1x128", "1x128", False, expected_rows
-        opcheck(torch.ops.octofold.masked_gemm, (*operands, bias, random(2, 5, 7), *options))
+        options = "1x128", "1x128", "masked", expected_rows, False, None, False
+        arguments = (*operands, None, bias, random(2, 5, 7), *options)
+        opcheck(torch.ops.octofold.grouped_gemm, arguments)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_groups_of_k(opcheck, in_place):
     operands = (*scaled(5, 384, "1x128"), *scaled(7, 384, "128x128"), offsets_of(0, 3, 130))
     c = None if in_place else random(2, 5, 7)
-    arguments = (*operands, c, random(2, 5, 7), "1x128", "128x128", False, in_place)
-    opcheck(torch.ops.octofold.grouped_gemm_k, arguments)
+    options = "1x128", "128x128", "depth", None, False, None, in_place
+    opcheck(torch.ops.octofold.grouped_gemm, (*operands, c, None, random(2, 5, 7), *options))
 
 
 def test_opcheck_gated_groups(opcheck):
-    weights = octofold.quantize(random(2, 256, 300), granularity="128x128")
+    weights = octofold.quantize(random(2, 256, 300), "128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
-    options = "1x128", "128x128", "swiglu", *OPTIONS
-    opcheck(torch.ops.octofold.grouped_gated_gemm, (*operands, *results, *options))
+    options = "1x128", "128x128", "swiglu", *OPTIONS, None
+    opcheck(torch.ops.octofold.gated_gemm, (*operands, *results, *options))
 
 
 def test_opcheck_dot(opcheck):
@@ -212,13 +224,13 @@ def test_opcheck_weight_only(opcheck, granularity):
     w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
-        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity)
+        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity, None)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
-    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity)
+    arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, None)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
     w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
-    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity))
+    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity, None))
 
 
 @pytest.mark.parametrize("logarithms", [False, True])

@@ -19,7 +19,7 @@ DEEPSEEK = {
     "normalize": True,
     "groups": 8,
     "top_groups": 4,
-    "scale": 2.5,
+    "scaling_factor": 2.5,
 }
 ROUTERS = {
     "mixtral": {"normalize": True},
@@ -50,11 +50,13 @@ def test_top_k(router, dtype):
     for shape, k in (((50, 64), 6), ((3, 7, 256), 8), ((5, 16), 2), ((0, 32), 1), ((4, 1000), 31)):
         logits = logits_of(*shape, dtype=dtype)
         bias = torch.randn(shape[-1]) / 4 if router == "deepseek" else None
-        ids, weights = octofold.top_k(logits, k, bias=bias, **options)
+        ids, weights = octofold.ops.top_k(logits, k, bias=bias, **options)
         assert ids.shape == weights.shape == (*shape[:-1], k)
         assert ids.dtype == torch.int32
         assert weights.dtype == torch.float32
-        of_choice = {name: options[name] for name in options if name not in ("normalize", "scale")}
+        of_choice = {
+            name: options[name] for name in options if name not in ("normalize", "scaling_factor")
+        }
         assert_chosen(ids, reference.choices_of(logits, bias=bias, **of_choice))
         of_weights = {name: options[name] for name in options if "groups" not in name}
         expected = reference.weights_of(logits, ids, **of_weights).float()
@@ -81,17 +83,22 @@ def test_routers_of_transformers():
     for router, options in ((mixtral, ROUTERS["mixtral"]), (qwen, ROUTERS["qwen3"])):
         torch.nn.init.normal_(router.weight)
         logits, weights, ids = router(x)
-        ours = octofold.top_k(logits, 4, **options)
+        ours = octofold.ops.top_k(logits, 4, **options)
         assert torch.equal(ours.ids, ids.int())
         torch.testing.assert_close(ours.weights, weights, rtol=1e-6, atol=0)
     torch.nn.init.normal_(deepseek.weight)
     deepseek.e_score_correction_bias.normal_()
     logits, weights, ids = deepseek(x)
-    ours = octofold.top_k(
+    ours = octofold.ops.top_k(
         logits,
         4,
         bias=deepseek.e_score_correction_bias,
-        **{**DEEPSEEK, "groups": 4, "top_groups": 2, "scale": deepseek.routed_scaling_factor},
+        **{
+            **DEEPSEEK,
+            "groups": 4,
+            "top_groups": 2,
+            "scaling_factor": deepseek.routed_scaling_factor,
+        },
     )
     order = ids.argsort(-1)  # theirs are in no order
     assert torch.equal(ours.ids.sort(-1).values, ids.gather(-1, order).int())
@@ -103,17 +110,17 @@ def test_routers_of_transformers():
 def test_ties_go_to_the_lower_index():
     logits = torch.tensor([[1.0, 3, 2, 3, -0.0, 0.0, 2]])
     for scoring in ("softmax", "sigmoid"):
-        ids = octofold.top_k(logits, 7, scoring).ids
+        ids = octofold.ops.top_k(logits, 7, scoring=scoring).ids
         assert ids.tolist() == [[1, 3, 2, 6, 0, 4, 5]]
     logits = torch.zeros(1, 8)  # groups too
-    ids = octofold.top_k(logits, 4, "sigmoid", groups=4, top_groups=2).ids
+    ids = octofold.ops.top_k(logits, 4, scoring="sigmoid", groups=4, top_groups=2).ids
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
 def test_nan_is_above_all():
     logits = torch.tensor([[0.0, torch.inf, torch.nan, 1]])
     for scoring in ("softmax", "sigmoid"):
-        assert octofold.top_k(logits, 3, scoring).ids.tolist() == [[2, 1, 3]]
+        assert octofold.ops.top_k(logits, 3, scoring=scoring).ids.tolist() == [[2, 1, 3]]
 
 
 @every_router
@@ -123,12 +130,12 @@ def test_top_k_gradient(router, dtype):
     for shape, k in (((50, 64), 6), ((2, 3, 20), 4), ((0, 8), 2)):
         logits = logits_of(*shape, dtype=dtype)
         gradient = torch.randn(*shape[:-1], k)
-        ids = octofold.top_k(logits, k, **options).ids
+        ids = octofold.ops.top_k(logits, k, **options).ids
         if len(ids):
             ids[0, ..., 1:3] = -1
         wide = logits.double().requires_grad_()
         reference.weights_of(wide, ids, **options).backward(gradient.double())
-        actual = octofold.top_k_gradient(gradient, logits, ids, **options)
+        actual = octofold.ops.top_k_gradient(gradient, logits, ids, **options)
         assert actual.dtype == dtype
         torch.testing.assert_close(actual, wide.grad.to(dtype), rtol=1e-5, atol=1e-8)
 
@@ -147,7 +154,7 @@ def routings(draw):
 @given(routings())
 def test_sort_by_expert(routing):
     ids, experts = routing
-    actual = octofold.sort_by_expert(torch.from_numpy(ids), experts)
+    actual = octofold.ops.sort_by_expert(torch.from_numpy(ids), experts)
     expected = reference.sort_by_expert(torch.from_numpy(ids), experts)
     for left, right in zip(actual, expected, strict=True):
         assert left.dtype == torch.int32
@@ -161,13 +168,13 @@ def test_sort_by_expert(routing):
 
 def test_sort_of_leading_dimensions_and_strided_rows(rng):
     ids = torch.from_numpy(rng.integers(-1, 9, (4, 5, 8)).astype(np.int32))
-    expected = octofold.sort_by_expert(ids.reshape(20, 8).contiguous(), 9)
-    actual = octofold.sort_by_expert(ids, 9)
+    expected = octofold.ops.sort_by_expert(ids.reshape(20, 8).contiguous(), 9)
+    actual = octofold.ops.sort_by_expert(ids, 9)
     assert actual.positions.shape == (4, 5, 8)
     assert torch.equal(actual.sources, expected.sources)
     part = ids[..., 2:5].reshape(20, 3)
-    strided = octofold.sort_by_expert(ids.view(20, 8)[:, 2:5], 9)
-    for left, right in zip(strided, octofold.sort_by_expert(part.clone(), 9), strict=True):
+    strided = octofold.ops.sort_by_expert(ids.view(20, 8)[:, 2:5], 9)
+    for left, right in zip(strided, octofold.ops.sort_by_expert(part.clone(), 9), strict=True):
         assert torch.equal(left, right)
 
 
@@ -191,31 +198,31 @@ def test_combine(dtype, out_dtype, rng):
         weights, c = torch.randn(tokens, k), torch.randn(tokens, cols).to(out_dtype)
         for options in ({}, {"weights": weights}, {"weights": weights, "c": c}, {"c": c}):
             expected = reference.combine(y, positions, **options, out_dtype=out_dtype)
-            actual = octofold.combine(y, positions, **options, out_dtype=out_dtype)
+            actual = octofold.ops.combine(y, positions, **options, out_dtype=out_dtype)
             assert actual.dtype == out_dtype
             assert torch.equal(actual, expected)
         out = c.clone()
-        assert octofold.combine(y, positions, weights, out, out) is out
+        assert octofold.ops.combine(y, positions, weights, c=out, out=out) is out
         assert torch.equal(out, reference.combine(y, positions, weights, c, out_dtype))
-    assert octofold.combine(y, positions).dtype == dtype
+    assert octofold.ops.combine(y, positions).dtype == dtype
 
 
 def test_combine_undoes_the_order(rng):
     """Each row once, behind its token."""
     ids = torch.from_numpy(rng.permuted(np.tile(np.arange(8, dtype=np.int32), (30, 1)), axis=1))
-    routing = octofold.sort_by_expert(ids[:, :3], 8)
+    routing = octofold.ops.sort_by_expert(ids[:, :3], 8)
     x = torch.randn(2, 15, 40)
     y = x.view(30, 40)[routing.sources.long() // 3]
-    out = octofold.combine(y, routing.positions.view(2, 15, 3))
+    out = octofold.ops.combine(y, routing.positions.view(2, 15, 3))
     assert torch.equal(out, (x + x) + x)
 
 
 def test_combine_in_order():
     y = torch.tensor([[2.0**24], [1.0], [-(2.0**24)]])
     positions = torch.tensor([[0, 1, 2], [0, 2, 1], [2, 1, 0]], dtype=torch.int32)
-    assert octofold.combine(y, positions).flatten().tolist() == [0, 1, 1]
+    assert octofold.ops.combine(y, positions).flatten().tolist() == [0, 1, 1]
     c = torch.full((3, 1), 1.0)
-    assert octofold.combine(y, positions, c=c).flatten().tolist() == [0, 1, 2]
+    assert octofold.ops.combine(y, positions, c=c).flatten().tolist() == [0, 1, 2]
 
 
 @every_dtype
@@ -224,7 +231,7 @@ def test_combine_gradient(dtype, rng):
         y = torch.randn(rows, cols).to(dtype)
         gradient = torch.randn(*shape, cols).bfloat16()
         positions = positions_of(rng, int(np.prod(shape)), k, rows).view(*shape, k)
-        actual = octofold.combine_gradient(gradient, y, positions)
+        actual = octofold.ops.combine_gradient(gradient, y, positions)
         expected = reference.combine_gradient(gradient, y, positions)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-12)
         assert (actual[positions < 0] == 0).all()
@@ -235,7 +242,7 @@ def test_combine_gradient(dtype, rng):
     out = (weights[..., None] * y.double()[positions.long().clamp(min=0)] * mask).sum(-2)
     out.backward(gradient.double())
     torch.testing.assert_close(
-        octofold.combine_gradient(gradient, y, positions), weights.grad.float()
+        octofold.ops.combine_gradient(gradient, y, positions), weights.grad.float()
     )
 
 
@@ -247,57 +254,75 @@ Y = np.zeros((10, 8), np.float32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: octofold.top_k(LOGITS, 0), "'k': expected from 1 to the number of experts, got 0"),
-        (lambda: octofold.top_k(LOGITS, 17), "'k': expected from 1 to the 16 experts, got 17"),
-        (lambda: octofold.top_k(LOGITS, 2.0), "'k': expected a whole number, got 2.0"),
-        (lambda: octofold.top_k(LOGITS, "2"), "'k': expected a whole number, got '2'"),
-        (lambda: octofold.top_k(LOGITS[0], 2), "'logits': expected a matrix"),
-        (lambda: octofold.top_k(IDS, 2), "'logits': expected dtype float32 or float16 or bfloat16"),
-        (lambda: octofold.top_k(LOGITS, 2, "relu"), "scoring 'relu' is not one of: softmax, sigm"),
-        (lambda: octofold.top_k(LOGITS, 2, groups=2), "'groups': expected 1 for softmax, got 2"),
         (
-            lambda: octofold.top_k(LOGITS, 2, "sigmoid", groups=5),
+            lambda: octofold.ops.top_k(LOGITS, 0),
+            "'k': expected from 1 to the number of experts, got 0",
+        ),
+        (lambda: octofold.ops.top_k(LOGITS, 17), "'k': expected from 1 to the 16 experts, got 17"),
+        (lambda: octofold.ops.top_k(LOGITS, 2.0), "'k': expected a whole number, got 2.0"),
+        (lambda: octofold.ops.top_k(LOGITS, "2"), "'k': expected a whole number, got '2'"),
+        (lambda: octofold.ops.top_k(LOGITS[0], 2), "'logits': expected a matrix"),
+        (
+            lambda: octofold.ops.top_k(IDS, 2),
+            "'logits': expected dtype float32 or float16 or bfloat16",
+        ),
+        (
+            lambda: octofold.ops.top_k(LOGITS, 2, scoring="relu"),
+            "scoring 'relu' is not one of: softmax, sigm",
+        ),
+        (
+            lambda: octofold.ops.top_k(LOGITS, 2, groups=2),
+            "'groups': expected 1 for softmax, got 2",
+        ),
+        (
+            lambda: octofold.ops.top_k(LOGITS, 2, scoring="sigmoid", groups=5),
             "'groups': expected a divisor of the 16 experts, got 5",
         ),
         (
-            lambda: octofold.top_k(LOGITS, 3, "sigmoid", groups=8),
-            "'top_groups': expected groups that have the 3 experts, got 1",
+            lambda: octofold.ops.top_k(LOGITS, 3, scoring="sigmoid", groups=8),
+            "'top_groups': expected so many groups that they hold 3 experts, got 1",
         ),
-        (lambda: octofold.top_k(LOGITS, 2, bias=LOGITS[0]), "'bias': expected none for softmax"),
         (
-            lambda: octofold.top_k(LOGITS, 2, "sigmoid", bias=LOGITS[0, :5]),
+            lambda: octofold.ops.top_k(LOGITS, 2, bias=LOGITS[0]),
+            "'bias': expected none for softmax",
+        ),
+        (
+            lambda: octofold.ops.top_k(LOGITS, 2, scoring="sigmoid", bias=LOGITS[0, :5]),
             "'bias': expected shape [16], got [5]",
         ),
         (
-            lambda: octofold.top_k_gradient(LOGITS[:, :2], LOGITS, IDS + 16),
+            lambda: octofold.ops.top_k_gradient(LOGITS[:, :2], LOGITS, IDS + 16),
             "top_k_gradient: argument 'ids': expected numbers from -1 to 15, got 16 at [0, 0]",
         ),
         (
-            lambda: octofold.top_k_gradient(LOGITS[:, :3], LOGITS, IDS),
+            lambda: octofold.ops.top_k_gradient(LOGITS[:, :3], LOGITS, IDS),
             "'ids': expected shape [5, 3], got [5, 2]",
         ),
         (
-            lambda: octofold.sort_by_expert(IDS - 2, 16),
+            lambda: octofold.ops.sort_by_expert(IDS - 2, 16),
             "sort_by_expert: argument 'ids': expected numbers from -1 to 15, got -2 at [0, 0]",
         ),
-        (lambda: octofold.sort_by_expert(IDS, -1), "'experts': expected a number from 0 on"),
-        (lambda: octofold.sort_by_expert(IDS, None), "'experts': expected a whole number"),
-        (lambda: octofold.sort_by_expert(IDS[0], 4), "'ids': expected a matrix"),
-        (lambda: octofold.sort_by_expert(IDS.astype("i8"), 4), "'ids': expected dtype int32"),
+        (lambda: octofold.ops.sort_by_expert(IDS, -1), "'experts': expected a number from 0 on"),
+        (lambda: octofold.ops.sort_by_expert(IDS, None), "'experts': expected a whole number"),
+        (lambda: octofold.ops.sort_by_expert(IDS[0], 4), "'ids': expected a matrix"),
+        (lambda: octofold.ops.sort_by_expert(IDS.astype("i8"), 4), "'ids': expected dtype int32"),
         (
-            lambda: octofold.combine(Y, IDS + 10),
+            lambda: octofold.ops.combine(Y, IDS + 10),
             "combine: argument 'positions': expected numbers from -1 to 9, got 10 at [0, 0]",
         ),
-        (lambda: octofold.combine(Y, IDS, LOGITS), "'weights': expected shape [5, 2], got [5, 16]"),
-        (lambda: octofold.combine(Y, IDS, c=Y), "'c': expected shape [5, 8], got [10, 8]"),
-        (lambda: octofold.combine(Y, IDS, out_dtype="e4m3"), "'out_dtype': expected one of"),
         (
-            lambda: octofold.combine(Y, IDS, out=Y[:5].copy(), out_dtype="bfloat16"),
+            lambda: octofold.ops.combine(Y, IDS, LOGITS),
+            "'weights': expected shape [5, 2], got [5, 16]",
+        ),
+        (lambda: octofold.ops.combine(Y, IDS, c=Y), "'c': expected shape [5, 8], got [10, 8]"),
+        (lambda: octofold.ops.combine(Y, IDS, out_dtype="e4m3"), "'out_dtype': expected one of"),
+        (
+            lambda: octofold.ops.combine(Y, IDS, out=Y[:5].copy(), out_dtype="bfloat16"),
             "'out_dtype': expected float32, as is 'out'",
         ),
-        (lambda: octofold.combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
+        (lambda: octofold.ops.combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
         (
-            lambda: octofold.combine_gradient(LOGITS, Y, IDS),
+            lambda: octofold.ops.combine_gradient(LOGITS, Y, IDS),
             "'y': expected shape [10, 16], got [10, 8]",
         ),
     ],
@@ -310,23 +335,23 @@ def test_bad_input_is_named(call, message):
 
 def test_arrays_of_numpy(rng):
     logits = rng.normal(0, 1, (6, 32)).astype(ml_dtypes.bfloat16)
-    ids, weights = octofold.top_k(logits, np.int64(3))
+    ids, weights = octofold.ops.top_k(logits, np.int64(3))
     assert ids.dtype == np.int32
-    offsets, sources, positions = octofold.sort_by_expert(ids, 32)
+    offsets, sources, positions = octofold.ops.sort_by_expert(ids, 32)
     assert (offsets[-1], sources.shape, positions.shape) == (18, (18,), (6, 3))
     y = rng.normal(0, 1, (18, 40)).astype(ml_dtypes.bfloat16)
-    out = octofold.combine(y, positions, weights)
+    out = octofold.ops.combine(y, positions, weights)
     assert out.dtype == ml_dtypes.bfloat16
-    assert octofold.combine_gradient(out, y, positions).dtype == np.float32
-    assert octofold.top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
+    assert octofold.ops.combine_gradient(out, y, positions).dtype == np.float32
+    assert octofold.ops.top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
 
 
 def layer(logits, y, c):
-    ids, weights = octofold.top_k(logits, 2, normalize=True)
-    routing = octofold.sort_by_expert(ids, logits.shape[-1])
-    out = octofold.combine(y, routing.positions, weights, c)
-    gradient = octofold.combine_gradient(out, y, routing.positions)
-    return out, routing.sources, octofold.top_k_gradient(gradient, logits, ids, normalize=True)
+    ids, weights = octofold.ops.top_k(logits, 2, normalize=True)
+    routing = octofold.ops.sort_by_expert(ids, logits.shape[-1])
+    out = octofold.ops.combine(y, routing.positions, weights, c=c)
+    gradient = octofold.ops.combine_gradient(out, y, routing.positions)
+    return out, routing.sources, octofold.ops.top_k_gradient(gradient, logits, ids, normalize=True)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -341,8 +366,8 @@ def test_compiles_whole(dynamic):
 
 def test_opcheck(opcheck):
     logits, y, c = torch.randn(6, 8), torch.randn(12, 40), torch.randn(6, 40)
-    ids, weights = octofold.top_k(logits, 2)
-    offsets, sources, positions = octofold.sort_by_expert(ids, 8)
+    ids, weights = octofold.ops.top_k(logits, 2)
+    offsets, sources, positions = octofold.ops.sort_by_expert(ids, 8)
     workspace, out = torch.zeros(8, dtype=torch.int32), torch.zeros(6, 40)
     ops = torch.ops.octofold
     bias = torch.randn(8)

@@ -49,7 +49,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--target",
         choices=("time", "bytes", "error"),
-        help="what is to be least (default: time; without a GPU bytes; with --max-bytes error)",
+        help="what to minimize (default: time; without a GPU bytes; with --max-bytes error)",
     )
     bounds = parser.add_mutually_exclusive_group()
     bounds.add_argument(
@@ -62,22 +62,25 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--max-bytes", metavar="N", type=parse_bytes, help="bound on parameters and buffers"
     )
     parser.add_argument(
-        "--ways", metavar="WAY", nargs="+", help="choose among these alone (report.html names all)"
+        "--ways",
+        metavar="WAY",
+        nargs="+",
+        help="choose among these strategies only (report.html names all)",
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where it is to run"
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="the device to run on"
     )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default="auto",
-        help="of the model in a folder (default: auto, as its config says)",
+        help="dtype of a model in a folder (default: auto, as its config says)",
     )
     parser.add_argument(
         "--text",
         metavar="FILE",
         type=Path,
-        help="what a model in a folder is to read, a sentence per line, UTF-8 (default: forty "
+        help="text for a model in a folder, one sentence per line, UTF-8 (default: forty "
         "sentences of the tool's)",
     )
     parser.add_argument(
@@ -183,8 +186,8 @@ def load_folder(
     if not any(path for glob in _TOKENIZERS for path in folder.glob(glob)):
         # transformers makes one without words for some models, which takes all words for unknown.
         raise ToolError(
-            f"{folder}: it has no files of a tokenizer that makes inputs of text, such as "
-            "tokenizer.json (name a function that returns (model, inputs): module:function)"
+            f"{folder}: it has no files of a tokenizer, such as tokenizer.json, to make "
+            "inputs from text (name a function that returns (model, inputs): module:function)"
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -193,8 +196,8 @@ def load_folder(
         batch = tokenizer(sentences, return_tensors="pt", padding=True, truncation=True)
     except Exception as error:
         raise ToolError(
-            f"{folder}: no tokenizer that makes inputs of text: {one_line(error)} (name a function "
-            "that returns (model, inputs): module:function)"
+            f"{folder}: no tokenizer that makes inputs from text: {one_line(error)} (name a "
+            "function that returns (model, inputs): module:function)"
         ) from None
     inputs = {key: value.to(device) for key, value in batch.items()}
     moved: torch.nn.Module = model.to(device)

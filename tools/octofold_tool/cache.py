@@ -63,7 +63,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Show the compiled kernels, newest first, and files that cannot be used: "
         "damaged ones and another version's, which are replaced when their kernels are needed.",
     )
-    listing.add_argument("--ready", action="store_true", help="what comes with octofold instead")
+    listing.add_argument("--ready", action="store_true", help="the precompiled kernels instead")
     listing.add_argument("--json", action="store_true", help="print JSON instead")
     listing.set_defaults(run=run_list)
     actions.add_parser(
@@ -103,7 +103,7 @@ def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser
         "--multiprocessors",
         metavar="COUNT",
         type=int,
-        help="of the GPU, on which tile sizes depend (default: those of the GPU here, or with "
+        help="number of the GPU; tile sizes depend on it (default: those of the GPU here, or with "
         f"--arch those of H100 SXM and H200: {HOPPER_MULTIPROCESSORS})",
     )
     parser.set_defaults(run=run_warm)
@@ -121,7 +121,7 @@ def list_ready(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"kernels": [dataclasses.asdict(kernel) for kernel in kernels]}, indent=2))
     elif not kernels:
-        print("no kernels come with octofold")
+        print("octofold has no precompiled kernels")
     else:
         columns = ("kernel", "for", "registers", "kB")
         rows = [
@@ -135,7 +135,7 @@ def list_ready(*, as_json: bool) -> None:
         ]
         total = sum(kernel.bytes for kernel in kernels)
         totals = (f"{len(kernels)} kernels", "", "", kilobytes(total))
-        print_table("kernels that come with octofold", columns, rows, totals)
+        print_table("precompiled kernels", columns, rows, totals)
 
 
 def kilobytes(count: int) -> str:
@@ -219,7 +219,7 @@ def run_warm(arguments: argparse.Namespace) -> None:
         f"{report.compiled} compiled, {report.found} there before"
     )
     if report.ready:
-        print(f"{report.ready} more come with octofold")
+        print(f"{report.ready} more are precompiled")
 
 
 def target(arguments: argparse.Namespace) -> tuple[str, int]:

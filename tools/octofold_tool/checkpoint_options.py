@@ -30,7 +30,7 @@ def add_granularity(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--granularity",
         metavar="NAME",
-        help=f"of the scales: tensor, channel, 1x128 or 128x128 (default: {default})",
+        help=f"granularity of the scales: tensor, channel, 1x128 or 128x128 (default: {default})",
     )
 
 
@@ -55,6 +55,6 @@ def show(report: octofold.CheckpointReport) -> None:
     print(f"{len(report.quantized)} weights to FP8{anew}, {len(report.copied)} tensors copied")
     print(f"{before:,.1f} MB → {after:,.1f} MB{share}")
     for reason, names in by_reason(report.left_alone).items():
-        print(f"{len(names)} left as they are, as {reason}: {shortened(names)}")
+        print(f"{len(names)} left as they are, because {reason}: {shortened(names)}")
     for path in report.files:
         print(f"  {path}")

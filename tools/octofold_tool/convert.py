@@ -7,7 +7,7 @@ import octofold
 from .checkpoint_options import FAMILIES, add_granularity, add_paths, show
 from .report import progress
 
-HELP = "rewrite an FP8 checkpoint as another family has it"
+HELP = "rewrite an FP8 checkpoint in the layout of another family"
 
 DESCRIPTION = f"""\
 Rewrite an FP8 checkpoint with the names, shapes and config of another family. Codes stay what they

@@ -36,7 +36,7 @@ def add_kind(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         type=lambda text: parse_pair(text, "1x128"),
         default=("1x128", "128x128"),
-        help="of A and B: tensor, channel, 1x128 or 128x128 each (default: 1x128,128x128)",
+        help="granularities of A and B: tensor, channel, 1x128 or 128x128 (default: 1x128,128x128)",
     )
     parser.add_argument(
         "--out-dtype", choices=OUT_DTYPES, default="bfloat16", help="default: %(default)s"

@@ -10,7 +10,7 @@ import octofold
 
 from .report import print_table
 
-HELP = "show what of a checkpoint is FP8, and how"
+HELP = "show which parts of a checkpoint are FP8, and how"
 
 DESCRIPTION = """\
 Read the headers of a safetensors checkpoint: the family whose layout it has, how many weights are

@@ -1,12 +1,11 @@
 """Errors and times, measured the same way by every command."""
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from octofold._timing import CPU, Call, take_turns
 
 MIN_ROUNDS = 5  # fewer give no median to trust
 
@@ -44,35 +43,16 @@ def decibels(error: float) -> float:
 
 
 def interleaved_seconds(
-    calls: Sequence[Callable[[], Any]], rounds: int, budget: float = float("inf")
+    calls: Sequence[Call], rounds: int, budget: float = float("inf")
 ) -> list[list[float]]:
     """Seconds of each call in each round, in the order A B … and then … B A, with rests between.
 
     At least MIN_ROUNDS of them, more until `rounds` are done or `budget` seconds are spent.
     """
-    seconds: list[list[float]] = [[] for _ in calls]
-    previous = None
-    begin = time.perf_counter()
-    for round_ in range(rounds):
-        if round_ >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
-        order = range(len(calls)) if round_ % 2 == 0 else reversed(range(len(calls)))
-        for index in order:
-            if previous not in (None, index):
-                rest()
-            previous = index
-            start = time.perf_counter()
-            calls[index]()
-            seconds[index].append(time.perf_counter() - start)
-    return seconds
+    samplers = [CPU.sampler([call]) for call in calls]
+    return take_turns(samplers, rounds, least=MIN_ROUNDS, budget=budget, between=REST)
 
 
 def rest() -> None:
     """Let the threads of the last peer fall asleep."""
     time.sleep(REST)
-
-
-def spread(seconds: Sequence[float]) -> float:
-    """Half the range between the quartiles, relative to the median."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return (high - low) / 2 / middle

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import octofold
+from octofold._timing import spread
 
-from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error, spread
+from .measure import MIN_ROUNDS, error_limit, interleaved_seconds, relative_error
 from .report import ToolError
 from .suites import Shape
 
@@ -97,7 +98,7 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
     a = random.standard_normal((m, k), np.float32)
     b = random.standard_normal((n, k), np.float32)
     a8, b8 = (
-        octofold.quantize(x, dtype=dtype, granularity=granularity)
+        octofold.quantize(x, octofold.Format(f"{dtype} {granularity}"))
         for x, dtype, granularity in zip((a, b), options.dtypes, options.granularities, strict=True)
     )
     out = octofold.gemm(a8, b8, out_dtype=options.out_dtype)

@@ -1,4 +1,4 @@
-"""octofold tune: the fastest kernel of each product on this GPU, for gemm() to take."""
+"""octofold tune: the fastest kernel of each product on this GPU, for products to take."""
 
 import argparse
 import dataclasses
@@ -19,24 +19,28 @@ from .report import ToolError, print_table, tracked, write_json
 from .suites import SUITES, Shape
 
 if TYPE_CHECKING:
-    from .gpu.tune import Tuned
+    from .gpu.tune import Tuned, Wanted
 
 HELP = "measure which kernels are the fastest on this GPU, and take them"
 
 DESCRIPTION = """\
 Time every kernel that could be the fastest for each product, check it, and keep the best in a table
-that octofold.gemm follows on this GPU from the next process on. Products that are not in it are
-planned as before: the table is for exactly these M, N, K, dtypes and scales, of contiguous
-matrices.
+that products follow on this GPU from the next process on. Products that are not in it are planned
+as before: the table is for exactly these M, N, K, dtypes and scales, of contiguous matrices.
+
+--product says which one: gemm(a, b), gemm() that casts its a, ops.gated_gemm(), grouped_gemm() of
+Rows (of equal sizes), Masked or Depth (M,N,K: K rows were cast), or gemm_weight_only().
 
   octofold tune --suite deepseek-v3
   octofold tune --shape 300,4096,7168 --shape 64,4096,7168 --granularity channel,channel
+  octofold tune --product rows --groups 32 --shape 8192,4096,7168
   octofold tune --show
   octofold tune --clear
 
 Take a GPU that does nothing else: 2 to 5 seconds a shape, and the kernels' compilation once.
 """
 
+PRODUCTS = ("gemm", "cast", "gated", "rows", "masked", "depth", "weight-only")
 DEFAULT_ROUNDS = 13
 DEFAULT_LEAST_GAIN = 0.01
 
@@ -50,19 +54,27 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     gemm_options.add_shapes(parser, "a named set of shapes")
     gemm_options.add_kind(parser)
+    parser.add_argument("--product", choices=PRODUCTS, default="gemm", help="default: %(default)s")
+    parser.add_argument(
+        "--groups",
+        metavar="COUNT",
+        type=parse_count,
+        default=1,
+        help="of rows, masked and depth, and of gated products (default: %(default)s)",
+    )
     parser.add_argument(
         "--rounds",
         metavar="COUNT",
         type=parse_rounds,
         default=DEFAULT_ROUNDS,
-        help="of the best ones and the planned one (default: %(default)s)",
+        help="rounds for the best kernels and the planned one (default: %(default)s)",
     )
     parser.add_argument(
         "--least-gain",
         metavar="SHARE",
         type=parse_share,
         default=DEFAULT_LEAST_GAIN,
-        help="below it the planned kernel stays (default: %(default)s)",
+        help="the least gain; below it the planned kernel stays (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="measure, and write no table")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write (over) this JSON file")
@@ -72,6 +84,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     actions.add_argument("--clear", action="store_true", help="remove the table")
     parser.set_defaults(run=run)
+
+
+def parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
 
 
 def parse_share(text: str) -> float:
@@ -114,32 +132,41 @@ def run_tune(arguments: argparse.Namespace, shapes: Sequence[Shape]) -> None:
             "there is no place for a table: name a folder in OCTOFOLD_CACHE_DIR, and leave "
             "OCTOFOLD_TUNING unset"
         )
-    results = measure(shapes, options)
+    wanted = wanted_of(arguments, options)
+    results = measure(shapes, wanted)
     keep = [result for result in results if result.gain >= 1 + arguments.least_gain]
-    show(results, keep, title(options))
+    show(results, keep, f"{arguments.product}: {title(options)}")
     if arguments.json is not None:
         document = [dataclasses.asdict(result) for result in results]
         write_json(arguments.json, {"options": dataclasses.asdict(options), "results": document})
     if arguments.dry_run:
         return
-    file = tuning.write([result.choice(options, planned=result not in keep) for result in results])
+    file = tuning.write([result.choice(wanted, planned=result not in keep) for result in results])
     print(f"{len(results)} products in {file}, {len(keep)} by another kernel than planned")
 
 
-def measure(shapes: Sequence[Shape], options: GemmOptions) -> "list[Tuned]":
-    import torch
+def wanted_of(arguments: argparse.Namespace, options: GemmOptions) -> "Wanted":
+    from .gpu.tune import Wanted
 
-    from .gpu.timing import graph_sampler
+    if arguments.groups > 1 and arguments.product not in ("rows", "masked", "depth", "gated"):
+        raise ToolError(f"--groups: there are none of --product {arguments.product}")
+    return Wanted(options, arguments.product, arguments.groups)
+
+
+def measure(shapes: Sequence[Shape], wanted: "Wanted") -> "list[Tuned]":
+    import torch
+    from octofold._timing import GRAPH
+
     from .gpu.tune import tune
 
     gpu = octofold.info().gpus[0]
     if (gpu.compute_major, gpu.compute_minor) != (9, 0):
         raise ToolError(
-            "kernels to choose among are Hopper's (9.0) yet, and this GPU is "
+            "only Hopper (9.0) has kernels to choose among so far, and this GPU is "
             f"{gpu.compute_major}.{gpu.compute_minor}"
         )
     return [
-        tune(shape, options, gpu.multiprocessors, graph_sampler, torch.device("cuda"))
+        tune(shape, wanted, gpu.multiprocessors, GRAPH, torch.device("cuda"))
         for shape in tracked("tune", shapes)
     ]
 
@@ -160,7 +187,7 @@ def show(results: "Sequence[Tuned]", kept: "Sequence[Tuned]", kind: str) -> None
     ]
     mean = statistics.geometric_mean([result.gain if result in kept else 1.0 for result in results])
     totals = ["geometric mean", "", "", "", "", f"{mean:.3f}", ""]
-    print_table(f"tune gemm: {kind}", columns, rows, totals)
+    print_table(f"tune {kind}", columns, rows, totals)
 
 
 def show_table() -> None:

@@ -54,13 +54,15 @@ struct AttentionForm {
   constexpr int unit() const { return copy_bytes == 1 ? 4 : copy_bytes; }
 
   constexpr const char* invalid_reason() const {
-    if (q != DType::kFloat16 && q != DType::kBFloat16) return "float16 or bfloat16 queries";
-    if (!is_fp8(k) || !is_fp8(v)) return "e4m3 or e5m2 keys and values";
+    if (q != DType::kFloat16 && q != DType::kBFloat16)
+      return "queries have to be float16 or bfloat16";
+    if (!is_fp8(k) || !is_fp8(v)) return "keys and values have to be e4m3 or e5m2";
     if (head_size < 8 || head_size > 256 || head_size % 8 != 0) return "head_size";
     if (copy_bytes != 16 && copy_bytes != 8 && copy_bytes != 4 && copy_bytes != 1) {
-      return "copies of 16, 8, 4 or 1 bytes";
+      return "copy_bytes has to be 16, 8, 4 or 1";
     }
-    if (head_size % unit() != 0) return "rows of whole copies";
+    if (head_size % unit() != 0)
+      return "head_size has to be a multiple of what a thread copies at a time";
     return nullptr;
   }
 };
@@ -102,8 +104,8 @@ struct FewQueriesConfig {
 
   constexpr const char* invalid_reason() const {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
-    if (warps < 1 || warps > 8) return "1 to 8 warps";
-    if (stages < 1) return "a stage";
+    if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
+    if (stages < 1) return "the ring has to have at least one stage";
     return nullptr;
   }
 };
@@ -154,10 +156,12 @@ struct ManyQueriesConfig {
 
   constexpr const char* invalid_reason() const {
     if (form.invalid_reason() != nullptr) return form.invalid_reason();
-    if (warps < 1 || warps > 8) return "1 to 8 warps";
-    if (row_tiles < 1 || row_tiles > 2) return "one or two tiles of rows";
-    if (buffers != 1 && buffers != 2) return "one or two buffers";
-    if (keys < 16 || keys % 16 != 0 || keys % score_keys() != 0) return "whole products";
+    if (warps < 1 || warps > 8) return "a block has to have 1 to 8 warps";
+    if (row_tiles < 1 || row_tiles > 2) return "a warp has to have one or two tiles of rows";
+    if (buffers != 1 && buffers != 2)
+      return "a block has to have one or two buffers of decoded keys and values";
+    if (keys < 16 || keys % 16 != 0 || keys % score_keys() != 0)
+      return "keys has to be a multiple of 16 and of the keys whose scores a warp holds";
     return nullptr;
   }
 };
@@ -182,7 +186,7 @@ struct CombineSplitsConfig {
 
   constexpr int threads() const { return 32 * warps; }
   constexpr const char* invalid_reason() const {
-    if (warps < 1 || warps > 32) return "1 to 32 warps";
+    if (warps < 1 || warps > 32) return "a block has to have 1 to 32 warps";
     return nullptr;
   }
 };

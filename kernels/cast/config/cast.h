@@ -42,7 +42,7 @@ struct CastFormat {
   constexpr bool scales_blocks() const { return varies_along_k(granularity); }
   constexpr const char* invalid_reason() const {
     if (in != DType::kFloat32 && in != DType::kFloat16 && in != DType::kBFloat16) {
-      return "what is cast has to be float32, float16 or bfloat16";
+      return "the input has to be float32, float16 or bfloat16";
     }
     if (!is_fp8(out)) return "codes have to be FP8";
     return nullptr;
@@ -167,51 +167,56 @@ struct TileCastConfig {
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const {
     if (const char* reason = format.invalid_reason()) return reason;
-    if (!to_rows && !to_transposed) return "something has to be written";
+    if (!to_rows && !to_transposed) return "a cast has to write rows, the transpose, or both";
     if (phase == CastPhase::kWhole && !format.scales_blocks())
-      return "a tile holds whole blocks only";
+      return "only units within a tile (1x128, 128x128) can be cast by one kernel of tiles";
     if (phase == CastPhase::kWholeRows &&
         (format.granularity != Granularity::kBlock1x128 || !to_rows || !to_transposed)) {
-      return "of rows of 1x128, beside the transpose";
+      return "phase kWholeRows needs 1x128 scales and both targets";
     }
     if (two_level &&
         (phase != CastPhase::kWhole ||
          (format.granularity != Granularity::kBlock128x128 && !(to_rows && to_transposed)))) {
-      return "two-level scales are of squares, found with all of a tile";
+      return "two-level scales need 128x128 squares, and a kernel that holds the whole tile";
     }
     if (transposed_squares &&
         (phase != CastPhase::kWhole || format.granularity != Granularity::kBlock1x128 ||
          two_level || !to_rows || !to_transposed)) {
-      return "squares of the transpose beside rows of 1x128, found with all of a tile";
+      return "squares of the transpose need 1x128 rows beside them, and a kernel that holds the "
+             "whole tile";
     }
     if (rows_per_thread < 1 || rows_per_thread > lanes() || tile_rows % rows_per_thread != 0 ||
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";
     }
     if (raster_rows < 1) return "raster_rows has to be positive";
-    if (threads() % 32 != 0 || threads() > 1024) return "whole warps, at most 1024 threads";
+    if (threads() % 32 != 0 || threads() > 1024)
+      return "a block has to consist of whole warps, at most 1024 threads";
     const bool square = to_transposed || format.granularity == Granularity::kBlock128x128;
     if (square && tile_rows != kScaleBlock) return "units of 128 rows need a tile of 128 rows";
-    if (to_transposed && rows_per_thread != 8) return "transposed codes are stored 8 at a time";
-    if (threads() < units()) return "a thread for each scale";
-    if (grouped && !to_transposed) return "groups are of the transpose";
-    if (grouped && columns.any()) return "columns are reduced over all rows";
+    if (to_transposed && rows_per_thread != 8)
+      return "transposed codes are stored 8 at a time, so rows_per_thread has to be 8";
+    if (threads() < units()) return "a tile must not have more scales than threads";
+    if (grouped && !to_transposed) return "groups need a transposed target";
+    if (grouped && columns.any())
+      return "columns are reduced over all rows, so there must be no groups";
     if (grouped && to_rows && !format.scales_lines() && format.scales_blocks()) {
-      return "squares of rows would have rows of two groups";
+      return "128x128 squares of rows could hold rows of two groups";
     }
-    if (stacked && tile_rows != kScaleBlock) return "matrices of a stack have tiles of 128 rows";
+    if (stacked && tile_rows != kScaleBlock) return "a stack of matrices needs tiles of 128 rows";
     if (stacked && (grouped || columns.any() || source.kind != SourceKind::kPlain)) {
-      return "matrices of a stack are cast as they are, without groups and columns";
+      return "a stack of matrices needs a plain source, and no groups or column reductions";
     }
-    if (columns.any() && tile_rows != kReducedRows) return "columns are reduced by 128 rows";
+    if (columns.any() && tile_rows != kReducedRows)
+      return "column reductions need tiles of 128 rows";
     if (source.scaled && !(source.has_activation() && is_fp8(source.codes))) {
-      return "the input of an activation may have scales, and is FP8 then";
+      return "only an activation's input may have scales, and it has to be FP8 then";
     }
     if (source.both_halves &&
         (!source.casts_halves() || !vector_loads || size_of(format.in) != 2)) {
-      return "halves of 16-bit elements, in vectors, are taken together";
+      return "both halves of a gradient need 16-bit elements, read in vectors";
     }
-    if (shared_bytes() > 227 * 1024) return "shared memory holds all pieces";
+    if (shared_bytes() > 227 * 1024) return "the pieces of a tile do not fit into shared memory";
     return nullptr;
   }
 };
@@ -254,12 +259,15 @@ struct RowCastConfig {
 
   constexpr const char* invalid_reason() const {
     if (const char* reason = format.invalid_reason()) return reason;
-    if (format.granularity != Granularity::kChannel) return "whole rows share a scale per row";
+    if (format.granularity != Granularity::kChannel)
+      return "kernels of whole rows need channel scales";
     if (threads_per_row < 32 || threads_per_row > 512 ||
         (threads_per_row & (threads_per_row - 1)) != 0) {
-      return "threads_per_row has to be a power of two from 32 to 512: more have few registers";
+      return "threads_per_row has to be a power of two from 32 to 512 (more threads leave too few "
+             "registers)";
     }
-    if (vectors_per_thread < 1 || vectors_per_thread > 8) return "1 to 8 vectors per thread";
+    if (vectors_per_thread < 1 || vectors_per_thread > 8)
+      return "vectors_per_thread has to be from 1 to 8";
     return nullptr;
   }
 };
@@ -291,10 +299,12 @@ struct WideRowCastConfig {
 
   constexpr const char* invalid_reason() const {
     if (const char* reason = format.invalid_reason()) return reason;
-    if (format.granularity != Granularity::kChannel) return "whole rows share a scale per row";
+    if (format.granularity != Granularity::kChannel)
+      return "kernels of whole rows need channel scales";
     if (blocks_per_row != 2 && blocks_per_row != 4 && blocks_per_row != 8)
-      return "clusters of 2, 4 or 8 blocks";
-    if (part_bytes <= 0 || part_bytes % 16 != 0) return "parts of whole units of 16 bytes";
+      return "blocks_per_row has to be 2, 4 or 8";
+    if (part_bytes <= 0 || part_bytes % 16 != 0)
+      return "part_bytes has to be a positive multiple of 16";
     return nullptr;
   }
 };
@@ -343,8 +353,9 @@ struct ScaleStepConfig {
 
   constexpr const char* invalid_reason() const {
     if (const char* reason = format.invalid_reason()) return reason;
-    if (format.scales_blocks()) return "block scales are finished by the tile that holds them";
-    if (!to_rows && !to_transposed) return "something has to be written";
+    if (format.scales_blocks())
+      return "block scales need no step of their own: the kernel of tiles finishes them";
+    if (!to_rows && !to_transposed) return "a cast has to write rows, the transpose, or both";
     return nullptr;
   }
 };

@@ -47,7 +47,7 @@ struct ColumnReductionConfig {
   constexpr int threads() const { return kColumns * kGroups; }
 
   constexpr const char* invalid_reason() const {
-    return columns.any() ? nullptr : "something has to be worked out";
+    return columns.any() ? nullptr : "column reductions have to be sums, magnitudes, or both";
   }
 };
 

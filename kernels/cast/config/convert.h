@@ -48,11 +48,12 @@ struct ConvertConfig {
 
   // Null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const {
-    if (scaled && (!is_fp8(in) || is_fp8(out))) return "scales take FP8 to a wider type";
+    if (scaled && (!is_fp8(in) || is_fp8(out)))
+      return "scales need an FP8 input and a wider output";
     if (threads_x < 1 || threads_y < 1 || threads() % 32 != 0 || threads() > 1024) {
-      return "whole warps, at most 1024 threads";
+      return "a block has to consist of whole warps, at most 1024 threads";
     }
-    if (rows_per_thread < 1 || rows_per_thread > 8) return "1 to 8 rows per thread";
+    if (rows_per_thread < 1 || rows_per_thread > 8) return "rows_per_thread has to be from 1 to 8";
     return nullptr;
   }
 };

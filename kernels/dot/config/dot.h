@@ -53,9 +53,12 @@ struct DotConfig {
   constexpr int vectors_per_thread() const { return vector() == 16 ? 2 : 4; }
 
   constexpr const char* invalid_reason() const {
-    if (!is_number(a) || !is_number(b)) return "float32, float16, bfloat16, e4m3 or e5m2";
-    if (kLeastDotSpan % (threads() * vector() * vectors_per_thread()) != 0) return "whole parts";
-    if ((a_blocks && !is_fp8(a)) || (b_blocks && !is_fp8(b))) return "only FP8 has scales";
+    if (!is_number(a) || !is_number(b))
+      return "both vectors have to be float32, float16, bfloat16, e4m3 or e5m2";
+    if (kLeastDotSpan % (threads() * vector() * vectors_per_thread()) != 0)
+      return "the elements that a block reads at a time have to divide the least part";
+    if ((a_blocks && !is_fp8(a)) || (b_blocks && !is_fp8(b)))
+      return "only an FP8 operand can have scales";
     return nullptr;
   }
 };
@@ -76,7 +79,7 @@ struct DotPartsConfig {
   constexpr int threads() const { return block_threads; }
   constexpr const char* invalid_reason() const {
     if (block_threads < 32 || block_threads > 1024 || block_threads % 32 != 0) {
-      return "whole warps, at most 1024 threads";
+      return "a block has to consist of whole warps, at most 1024 threads";
     }
     return nullptr;
   }

@@ -99,29 +99,33 @@ struct MmaGemmConfig {
       return "scales that vary along K need promotion";
     }
     if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-      return "factors of channels stand beside scales of 128x128";
+      return "two-level scales of B need 128x128 scales";
     }
     if (row_warps < 1 || column_warps < 1 || row_warps * column_warps > 16) {
-      return "1 to 16 warps";
+      return "a block has to have 1 to 16 warps";
     }
     if (tile_rows < 16 || tile_rows % (16 * row_warps) != 0) {
-      return "a warp has whole sub-tiles of 16 rows";
+      return "tile_rows has to be a multiple of 16 for each warp along the rows";
     }
     if (tile_columns < 16 || tile_columns % (16 * column_warps) != 0) {
-      return "a warp loads 16 columns at a time";
+      return "tile_columns has to be a multiple of 16 for each warp along the columns";
     }
     if (tile_rows * 8 % threads() != 0 || tile_columns * 8 % threads() != 0) {
-      return "each thread copies as many units of 16 bytes";
+      return "all threads have to copy the same number of 16-byte units";
     }
-    if (threads() % 64 != 0) return "a thread's units lie in the same place of the swizzle";
-    if (load_bytes != 16 && load_bytes != 4 && load_bytes != 1) return "copies of 16, 4 or 1 bytes";
-    if (stages < 2 || stages > 8) return "2 to 8 stages";
-    if (blocks_per_multiprocessor < 1) return "a multiprocessor holds a block at least";
+    if (threads() % 64 != 0)
+      return "the number of threads has to be a multiple of 64, so that a thread's units lie in "
+             "the same place of the swizzle";
+    if (load_bytes != 16 && load_bytes != 4 && load_bytes != 1)
+      return "load_bytes has to be 16, 4 or 1";
+    if (stages < 2 || stages > 8) return "the ring has to have 2 to 8 stages";
+    if (blocks_per_multiprocessor < 1) return "blocks_per_multiprocessor has to be at least 1";
     if (raster_rows < 1) return "raster_rows has to be at least 1";
     // 60 for addresses and what is copied.
-    if (product_registers() + 60 > registers()) return "the products leave no registers";
+    if (product_registers() + 60 > registers())
+      return "the accumulators leave too few registers for operands and addresses";
     if (shared_bytes() > mma_shared_memory(blocks_per_multiprocessor)) {
-      return "more shared memory than a block has";
+      return "the stages do not fit into the shared memory of a block";
     }
     return nullptr;
   }

@@ -67,16 +67,17 @@ struct NormRowConfig {
     if (const char* reason = format.invalid_reason()) return reason;
     if (casts && format.granularity != Granularity::kChannel &&
         format.granularity != Granularity::kBlock1x128) {
-      return "a row holds scales of its own only";
+      return "a kernel of rows casts with channel or 1x128 scales only";
     }
     if (threads_per_row < 32 || threads_per_row > 512 || threads_per_row % 32 != 0) {
       return "threads_per_row has to be a multiple of 32 up to 512";
     }
     if (vectors_per_thread != 1 && vectors_per_thread != 2 && vectors_per_thread != 4 &&
         vectors_per_thread != 8) {
-      return "1, 2, 4 or 8 vectors per thread";
+      return "vectors_per_thread has to be 1, 2, 4 or 8";
     }
-    if (early_operands && (reread || !casts)) return "operands are held of a row that is held";
+    if (early_operands && (reread || !casts))
+      return "operands can be loaded early only for a row that stays in registers and is cast";
     return nullptr;
   }
 };
@@ -124,12 +125,13 @@ struct NormBackwardConfig {
   }
 
   constexpr const char* invalid_reason() const {
-    if (size_of(in) < 2 || in == DType::kInt32) return "float32, float16 or bfloat16";
+    if (size_of(in) < 2 || in == DType::kInt32)
+      return "the input has to be float32, float16 or bfloat16";
     if (row_threads < 32 || row_threads > 512 || row_threads % 32 != 0) {
       return "row_threads has to be a multiple of 32 up to 512";
     }
     if (vectors_per_thread < 1 || vectors_per_thread * vector() > 16) {
-      return "at most 16 columns per thread";
+      return "a thread has to have 1 to 16 columns";
     }
     return nullptr;
   }
@@ -161,8 +163,9 @@ struct NormGradientConfig {
   constexpr int threads() const { return kColumns * kGroups; }
 
   constexpr const char* invalid_reason() const {
-    if (size_of(in) < 2 || in == DType::kInt32) return "float32, float16 or bfloat16";
-    if (!sums_products && !sums_offsets) return "something has to be summed";
+    if (size_of(in) < 2 || in == DType::kInt32)
+      return "the input has to be float32, float16 or bfloat16";
+    if (!sums_products && !sums_offsets) return "a gradient has to sum products, offsets, or both";
     return nullptr;
   }
 };

@@ -51,9 +51,11 @@ struct TopKConfig {
   constexpr int threads() const { return 32 * kTokens; }
 
   constexpr const char* invalid_reason() const {
-    if (!is_wide(in)) return "float32, float16 or bfloat16";
-    if (per_lane < 1 || per_lane > kMostExperts / 32) return "1 to 32 experts to a lane";
-    if (scoring == Scoring::kSoftmax && (biased || grouped)) return "only sigmoids have these";
+    if (!is_wide(in)) return "the input has to be float32, float16 or bfloat16";
+    if (per_lane < 1 || per_lane > kMostExperts / 32)
+      return "per_lane has to be from 1 to 32 experts";
+    if (scoring == Scoring::kSoftmax && (biased || grouped))
+      return "a bias and groups need sigmoid scoring";
     return nullptr;
   }
 };
@@ -114,7 +116,7 @@ struct SlotCountConfig {
 
   constexpr const char* invalid_reason() const {
     if (experts < 256 || experts > kMostExperts || experts % threads() != 0) {
-      return "256, 512, 1024 or 2048 experts";
+      return "experts has to be 256, 512, 1024 or 2048";
     }
     return nullptr;
   }
@@ -174,7 +176,7 @@ struct CombineConfig {
   constexpr int threads() const { return row_threads; }
 
   constexpr const char* invalid_reason() const {
-    if (!is_wide(in) || !is_wide(out)) return "float32, float16 or bfloat16";
+    if (!is_wide(in) || !is_wide(out)) return "the input has to be float32, float16 or bfloat16";
     if (row_threads < 32 || row_threads > kMostThreads || row_threads % 32 != 0) {
       return "row_threads has to be a multiple of 32 up to 512";
     }

@@ -1,5 +1,7 @@
-// What a configuration of Hopper's GEMM kernel chooses among.
+// The enumerators of the configuration of Hopper's GEMM kernel.
 #pragma once
+
+#include "octofold/vocabulary.h"
 
 namespace octofold::config {
 
@@ -20,12 +22,15 @@ constexpr const char* word(OperandLoad load) {
   return "?";
 }
 
+// kThreads: bytes that hold 128 of a row at any address, in units of 16.
+inline constexpr int kUnalignedRow = kScaleBlock + 16;
+
 // How D reaches global memory.
 enum class OutputStore : unsigned char {
-  kTma,        // whole tiles through shared memory, by a warp of the loading warpgroup
+  kTma,        // whole tiles through shared memory, by a producer warp
   kDirect,     // straight from registers: any row stride
-  kTmaPieces,  // by each math warp by itself, where a whole tile would take too much memory
-  kTmaOntoC,   // as kTma, box by box, each after TMA has brought C's to the same place
+  kTmaPieces,  // slabs: by each consumer warp, where a whole tile would take too much memory
+  kTmaOntoC,   // as kTma, box by box, each after TMA has prefetched C's to the same place
 };
 
 constexpr const char* word(OutputStore store) {
@@ -38,10 +43,15 @@ constexpr const char* word(OutputStore store) {
   return "?";
 }
 
-// What promotion overlaps with.
+// kTmaPieces: a slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
+inline constexpr int kPieceRows = 16;
+inline constexpr int kPieceRowBytes = 128;
+inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
+
+// How the consumer warpgroups are timed, so that promotion overlaps with products.
 enum class MathOrder : unsigned char {
   kFree,         // a warpgroup issues its products when their operands are there
-  kOrdered,      // one after another: one promotes while the next one's products run
+  kOrdered,      // ping-pong: one warpgroup promotes while the next one's products run
   kAlternating,  // a warpgroup has the next stage's products under way while it promotes: two
                  // partial sums, taken in turn
 };

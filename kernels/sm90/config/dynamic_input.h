@@ -53,7 +53,7 @@ constexpr const char* word(const DynamicInput& dynamic) {
 inline constexpr int kCastWarps = 4;
 
 // Registers of a thread that casts, where so many blocks share a multiprocessor and a tile has so
-// many columns: what the loading and the math warpgroup leave. Four blocks leave too few.
+// many columns: what the producer and the consumer warpgroup leave. Four blocks leave too few.
 constexpr int cast_registers(int blocks_per_multiprocessor, int tile_columns) {
   if (blocks_per_multiprocessor == 1) return 144;
   if (blocks_per_multiprocessor == 2) return tile_columns <= 32 ? 120 : 88;

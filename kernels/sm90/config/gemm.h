@@ -1,160 +1,216 @@
-// What configurations of Hopper's GEMM kernel can be built.
+// The configurations from which Hopper's GEMM kernel can be built.
 #pragma once
 
 #include "kernels/sm90/config/gemm_config.h"
+#include "kernels/sm90/config/resources.h"
 #include "kernels/sm90/config/smem_layout.h"
 
 namespace octofold::config {
 
-constexpr const char* Sm90GemmConfig::gated_invalid_reason() const {
-  if (!is_gated(gated.activation)) return "an activation of gate and up";
-  if (!is_fp8(form.out)) return "what a gated activation gives is cast to FP8";
+// Each returns null, or why no kernel can be built.
+struct Sm90GemmChecks : Sm90GemmConfig {
+  constexpr const char* gated_invalid_reason() const;
+  constexpr const char* dynamic_invalid_reason() const;
+  constexpr const char* grouped_invalid_reason() const;
+  constexpr const char* tile_invalid_reason() const;
+  constexpr const char* cluster_invalid_reason() const;
+  constexpr const char* scales_invalid_reason() const;
+  constexpr const char* load_invalid_reason() const;
+  constexpr const char* store_invalid_reason() const;
+  constexpr const char* order_invalid_reason() const;
+  constexpr const char* resources_invalid_reason() const;
+};
+
+constexpr const char* Sm90GemmChecks::gated_invalid_reason() const {
+  if (!is_gated(gated.activation)) return "the activation has to be one of gate and up";
+  if (!is_fp8(form.out)) return "the output of a gated product has to be FP8";
   if (form.a.scales != Granularity::kBlock1x128 || form.b.scales != Granularity::kBlock128x128) {
-    return "gate and up are products of 1x128 and 128x128 scales";
+    return "a gated product needs 1x128 scales of A and 128x128 scales of B";
   }
   if (form.c != Addend::kNone || form.bias != Addend::kNone || form.b_channel_scale) {
-    return "gate and up are just products";
+    return "a gated product has no C, no bias and no two-level scales";
   }
   if (swapped || tile_columns != kScaleBlock || row_sub_tiles() != 1) {
-    return "a thread holds gate and up of the same elements, four of them a unit of 1x128";
+    return "a gated product needs tiles of 128 columns, straight operands and one sub-tile of "
+           "rows, so that four threads hold a 1x128 unit of gate and up";
   }
-  if (cluster_depth != 1) return "gate and up are not shared";
-  if (load != OperandLoad::kTma || store != OutputStore::kTma) return "all moves by TMA";
+  if (cluster_depth != 1) return "a gated product does not use split-K";
+  if (load != OperandLoad::kTma || store != OutputStore::kTma)
+    return "a gated product loads and stores by TMA";
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::dynamic_invalid_reason() const {
-  if (gated.exists) return "no gated product casts its A";
+constexpr const char* Sm90GemmChecks::dynamic_invalid_reason() const {
+  if (gated.exists) return "a gated product cannot cast its A";
   if (dynamic.type != DType::kFloat32 && size_of(dynamic.type) != 2) {
-    return "what is cast has to be float32, float16 or bfloat16";
+    return "an A that the product casts has to be float32, float16 or bfloat16";
   }
-  if (form.a.scales != Granularity::kBlock1x128) return "a warp finds scales of 1x128";
-  if (!swapped) return "the rows that are cast are few, and the instruction's columns";
-  if (cluster_columns * cluster_rows != 1) return "each block casts for itself";
-  if (load != OperandLoad::kTma) return "what is not cast comes by TMA";
-  if (blocks_per_multiprocessor > kMostCastingBlocks) return "threads that cast need registers";
-  if (tile_columns % cast_rows() != 0) return "turns of as many rows each";
-  if (stages < kCastWarps) return "a warp's next turn is one round of the ring away at most";
+  if (form.a.scales != Granularity::kBlock1x128)
+    return "an A that the product casts has 1x128 scales";
+  if (!swapped) return "a product that casts its A needs swapped operands";
+  if (multicast_blocks() != 1) return "a product that casts its A has no clusters with multicast";
+  if (load != OperandLoad::kTma) return "a product that casts its A loads B by TMA";
+  if (blocks_per_multiprocessor > kMostCastingBlocks)
+    return "so many blocks to a multiprocessor leave the casting threads too few registers";
+  if (tile_columns % cast_rows() != 0)
+    return "tile_columns has to be a multiple of the rows that a warp casts at a time";
+  if (stages < kCastWarps)
+    return "a product that casts its A needs at least as many stages as casting warps";
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::grouped_invalid_reason() const {
-  if (cluster_depth != 1) return "groups are not summed in slices of K";
-  if (dynamic.exists) return "nothing is cast on its way to a product of groups";
-  if (form.b_channel_scale) return "no group has two-level scales";
+constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
+  if (cluster_depth != 1) return "products of groups do not use split-K";
+  if (dynamic.exists) return "a product of groups cannot cast its A";
+  if (form.b_channel_scale) return "a product of groups has no two-level scales";
   if (store == OutputStore::kTmaPieces && reads_c()) {
-    return "a C that is read piece by piece leaves no registers for a walk over groups";
+    return "a C that is read slab by slab leaves no registers for a walk over groups";
   }
   if (work != Work::kGroupedDepth) return nullptr;
-  if (gated.exists || form.bias != Addend::kNone) return "a sum over a group's K is all there is";
-  if (load != OperandLoad::kTma) return "groups of K begin where TMA can address them";
+  if (gated.exists || form.bias != Addend::kNone)
+    return "a product with groups along K has no gate and no bias";
+  if (load != OperandLoad::kTma) return "a product with groups along K loads by TMA";
   return nullptr;
 }
 
-constexpr const char* Sm90GemmConfig::store_invalid_reason() const {
-  if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
-    return "16-bit elements alone are turned on their way to shared memory";
-  }
-  if (store == OutputStore::kTmaPieces &&
-      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
-    return "pieces are of whole groups of columns, and of rows that are D's";
-  }
-  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
-      columns().scales == Granularity::kChannel) {
-    return "factors of columns, read for each piece, leave three warpgroups too few registers";
-  }
-  if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone ||
-                        store == OutputStore::kDirect || stores_onto_c())) {
-    return "TMA adds FP32 to a C that is D";
-  }
-  if (!stores_onto_c()) return boxes == 0 ? nullptr : "boxes are there for C to come to";
-  if (form.c == Addend::kNone || form.out != DType::kFloat32) {
-    return "an FP32 C comes to where an FP32 D leaves from";
-  }
-  if (swapped || cluster_depth != 1) return "C comes to whole tiles, whose rows are D's";
-  // One is summed or stored while others are on their way.
-  if (boxes < 2 || boxes > 32) return "2 to 32 boxes";
-  return nullptr;
-}
-
-constexpr const char* Sm90GemmConfig::invalid_reason() const {
-  if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
-  if (gated.exists) {
-    if (const char* reason = gated_invalid_reason()) return reason;
-  } else if (is_fp8(form.out) || form.out == DType::kInt32) {
-    return "D has to be float32, float16 or bfloat16";
-  }
-  if (dynamic.exists) {
-    if (const char* reason = dynamic_invalid_reason()) return reason;
-  }
-  if (work != Work::kDense) {
-    if (const char* reason = grouped_invalid_reason()) return reason;
-  }
-  if (math_warpgroups < 1 || math_warpgroups > 3) return "1 to 3 math warpgroups";
+constexpr const char* Sm90GemmChecks::tile_invalid_reason() const {
+  if (math_warpgroups < 1 || math_warpgroups > 3)
+    return "there have to be 1 to 3 consumer warpgroups";
   if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {
-    return "tile_rows has to be a multiple of 64 for each math warpgroup, at most 256";
+    return "tile_rows has to be a multiple of 64 for each consumer warpgroup, at most 256";
   }
   const bool is_eight = swapped && tile_columns == 8;
   if (tile_columns < 8 || (tile_columns % 16 != 0 && !is_eight) || tile_columns > 256) {
     return "tile_columns has to be a multiple of 16, at most 256, or 8 where swapped";
   }
-  if (stages < 2) return "at least 2 stages";
-  if (cluster_rows < 1 || cluster_columns < 1 || cluster_rows * cluster_columns > 2) {
-    return "1 or 2 tiles to a cluster";
+  if (stages < 2) return "the ring has to have at least 2 stages";
+  if (raster_rows < 1) return "raster_rows has to be at least 1";
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::cluster_invalid_reason() const {
+  if (cluster_rows < 1 || cluster_columns < 1 || multicast_blocks() > 2) {
+    return "a cluster has to have 1 or 2 tiles";
   }
-  if (cluster_depth < 1 || cluster_depth > 4) return "at most 4 slices of K";
-  if (cluster_depth > 1 && cluster_rows * cluster_columns > 1) {
-    return "a cluster shares a tile or has neighbouring ones";
+  if (cluster_depth < 1 || cluster_depth > 4) return "split-K has to be from 1 to 4";
+  if (cluster_depth > 1 && multicast_blocks() > 1) {
+    return "a cluster cannot both use split-K and have neighbouring tiles";
   }
   if (!swapped && tile_columns % (16 * cluster_depth) != 0) {
-    return "each block of a cluster finishes as many columns, a multiple of 16";
+    return "with split-K, tile_columns has to be a multiple of 16 for each block of the cluster";
   }
   if (blocks_per_multiprocessor < 1 || blocks_per_multiprocessor > 4) {
-    return "1 to 4 blocks to a multiprocessor";
+    return "blocks_per_multiprocessor has to be from 1 to 4";
   }
   if (tile_rows % (8 * cluster_columns) != 0 || tile_columns % (8 * cluster_rows) != 0) {
-    return "the blocks of a cluster each load whole swizzle atoms (8 rows)";
+    return "each block of a cluster has to load whole swizzle atoms (8 rows)";
   }
-  if (raster_rows < 1) return "raster_rows has to be at least 1";
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::scales_invalid_reason() const {
   if ((varies_along_k(row_scales()) || varies_along_k(column_scales())) && !promote()) {
     return "scales that vary along K need promotion";
   }
   if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    return "factors of channels stand beside scales of 128x128";
+    return "two-level scales of B need 128x128 scales";
   }
   if (column_scales() == Granularity::kBlock128x128 &&
       scales_per_stage(column_scales(), tile_columns) > 2) {
     return "a tile may touch two 128-blocks of columns at most";
   }
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::load_invalid_reason() const {
+  if (load == OperandLoad::kTma) return nullptr;
   const bool warp_stores = store == OutputStore::kTma || stores_onto_c();
-  if (load != OperandLoad::kTma && (cluster_size() != 1 || warp_stores)) {
-    return "threads that load neither share with others nor leave a warp to store";
+  if (cluster_size() != 1 || warp_stores) {
+    return "operands that threads copy allow no cluster, and no store of whole tiles by a producer "
+           "warp";
   }
-  if (load != OperandLoad::kTma && math_warpgroups > 2) {
-    return "two warpgroups that copy leave registers for two that multiply";
+  if (math_warpgroups > 2) {
+    return "operands that threads copy leave registers for at most two consumer warpgroups";
   }
-  if (const char* reason = store_invalid_reason()) return reason;
-  if (order == MathOrder::kOrdered && math_warpgroups < 2) return "an order is one of several";
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::store_invalid_reason() const {
+  if (store == OutputStore::kTma && form.out == DType::kFloat32 && swapped) {
+    return "swapped operands with FP32 output cannot be stored by TMA: only 16-bit elements can be "
+           "turned on their way to shared memory";
+  }
+  if (store == OutputStore::kTmaPieces &&
+      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
+    return "per-warp store slabs need straight operands, at least one slab, and a whole number of "
+           "slabs in a block's columns";
+  }
+  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
+      columns().scales == Granularity::kChannel) {
+    return "factors of columns, read for each slab, leave three warpgroups too few registers";
+  }
+  if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone ||
+                        store == OutputStore::kDirect || stores_onto_c())) {
+    return "adding in place needs an FP32 D that is C, stored by TMA without C-prefetch";
+  }
+  if (!stores_onto_c()) return boxes == 0 ? nullptr : "boxes are for C-prefetch alone";
+  if (form.c == Addend::kNone || form.out != DType::kFloat32) {
+    return "C-prefetch needs an FP32 C and an FP32 D";
+  }
+  if (swapped || cluster_depth != 1) return "C-prefetch needs straight operands and no split-K";
+  // One is summed or stored while others are on their way.
+  if (boxes < 2 || boxes > 32) return "C-prefetch needs 2 to 32 boxes";
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::order_invalid_reason() const {
+  if (order == MathOrder::kOrdered && math_warpgroups < 2) {
+    return "ping-pong order needs at least two consumer warpgroups";
+  }
   if (order == MathOrder::kAlternating && (sub_tiles() != 1 || !promote() || early_wait)) {
-    return "partial sums taken in turn are those of one sub-tile, and wait for no stage early";
+    return "alternating order needs one sub-tile and promotion, and excludes wait-ahead";
   }
-  if (early_wait && !promote()) return "nothing is hidden by an early wait without promotion";
+  if (early_wait && !promote()) return "wait-ahead needs promotion, the only thing that it hides";
   if (early_wait && order == MathOrder::kOrdered) {
-    return "a warpgroup that waits for the next stage early keeps the others waiting too long";
+    return "wait-ahead excludes ping-pong order: a warpgroup that waits ahead keeps the others "
+           "waiting too long";
   }
+  return nullptr;
+}
+
+constexpr const char* Sm90GemmChecks::resources_invalid_reason() const {
   if (consumer_registers() < producer_registers()) return "fewer registers than the block needs";
   if (tile_columns / 2 + 26 > registers_at_start()) {
-    return "the instruction's sums do not fit into the registers that the block starts with";
+    return "the instruction's accumulators do not fit into the registers that the block starts "
+           "with";
   }
-  // Addresses, barriers, descriptors. What the copying threads are given, the others lack.
+  // Addresses, barriers, descriptors. Threads that copy have registers that the others lack.
   const int other_registers = load == OperandLoad::kTma ? 24 : 40;
   if (product_registers() + other_registers > consumer_registers()) {
     return "the products leave no registers";
   }
   if (Sm90SmemLayout(*this).total > shared_memory_of_block(blocks_per_multiprocessor)) {
-    return "more shared memory than a block has";
+    return "the stages do not fit into the shared memory of a block";
   }
   return nullptr;
+}
+
+constexpr const char* Sm90GemmConfig::invalid_reason() const {
+  if (!is_fp8(form.a.type) || !is_fp8(form.b.type)) return "A and B have to be FP8";
+  if (!gated.exists && (is_fp8(form.out) || form.out == DType::kInt32)) {
+    return "D has to be float32, float16 or bfloat16";
+  }
+  const Sm90GemmChecks checks{*this};
+  const char* reason = gated.exists ? checks.gated_invalid_reason() : nullptr;
+  if (reason == nullptr && dynamic.exists) reason = checks.dynamic_invalid_reason();
+  if (reason == nullptr && work != Work::kDense) reason = checks.grouped_invalid_reason();
+  if (reason == nullptr) reason = checks.tile_invalid_reason();
+  if (reason == nullptr) reason = checks.cluster_invalid_reason();
+  if (reason == nullptr) reason = checks.scales_invalid_reason();
+  if (reason == nullptr) reason = checks.load_invalid_reason();
+  if (reason == nullptr) reason = checks.store_invalid_reason();
+  if (reason == nullptr) reason = checks.order_invalid_reason();
+  return reason == nullptr ? checks.resources_invalid_reason() : reason;
 }
 
 }  // namespace octofold::config

@@ -1,5 +1,6 @@
 // The configuration of Hopper's GEMM kernel: a value that the planner builds, the host compiler
-// checks, the JIT prints into the kernel's name and the kernel reads.
+// checks, the JIT prints into the kernel's name and the kernel reads. kernels/sm90/policies.h
+// chooses the kernel's code by it.
 #pragma once
 
 #include "octofold/gemm_form.h"
@@ -14,48 +15,34 @@
 
 namespace octofold::config {
 
-// Values of K that one pipeline stage holds: those that share a block scale, and that the tensor
-// core sums before promotion.
+// Values of K that one stage of the ring holds: they share a block scale, and the tensor core sums
+// them before promotion.
 inline constexpr int kStageDepth = kScaleBlock;
 
-// What the 128-byte swizzle counts from: operands begin at multiples of it.
+// The 128-byte swizzle counts from multiples of this: operands begin there.
 inline constexpr int kSwizzleAlignment = 1024;
-
-// What a block of threads may have of shared memory on Hopper, where a multiprocessor is to hold so
-// many: of its 228 KB the system takes 1 KB for each block. Source: CUDA programming guide,
-// "Technical Specifications per Compute Capability".
-constexpr int shared_memory_of_block(int blocks) { return 228 * 1024 / blocks - 1024; }
-inline constexpr int kSm90SharedMemory = shared_memory_of_block(1);
 
 // Rows of the instruction.
 inline constexpr int kSubTileRows = 64;
-// Of so many rows, perhaps none.
+// How many sub-tiles hold so many rows, perhaps none.
 constexpr int sub_tiles_of(int rows) { return rows > 0 ? ceil_divide(rows, kSubTileRows) : 0; }
-
-// Bytes that hold 128 of a row at any address, in units of 16.
-inline constexpr int kUnalignedRow = kStageDepth + 16;
-
-// A piece: the rows that a math warp has of a sub-tile, 128 bytes wide.
-inline constexpr int kPieceRows = 16;
-inline constexpr int kPieceRowBytes = 128;
-inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
 
 // A tile's rows and columns are those of the instruction: rows of A and rows of B, or of B and A
 // where they are swapped.
 struct Sm90GemmConfig {
   GemmForm form{};
-  // D's columns are there twice, as gate and up, and what is written are the codes of H.
+  // The product has gates and ups side by side, and D holds the codes of their activation.
   GatedOutput gated{};
   // A is read in high precision and cast by a warpgroup of its own.
   DynamicInput dynamic{};
-  // What is summed: one product, or those of groups.
+  // One product, or those of groups.
   Work work = Work::kDense;
   // The instruction takes 64 rows at least, and 8 columns: B's rows as its rows, where A has few.
-  // Whatever stands below counts them as the instruction does; the store alone turns D back.
+  // All that stands below counts as the instruction does; the store alone turns D back.
   bool swapped = false;
 
-  // The output tile of a block of threads. Each math warpgroup owns tile_rows / math_warpgroups of
-  // its rows and works on them in sub-tiles of 64, twice where the output is gated.
+  // The output tile of a block of threads. Each consumer warpgroup owns tile_rows / math_warpgroups
+  // of its rows and works on them in sub-tiles of 64, twice where the output is gated.
   int tile_rows = 128;
   int tile_columns = 128;
   int math_warpgroups = 2;
@@ -64,24 +51,24 @@ struct Sm90GemmConfig {
   // the columns, columns along the rows.
   int cluster_rows = 1;
   int cluster_columns = 1;
-  // Blocks of a cluster that share a tile: each sums a slice of K.
+  // Split-K: blocks of a cluster that share a tile, each with a slice of K.
   int cluster_depth = 1;
   // Blocks that a multiprocessor holds at one time.
   int blocks_per_multiprocessor = 1;
 
   OperandLoad load = OperandLoad::kTma;
   OutputStore store = OutputStore::kTma;
-  // Pieces of shared memory that a math warp has, to fill one while others are read.
+  // Slabs of shared memory that a consumer warp has, to fill one while others are read.
   int pieces = 2;
-  // Where D leaves onto C: boxes that shared memory has room for, each as high as the tile.
+  // With a prefetched C: boxes that shared memory has room for, each as high as the tile.
   int boxes = 0;
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
   MathOrder order = MathOrder::kFree;
-  // Wait for the next stage and read its scales while the MMAs of this one run: hides the wait,
-  // costs one stage of latency tolerance.
+  // Wait-ahead: for the next stage and its scales, while the products of this one run. It hides the
+  // wait and costs one stage of latency tolerance.
   bool early_wait = false;
-  // Rows of cluster tiles that are walked together, for the sake of the L2 cache.
+  // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
   int raster_rows = 8;
 
   static constexpr int kSubTileStride = kSubTileRows;
@@ -114,11 +101,11 @@ struct Sm90GemmConfig {
 
   constexpr Operand rows() const { return swapped ? form.b : form.a; }
   constexpr Operand columns() const { return swapped ? form.a : form.b; }
-  // What shares a scale in a stage. Where A's rows are in groups, a tile begins anywhere in a block
-  // of 128x128: each row brings the scale of its block then.
+  // How rows share scales in a stage. Where A's rows are in groups, a tile begins anywhere in a
+  // block of 128x128: each row brings the scale of its block then.
   constexpr Granularity row_scales() const { return swapped ? form.b.scales : a_scales(); }
   constexpr Granularity column_scales() const { return swapped ? a_scales() : form.b.scales; }
-  // Of two-level scales: whether rows, or columns, have factors of their own besides.
+  // Two-level scales: whether rows, or columns, have factors of their own besides.
   constexpr bool rows_have_factors() const { return form.b_channel_scale && swapped; }
   constexpr bool columns_have_factors() const { return form.b_channel_scale && !swapped; }
   // Whether partial sums of kStageDepth are added in FP32, or the tensor core sums all of K (about
@@ -126,8 +113,7 @@ struct Sm90GemmConfig {
   constexpr bool promote() const { return !form.fast_accumulation; }
 
   constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
-  // Whether tiles of rows may be the last of a group, of which just sub-tiles that have rows are
-  // loaded and multiplied.
+  // Whether just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
   constexpr bool loads_sub_tiles() const {
     return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
   }
@@ -135,8 +121,8 @@ struct Sm90GemmConfig {
   constexpr bool stores_groups() const {
     return work != Work::kDense && store != OutputStore::kDirect;
   }
-  // Who adds C: TMA, in memory (adds_in_place); threads to what TMA brought; or threads, which read
-  // it themselves.
+  // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
+  // threads, which read it themselves.
   constexpr bool stores_onto_c() const { return store == OutputStore::kTmaOntoC; }
   constexpr bool reads_c() const {
     return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();
@@ -148,7 +134,7 @@ struct Sm90GemmConfig {
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
   constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
-  // Those of a math warpgroup: one below the other; then the same for the ups.
+  // Sub-tiles of a consumer warpgroup: one below the other; then the same for the ups.
   constexpr int row_sub_tiles() const { return warpgroup_rows() / kSubTileRows; }
   constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
   // Rows of the columns' operand that a stage holds, and scales of theirs.
@@ -157,66 +143,32 @@ struct Sm90GemmConfig {
     return scales_per_stage(column_scales(), tile_columns) * (gated.exists ? 2 : 1);
   }
   constexpr int consumer_threads() const { return 128 * math_warpgroups; }
-  // One warpgroup more loads, reads scales and stores; two where threads copy the operands, or one
-  // of them casts.
+  // One producer warpgroup loads, copies scales and stores; there are two where threads copy the
+  // operands, or one of them casts.
   constexpr int producer_warpgroups() const {
     return load == OperandLoad::kTma && !dynamic.exists ? 1 : 2;
   }
   // Producer warps that copy operands where TMA cannot: all but the two that copy scales.
   constexpr int copy_warps() const { return 4 * producer_warpgroups() - 2; }
   constexpr int threads() const { return consumer_threads() + 128 * producer_warpgroups(); }
-  // Registers of a thread after setmaxnreg: of a math warpgroup, and of the loading one. Together
-  // they have what the block starts with: a multiprocessor's 65 536 divided evenly, rounded down to
-  // a multiple of 8 for each thread (3 warpgroups: 168). More is not an error but a kernel that
-  // never begins. Threads that copy operands themselves need more.
-  constexpr int producer_registers() const {
-    if (dynamic.exists) return 32;
-    // What is copied and what is shifted are two walks over groups.
-    if (load == OperandLoad::kThreads && groups_rows(work)) return 64;
-    return load == OperandLoad::kTma ? 40 : 56;
-  }
-  // Of the second loading warpgroup.
-  constexpr int second_producer_registers() const {
-    return dynamic.exists ? cast_registers(blocks_per_multiprocessor, tile_columns)
-                          : producer_registers();
-  }
-  constexpr int consumer_registers() const {
-    const int all = (math_warpgroups + producer_warpgroups()) * registers_at_start();
-    const int loading =
-        producer_registers() + (producer_warpgroups() > 1 ? second_producer_registers() : 0);
-    const int fair = (all - loading) / math_warpgroups / 8 * 8;
-    return fair < 232 ? fair : 232;
-  }
-  constexpr int registers_at_start() const {
-    return 65536 / (threads() * blocks_per_multiprocessor) / 8 * 8;
-  }
+  // resources.h: registers of a thread, and turns of the warps that cast.
+  constexpr int registers_at_start() const;
+  constexpr int producer_registers() const;
+  constexpr int second_producer_registers() const;
+  constexpr int consumer_registers() const;
+  constexpr int product_registers() const;
+  constexpr int cast_rows() const;
+  constexpr int casts_ahead() const;
+  constexpr int cast_turns() const;
 
-  // Registers of a math thread that the products fill: the sums, the partial sums of one sub-tile,
-  // the scales of its columns and their products with its rows' ones.
-  constexpr int product_registers() const {
-    const int partial_sums = !promote() ? 0 : order == MathOrder::kAlternating ? 2 : 1;
-    const int scales = column_scales() == Granularity::kBlock1x128 ? tile_columns / 2 : 0;
-    return tile_columns / 2 * (sub_tiles() + partial_sums) + scales;
-  }
-
-  // Where A is cast, a warp does so with some rows of a stage at a time: a lane has eight vectors
-  // of them, or as many as it has registers for. Turns of a stage, each of one warp's:
-  constexpr int cast_rows() const {
-    const int vectors = (second_producer_registers() < 80 ? 4 : 8) / (dynamic.vectors ? 1 : 2);
-    const int most = dynamic.rows_at_once() * vectors;
-    return tile_columns < most ? tile_columns : most;
-  }
-  // Of a warp's turns so many are on their way at one time; turns of a stage.
-  constexpr int casts_ahead() const { return second_producer_registers() < 120 ? 1 : 2; }
-  constexpr int cast_turns() const { return dynamic.exists ? tile_columns / cast_rows() : 0; }
-
-  // Of the blocks that share a tile each finishes and stores some of its columns, by eights: block
-  // i those from i times this on.
+  // Each block that shares a tile finishes and stores some of its columns, by eights: block i
+  // those from i times this on.
   constexpr int owned_columns() const {
     return round_up(ceil_divide(tile_columns, cluster_depth), 8);
   }
 
-  // Of a tile that leaves in boxes 128 bytes wide, or less where its columns are no multiple.
+  // Columns of the boxes in which a tile leaves: 128 bytes wide, or less where these do not divide
+  // its columns.
   constexpr int box_columns() const {
     int columns = 128 / size_of(form.out);
     while (owned_columns() % columns != 0) columns /= 2;
@@ -224,7 +176,7 @@ struct Sm90GemmConfig {
   }
   constexpr int boxes_of_tile() const { return tile_columns / box_columns(); }
 
-  // Null if a kernel can be built from it, else why not.
+  // gemm.h: null if a kernel can be built from it, else why not.
   constexpr const char* invalid_reason() const;
 
  private:
@@ -232,10 +184,6 @@ struct Sm90GemmConfig {
     const bool is_square = form.a.scales == Granularity::kBlock128x128;
     return is_square && groups_rows(work) ? Granularity::kBlock1x128 : form.a.scales;
   }
-  constexpr const char* gated_invalid_reason() const;
-  constexpr const char* dynamic_invalid_reason() const;
-  constexpr const char* grouped_invalid_reason() const;
-  constexpr const char* store_invalid_reason() const;
 };
 
 }  // namespace octofold::config

@@ -1,4 +1,4 @@
-// What the host passes to Hopper's GEMM kernel.
+// The parameters of Hopper's GEMM kernel, as the host passes them.
 #pragma once
 
 #include "kernels/shared/arithmetic.h"
@@ -18,17 +18,17 @@ struct OutputScaleParams {
   long long column_stride;
 };
 
-// What the host passes to the kernel: one struct, by value. With OperandLoad::kTma the operands'
-// maps are used, with OutputStore::kTma that of D; the pointers otherwise. Of a gated product the
-// rows of as many ups lie behind those of the gates.
+// One struct, by value. With OperandLoad::kTma the operands' maps are used, and with
+// OutputStore::kTma that of D; otherwise the pointers. In a gated product the rows of as many ups
+// lie behind those of the gates.
 struct Sm90GemmParams : GemmParams {
   TensorMap
       rows_map{};  // uint8 [rows, k], box [tile_rows / cluster_columns, 128], 128-byte swizzle
   TensorMap last_rows_map{};  // box [last_rows, 128], likewise; in groups as many as hold the rows
   // uint8 [columns, k], box [tile_columns / cluster_rows, 128], likewise; not of what is cast
   TensorMap columns_map{};
-  // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups: of three dimensions,
-  // of which the outer two both count rows (kernels/sm90/store.h, "send_box").
+  // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups it has three
+  // dimensions, of which the outer two both count rows (kernels/sm90/store_groups.h).
   TensorMap out_map{};
   TensorMap c_map{};  // the same of C, with OutputStore::kTmaOntoC
 
@@ -36,10 +36,10 @@ struct Sm90GemmParams : GemmParams {
   int last_rows{};                // 0: last_rows_map is not used
 };
 
-// Rows that are loaded of the last tile of rows: whole swizzle atoms that hold those which there
-// are, as TMA takes its time over rows that are not (54 µs against 34 for 1 row and for 64 at N, K
-// = 7168, 16384 on an H200). What a stage holds in the other rows is of no account: their sums are
-// not stored. 0: as in all others.
+// Rows that are loaded for the last tile of rows: whole swizzle atoms that hold its rows, as TMA
+// takes its time over rows that do not exist (54 µs for 1 row against 34 for 64 at N, K = 7168,
+// 16384 on an H200). What a stage holds in the other rows does not matter, as their sums are not
+// stored. 0: as many as for all other tiles.
 constexpr int last_rows(int tile_rows, int cluster_columns, int rows) {
   const int existing = round_up(rows % tile_rows, 8);
   return cluster_columns == 1 && existing < tile_rows ? existing : 0;

@@ -112,31 +112,35 @@ struct WeightOnlyConfig {
   }
 
   constexpr const char* invalid_reason() const {
-    if (!is_fp8(w)) return "w is FP8";
-    if (size_of(x) == 0 || x == DType::kInt32) return "x has numbers";
-    if (size_of(out) < 2 || out == DType::kInt32) return "out has wider numbers";
-    if (warps_columns < 1 || warps_rows < 1 || warps_depth < 1) return "some warps";
-    if (threads() > 512) return "at most 512 threads";
-    if (stages < 2) return "something on its way while the rest is multiplied";
+    if (!is_fp8(w)) return "w has to be FP8";
+    if (size_of(x) == 0 || x == DType::kInt32) return "x has to be a floating-point type";
+    if (size_of(out) < 2 || out == DType::kInt32)
+      return "out has to be float32, float16 or bfloat16";
+    if (warps_columns < 1 || warps_rows < 1 || warps_depth < 1)
+      return "a block has to have at least one warp along rows, columns and depth";
+    if (threads() > 512) return "a block has to have at most 512 threads";
+    if (stages < 2) return "the ring has to have at least 2 stages";
     if (tile_columns != 16 * warps_columns * column_tiles()) {
-      return "whole tiles of 16 columns for each warp";
+      return "tile_columns has to be 16 for each of a warp's column tiles";
     }
-    if (transposed && kScaleBlock % tile_columns != 0) return "columns of one block of 128";
+    if (transposed && kScaleBlock % tile_columns != 0)
+      return "transposed: tile_columns has to divide 128";
     if (tile_rows < 8 ? tile_rows != 1 && tile_rows != 2 && tile_rows != 4
                       : tile_rows != 8 * warps_rows * row_tiles()) {
-      return "whole tiles of 8 rows for each warp, or 1, 2 or 4 rows";
+      return "tile_rows has to be 8 for each of a warp's row tiles, or 1, 2 or 4";
     }
     if (!on_tensor_cores() && (warps_rows != 1 || column_tiles() != 1 || tile_rows > 16)) {
-      return "float32: 16 columns and at most 16 rows to a warp";
+      return "float32 x: a warp has to have 16 columns and at most 16 rows";
     }
     if (4 * column_tiles() * row_tiles() > (has_blocks() || depth_factors ? 64 : 96)) {
-      return "sums that registers hold beside their parts";
+      return "the accumulators leave too few registers for partial sums";
     }
     if (transposed && (column_tiles() != 2 || !on_tensor_cores() || is_fp8(x))) {
-      return "transposed: 32 columns to a warp, and numbers of 16 bits";
+      return "transposed: a warp has to have 32 columns, and x 16-bit numbers";
     }
-    if (depth_factors && (!transposed || w_blocks)) return "factors of rows of W, or of blocks";
-    if (x_blocks && !is_fp8(x)) return "only FP8 has scales";
+    if (depth_factors && (!transposed || w_blocks))
+      return "factors along the depth need a transposed W without block scales";
+    if (x_blocks && !is_fp8(x)) return "only an FP8 x can have scales";
     return nullptr;
   }
 };

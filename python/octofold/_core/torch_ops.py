@@ -96,8 +96,8 @@ def _call_by_torch(
     if out is not None:
         if differentiated:
             raise UnsupportedError(
-                f"{op.name}: argument 'out': expected nothing to differentiate, as a result that "
-                "is written in place has no gradient; got an argument that requires grad"
+                f"{op.name}: argument 'out': expected nothing to differentiate, because a result "
+                "that is written in place has no gradient; got an argument that requires grad"
             )
         return _write(op, inputs, options, out)
     if differentiated or (not _is_compiling() and _innermost_transform() is not None):

@@ -25,53 +25,55 @@ def attention(
     key_offsets: Array | None = None,
     key_counts: Array | None = None,
     page_table: Array | None = None,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     return_log_sum_exp: bool = False,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """softmax(scale · q · kᵀ) · v for each sequence and head, of keys and values in FP8.
+    """Compute softmax(softmax_scale · q · kᵀ) · v for each sequence and head, with keys and values
+    in FP8.
 
     q: float16 or bfloat16, [batch, queries, heads, head_size], or with query_offsets
-        [total_queries, heads, head_size]; head_size is a multiple of 8 from 8 to 256, and heads one
-        of kv_heads: head h reads that of k and v with number h // (heads // kv_heads). Here and of
-        k, v and out the last dimension is contiguous, and the others have any strides.
+        [total_queries, heads, head_size]. head_size is a multiple of 8 from 8 to 256. heads is a
+        multiple of kv_heads; head h reads the key head h // (heads // kv_heads). The last dimension
+        of q, k, v and out is contiguous, and the others have any strides.
     k, v: e4m3 or e5m2, each either, of one shape: [batch, keys, kv_heads, head_size]; with
         key_offsets [total_keys, kv_heads, head_size], sequences one behind another; with page_table
         [pages, page_size, kv_heads, head_size], page_size a power of two from 16 on.
-    k_scale, v_scale: float32, the multipliers of codes; None: 1. One element; [kv_heads]; one of
-        128 keys of a sequence and a head, [batch, ceil(keys / 128), kv_heads], with key_offsets
+    k_scale, v_scale: float32, the multipliers of the codes; None: 1. One element; [kv_heads]; one
+        for 128 keys of a sequence and a head, [batch, ceil(keys / 128), kv_heads], with key_offsets
         [total_keys // 128 + batch, kv_heads], where sequence b begins at key_offsets[b] // 128 + b;
-        with page_table [pages, kv_heads]. A shape that could be two of these is the first.
+        with page_table [pages, kv_heads]. A shape that could be two of these counts as the first.
     query_offsets, key_offsets: int32 [batch + 1]: where each sequence begins, and the end of the
-        last. key_offsets with query_offsets only. Queries beyond the last end are not computed, and
-        their results not written.
-    key_counts: int32 [batch]: how many keys of each sequence count. Required with page_table, not
-        with key_offsets.
+        last. key_offsets needs query_offsets. Queries beyond the last end are not computed, and
+        their results are not written.
+    key_counts: int32 [batch]: how many keys of each sequence count. Required with page_table,
+        excluded by key_offsets.
     page_table: int32 [batch, pages of a sequence]: the pages in which its keys lie, in order.
-    scale: of scores; None: 1 / sqrt(head_size).
+    softmax_scale: the factor of scores; None: 1 / sqrt(head_size).
     causal: query i of n sees no key behind its own place, i + keys - n: the last query is at the
-        last key. As window=(None, 0).
+        last key. The same as window=(None, 0).
     window: how many keys before its place and behind it a query sees; None or -1: all.
-    return_log_sum_exp: give the pair of `out` and float32 [batch, heads, queries] (with
-        query_offsets [heads, total_queries]): the natural logarithms of the sums of exp(score).
+    return_log_sum_exp: return the pair of `out` and float32 [batch, heads, queries] (with
+        query_offsets [heads, total_queries]), the natural logarithms of the sums of exp(score).
     out: where to write, of q's shape and type. As in gemm(), nothing may require a gradient.
     stream: as in gemm().
 
-    Codes become numbers exactly and sums are FP32; weights of the softmax are rounded to q's type
-    for the product with v. A query that sees no key has zeros, and -inf as its logarithm. The same
-    input gives the same bits. Nothing is differentiated, as in gemm(). On a GPU offsets, counts and
-    tables are held to what there is, so that none leads outside the tensors; on the CPU such raise.
+    Codes become numbers exactly and sums are FP32; the weights of the softmax are rounded to q's
+    type for the product with v. A query that sees no key has zeros, and -inf as its logarithm. The
+    same input gives the same bits. There is no gradient, as in gemm(). On a GPU offsets, counts and
+    tables are clamped to the sizes of the tensors, so that none leads outside; on the CPU wrong
+    ones raise.
 
     Returns `out`, or a new array in the framework of q; with return_log_sum_exp a pair.
-    Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
-    driver or compiler and UnsupportedError without kernels for it.
+    Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
+    usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
     left, right = _limits(causal, window)
     inputs = (q, k, v, k_scale, v_scale, query_offsets, key_offsets, key_counts, page_table)
-    options = (_scale_or_default(scale), left, right)
+    options = (_scale_or_default(softmax_scale), left, right)
     if out is None:
         wanted = "float32" if return_log_sum_exp else ""
         results = _ATTENTION(inputs, options, wanted, None, stream)
@@ -110,7 +112,7 @@ def _scale_or_default(scale: float | None) -> float:
         return 0.0
     if scale == 0 or (isinstance(scale, float) and abs(scale) <= 2.0**-150):
         expected = "None, or a number other than 0 in float32"
-        raise invalid_argument("attention", "scale", expected, repr(scale))
+        raise invalid_argument("attention", "softmax_scale", expected, repr(scale))
     return scale
 
 
@@ -160,7 +162,7 @@ _ATTENTION: Final = Op(
         "key_offsets": Array | None,
         "key_counts": Array | None,
         "page_table": Array | None,
-        "scale": float,
+        "softmax_scale": float,
         "window_left": int,
         "window_right": int,
     },

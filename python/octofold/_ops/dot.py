@@ -15,25 +15,26 @@ from .._core.streams import StreamLike
 def dot(
     a: Array | ScaledTensor,
     b: Array | ScaledTensor,
+    *,
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """Σ a[i] · b[i], with FP32 accumulation; 0 of no elements.
+    """Compute Σ a[i] · b[i], accumulated in FP32; 0 for empty vectors.
 
     a, b: [K], or with leading dimensions of 1: ScaledTensors, or arrays of float32, float16,
-        bfloat16, e4m3 or e5m2, each of any; contiguous. A vector's scale is that of a matrix of one
-        row (scale_shape() has it): one element of "tensor" and "channel", [ceil(K / 128)] of
-        "1x128", [1, ceil(K / 128)] of "128x128".
+        bfloat16, e4m3 or e5m2, in any pair; contiguous. A vector's scale is that of a matrix of one
+        row (see scale_shape()): one element for "tensor" and "channel", [ceil(K / 128)] for
+        "1x128", [1, ceil(K / 128)] for "128x128".
     out: where to write: float32, one element. As in gemm(), nothing may require a gradient.
     stream: as in gemm().
 
     Codes become numbers exactly. Products are added in FP32 and in a fixed order: the same input
-    gives the same bits, on GPUs of any number of multiprocessors. Scales of blocks multiply the
-    sums of these, other scales the whole sum. NaN and infinities follow IEEE rules. Nothing is
-    differentiated, as in gemm().
+    gives the same bits, on GPUs with any number of multiprocessors. Block scales multiply the sums
+    of their blocks, other scales the whole sum. NaN and infinities follow IEEE rules. There is no
+    gradient, as in gemm().
 
     Returns `out`, or a float32 array without dimensions in the framework of a.
-    Raises InvalidArgumentError that names the argument.
+    Raises InvalidArgumentError, which names the argument.
     """
     a_data, a_scale, a_granularity = _parts("a", a)
     b_data, b_scale, b_granularity = _parts("b", b)

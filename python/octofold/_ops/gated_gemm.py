@@ -1,69 +1,113 @@
 """The first half of a gated MLP in one operation."""
 
-from typing import Final
+from typing import Any, Final
 
 from .._core.calls import Op
-from .._core.dtypes import FP8, DTypeLike, dtype_name
 from .._core.errors import invalid_argument
-from .._core.frameworks import Framework
+from .._core.formats import FormatLike, format_of
+from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
+from .grouped_gemm import require_operands, sizes
+from .groups import Rows
 
 
 def gated_gemm(
     a: ScaledTensor,
     b: ScaledTensor,
-    activation: str = "swiglu",
+    groups: Rows | None = None,
     *,
-    dtype: DTypeLike = "e4m3",
-    power_of_two: bool | None = None,
-    overflow: str = "saturate",
-    profile: str = "deepgemm",
+    activation: str = "swiglu",
+    format: FormatLike = "1x128",
+    out: ScaledTensor | None = None,
     stream: StreamLike | None = None,
 ) -> ScaledTensor:
     """The cast of activation(a · gateᵀ, a · upᵀ), neither of which comes into memory.
 
-    a: [..., K], scales 1x128; e4m3 or e5m2.
+    a: [..., K], scales 1x128; e4m3 or e5m2. With groups: [M, K], rows sorted by group.
     b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are the gate's weights, the others
-        up's. On a GPU N is a multiple of 128, and K one of 16.
+        up's. With groups: [G, 2·N, K], scales as in grouped_gemm(), a group's gates and then its
+        ups. On a GPU N is a multiple of 128, and K one of 16.
+    groups: Rows(offsets): each row has the weights of its group, as in grouped_gemm(). There are no
+        kernels for Masked, whose rows would be cast where they are not there, and none for Depth,
+        whose results are sums of gradients.
     activation: "swiglu" (silu(gate) · up), "geglu-tanh" or "geglu" (with the error function).
-    dtype: of the result, "e4m3" or "e5m2".
-    power_of_two, overflow, profile: of the cast, as in quantize().
+    format: of the result, a Format or its words, of granularity 1x128.
+    out: where to write, codes [..., N] and scales 1x128.
     stream: as in gemm().
 
-    Returns a ScaledTensor [..., N] with scales 1x128, in the framework of a: what
-    quantize_activation(gemm(a, b), activation) gives, to the bit where gemm() does not sum K in
-    slices. Gate and up are rounded to bfloat16, and so is what the activation makes of them in
-    FP32; that is cast. Nothing is differentiated, as in quantize().
+    Returns `out`, or a new ScaledTensor [..., N] in the framework of a. It is the cast of the
+    activation of gemm(a, b), to the bit where gemm() does not sum K in slices. Gate and up are
+    rounded to bfloat16, and so is what the activation makes of them in FP32; that is cast. With
+    groups, rows from the last offset on are not written. Nothing is differentiated, as in
+    quantize().
     Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
     driver or compiler and UnsupportedError without kernels for it or for such sizes or strides.
     """
-    for argument, operand in (("a", a), ("b", b)):
-        if not isinstance(operand, ScaledTensor):
-            got = type(operand).__qualname__
-            raise invalid_argument("gated_gemm", argument, "a ScaledTensor", got)
-        require_one_level("gated_gemm", argument, operand)
-    name = dtype_name("gated_gemm", "dtype", dtype, FP8)
-    inputs = (a.data, a.scale, b.data, b.scale)
-    options = (a.granularity, b.granularity, activation, power_of_two, overflow, profile)
-    data, scale = _GATED_GEMM(inputs, options, name, None, stream)
-    return ScaledTensor(data, scale, "1x128")
+    return multiply_gated(a, b, groups, activation, format, out, stream)
+
+
+def multiply_gated(
+    a: ScaledTensor,
+    b: ScaledTensor,
+    groups: Rows | None,
+    activation: str,
+    format: FormatLike,
+    out: ScaledTensor | None,
+    stream: StreamLike | None,
+    candidate: str | None = None,
+) -> ScaledTensor:
+    """gated_gemm() by the candidate of a name, on a GPU; None: by the fastest."""
+    require_operands("gated_gemm", a, b)
+    if groups is not None and not isinstance(groups, Rows):
+        expected = "Rows(offsets), which alone has kernels, or None"
+        raise invalid_argument("gated_gemm", "groups", expected, type(groups).__qualname__)
+    cast = format_of("gated_gemm", format)
+    if cast.granularity != "1x128":
+        raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))
+    inputs = (a.data, a.scale, b.data, b.scale, None if groups is None else groups.offsets)
+    of_cast = (cast.power_of_two, cast.overflow, cast.rule.value)
+    options = (a.granularity, b.granularity, activation, *of_cast, candidate)
+    if out is None:
+        data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
+        return ScaledTensor(data, scale, "1x128")
+    if not isinstance(out, ScaledTensor):
+        got = type(out).__qualname__
+        raise invalid_argument("gated_gemm", "out", "a ScaledTensor", got)
+    _GATED_GEMM(inputs, options, "", (out.data, out.scale), stream)
+    return out
 
 
 def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     a, b = inputs[0].shape, inputs[2].shape
-    require_matrix("gated_gemm", "a", a)
-    require_matrix("gated_gemm", "b", b)
-    shape = (*a[:-1], b[0] // 2)
+    if inputs[4] is None:
+        require_matrix("gated_gemm", "a", a)
+        require_matrix("gated_gemm", "b", b)
+        shape = (*a[:-1], b[0] // 2)
+    else:
+        rows, _ = sizes("gated_gemm", "a", inputs[0], ("M", "K"))
+        _, columns, _ = sizes("gated_gemm", "b", inputs[2], ("groups", "2·N", "K"))
+        shape = (rows, columns // 2)
     scale_shape = quick_scale_shape("1x128", shape)
     return framework.empty(shape, dtype), framework.empty_scale(scale_shape, "1x128")
 
 
+_PARAMETERS: Final[dict[str, Any]] = {
+    "a": ScaledTensor,
+    "b": ScaledTensor,
+    "groups.offsets": Array | None,
+    "activation": str,
+    "format.power_of_two": bool | None,
+    "format.overflow": str,
+    "format.rule": str,
+    "candidate": str | None,
+}
+
 _GATED_GEMM: Final = Op(
     "gated_gemm",
-    gated_gemm.__annotations__,
+    _PARAMETERS,
     results=("out", "out.scale"),
     allocate=_codes,
     function=lambda: library.gated_gemm,

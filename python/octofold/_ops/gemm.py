@@ -1,10 +1,11 @@
 """Products."""
 
-from typing import Final
+from typing import Any, Final
 
 from .._core.calls import Op
 from .._core.dtypes import WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
+from .._core.formats import Format, FormatLike, format_of
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
@@ -13,26 +14,31 @@ from .._core.streams import StreamLike
 
 
 def gemm(
-    a: ScaledTensor,
+    a: Array | ScaledTensor,
     b: ScaledTensor,
-    out: Array | None = None,
+    *,
     c: Array | None = None,
     bias: Array | None = None,
+    format: FormatLike = "1x128",
     out_dtype: DTypeLike | None = None,
     fast_accumulation: bool = False,
+    out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
     """The FP8 product a[..., K] · b[N, K]ᵀ (+ c[..., N]) (+ bias[N]).
 
-    a, b: e4m3 or e5m2, mixed too; scales of any granularity on either side, two-level ones of b.
-        Leading dimensions of a are those of the result.
-    out: where to write, [..., N] bfloat16, float16 or float32; columns contiguous, any row stride.
-        As in torch.mm(out=), nothing may require a gradient.
+    a: e4m3 or e5m2 with scales of any granularity; or a float32, float16 or bfloat16 array, which
+        the product casts itself. Its leading dimensions are those of the result.
+    b: e4m3 or e5m2, scales of any granularity; two-level ones beside an `a` that is cast already.
     c: [..., N], of out's dtype or float32; may be `out` itself, which then is added to in place.
+        None beside an `a` that the product casts.
     bias: of out's dtype or float32, contiguous.
+    format: of the cast of `a`, where that is an array: a Format or its words, of granularity 1x128.
     out_dtype: of the result; by default that of `out`, else bfloat16.
     fast_accumulation: let a backend sum all of K in the tensor core (tensor and channel scales
         only); the CPU gains nothing by it and does not.
+    out: where to write, [..., N] bfloat16, float16 or float32; columns contiguous, any row stride.
+        As in torch.mm(out=), nothing may require a gradient.
     stream: where the GPU is to queue the work: the address of a CUDA stream of the arrays' device,
         or an object that has one (torch's, CuPy's, or with __cuda_stream__). None: the current
         stream of torch or CuPy, for others the legacy default stream. The call does not wait for
@@ -41,20 +47,50 @@ def gemm(
         that is the caller's care. The CPU does not look at it.
 
     Partial sums over at most 128 values of K are scaled and added in FP32; factors of channels are
-    applied to the finished sums; one rounding at the end.
-    Returns `out`, or a new array in the framework of a (from CuPy arrays, dtypes that CuPy has not
-    are tvm_ffi.Tensor in its memory).
+    applied to the finished sums; one rounding at the end. Of an array `a` the result is that of
+    gemm(quantize(a, format), b), to the bit where both take K in the same slices. That is meant for
+    few rows, as in decoding: it saves a kernel, and casts `a` once for each 64 columns of the
+    result.
+    Returns `out`, or a new array in the framework of a. (CuPy lacks some dtypes: such results are
+    tvm_ffi.Tensor in CuPy's memory.)
     Raises InvalidArgumentError that names the argument; UnsupportedError for an `out` beside
     something to differentiate; on a GPU UnavailableError without a usable driver or compiler and
-    UnsupportedError without kernels for it.
+    UnsupportedError without kernels for it, or for rows of b that do not begin at multiples of 16
+    bytes beside an array `a`.
     """
-    if not (isinstance(a, ScaledTensor) and isinstance(b, ScaledTensor)):
-        argument, operand = ("b", b) if isinstance(a, ScaledTensor) else ("a", a)
-        got = type(operand).__qualname__
-        raise invalid_argument("gemm", argument, "a ScaledTensor", got)
-    require_one_level("gemm", "a", a)
-    inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
-    options = (a.granularity, b.granularity, fast_accumulation)
+    return multiply(a, b, c, bias, format, out_dtype, fast_accumulation, out, stream)
+
+
+def multiply(
+    a: Array | ScaledTensor,
+    b: ScaledTensor,
+    c: Array | None,
+    bias: Array | None,
+    format: FormatLike,
+    out_dtype: DTypeLike | None,
+    fast_accumulation: bool,
+    out: Array | None,
+    stream: StreamLike | None,
+    candidate: str | None = None,
+) -> Array:
+    """gemm() by the candidate of a name, on a GPU; None: by the fastest."""
+    if not isinstance(b, ScaledTensor):
+        raise invalid_argument("gemm", "b", "a ScaledTensor", type(b).__qualname__)
+    inputs: Arrays
+    options: Options
+    if isinstance(a, ScaledTensor):
+        if format != "1x128":
+            raise invalid_argument("gemm", "format", "none for an 'a' that is cast", repr(format))
+        require_one_level("gemm", "a", a)
+        inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
+        scales = (a.granularity, b.granularity, fast_accumulation)
+        options = (*scales, None, None, None, None, candidate)
+    else:
+        cast = _format_of_a(format)
+        require_one_level("gemm", "b", b)
+        inputs = (a, None, b.data, b.scale, c, bias, None)
+        of_cast = (cast.dtype, cast.power_of_two, cast.overflow, cast.rule.value)
+        options = (None, b.granularity, fast_accumulation, *of_cast, candidate)
     if out is None:
         name = "bfloat16"
         if out_dtype is not None:
@@ -65,6 +101,13 @@ def gemm(
     return out
 
 
+def _format_of_a(format: FormatLike) -> Format:
+    cast = format_of("gemm", format)
+    if cast.granularity != "1x128":
+        raise invalid_argument("gemm", "format", "one of granularity 1x128", str(cast))
+    return cast
+
+
 def _product(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     a, b = inputs[0].shape, inputs[2].shape
     require_matrix("gemm", "a", a)
@@ -72,9 +115,23 @@ def _product(framework: Framework, inputs: Arrays, options: Options, dtype: str)
     return (framework.empty((*a[:-1], b[0]), dtype),)
 
 
+_PARAMETERS: Final[dict[str, Any]] = {
+    "a": Array | ScaledTensor,
+    "b": ScaledTensor,
+    "c": Array | None,
+    "bias": Array | None,
+    "b.channel_scale": Array | None,
+    "fast_accumulation": bool,
+    "format.dtype": str | None,
+    "format.power_of_two": bool | None,
+    "format.overflow": str | None,
+    "format.rule": str | None,
+    "candidate": str | None,
+}
+
 _GEMM: Final = Op(
     "gemm",
-    {**gemm.__annotations__, "b.channel_scale": Array | None},
+    _PARAMETERS,
     results=("out",),
     allocate=_product,
     function=lambda: library.gemm,

@@ -1,5 +1,6 @@
-"""Tokens to experts and back: which experts a token goes to, the order of rows that lies expert by
-expert, and the weighted sum of what the experts give."""
+"""Routing of tokens to experts and back: the experts of a token, the order of rows expert by
+expert, and the weighted sum of the experts' results.
+"""
 
 from typing import Final, NamedTuple
 
@@ -13,9 +14,9 @@ from .._core.streams import StreamLike
 
 
 class TopK(NamedTuple):
-    """What top_k() writes.
+    """The results of top_k().
 
-    ids: of the experts of each token, best first: int32 [..., k].
+    ids: the experts of each token, best first: int32 [..., k].
     weights: float32 [..., k].
     """
 
@@ -24,11 +25,11 @@ class TopK(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """What sort_by_expert() writes, for ids [..., k] of T tokens: int32.
+    """The results of sort_by_expert(), for ids [..., k] of T tokens: int32.
 
     offsets: [experts + 1]; rows offsets[e] … offsets[e + 1] are those of expert e.
     sources: [T · k]; the flat slot t · k + j of each row, -1 from offsets[experts] on.
-    positions: [..., k]; the row of each slot, -1 of slots that go nowhere.
+    positions: [..., k]; the row of each slot, -1 for slots that go nowhere.
     """
 
     offsets: Array
@@ -39,36 +40,38 @@ class Routing(NamedTuple):
 def top_k(
     logits: Array,
     k: int,
+    *,
     scoring: str = "softmax",
     normalize: bool = False,
     bias: Array | None = None,
     groups: int = 1,
     top_groups: int = 1,
-    scale: float = 1.0,
+    scaling_factor: float = 1.0,
     stream: StreamLike | None = None,
 ) -> TopK:
-    """The k experts of each token that a router likes best, and their weights.
+    """Choose the k best experts of each token, and their weights.
 
     logits: [..., experts] float32, float16 or bfloat16; columns contiguous, any row stride.
     k: from 1 to the number of experts. On a GPU at most 32, of 1024 experts (UnsupportedError).
-    scoring: "softmax", over all experts: Mixtral's (normalize=True) and Qwen3-MoE's (normalize as
-        norm_topk_prob); or "sigmoid", of each expert by itself: DeepSeek-V3's (arXiv:2412.19437,
-        section 2.1.2).
+    scoring: "softmax", over all experts, as in Mixtral (normalize=True) and Qwen3-MoE (normalize as
+        norm_topk_prob); or "sigmoid", of each expert by itself, as in DeepSeek-V3
+        (arXiv:2412.19437, section 2.1.2).
     normalize: divide the weights by their sum (sigmoid: + 1e-20).
     bias: float32 [experts], for sigmoid: added to the scores for the choice, not for the weights.
-    groups: for sigmoid: experts are in so many groups of equal size, two experts at least; on a GPU
-        at most 32 groups.
-    top_groups: so many groups stay, those with the largest sums of their two best choices; they
-        have k experts at least.
-    scale: what the weights are multiplied by, last.
+    groups: for sigmoid: the experts form so many groups of equal size, of at least two experts; on
+        a GPU at most 32 groups.
+    top_groups: so many groups stay, those with the largest sums of their two best choices; together
+        they have at least k experts.
+    scaling_factor: the factor by which the weights are multiplied at the end.
     stream: as in gemm().
 
-    Scores and weights are FP32; those of CPU and GPU may differ in their last bits. The k stand in
-    order of descending choice (softmax: of logits), of equal ones the lower index first, as among
-    groups; NaN is above all numbers. Nothing is differentiated: top_k_gradient() has the gradient.
-    Raises InvalidArgumentError that names the argument.
+    Scores and weights are FP32; on CPU and GPU they may differ in their last bits. The k experts
+    stand in the order of descending choice (softmax: of logits). Among equal choices, and equal
+    groups, the lower index comes first; NaN is above all numbers. top_k_gradient() has the
+    gradient.
+    Raises InvalidArgumentError, which names the argument.
     """
-    options = (k, scoring, normalize, groups, top_groups, scale)
+    options = (k, scoring, normalize, groups, top_groups, scaling_factor)
     return TopK(*_TOP_K((logits, bias), options, "", None, stream))
 
 
@@ -76,37 +79,39 @@ def top_k_gradient(
     gradient: Array,
     logits: Array,
     ids: Array,
+    *,
     scoring: str = "softmax",
     normalize: bool = False,
-    scale: float = 1.0,
+    scaling_factor: float = 1.0,
     stream: StreamLike | None = None,
 ) -> Array:
-    """The gradient by logits of what top_k() made of them: [..., experts] of the dtype of logits.
+    """Compute the gradient by logits of the weights of top_k(): [..., experts] of the dtype of
+    logits.
 
-    gradient: by weights, float32 [..., k].
-    logits, scoring, normalize, scale: as they were given to top_k(). Neither the bias nor groups
-        have a part in it.
-    ids: as top_k() gave them. -1 is a slot that counts for nothing.
+    gradient: that by the weights, float32 [..., k].
+    logits, scoring, normalize, scaling_factor: as they were given to top_k(). The bias and the
+        groups do not affect the gradient.
+    ids: as top_k() returned them. -1 is a slot that counts for nothing.
     stream: as in gemm().
 
-    Arithmetic is FP32 (on the CPU FP64), each result rounded once. Other ids are taken as -1 on a
-    GPU, and raise InvalidArgumentError on the CPU.
+    Arithmetic is FP32 (on the CPU FP64), and each result is rounded once. Ids of experts that do
+    not exist count as -1 on a GPU, and raise InvalidArgumentError on the CPU.
     """
-    return _TOP_K_GRADIENT((gradient, logits, ids), (scoring, normalize, scale), "", None, stream)[
-        0
-    ]
+    return _TOP_K_GRADIENT(
+        (gradient, logits, ids), (scoring, normalize, scaling_factor), "", None, stream
+    )[0]
 
 
-def sort_by_expert(ids: Array, experts: int, stream: StreamLike | None = None) -> Routing:
-    """The order of rows that lies expert by expert, and for each expert by flat slot.
+def sort_by_expert(ids: Array, experts: int, *, stream: StreamLike | None = None) -> Routing:
+    """Find the order of rows expert by expert, and within an expert by flat slot.
 
-    ids: experts of tokens, int32 [..., k]: from 0 to experts - 1, or -1 for slots that go nowhere;
-        columns contiguous, any row stride; fewer than 2^31 slots.
-    experts: how many there are; on a GPU at most 2048 (UnsupportedError).
+    ids: the experts of tokens, int32 [..., k]: from 0 to experts - 1, or -1 for slots that go
+        nowhere; columns contiguous, any row stride; fewer than 2^31 slots.
+    experts: the number of experts; on a GPU at most 2048 (UnsupportedError).
     stream: as in gemm().
 
-    The host reads nothing, and the same ids give the same result. Other ids are taken as -1 on a
-    GPU, and raise InvalidArgumentError on the CPU.
+    The host reads nothing, and the same ids give the same result. Ids of experts that do not exist
+    count as -1 on a GPU, and raise InvalidArgumentError on the CPU.
     """
     return Routing(*_SORT_BY_EXPERT((ids,), (experts,), "", None, stream)[:3])
 
@@ -115,26 +120,28 @@ def combine(
     y: Array,
     positions: Array,
     weights: Array | None = None,
+    *,
     c: Array | None = None,
-    out: Array | None = None,
     out_dtype: DTypeLike | None = None,
+    out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """out[t] = (c[t] +) Σ_j weights[t, j] · y[positions[t, j]].
+    """Compute out[t] = (c[t] +) Σ_j weights[t, j] · y[positions[t, j]].
 
     y: [rows, cols] float32, float16 or bfloat16; columns contiguous, any row stride. On a GPU rows
         whose addresses and lengths are multiples of 16 bytes are read fastest.
-    positions: int32 [..., k], as sort_by_expert() gives them; what is no row of y adds nothing.
+    positions: int32 [..., k], as sort_by_expert() returns them; a number that is no row of y adds
+        nothing.
     weights: float32 [..., k]; None: ones.
-    c: [..., cols] of out's dtype; may be `out` itself, which then is added to in place.
+    c: [..., cols] of out's dtype; may be `out` itself, to which the sum is then added in place.
+    out_dtype: the dtype of the result; by default that of `out`, else that of y.
     out: where to write, [..., cols]; as in gemm().
-    out_dtype: of the result; by default that of `out`, else that of y.
     stream: as in gemm().
 
-    FP32, each product and each sum rounded by itself, c first and then j in order; one rounding at
-    the end. CPU and GPU give the same bits. Nothing is differentiated: combine_gradient() has the
-    gradient by weights. Positions below -1 and beyond the rows of y raise InvalidArgumentError on
-    the CPU, and add nothing on a GPU.
+    Each product and each sum is rounded to FP32 by itself, c first and then j in order; the result
+    is rounded once. CPU and GPU give the same bits. combine_gradient() has the gradient by weights.
+    Positions below -1 and beyond the rows of y raise InvalidArgumentError on the CPU, and add
+    nothing on a GPU.
     """
     inputs = (y, positions, weights, c)
     if out is None:
@@ -146,11 +153,11 @@ def combine(
 
 
 def combine_gradient(
-    gradient: Array, y: Array, positions: Array, stream: StreamLike | None = None
+    gradient: Array, y: Array, positions: Array, *, stream: StreamLike | None = None
 ) -> Array:
-    """The gradient by weights of combine(): Σ_h gradient[t, h] · y[positions[t, j], h].
+    """Compute the gradient by weights of combine(): Σ_h gradient[t, h] · y[positions[t, j], h].
 
-    gradient: by the result, [..., cols] float32, float16 or bfloat16.
+    gradient: that by the result, [..., cols] float32, float16 or bfloat16.
     y: [rows, cols], of any of these.
     positions: int32 [..., k], as they were given to combine().
     stream: as in gemm().

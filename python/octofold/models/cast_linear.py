@@ -1,4 +1,4 @@
-"""A linear layer that keeps its weight in FP8 and computes in the dtype of its input."""
+"""A linear layer with an FP8 weight that computes in the dtype of its input."""
 
 from typing import Final
 
@@ -13,13 +13,14 @@ _NAME: Final = "octofold.models.CastLinear"
 
 
 class CastLinear(FrozenLinear):
-    """x · weightᵀ (+ bias) with a frozen weight in FP8 that each forward dequantizes to the dtype
-    of x and forgets: for memory alone, on any device and for x of any dtype.
+    """x · weightᵀ (+ bias) with a frozen weight in FP8. Each forward dequantizes the weight to the
+    dtype of x and drops the copy. The layer saves memory alone, on any device and for x of any
+    dtype.
 
-    The arguments are those of octofold.nn.WeightOnlyLinear, the buffers those of its Fp8Weight.
-    forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in its dtype, in autocast's
-    under autocast. Gradients are those by x and by a bias that is a parameter.
-    Raises InvalidArgumentError that names the argument.
+    The arguments are those of octofold.nn.WeightOnlyLinear, and the buffers those of its Fp8Weight.
+    forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in its dtype, or in
+    autocast's under autocast. There are gradients by x, and by a bias that is a parameter.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     own_name = _NAME

@@ -1,4 +1,4 @@
-"""Models get the weights of a checkpoint, in FP8 where it has them so."""
+"""Loading the weights of a checkpoint into a model, in FP8 where the checkpoint has them so."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import torch
 from torch.nn import Module
 
 from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.formats import Format
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
@@ -32,7 +33,9 @@ _RECIPES: Final = {
     "128x128": blockwise,
     "channel": rowwise,
     "tensor": tensorwise,
-    "1x128": Recipe(output=Product("1x128", "1x128"), grad_input=None, grad_weight=None),
+    "1x128": Recipe(
+        output=Product("1x128 torchao", "1x128 torchao"), grad_input=None, grad_weight=None
+    ),
 }
 
 
@@ -44,29 +47,29 @@ def load_checkpoint_into(
     linear: str = "auto",
     strict: bool = True,
 ) -> Module:
-    """Give a model the weights of a checkpoint; its linear layers compute in FP8 where the
+    """Load the weights of a checkpoint into a model. Linear layers compute in FP8 where the
     checkpoint's weights are FP8.
 
-    module: changed in place, if it is no torch.nn.Linear itself. It may be on several devices, and
-        on "meta" as a whole or in part: what is there goes where the checkpoint's device is, in the
-        dtype that it has there.
-    checkpoint: of load_checkpoint(framework="torch"), or a path. Its names are the module's.
-    linear: what each torch.nn.Linear becomes whose weight is FP8: "inference", an
+    module: changed in place, unless it is a torch.nn.Linear itself. It may be on several devices.
+        It may be on "meta" as a whole or in part; such tensors go to the checkpoint's device, in
+        the dtype that they have there.
+    checkpoint: a checkpoint of load_checkpoint(framework="torch"), or a path. Its names are the
+        module's.
+    linear: what a torch.nn.Linear with a weight in FP8 becomes. "inference": an
         octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
-        scales of their own: static ones of the checkpoint are not used); "weight-only", an
-        octofold.nn.WeightOnlyLinear; "auto": "inference", but "weight-only" on GPUs without
-        products of FP8 and for layers that the checkpoint wants multiplied in high precision.
-    strict: whether names of one that the other lacks are an error.
+        scales of their own; static ones of the checkpoint are not used). "weight-only": an
+        octofold.nn.WeightOnlyLinear. "auto": "inference", but "weight-only" on GPUs without FP8
+        products and for layers that the checkpoint wants multiplied in high precision.
+    strict: whether names that only one of the two has are an error.
 
     FP8 weights of other layers (embeddings, classes derived from torch.nn.Linear, fused experts,
-    heads tied to embeddings, layers whose weight other modules read, as T5's `wo`) are dequantized
-    into their parameters. Layers that hold FP8 weights
-    already take weights of the same scales. All other parameters and buffers are loaded in place.
-    What is tied stays tied. All is read before the first parameter changes, so that errors leave
-    the module as it was.
+    heads tied to embeddings, layers whose weight other modules read, such as T5's `wo`) are
+    dequantized into their parameters. Layers that already hold FP8 weights take weights of the same
+    scales. All other parameters and buffers are loaded in place. Tied weights stay tied. Everything
+    is read before the first parameter changes, so that errors leave the module as it was.
 
-    Returns the module; of a torch.nn.Linear the new layer.
-    Raises InvalidArgumentError that names the argument, and what reading raises.
+    Returns the module; for a torch.nn.Linear, the new layer.
+    Raises InvalidArgumentError, which names the argument, and the errors of reading.
     """
     if not isinstance(module, Module):
         raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
@@ -122,7 +125,7 @@ def _require_same_names(module: Module, slots: Sequence[Slot], checkpoint: Check
     transient = transient_meta_buffers(module)
     if transient:
         expected = (
-            "no buffers on meta that are no part of a state_dict, as no checkpoint has them "
+            "no buffers on meta outside of state_dict(), because no checkpoint has them "
             "(make the model with them in memory, or strict=False)"
         )
         raise invalid_argument(_NAME, "module", expected, _listed(transient))
@@ -172,17 +175,28 @@ def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
     return value.dequantize(slot.tensor.dtype)
 
 
+def _recipe_of(granularity: str, codes: str) -> Recipe:
+    """For a weight of this granularity and dtype."""
+    recipe = _RECIPES[granularity]
+    output = recipe.output
+    assert output is not None
+    if output.b.dtype == codes:
+        return recipe
+    output = replace(output, b=replace(output.b, dtype=codes))
+    return Recipe(output=output, grad_input=None, grad_weight=None)
+
+
 def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: bool) -> Fp8Weight:
     """The twin of a torch.nn.Linear with this weight and its bias."""
     device, codes = weight.data.device, NAMES[weight.data.dtype]
     sizes = linear.in_features, linear.out_features
     if kind == "weight-only" or (kind == "auto" and (full_precision or not has_native(device))):
         layer: Fp8Weight = WeightOnlyLinear(
-            *sizes, False, "meta", granularity=weight.granularity, weight_dtype=codes
+            *sizes, False, "meta", format=Format(codes, weight.granularity)
         )
         layer.hold(weight, linear.bias)
     else:
-        recipe = replace(_RECIPES[weight.granularity], weight_dtype=codes)
+        recipe = _recipe_of(weight.granularity, codes)
         layer = InferenceLinear(*sizes, False, "meta", recipe=recipe)
         layer.hold(weight, None if linear.bias is None else linear.bias.detach())
     return layer.train(linear.training)

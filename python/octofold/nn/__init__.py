@@ -1,11 +1,11 @@
-"""Linear layers in FP8 for torch: train, convert a model, serve one.
+"""Linear layers in FP8 for torch: to train, to convert a model, to serve one.
 
 >>> octofold.nn.convert(model)                      # each torch.nn.Linear, in place
 >>> octofold.nn.convert(model, recipe="rowwise", module_filter_fn=lambda m, fqn: fqn != "lm_head")
 >>> octofold.nn.restore(model)                      # the way back
 >>> octofold.nn.convert_weight_only(model)          # weights alone, for GPUs without FP8 units
 
-docs/training.md says how they go with the rest of torch, docs/recipes.md what recipes there are.
+docs/training.md tells how they work with the rest of torch, docs/recipes.md compares the recipes.
 """
 
 from . import recipes

@@ -164,27 +164,26 @@ std::optional<nlohmann::json> config_of(const Description& checkpoint) {
 
 }  // namespace
 
-constinit const Family kCompressedTensors = {.id = CheckpointFamily::kCompressedTensors,
-                                             .name = "compressed-tensors",
-                                             .spellings = kSpellings,
-                                             .granularities = kGranularities,
-                                             .of_stacks = {},
-                                             .of_experts = kOfExperts,
-                                             .unscaled = false,
-                                             .mixes = true,
-                                             .tensor_needs_input = false,
-                                             .kv_scales = KvScales::kOfAttention,
-                                             .about_experts =
-                                                 "transformers loads their scales of channels and "
-                                                 "tensors alone",
-                                             .refusal = no_refusal,
-                                             .takes_sizes = whole_groups,
-                                             .leaves_other_sizes = true,
-                                             .about_sizes = "",
-                                             .scale_shape = shape_of,
-                                             .recognizes = recognizes,
-                                             .config = config_of,
-                                             .side_files = no_side_files,
-                                             .metadata = no_metadata};
+constinit const Family kCompressedTensors = {
+    .id = CheckpointFamily::kCompressedTensors,
+    .name = "compressed-tensors",
+    .spellings = kSpellings,
+    .granularities = kGranularities,
+    .of_stacks = {},
+    .of_experts = kOfExperts,
+    .unscaled = false,
+    .mixes = true,
+    .tensor_needs_input = false,
+    .kv_scales = KvScales::kOfAttention,
+    .about_experts = "transformers loads only channel and tensor scales for them",
+    .refusal = no_refusal,
+    .takes_sizes = whole_groups,
+    .leaves_other_sizes = true,
+    .about_sizes = "",
+    .scale_shape = shape_of,
+    .recognizes = recognizes,
+    .config = config_of,
+    .side_files = no_side_files,
+    .metadata = no_metadata};
 
 }  // namespace octofold::model

@@ -78,8 +78,8 @@ constexpr std::string_view torch_name(std::string_view dtype) {
 /// it gives to those of ViT and its kin.
 std::string_view refusal(std::string_view weight) {
   if (weight.find(".attention.attention.") == std::string_view::npos) return "";
-  return "transformers loads such layers of vision transformers under other names than torchao's "
-         "header has; it loads the families compressed-tensors and finegrained-fp8 of them";
+  return "transformers loads such layers of vision transformers under other names than those in "
+         "torchao's header; it loads them in the families compressed-tensors and finegrained-fp8";
 }
 
 /// Every entry is text, and what it says JSON.
@@ -120,7 +120,7 @@ constinit const Family kTorchao = {.id = CheckpointFamily::kTorchao,
                                    .mixes = true,
                                    .tensor_needs_input = false,
                                    .kv_scales = KvScales::kNone,
-                                   .about_experts = "transformers loads no experts that are of it",
+                                   .about_experts = "transformers loads no experts in this family",
                                    .refusal = refusal,
                                    .takes_sizes = whole_blocks,
                                    .leaves_other_sizes = true,

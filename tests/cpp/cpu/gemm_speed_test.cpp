@@ -11,8 +11,8 @@
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
-#include "cpu/gemm.h"
 #include "cpu/parallel.h"
+#include "cpu/product.h"
 
 namespace octofold::cpu {
 namespace {
@@ -57,9 +57,9 @@ TEST(GemmSpeedTest, BlockScaledIsWithinThreeTimesFloat32) {
   for (int round = 0; round < 7; ++round) {
     fp32 = std::min(fp32, seconds([&] { float32_product(a.data(), b.data(), d.data()); }));
     fp8 = std::min(fp8, seconds([&] {
-                     gemm({.a = a8.view(),
-                           .b = b8.view(),
-                           .out = matrix(d.data(), DType::kFloat32, kSize, kSize)});
+                     multiply({.a = a8.view(),
+                               .b = b8.view(),
+                               .out = matrix(d.data(), DType::kFloat32, kSize, kSize)});
                    }));
   }
   RecordProperty("ratio", std::to_string(fp8 / fp32));

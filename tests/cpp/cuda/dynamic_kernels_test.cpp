@@ -2,15 +2,18 @@
 // and rule of a cast.
 #include <gtest/gtest.h>
 
-#include "plan/gemm.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
 
 plan::GemmProblem problem(DType type = DType::kBFloat16) {
-  return {.product = {.m = 16, .n = 4096, .k = 4096}, .dynamic = {.exists = true, .type = type}};
+  plan::GemmProblem problem = test::cast_problem(16, 4096, 4096);
+  problem.dynamic.type = type;
+  return problem;
 }
 
 class NvrtcDynamicGemmTest : public testing::Test {
@@ -21,7 +24,7 @@ class NvrtcDynamicGemmTest : public testing::Test {
 };
 
 TEST_F(NvrtcDynamicGemmTest, EveryTilingCompilesWithoutSpills) {
-  for (const auto& [name, config] : plan::gemm_candidates(problem(), plan::kHopper)) {
+  for (const auto& [name, config] : test::sm90_candidates(problem())) {
     test::expect_sound(config);
   }
 }
@@ -38,7 +41,7 @@ TEST_F(NvrtcDynamicGemmTest, TheHeaviestOfEachSizeCompileWithoutSpills) {
     heavy.product.form.a.type = DType::kE5M2;
     heavy.product.form.bias = Addend::kFloat32;
     heavy.output_fits_tma = false;
-    for (const auto& [name, config] : plan::gemm_candidates(heavy, plan::kHopper)) {
+    for (const auto& [name, config] : test::sm90_candidates(heavy)) {
       if (config.blocks_per_multiprocessor > 2) test::expect_sound(config);
     }
   }
@@ -52,7 +55,7 @@ TEST_F(NvrtcDynamicGemmTest, EveryRuleCompilesWithoutSpills) {
     plan::GemmProblem dynamic = problem();
     dynamic.dynamic.rule = rule;
     dynamic.dynamic.power_of_two = rule.power_of_two_by_default;
-    test::expect_sound(plan::plan_gemm(dynamic, plan::kHopper).config);
+    test::expect_sound(test::sm90_plan(dynamic).config);
   }
 }
 

@@ -2,19 +2,15 @@
 // and rule of a cast.
 #include <gtest/gtest.h>
 
-#include "plan/gemm.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
 namespace {
 
-plan::GemmProblem problem() {
-  plan::GemmProblem problem{.product = {.m = 4096, .n = 4096, .k = 4096},
-                            .gated = {.exists = true}};
-  problem.product.form.out = DType::kE4M3;
-  return problem;
-}
+plan::GemmProblem problem() { return test::gated_problem(4096, 4096, 4096); }
 
 class NvrtcGatedGemmTest : public testing::Test {
  protected:
@@ -28,7 +24,7 @@ TEST_F(NvrtcGatedGemmTest, EveryTilingCompilesWithoutSpills) {
        {Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf}) {
     plan::GemmProblem gated = problem();
     gated.gated.activation = activation;
-    for (const auto& [name, config] : plan::gemm_candidates(gated, plan::kHopper)) {
+    for (const auto& [name, config] : test::sm90_candidates(gated)) {
       test::expect_sound(config);
     }
   }
@@ -43,7 +39,7 @@ TEST_F(NvrtcGatedGemmTest, EveryRuleCompilesWithoutSpills) {
       plan::GemmProblem gated = problem();
       gated.gated.rule = rule;
       gated.gated.power_of_two = power_of_two;
-      test::expect_sound(plan::plan_gemm(gated, plan::kHopper).config);
+      test::expect_sound(test::sm90_plan(gated).config);
     }
   }
 }
@@ -57,7 +53,7 @@ TEST_F(NvrtcGatedGemmTest, EveryCombinationOfElementTypes) {
         gated.product.form.b.type = b;
         gated.product.form.out = out;
         gated.gated.saturate = a == b;
-        test::expect_sound(plan::plan_gemm(gated, plan::kHopper).config);
+        test::expect_sound(test::sm90_plan(gated).config);
       }
     }
   }

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <map>
 
-#include "plan/gemm.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
@@ -83,7 +83,7 @@ class NvrtcGemmTest : public testing::TestWithParam<Problems::value_type> {
 };
 
 TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
-  for (const auto& [name, config] : plan::gemm_candidates(GetParam().second, plan::kHopper)) {
+  for (const auto& [name, config] : test::sm90_candidates(GetParam().second)) {
     expect_sound(config);
   }
 }
@@ -104,7 +104,7 @@ TEST(NvrtcGemmOntoCTest, CompilesWithoutSpills) {
                               .c = Addend::kOutputType,
                               .bias = Addend::kFloat32,
                               .fast_accumulation = fast};
-      for (const auto& [name, config] : plan::gemm_candidates(problem, plan::kHopper)) {
+      for (const auto& [name, config] : test::sm90_candidates(problem)) {
         if (config.stores_onto_c()) expect_sound(config);
       }
     }
@@ -123,7 +123,7 @@ TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
         problem.product.form.out = out;
         problem.product.form.c = c;
         problem.product.form.bias = bias;
-        for (const auto& [name, config] : plan::gemm_candidates(problem, plan::kHopper)) {
+        for (const auto& [name, config] : test::sm90_candidates(problem)) {
           expect_sound(config);
         }
       }
@@ -139,18 +139,18 @@ TEST(NvrtcGemmTwoLevelTest, CompilesWithoutSpills) {
   if (test::nvrtc_is_missing()) GTEST_SKIP();
   GemmProblem problem{.product = {.m = 4096, .n = 14'336, .k = 16'384}};
   problem.product.form.b_channel_scale = true;
-  expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+  expect_sound(test::sm90_plan(problem).config);
   problem.product.form.out = DType::kFloat32;
   problem.product.form.c = Addend::kOutputType;
   problem.c_is_out = true;
   for (const auto& [m, n] : {std::pair{4096, 14'336}, {8, 4096}, {256, 256}}) {  // swapped, slices
     problem.product.m = m;
     problem.product.n = n;
-    expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+    expect_sound(test::sm90_plan(problem).config);
   }
   problem.c_is_out = false;
   problem.operands_fit_tma = problem.output_fits_tma = false;
-  expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+  expect_sound(test::sm90_plan(problem).config);
 }
 
 TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
@@ -165,7 +165,7 @@ TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
                                   .out = out,
                                   .c = addend,
                                   .bias = addend};
-          expect_sound(plan::plan_gemm(problem, plan::kHopper).config);
+          expect_sound(test::sm90_plan(problem).config);
         }
       }
     }

@@ -5,8 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "plan/gemm.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
+#include "support/product_problems.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
@@ -22,14 +23,13 @@ class NvrtcGroupedGemmTest : public testing::Test {
 };
 
 plan::GemmProblem problem(Work work, Granularity a, Granularity b, DType out = DType::kBFloat16) {
-  plan::GemmProblem problem{
-      .product = {.m = 8192, .n = 4096, .k = 4096}, .work = work, .groups = 32, .expected = 256};
+  plan::GemmProblem problem = test::grouped_problem(work, 8192, 4096, 4096, 32, 256);
   problem.product.form = {.a = {.scales = a}, .b = {.scales = b}, .out = out};
   return problem;
 }
 
 void expect_all_sound(const plan::GemmProblem& problem) {
-  const auto candidates = plan::gemm_candidates(problem, plan::kHopper);
+  const auto candidates = test::sm90_candidates(problem);
   EXPECT_FALSE(candidates.empty());
   for (const auto& [name, config] : candidates) test::expect_sound(config);
 }
@@ -83,7 +83,7 @@ TEST_F(NvrtcGroupedGemmTest, GroupsOntoC) {
     plan::GemmProblem onto_c = problem(work, Granularity::kBlock1x128, Granularity::kBlock1x128);
     onto_c.product.form.out = DType::kFloat32;
     onto_c.product.form.c = Addend::kOutputType;
-    for (const auto& [name, config] : plan::gemm_candidates(onto_c, plan::kHopper)) {
+    for (const auto& [name, config] : test::sm90_candidates(onto_c)) {
       if (config.stores_onto_c()) test::expect_sound(config);
     }
   }

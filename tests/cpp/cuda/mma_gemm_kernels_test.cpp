@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <string>
 
-#include "plan/mma_gemm.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
+#include "support/product_plans.h"
 #include "support/sound_kernel.h"
 
 namespace octofold::cuda {
@@ -44,7 +44,7 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
   }
 
   void expect_all_sound(const GemmProblem& problem) const {
-    for (const auto& [name, config] : plan::mma_gemm_candidates(problem, gpu_)) {
+    for (const auto& [name, config] : test::candidates_as<config::MmaGemmConfig>(problem, gpu_)) {
       expect_sound(config);
     }
   }

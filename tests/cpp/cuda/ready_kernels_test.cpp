@@ -7,8 +7,7 @@
 
 #include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/gemm.h"
-#include "cuda/grouped_gemm.h"
+#include "cuda/product.h"
 #include "plan/ready.h"
 #include "support/gpu_product.h"
 
@@ -46,8 +45,8 @@ CastTarget codes(Granularity granularity, std::int64_t rows, std::int64_t cols) 
           {.granularity = granularity}};
 }
 
-GemmArguments product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
-  GemmArguments product = test::product(m, n, k);
+core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  core::Product product = test::product(m, n, k);
   product.b.data.dtype = DType::kE4M3;
   return product;
 }
@@ -64,26 +63,26 @@ TEST_F(ReadyKernelsTest, Casts) {
 
 TEST_F(ReadyKernelsTest, Products) {
   for (const std::int64_t m : {1, 77, 4096}) {
-    GemmArguments product = product_of(m, 7168, 2048);
-    gemm(gpu(), product, {});
+    core::Product product = product_of(m, 7168, 2048);
+    multiply(gpu(), product, {});
     product.bias = vector<const void>(address(0x7000), DType::kBFloat16, 7168, kGpu);
-    gemm(gpu(), product, {});
+    multiply(gpu(), product, {});
   }
 }
 
 TEST_F(ReadyKernelsTest, ProductsOfGroups) {
   constexpr std::int64_t kGroups = 32, kFeatures = 7168, kHidden = 2048;
   for (const std::int64_t rows : {8, 128, 1024}) {
-    GemmArguments product = product_of(kGroups * rows, kFeatures, kHidden);
-    const TensorView b = product_of(1, kGroups * kFeatures, kHidden).b.data;
-    product.b.data = b;
+    core::Product product = product_of(kGroups * rows, kFeatures, kHidden);
+    product.b.data = product_of(1, kGroups * kFeatures, kHidden).b.data;
     for (const Work work : {Work::kGroupedRows, Work::kMaskedRows}) {
-      const core::Groups groups{.count = kGroups,
-                                .numbers = static_cast<const std::int32_t*>(address(0x9000)),
-                                .scale_stride = kFeatures / 128 * kHidden / 128,
-                                .expected_rows = rows,
-                                .most_rows = kGroups * rows};
-      grouped_gemm(gpu(), {product, groups}, work, {}, "");
+      product.groups = {.work = work,
+                        .count = kGroups,
+                        .numbers = test::kNumbers,
+                        .scale_stride = kFeatures / 128 * kHidden / 128,
+                        .expected_rows = rows,
+                        .max_rows = kGroups * rows};
+      multiply(gpu(), product, {});
     }
   }
 }

@@ -1,4 +1,4 @@
-// gemm() follows a table of measured choices, and plans where there is none that it can follow.
+// Products follow a table of measured choices, and are planned where there is none to follow.
 #include "cuda/tuning_file.h"
 
 #include <cstdlib>
@@ -13,10 +13,11 @@
 
 #include "core/format.h"
 #include "cuda/fake_runtime.h"
-#include "cuda/gemm.h"
-#include "plan/gemm.h"
+#include "cuda/product.h"
+#include "plan/product_planner.h"
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
+#include "support/product_plans.h"
 
 namespace octofold::cuda {
 namespace {
@@ -42,8 +43,9 @@ class OwnFile : public testing::Environment {
 const auto* const kOwnFile = static_cast<OwnFile*>(testing::AddGlobalTestEnvironment(new OwnFile));
 
 // test::product()'s.
-const octofold::GemmProblem kProduct{
-    .m = 1000, .n = 512, .k = 640, .form = {.b = {DType::kE5M2, Granularity::kBlock128x128}}};
+const plan::GemmProblem kProduct{
+    .product = {
+        .m = 1000, .n = 512, .k = 640, .form = {.b = {DType::kE5M2, Granularity::kBlock128x128}}}};
 constexpr const char* kCandidate = "256x128.w2.c1x2x1.b1.early";  // none that is planned for it
 
 class TuningFileTest : public FakeGpuTest {
@@ -66,8 +68,8 @@ class TuningFileTest : public FakeGpuTest {
   }
 
   // Threads of a block of the kernel that computes the product.
-  unsigned threads_of(const GemmArguments& arguments = test::product(1000, 512, 640)) {
-    cuda::gemm(runtime().device(0), arguments, {});
+  unsigned threads_of(const core::Product& product = test::product(1000, 512, 640)) {
+    multiply(runtime().device(0), product, {});
     return state().launches.back().threads;
   }
 
@@ -81,16 +83,35 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
   EXPECT_THAT(log_, testing::ElementsAre(HasSubstr("table.json' has 1 products")));
   // Others are planned: of another size, and elsewhere than TMA reaches.
   EXPECT_EQ(threads_of(test::product(1001, 512, 640)), 256u);
-  GemmArguments elsewhere = test::product(1000, 512, 640);
+  core::Product elsewhere = test::product(1000, 512, 640);
   elsewhere.a.data.strides[0] = 641;
   threads_of(elsewhere);
   EXPECT_NE(state().launches.back().blocks, state().launches.front().blocks);
 }
 
+// The same table serves products of all kinds.
+TEST_F(TuningFileTest, GroupsAndGatedOnesAreTakenToo) {
+  constexpr const char* kGated = "128x128.w2.c2x1x1.b1.early";
+  const core::Product grouped = test::grouped_product(config::Work::kMaskedRows, 64, 512, 640);
+  const core::Product gated = test::gated_product(64, 512, 640);
+  std::ofstream(kOwnFile->file()) << core::format(
+      R"({{"octofold": "{}", "gpu": "NVIDIA Fake", "compute_capability": "9.0",
+          "multiprocessors": 132,
+          "products": {{"{}": {{"candidate": "{}"}}, "{}": {{"candidate": "{}"}}}}}})",
+      OCTOFOLD_VERSION, plan::tuning_key(plan::problem_of(grouped)), kCandidate,
+      plan::tuning_key(plan::problem_of(gated)), kGated);
+  threads_of(grouped);
+  EXPECT_EQ(state().launches.back().cluster, 2u);
+  threads_of(gated);
+  EXPECT_EQ(state().launches.back().cluster, 2u);
+  EXPECT_EQ(test::sm90_plan(plan::problem_of(grouped)).kernels.front().cluster_size, 1);
+  EXPECT_EQ(test::sm90_plan(plan::problem_of(gated)).kernels.front().cluster_size, 1);
+}
+
 TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {
   state().device_name = "NVIDIA H200";
   const plan::Tuning table = plan::shipped_tuning(plan::kHopper, "NVIDIA H200");
-  const auto launched = [&](GemmArguments& product, DType b) {
+  const auto launched = [&](core::Product& product, DType b) {
     product.b.data.dtype = b;
     threads_of(product);
     return state().launches.back().cluster;
@@ -99,17 +120,17 @@ TEST_F(TuningFileTest, TheLibrarysTableIsFollowedWhereTheUsersHasNothing) {
   for (const auto& [n, k] : {std::pair(1024, 8192), std::pair(4096, 7168), std::pair(7168, 16'384),
                              std::pair(2112, 7168), std::pair(10'240, 8192)}) {
     for (const int m : {1, 16, 64}) {
-      const plan::GemmProblem problem = plan::contiguous({m, n, k});
+      const plan::GemmProblem problem = plan::contiguous({.product = {m, n, k}});
       const std::string_view name = table.candidate(problem);
       if (name.empty()) continue;
-      const auto cluster_of = [](const plan::GemmPlan& plan) {
+      const auto cluster_of = [](const auto& plan) {
         return static_cast<unsigned>(plan.kernels.front().cluster_size);
       };
-      const unsigned named = cluster_of(plan::plan_gemm(problem, plan::kHopper, name));
-      const unsigned planned = cluster_of(plan::plan_gemm(problem, plan::kHopper));
+      const unsigned named = cluster_of(test::sm90_plan(problem, name));
+      const unsigned planned = cluster_of(test::sm90_plan(problem));
       if (named == planned) continue;
       ++told_apart;
-      GemmArguments product = test::product(m, n, k);
+      core::Product product = test::product(m, n, k);
       EXPECT_EQ(launched(product, DType::kE4M3), named) << m << ',' << n << ',' << k;
       EXPECT_EQ(launched(product, DType::kE5M2), planned) << "was not measured";
     }

@@ -207,7 +207,7 @@ TEST(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
   for (const char* name : {"a.weight_scale", "a.weight_scale_inv", "a.qweight"}) {
     const fs::path input = folder / (std::string(name) + ".safetensors");
     write_checkpoint(input, {float_tensor("b.weight", {9, 9}, 1), float_tensor(name, {9, 1}, 2)});
-    test::expect_error(ErrorCode::kUnsupported, {name, "quantized otherwise"},
+    test::expect_error(ErrorCode::kUnsupported, {name, "quantized in another way"},
                        [&] { quantize_checkpoint(input, folder / "out.safetensors"); });
     EXPECT_EQ(folder.names(), Names{input.filename()});
     fs::remove(input);

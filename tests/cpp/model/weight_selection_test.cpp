@@ -76,7 +76,7 @@ TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
       if (!tensor.name.ends_with(".weight")) continue;
       test::expect_contains(outcome.reasons.at(tensor.name), "[in, out] (transformers' Conv1D)");
     }
-    test::expect_contains(outcome.log, "4 weights are left as they are, as it is stored as");
+    test::expect_contains(outcome.log, "4 weights are left as they are, because it is stored as");
   }
   expect_error(ErrorCode::kInvalidArgument, {"'input'", "c_attn.weight", "Conv1D"},
                [&] { quantize(conv1d, {}); });
@@ -309,7 +309,7 @@ TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
   test::expect_contains(log,
-                        "2 files of weights are left behind: "
+                        "2 files with weights in other formats are left behind: "
                         "'onnx/model.onnx', 'pytorch_model.bin'");
 }
 

@@ -120,24 +120,31 @@ TEST(CapabilitiesTest, SaysWhatIsMissing) {
 TEST(CapabilitiesTest, WaysHaveNames) {
   EXPECT_EQ(name(Way::kNative), "native");
   EXPECT_EQ(name(Way::kNone), "none");
-  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is none of"));
+  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is not one of"));
 }
 
 bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
   const std::string& called = row.operation;
-  if (called != "gemm" && called != "grouped_gemm_k" && called != "gated_gemm") return false;
-  const Matrix a(row.operands[0].form), b(row.operands[1].form);
+  if (called != "gemm" && called != "grouped_gemm" && called != "gated_gemm") return false;
+  const Matrix b(row.operands[1].form);
+  if (row.operands[0].form == "numbers") {
+    const std::vector<float> numbers(kSize * kSize, 1.0f);
+    const TensorView x = matrix<const void>(numbers.data(), DType::kFloat32, kSize, kSize, kSize);
+    gemm({.a = CastOperand{x}, .b = b.input(), .out = out});
+    return true;
+  }
+  const Matrix a(row.operands[0].form);
   if (called == "gemm") gemm({.a = a.input(), .b = b.input(), .out = out});
-  if (called == "grouped_gemm_k") {
+  if (called == "grouped_gemm") {
     const std::int32_t offsets[] = {0, 128};
     MutableTensorView groups = out;
     groups.rank = 3;
     groups.shape = {1, kSize, kSize};
     groups.strides = {kSize * kSize, kSize, 1};
-    grouped_gemm_k({.a = a.input(),
-                    .b = b.input(),
-                    .offsets = vector<const void>(offsets, DType::kInt32, 2),
-                    .out = groups});
+    grouped_gemm({.a = a.input(),
+                  .b = b.input(),
+                  .groups = DepthGroups{vector<const void>(offsets, DType::kInt32, 2)},
+                  .out = groups});
   }
   if (called == "gated_gemm") {
     ScaledMatrix h(kSize, kSize / 2, {.granularity = parse_granularity(row.operands[2].form)});
@@ -161,14 +168,11 @@ bool multiply_by_weights(const CapabilityRow& row, const MutableTensorView& out)
   return true;
 }
 
-bool cast_numbers(const CapabilityRow& row, const MutableTensorView& out) {
+bool cast_numbers(const CapabilityRow& row) {
   const std::string& called = row.operation;
   const std::vector<float> numbers(kSize * kSize, 1.0f);
   const TensorView x = matrix<const void>(numbers.data(), DType::kFloat32, kSize, kSize, kSize);
-  if (called == "dynamic_gemm") {
-    const Matrix b(row.operands[1].form);
-    dynamic_gemm({.x = x, .b = b.input(), .out = out});
-  } else if (called == "quantize") {
+  if (called == "quantize") {
     Matrix rows(row.operands[0].form);
     cast(x, {.rows = rows.target()});
   } else if (called == "quantize_both") {
@@ -185,7 +189,7 @@ bool cast_numbers(const CapabilityRow& row, const MutableTensorView& out) {
 bool call(const CapabilityRow& row) {
   std::vector<float> memory(kSize * kSize);
   const MutableTensorView out = matrix(memory.data(), DType::kFloat32, kSize, kSize, kSize);
-  return multiply(row, out) || multiply_by_weights(row, out) || cast_numbers(row, out);
+  return multiply(row, out) || multiply_by_weights(row, out) || cast_numbers(row);
 }
 
 TEST(CapabilitiesTest, OperationsDoWhatItSaysOfTheCpu) {

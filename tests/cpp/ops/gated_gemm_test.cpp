@@ -207,10 +207,15 @@ TEST(GatedGemmArgumentsTest, TheCpuHasNoCandidates) {
   ScaledMatrix a(5, 256, {.granularity = Granularity::kBlock1x128}),
       b(256, 256, {.granularity = Granularity::kBlock128x128});
   ScaledMatrix out(5, 128, {.granularity = Granularity::kBlock1x128});
-  const auto names = gated_gemm_candidates();
+  ProductProblem problem{.gated = Activation::kSwiGlu};
+  problem.product.form.out = DType::kE4M3;
+  const auto names = product_candidates(problem);
   ASSERT_FALSE(names.empty());
-  EXPECT_THROW(gated_gemm({.a = a.view(), .b = b.view(), .out = out.target()}, {}, names.front()),
-               Error);
+  EXPECT_THAT(
+      test::error_of([&] {
+        gated_gemm({.a = a.view(), .b = b.view(), .out = out.target(), .candidate = names.front()});
+      }),
+      HasSubstr("argument 'candidate': expected none for tensors on the CPU"));
 }
 
 }  // namespace

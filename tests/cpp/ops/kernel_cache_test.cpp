@@ -15,8 +15,8 @@
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
-#include "cuda/gemm.h"
 #include "cuda/kernel_headers.h"
+#include "cuda/product.h"
 #include "jit/kernel_cache.h"
 #include "support/nvrtc.h"
 
@@ -173,14 +173,14 @@ class WarmedGemmTest : public cuda::FakeGpuTest {
     clear_kernel_cache();
   }
 
-  jit::Program program_of(const GemmArguments& arguments) {
+  jit::Program program_of(const core::Product& product) {
     jit::Program asked;
     const auto compile = [&](const jit::Program& program) {
       asked = program;
       return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
     };
     cuda::Runtime runtime(OCTOFOLD_FAKE_DRIVER, {.compile = compile});
-    cuda::gemm(runtime.device(0), arguments, {});
+    cuda::multiply(runtime.device(0), product, {});
     return asked;
   }
 };
@@ -195,7 +195,7 @@ MutableTensorView on_gpu(DType dtype, const std::vector<std::int64_t>& shape) {
                            : matrix(data, dtype, shape[0], shape[1], shape[1], kGpu);
 }
 
-GemmArguments arguments_of(const GemmProblem& problem) {
+core::Product product_of(const GemmProblem& problem) {
   const auto scaled = [](DType dtype, Granularity granularity, std::int64_t rows,
                          std::int64_t cols) -> ScaledTensorView {
     return {on_gpu(dtype, {rows, cols}),
@@ -205,13 +205,13 @@ GemmArguments arguments_of(const GemmProblem& problem) {
   const auto type_of = [&](Addend addend) {
     return addend == Addend::kOutputType ? form.out : DType::kFloat32;
   };
-  GemmArguments arguments{.a = scaled(form.a.type, form.a.scales, m, k),
-                          .b = scaled(form.b.type, form.b.scales, n, k),
-                          .out = on_gpu(form.out, {m, n}),
-                          .fast_accumulation = form.fast_accumulation};
-  if (form.c != Addend::kNone) arguments.c = on_gpu(type_of(form.c), {m, n});
-  if (form.bias != Addend::kNone) arguments.bias = on_gpu(type_of(form.bias), {n});
-  return arguments;
+  core::Product product{.a = scaled(form.a.type, form.a.scales, m, k),
+                        .b = scaled(form.b.type, form.b.scales, n, k),
+                        .out = on_gpu(form.out, {m, n}),
+                        .fast_accumulation = form.fast_accumulation};
+  if (form.c != Addend::kNone) product.c = on_gpu(type_of(form.c), {m, n});
+  if (form.bias != Addend::kNone) product.bias = on_gpu(type_of(form.bias), {n});
+  return product;
 }
 
 TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
@@ -236,7 +236,7 @@ TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
                 .b = {.scales = Granularity::kTensor},
                 .fast_accumulation = true}}};
   for (const GemmProblem& problem : problems) {
-    const jit::Program program = program_of(arguments_of(problem));
+    const jit::Program program = program_of(product_of(problem));
     EXPECT_FALSE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
     warm_kernel_cache({&problem, 1});
     EXPECT_TRUE(jit::is_cached(program, cuda::kernel_headers())) << program.description;
@@ -246,9 +246,9 @@ TEST_F(WarmedGemmTest, WhatIsWarmedIsWhatGemmLoads) {
 TEST_F(WarmedGemmTest, TheNumberOfMultiprocessorsMatters) {
   const GemmProblem problem{.m = 512, .n = 512, .k = 256};
   state().multiprocessors = 4;
-  const jit::Program on_4 = program_of(arguments_of(problem));
+  const jit::Program on_4 = program_of(product_of(problem));
   state().multiprocessors = 132;
-  const jit::Program on_132 = program_of(arguments_of(problem));
+  const jit::Program on_132 = program_of(product_of(problem));
   ASSERT_NE(on_4.kernel, on_132.kernel);
   warm_kernel_cache({&problem, 1}, {.multiprocessors = 4});
   EXPECT_TRUE(jit::is_cached(on_4, cuda::kernel_headers()));

@@ -60,11 +60,11 @@ TEST_F(TopKTest, NamesWhatIsWrong) {
               HasSubstr("'groups': expected a divisor of the 8 experts, got 3"));
   EXPECT_THAT(error([](auto&, auto& o) { o.groups = 0; }), HasSubstr("'groups'"));
   EXPECT_THAT(error([](auto&, auto& o) { o.groups = 8, o.top_groups = 8; }),
-              HasSubstr("'groups': expected groups of 2 experts at least, got 8"));
+              HasSubstr("'groups': expected groups of at least 2 experts, got 8"));
   EXPECT_THAT(error([](auto&, auto& o) { o.top_groups = 3; }),
               HasSubstr("'top_groups': expected from 1 to the 2 groups, got 3"));
   EXPECT_THAT(error([](auto&, auto& o) { o.groups = 4; }),
-              HasSubstr("'top_groups': expected groups that have the 3 experts, got 1"));
+              HasSubstr("'top_groups': expected so many groups that they hold 3 experts, got 1"));
   EXPECT_THAT(error([](auto&, auto& o) { o.scale = NAN; }), HasSubstr("'scale'"));
   EXPECT_THAT(error([&](auto& a, auto& o) {
                 o = {};
@@ -138,7 +138,7 @@ TEST_F(SortTest, SortsSlots) {
 
 TEST_F(SortTest, NamesWhatIsWrong) {
   EXPECT_THAT(error([](auto&, auto& experts, auto&) { experts = -1; }),
-              HasSubstr("'experts': expected a number from 0 on, below 2^31 - 1, got -1"));
+              HasSubstr("'experts': expected a number of at least 0, below 2^31 - 1, got -1"));
   EXPECT_THAT(error([](auto&, auto& experts, auto&) { experts = 5; }),
               HasSubstr("'offsets': expected shape [6], got [5]"));
   EXPECT_THAT(error([](auto&, auto&, auto& out) { --out.workspace.shape[0]; }),

@@ -170,8 +170,8 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   ScaledMatrix columns(kCols, kRows, {.granularity = kSquares});
   const auto cast_error = [&](const CastTargets& out) { return error_of([&] { cast(x(), out); }); };
   EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
-              HasSubstr("'out.rows.channel_scale': expected none, but beside scales of granularity "
-                        "128x128, got one beside 1x128"));
+              HasSubstr("'out.rows.channel_scale': expected none, except beside 128x128 scales, "
+                        "got one beside 1x128 scales"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_columns)}),
               HasSubstr("'out.rows.channel_scale': expected shape [130], got [300]"));
   CastTarget view = with_factors(squares, of_rows);
@@ -204,15 +204,16 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
                         .out = matrix(d.data(), DType::kFloat32, kRows, kRows)};
   EXPECT_THAT(error_of([&] { gemm(product); }, ErrorCode::kUnsupported),
               HasSubstr("gemm: argument 'a.channel_scale': expected none"));
-  std::swap(product.a, product.b);
+  product.b = with_factors(squares, of_rows);
+  product.a = lines.view();
   product.b.channel_scale->data = d.data();
   EXPECT_THAT(error_of([&] { gemm(product); }),
               HasSubstr("'out': expected memory of its own, apart from 'b.channel_scale'"));
   GemmProblem form{.m = 1, .n = 1, .k = 1};
   form.form.b_channel_scale = true;
-  EXPECT_FALSE(gemm_candidates(form, true, true).empty());
+  EXPECT_FALSE(product_candidates({.product = form}).empty());
   form.form.b.scales = Granularity::kChannel;
-  EXPECT_THAT(error_of([&] { gemm_candidates(form, true, true); }),
+  EXPECT_THAT(error_of([&] { product_candidates({.product = form}); }),
               HasSubstr("'b_channel_scale': expected false"));
 }
 

@@ -68,7 +68,7 @@ TEST_F(WordsTest, NamesWhatHasNoWords) {
   EXPECT_THAT(error([](auto& x) { x.strides[1] = 2; }), HasSubstr("a contiguous last dimension"));
   EXPECT_THAT(error([](auto& x) { x.strides[0] = 10; }), HasSubstr("multiples of 4: whole words"));
   EXPECT_THAT(error([&](auto& x) { x.data = memory_.data() + 1; }),
-              HasSubstr("an address between two words"));
+              HasSubstr("an address that is not aligned"));
   EXPECT_THAT(error([](auto& x) { x.dtype = DType::kFloat32; }),
               HasSubstr("dtype e4m3 or e5m2 or float16, got float32"));
   EXPECT_THAT(error([](auto& x) { x.rank = 0; }), HasSubstr("at least 1 dimension"));

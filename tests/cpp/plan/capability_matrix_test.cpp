@@ -11,9 +11,8 @@
 #include "plan/attention.h"
 #include "plan/cast.h"
 #include "plan/dot.h"
-#include "plan/gemm.h"
-#include "plan/mma_gemm.h"
 #include "plan/norm.h"
+#include "plan/product_planner.h"
 #include "plan/routing.h"
 #include "plan/weight_only.h"
 
@@ -142,26 +141,22 @@ void plan_products(const MatrixRow& row, const Gpu& gpu) {
   const std::string_view called = row.rule->called;
   GemmProblem problem{.product = {.m = 256, .n = 256, .k = 256}};
   GemmForm& form = problem.product.form;
-  if (called != "dynamic_gemm") form.a.scales = granularity_of(row.forms[0]);
+  problem.dynamic.exists = row.forms[0] == Form::kNumbers;
+  if (!problem.dynamic.exists) form.a.scales = granularity_of(row.forms[0]);
   form.b.scales = granularity_of(row.forms[1]);
   form.b_channel_scale = row.forms[1] == Form::kTwoLevel;
-  problem.gated.exists = called.find("gated") != std::string_view::npos;
+  problem.gated.exists = called == "gated_gemm";
   if (problem.gated.exists) form.out = kE4M3;
-  problem.dynamic.exists = called == "dynamic_gemm";
-  if (called == "masked_gemm") problem.work = Work::kMaskedRows;
-  if (called == "grouped_gemm_k") problem.work = Work::kGroupedDepth;
-  if (called == "grouped_gemm" || called == "grouped_gated_gemm") {
-    problem.work = Work::kGroupedRows;
-  }
-  if (problem.work != Work::kDense) {
-    problem.groups = 2;
-    problem.expected = 128;
-  }
-  ASSERT_EQ(operation_of(problem), called);
-  if (called == "gemm" && multiplies_by_warps(gpu)) {
-    EXPECT_FALSE(plan_mma_gemm(problem, gpu).kernels.empty());
-  } else {
-    EXPECT_FALSE(plan_gemm(problem, gpu).kernels.empty());
+  ASSERT_EQ(called == "grouped_gemm" ? called : operation_of(problem), called);
+  std::vector<Work> works{Work::kDense};
+  if (called == "grouped_gemm")
+    works = {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth};
+  if (called == "gated_gemm") works.push_back(Work::kGroupedRows);
+  for (const Work work : works) {
+    problem.work = work;
+    problem.groups = work == Work::kDense ? 1 : 2;
+    problem.expected = work == Work::kDense ? 0 : 128;
+    EXPECT_FALSE(plan_product(problem, gpu).kernels.empty());
   }
 }
 
@@ -220,7 +215,7 @@ TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
   for (const char* row :
        {"convert", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
         "gated_gemm 1x128 128x128 1x128", "gemv bfloat16 channel", "dot fp8 128x128",
-        "attention float16 head", "quantize_both 1x128 two-level", "dynamic_gemm numbers tensor"}) {
+        "attention float16 head", "quantize_both 1x128 two-level", "gemm numbers tensor"}) {
     EXPECT_TRUE(rows.contains(row)) << row;
   }
 }

@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "plan/gemm.h"
 #include "plan/gpu.h"
 #include "plan/tuning.h"
+#include "support/product_plans.h"
 
 namespace octofold::plan {
 namespace {
@@ -26,18 +26,18 @@ TEST(ReadyKernelsTest, AllThatDeepSeekV3sDenseLayersNeed) {
   const std::set<std::string> ready = names();
   std::vector<Tuning> tables;
   for (const std::string_view gpu : kTunedGpus) tables.push_back(shipped_tuning(kHopper, gpu));
-  const auto expect_ready = [&](const GemmPlan& plan) {
+  const auto expect_ready = [&](const auto& plan) {
     EXPECT_TRUE(ready.contains(plan.kernels.front().kernel)) << plan.kernels.front().description;
   };
   for (const auto& [n, k] :
        {std::pair(2112, 7168), std::pair(24'576, 1536), std::pair(32'768, 512),
         std::pair(7168, 16'384), std::pair(4096, 7168), std::pair(7168, 2048)}) {
     for (int m = 1; m <= 8192; m += m < 1100 ? 1 : 31) {
-      const GemmProblem problem = contiguous({m, n, k});
-      expect_ready(plan_gemm(problem, kHopper));
+      const GemmProblem problem = contiguous({.product = {m, n, k}});
+      expect_ready(test::sm90_plan(problem));
       for (const Tuning& table : tables) {
         const std::string_view name = table.candidate(problem);
-        if (!name.empty()) expect_ready(plan_gemm(problem, kHopper, name));
+        if (!name.empty()) expect_ready(test::sm90_plan(problem, name));
       }
     }
   }
@@ -50,7 +50,8 @@ TEST(ReadyKernelsTest, MostOfWhatOtherModelsNeed) {
   for (const int n : {1024, 3072, 4608, 9216, 18'432, 151'936}) {
     for (const int k : {1024, 2304, 3584, 6144, 12'288}) {
       for (const int m : {1, 5, 16, 33, 100, 200, 300, 500, 900, 1500, 5000, 12'000}) {
-        const KernelPlan kernel = plan_gemm(contiguous({m, n, k}), kHopper).kernels.front();
+        const KernelPlan kernel =
+            test::sm90_plan(contiguous({.product = {m, n, k}})).kernels.front();
         found += ready.contains(kernel.kernel);
         ++all;
       }

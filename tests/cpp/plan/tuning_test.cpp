@@ -7,16 +7,21 @@
 
 #include "core/format.h"
 #include "support/error_of.h"
+#include "support/product_problems.h"
 
 namespace octofold::plan {
 namespace {
 
+using config::Work;
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr const char* kName = "NVIDIA H200";
-const octofold::GemmProblem kProduct{.m = 64, .n = 7168, .k = 2048};
+const GemmProblem kProduct{.product = {.m = 64, .n = 7168, .k = 2048}};
+
+const WeightOnlyProblem kWeights = contiguous(WeightOnlyProblem{
+    .rows = 32, .columns = 4096, .depth = 4096, .w_scales = Granularity::kChannel});
 
 std::string table(std::string_view products, std::string_view gpu = kName,
                   std::string_view version = OCTOFOLD_VERSION) {
@@ -34,10 +39,57 @@ std::string one(std::string_view candidate) {
 TEST(TuningTest, KeysTellAllThatDecides) {
   EXPECT_EQ(tuning_key(kProduct),
             "gemm: m 64, n 7168, k 2048, a e4m3 1x128, b e4m3 128x128, out bfloat16");
-  octofold::GemmProblem other = kProduct;
-  other.form.fast_accumulation = true;
-  other.form.bias = Addend::kFloat32;
+  GemmProblem other = kProduct;
+  other.product.form.fast_accumulation = true;
+  other.product.form.bias = Addend::kFloat32;
   EXPECT_THAT(tuning_key(other), AllOf(HasSubstr("bias float32"), HasSubstr("fast_accumulation")));
+}
+
+TEST(TuningTest, KeysOfEachKindOfProduct) {
+  constexpr std::string_view kSizes = "m 64, n 256, k 512, a e4m3 1x128, b e4m3 128x128, out ";
+  const auto key = [&](std::string_view operation, std::string_view rest) {
+    return core::format("{}: {}{}", operation, kSizes, rest);
+  };
+  EXPECT_EQ(tuning_key(test::cast_problem(64, 256, 512)),
+            key("gemm", "bfloat16, cast from bfloat16"));
+  EXPECT_EQ(tuning_key(test::gated_problem(64, 256, 512)), key("gated_gemm", "e4m3, swiglu"));
+  EXPECT_EQ(tuning_key(test::grouped_problem(Work::kGroupedRows, 64, 256, 512, 4, 16)),
+            key("grouped_gemm", "bfloat16, groups of rows, groups 4"));
+  EXPECT_EQ(tuning_key(test::grouped_problem(Work::kMaskedRows, 64, 256, 512, 4, 16)),
+            key("grouped_gemm", "bfloat16, masked groups of rows, groups 4, expected 16"));
+  EXPECT_EQ(tuning_key(test::grouped_problem(Work::kGroupedDepth, 64, 256, 512, 4, 16)),
+            key("grouped_gemm", "bfloat16, groups of K, groups 4"));
+  EXPECT_EQ(tuning_key(kWeights),
+            "gemm_weight_only: m 32, n 4096, k 4096, x bfloat16, w e4m3 channel, out bfloat16");
+}
+
+// Each finds its own choice and no other's. How something is cast makes no difference.
+TEST(TuningTest, EveryKindOfProductIsFound) {
+  const GemmProblem problems[] = {
+      contiguous(kProduct),
+      contiguous(test::cast_problem(64, 7168, 2048)),
+      contiguous(test::gated_problem(64, 7168, 2048)),
+      contiguous(test::grouped_problem(Work::kGroupedRows, 64, 7168, 2048, 4, 16)),
+      contiguous(test::grouped_problem(Work::kMaskedRows, 64, 7168, 2048, 4, 16)),
+      contiguous(test::grouped_problem(Work::kGroupedDepth, 64, 7168, 2048, 4, 16))};
+  std::string products = core::format(R"("{}": {{"candidate": "weights"}})", tuning_key(kWeights));
+  for (std::size_t i = 0; i < std::size(problems); ++i) {
+    products += core::format(R"(, "{}": {{"candidate": "{}"}})", tuning_key(problems[i]), i);
+  }
+  const Tuning tuning(table("{" + products + "}"), kHopper, kName);
+  for (std::size_t i = 0; i < std::size(problems); ++i) {
+    EXPECT_EQ(tuning.candidate(problems[i]), core::format("{}", i));
+  }
+  GemmProblem gated = problems[2];
+  gated.gated.power_of_two = true;
+  EXPECT_EQ(tuning.candidate(gated), "2");
+  GemmProblem grouped = problems[3];
+  grouped.expected = 60;
+  EXPECT_EQ(tuning.candidate(grouped), "3");
+  EXPECT_EQ(tuning.candidate(kWeights), "weights");
+  WeightOnlyProblem weights = kWeights;
+  weights.has_workspace = false;
+  EXPECT_EQ(tuning.candidate(weights), "");
 }
 
 TEST(TuningTest, FindsContiguousProductsAlone) {
@@ -51,7 +103,7 @@ TEST(TuningTest, FindsContiguousProductsAlone) {
   problem.product.m = 65;
   EXPECT_EQ(tuning.candidate(problem), "");
   problem = contiguous(kProduct);
-  problem.work = config::Work::kGroupedRows;
+  problem.work = Work::kGroupedRows;
   problem.groups = 2;
   EXPECT_EQ(tuning.candidate(problem), "");
   EXPECT_EQ(Tuning().candidate(contiguous(kProduct)), "");
@@ -59,15 +111,15 @@ TEST(TuningTest, FindsContiguousProductsAlone) {
 
 TEST(TuningTest, AChoiceMayBeOfSeveralNumbersOfRows) {
   const std::string of_64 = tuning_key(kProduct);
-  octofold::GemmProblem product = kProduct;
-  product.m = 96;
+  GemmProblem product = kProduct;
+  product.product.m = 96;
   const std::string text = table(
       core::format(R"({{"{}": {{"candidate": "x", "rows_from": 49}}, "{}": {{"candidate": "y"}}}})",
                    of_64, tuning_key(product)));
   const Tuning tuning(text, kHopper, kName);
   EXPECT_EQ(tuning.size(), 2u);
   const auto candidate = [&](std::int64_t m) {
-    product.m = m;
+    product.product.m = m;
     return tuning.candidate(contiguous(product));
   };
   for (const std::int64_t m : {49, 50, 64}) EXPECT_EQ(candidate(m), "x") << m;
@@ -91,9 +143,9 @@ TEST(TuningTest, TheLibrarysTablesAreOfWholeGpus) {
 }
 
 TEST(TuningTest, WhetherCIsOutMakesNoDifference) {
-  octofold::GemmProblem product = kProduct;
-  product.form.out = DType::kFloat32;
-  product.form.c = Addend::kFloat32;
+  GemmProblem product = kProduct;
+  product.product.form.out = DType::kFloat32;
+  product.product.form.c = Addend::kFloat32;
   const std::string text =
       table(core::format(R"({{"{}": {{"candidate": "x"}}}})", tuning_key(product)));
   const Tuning tuning(text, kHopper, kName);

@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "plan/cast.h"
-#include "plan/gemm.h"
+#include "support/product_plans.h"
 
 namespace octofold::plan {
 namespace {
@@ -71,10 +71,10 @@ TEST(PlanTwoLevelTest, WhatNoKernelIsFor) {
 
 // The same tilings as without factors: weight gradients of all shapes, swapped and sliced ones.
 TEST(PlanTwoLevelTest, ProductsAreCutAsWithoutFactors) {
-  GemmProblem problem = contiguous({.m = 4096, .n = 4096, .k = 8192});
-  const auto plain = gemm_candidates(problem, kHopper);
+  GemmProblem problem = contiguous({.product = {.m = 4096, .n = 4096, .k = 8192}});
+  const auto plain = test::sm90_candidates(problem);
   problem.product.form.b_channel_scale = true;
-  const auto candidates = gemm_candidates(problem, kHopper);
+  const auto candidates = test::sm90_candidates(problem);
   ASSERT_EQ(candidates.size(), plain.size());
   bool swapped = false, sliced = false;
   for (std::size_t i = 0; i < plain.size(); ++i) {

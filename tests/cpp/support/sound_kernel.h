@@ -10,7 +10,7 @@
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "kernels/sm90/config/gemm.h"
-#include "plan/gemm.h"
+#include "plan/sm90/planner.h"
 #include "support/sass.h"
 
 namespace octofold::test {
@@ -51,7 +51,7 @@ class Compiler {
 inline void expect_sound(const config::Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const jit::Binary binary =
-      jit::compile({plan::kGemmHeader, plan::kernel_name(plan::kGemmKernel, config),
+      jit::compile({plan::sm90::kHeader, plan::kernel_name(plan::sm90::kKernel, config),
                     plan::architecture(plan::kHopper), description},
                    cuda::kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;

@@ -202,7 +202,7 @@ def test_the_report_says_what_was_left_alone(sources, tmp_path, capsys):
     assert set(report.left_alone) <= set(report.copied)
     show(report)
     printed = capsys.readouterr().out
-    assert "2 left as they are, as it is a stack of experts with biases" in printed
+    assert "2 left as they are, because it is a stack of experts with biases" in printed
     assert "model.layers.0.mlp.experts.down_proj" in printed
 
 

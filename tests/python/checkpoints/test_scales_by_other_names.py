@@ -57,7 +57,8 @@ def test_what_looks_like_a_scale_is_never_left_out(tmp_path, tensors):
     folder = folder_of(tmp_path / "in", {NAME: codes(), **tensors})
     (name,) = tensors
     for call in (octofold.inspect_checkpoint, octofold.load_checkpoint):
-        with pytest.raises(octofold.BadFormatError, match=f"'{NAME}': expected scales by .*{name}"):
+        expected = f"'{NAME}': expected scales under a name .*{name}"
+        with pytest.raises(octofold.BadFormatError, match=expected):
             call(folder)
     with pytest.raises(octofold.BadFormatError):
         octofold.convert_checkpoint(folder, tmp_path / "out", "compressed-tensors")

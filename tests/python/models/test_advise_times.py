@@ -7,7 +7,8 @@ from collections import Counter
 import octofold
 import pytest
 from advise_support import make_ids, make_model, torch
-from octofold.models.advisor.measure import times, timing, whole
+from octofold import _timing
+from octofold.models.advisor.measure import times, whole
 from octofold.models.advisor.plan.ways import OWN
 
 models = octofold.models
@@ -34,8 +35,7 @@ def clock(monkeypatch):
     advise_module = sys.modules["octofold.models.advisor.advise"]
     monkeypatch.setattr(advise_module, "measurable", lambda device: True)
     monkeypatch.setattr(advise_module, "why_no_graph", lambda runs, model: "this is no GPU")
-    monkeypatch.setattr(timing, "_event", Event)
-    monkeypatch.setattr(timing, "_synchronize", lambda: None)
+    monkeypatch.setattr(_timing, "new_event", Event)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def known(clock, monkeypatch):
         return [SECONDS[name] for name in samplers]
 
     monkeypatch.setattr(times, "_sampler", sampler)
-    monkeypatch.setattr(times, "medians", medians)
-    monkeypatch.setattr(whole, "medians", lambda samplers, rounds: [20e-3, 17.5e-3])
+    monkeypatch.setattr(times, "_medians", medians)
+    monkeypatch.setattr(whole, "medians", lambda samplers, rounds, warm_up: [20e-3, 17.5e-3])
     return timed
 
 
@@ -76,7 +76,7 @@ def test_times_are_measured_once_for_layers_that_are_alike(known):
     assert plan.whole.seconds_planned == 17.5e-3
     assert plan.whole.seconds_own_from_python is None
     assert models.Plan.from_json(plan.to_json()) == plan
-    text, page = models.text_report(plan), models.html_report(plan)
+    text, page = plan.report(), plan.html()
     for words in ("1.14 × as fast; predicted 15 ms", "20 ms", "17.5 ms", "2.00 ×"):
         assert words in text
     assert "measured 17.5 ms" in page
@@ -99,7 +99,7 @@ def test_under_a_bound_the_faster_ways_go_where_they_harm_least(known):
 
 
 def test_a_plan_that_is_not_faster_in_fact_is_dropped(known, monkeypatch):
-    monkeypatch.setattr(whole, "medians", lambda samplers, rounds: [20e-3, 21e-3])
+    monkeypatch.setattr(whole, "medians", lambda samplers, rounds, warm_up: [20e-3, 21e-3])
     plan = models.advise(make_model(), make_ids(), max_error=1.0)
     assert not plan.changed
     assert any("was not faster" in note for note in plan.notes)
@@ -116,22 +116,6 @@ def test_with_a_real_clock(clock):
     assert own.seconds > 0
     assert plan.whole.seconds_own > 0
     assert all(o.seconds > 0 for layer in plan.layers for o in layer.options if not o.why_not)
-
-
-def test_turns_are_taken(monkeypatch):
-    order = []
-
-    def sampler(name, seconds):
-        def run():
-            order.append(name)
-
-        made = timing.Sampler(run, 1)
-        monkeypatch.setattr(timing.Sampler, "__call__", lambda self: self.run() or seconds)
-        return made
-
-    found = timing.medians([sampler("a", 2.0), sampler("b", 2.0), sampler("c", 2.0)], rounds=2)
-    assert found == [2.0] * 3
-    assert order == [*"abc", *"bca", *"cab"]
 
 
 def test_kinds_that_are_many_are_timed_by_the_nearest():

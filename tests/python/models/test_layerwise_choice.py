@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from octofold import models  # noqa: E402
 from octofold.models.layerwise import choice  # noqa: E402
-from octofold.nn import kernels  # noqa: E402
+from octofold.nn.recipes import kernels  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import choice, kernels  # noqa: E402
+from octofold.nn.recipes import choice, kernels  # noqa: E402
 
 nn = octofold.nn
 GPU = torch.device("cuda", 0)
@@ -74,8 +74,8 @@ def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
 
 def test_products_that_cast(monkeypatch):
     monkeypatch.setattr(kernels, "_has_kernels_once", lambda operation, index: index == 0)
-    weight = octofold.quantize(torch.zeros(48, 256), granularity="128x128")
-    most = choice.DYNAMIC_GEMM_MOST_ROWS
+    weight = octofold.quantize(torch.zeros(48, 256), "128x128")
+    most = choice.CAST_IN_GEMM_MAX_ROWS
 
     def casts(shape=(most, 256), weight=weight, recipe="blockwise", device=GPU):
         return choice.product_casts(shape, weight, nn.recipes.NAMED[recipe], device)
@@ -97,7 +97,7 @@ def test_products_that_cast(monkeypatch):
 
 @pytest.fixture
 def losing(monkeypatch):
-    from octofold.nn import linear
+    from octofold.nn.layers import linear
 
     monkeypatch.setattr(linear, "fp8_wins", lambda *arguments: False)
 

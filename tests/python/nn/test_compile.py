@@ -118,7 +118,8 @@ def test_inference():
 
 def test_decision_is_compiled(monkeypatch):
     """On a GPU of which FP8 is known to lose with few tokens (the table is asked for the CPU)."""
-    from octofold.nn import choice, linear
+    from octofold.nn.layers import linear
+    from octofold.nn.recipes import choice
 
     monkeypatch.setattr(choice, "_gpu_name_once", lambda index: "this one")
     table = {"this one": {"blockwise": choice.Threshold(size=60, multiplications=0)}}

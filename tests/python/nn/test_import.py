@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 def test_torch_comes_with_the_first_layer():
     script = """
 import sys
-from octofold import *
 import octofold
 assert "torch" not in sys.modules
 assert octofold.linear.__name__ == "linear"
@@ -23,6 +22,9 @@ assert octofold.nn.recipes.blockwise.name == "blockwise"
 assert callable(octofold.nn.convert)
 from octofold.nn import Linear
 import octofold.nn.recipes
+from octofold import *
+assert linear is octofold.linear
+assert nn is octofold.nn
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
 

@@ -9,10 +9,15 @@ from layer_support import STATELESS, random, relative_error
 
 torch = pytest.importorskip("torch")
 
-from octofold.nn import functional, products  # noqa: E402
+from octofold.nn.autograd import linear as functional  # noqa: E402
+from octofold.nn.autograd import products  # noqa: E402
 
 nn = octofold.nn
-EXACT = dataclasses.replace(nn.recipes.blockwise, power_of_two=True)
+SQUARES, LINES = (
+    octofold.Format("e4m3", unit, rule="torchao", power_of_two=True)
+    for unit in ("128x128", "1x128")
+)
+EXACT = nn.Recipe(output=nn.Product(LINES, SQUARES), grad_input=None, grad_weight=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -39,12 +44,13 @@ def test_products_that_cast_have_its_bits(shape, dtype, monkeypatch):
         expected = served(x)
     calls = []
 
-    def dynamic_gemm(*arguments, **options):
-        calls.append(arguments)
-        return octofold.dynamic_gemm(*arguments, **options)
+    def gemm(a, *arguments, **options):
+        if not isinstance(a, octofold.ScaledTensor):
+            calls.append(a)
+        return octofold.gemm(a, *arguments, **options)
 
     monkeypatch.setattr(functional, "product_casts", lambda *_: True)  # as on a GPU
-    monkeypatch.setattr(products, "dynamic_gemm", dynamic_gemm)
+    monkeypatch.setattr(products, "gemm", gemm)
     with torch.no_grad():
         for module in (served, layer):
             y = module(x)
@@ -104,7 +110,7 @@ def test_reads_a_converted_checkpoint(tmp_path):
     octofold.quantize_checkpoint(source, target)
     model = torch.nn.Sequential(nn.InferenceLinear(300, 200))
     model.load_state_dict(safetensors.load_file(target))
-    expected = octofold.quantize(linear.weight.detach(), granularity="128x128")
+    expected = octofold.quantize(linear.weight.detach(), "128x128")
     assert model[0].scaled_weight.equals(expected)
     x = random(5, 300)
     assert relative_error(model(x), linear(x)) < 0.05

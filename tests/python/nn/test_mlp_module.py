@@ -181,7 +181,7 @@ def test_convert_leaves_it_alone():
 
 
 def test_where_fp8_loses_parts_are_run(monkeypatch, fused_casts):
-    from octofold.nn import linear, parts
+    from octofold.nn.layers import linear, parts
 
     for module in (linear, parts):
         monkeypatch.setattr(module, "fp8_wins", lambda *sizes: False)

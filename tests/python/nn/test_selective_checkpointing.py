@@ -14,14 +14,16 @@ nn = octofold.nn
 
 
 def operations():
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers them
+    octofold.ops.convert_dtype(
+        torch.zeros(1), "e4m3"
+    )  # the first call with a tensor registers them
     from octofold._core.ops import TABLE
 
     return [getattr(torch.ops.octofold, name).default for name in TABLE]
 
 
 def products():
-    names = "gemm", "grouped_gemm", "grouped_gemm_k", "grouped_gated_gemm"
+    names = "gemm", "grouped_gemm", "gated_gemm"
     return [op for op in operations() if op.__name__.split(".")[0] in names]
 
 

@@ -4,16 +4,17 @@ import math
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import octofold
 import pytest
+from octofold._timing import CPU as BY_CLOCK
+from octofold._timing import Method
 from octofold_tool.__main__ import main
 
 torch = pytest.importorskip("torch")
 
-from octofold_tool.gpu import bench, check, gemm, host, limits, peers, timing  # noqa: E402
+from octofold_tool.gpu import bench, check, gemm, host, limits, peers  # noqa: E402
 from octofold_tool.products import GemmOptions  # noqa: E402
 from octofold_tool.report import ToolError, write_json, write_png  # noqa: E402
 
@@ -26,20 +27,8 @@ def options(pair: tuple[str, str] = ("1x128", "128x128"), out_dtype: str = "bflo
     return GemmOptions(("e4m3", "e4m3"), pair, out_dtype, rounds=5)
 
 
-def host_sampler(calls: Sequence[timing.Call]) -> timing.Sampler:
-    """Stands in for graphs."""
-
-    def sample() -> float:
-        start = time.perf_counter()
-        for call in calls:
-            call()
-        return (time.perf_counter() - start) / len(calls)
-
-    return sample
-
-
 def measure(shape: Any, options: GemmOptions, **arguments: Any) -> gemm.GpuShapeResult:
-    return gemm.measure(shape, options, LIMITS, host_sampler, CPU, **arguments)
+    return gemm.measure(shape, options, LIMITS, BY_CLOCK, CPU, **arguments)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=",".join)
@@ -108,7 +97,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_scales_as_torch_wants_them(pair: tuple[str, str], m: int) -> None:
     """aten's is_blockwise_1x128_scaling and is_blockwise_128x128_scaling check these strides."""
     a, b = (
-        octofold.quantize(torch.randn(rows, 1024), granularity=granularity)
+        octofold.quantize(torch.randn(rows, 1024), granularity)
         for rows, granularity in zip((m, 272), pair, strict=True)
     )
     scale_a, scale_b = peers.torch_scale(a), peers.torch_scale(b)
@@ -185,40 +174,16 @@ def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_limits_are_measured() -> None:
-    measured = limits.measure_limits(host_sampler, CPU, read_bytes=1 << 20, size=64)
+    measured = limits.measure_limits(BY_CLOCK, CPU, read_bytes=1 << 20, size=64)
     assert measured.bytes_per_second > 0
     assert measured.flops > 0
     assert LIMITS.seconds((10, 10, 10), 2_000_000) == pytest.approx(2e-6)
     assert LIMITS.seconds((1000, 1000, 1000), 1) == pytest.approx(2e-6)
 
 
-def test_turns_rotate() -> None:
-    order = []
-
-    def sampler(name: str) -> timing.Sampler:
-        def sample() -> float:
-            order.append(name)
-            return float(len(order))
-
-        return sample
-
-    samples = timing.take_turns([sampler(name) for name in "abc"], rounds=4)
-    assert "".join(order) == "abcbcacababc"
-    assert samples[1] == [2, 4, 9, 11]
-
-
-@pytest.fixture
-def few_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(host, "CALLS", 2)
-    return
-
-
-@pytest.mark.usefixtures("few_calls")
 def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
-    synchronized = []
     named = {"a": lambda: None, "b": lambda: time.sleep(1e-3)}
-    times = host.measure(named, lambda: synchronized.append(1))
-    assert len(synchronized) == 2 * 2 * host.OPTIONS.rounds
+    times = host.measure(named, Method("host", rest=0.0, passes=2))
     assert times[0].microseconds < 500 < times[1].microseconds < 1e5
     host.show(times)
     assert "Host time" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_common_kernels_come_with_octofold(own: Cache) -> None:
     result = own.run(*suite, **without_nvrtc)
     assert (result.returncode, result.stderr) == (0, "")
     assert "0 kernels for sm_90a" in result.stdout
-    assert "more come with octofold" in result.stdout
+    assert "more are precompiled" in result.stdout
     assert not own.folder.exists()
     assert "/no/nvrtc.so" in own.error(*suite, OCTOFOLD_NVRTC="/no/nvrtc.so")
     other = own.error(*WARM, "--out-dtype", "float16", **without_nvrtc)
@@ -130,7 +130,7 @@ def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
         assert kernel["bytes"] > 1000
     table = own.run("list", "--ready", OCTOFOLD_READY_KERNELS="1").stdout
     assert f"{len(kernels)} kernels" in table
-    assert own.output("list", "--ready") == "no kernels come with octofold\n"
+    assert own.output("list", "--ready") == "octofold has no precompiled kernels\n"
 
 
 @needs_nvrtc

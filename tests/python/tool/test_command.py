@@ -218,7 +218,7 @@ def test_quantize_writes_what_safetensors_reads(
     assert set(written) == {*tensors, "layer.weight_scale_inv"}
     assert written["layer.weight_scale_inv"]["shape"] == [2, 3]
     assert written["layer.weight"]["dtype"] == "F8_E4M3"
-    expected = octofold.quantize(weight, granularity="128x128")
+    expected = octofold.quantize(weight, "128x128")
     assert bytes(written["layer.weight"]["data"]) == expected.data.tobytes()
     assert bytes(written["head.weight"]["data"]) == tensors["head.weight"].tobytes()
 
@@ -297,7 +297,7 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
     again = program("quantize", str(source), str(tmp_path / "out"))
     assert again.returncode == 0
-    assert ("a run that was killed had left" in again.stderr) == (number == signal.SIGKILL)
+    assert ("left behind by a run that was killed" in again.stderr) == (number == signal.SIGKILL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 

@@ -20,49 +20,50 @@ from octofold_tool.report import ToolError  # noqa: E402
 
 CPU = torch.device("cpu")
 OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=5)
+WANTED = gpu_tune.Wanted(OPTIONS)
 SHAPE = (64, 256, 512)
 
 
-class FakeSampler:
+class FakeMethod:
     """Each candidate takes the seconds that it is given by its name."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds, self.names = seconds, []
 
-    def new_call(self, product: Any, name: str, options: GemmOptions) -> Any:
+    def new_call(self, case: Any, name: str) -> Any:
         def call() -> None:
-            product.run()
+            case.call(None)  # the CPU's one way
 
         call.candidate = name  # type: ignore[attr-defined]
         return call
 
-    def __call__(self, calls: Any) -> Any:
+    def sampler(self, calls: Any) -> Any:
         name = calls[0].candidate
         self.names.append(name)
         return lambda: self.seconds.get(name, 10e-6)
 
 
-def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeSampler]:
-    sampler = FakeSampler(seconds)
-    result = gpu_tune.tune(shape, OPTIONS, 132, sampler, CPU, sampler.new_call, min_bytes=400_000)
-    return result, sampler
+def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeMethod]:
+    method = FakeMethod(seconds)
+    result = gpu_tune.tune(shape, WANTED, 132, method, CPU, method.new_call, min_bytes=400_000)
+    return result, method
 
 
 def test_the_fastest_is_found() -> None:
-    planned = tuning.planned(gpu_tune.problem_of(SHAPE, OPTIONS))
-    result, sampler = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
+    planned = tuning.planned(WANTED.problem(SHAPE))
+    result, method = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
     assert result.candidate == "128x64.w2.c1x1x1.b1.early"
     assert (result.planned, result.microseconds) == (planned, pytest.approx(4.0))
     assert result.gain == pytest.approx(5 / 4)
-    assert result.timed == len(sampler.names) == len(set(sampler.names))
-    assert set(sampler.names) <= set(tuning.candidates(gpu_tune.problem_of(SHAPE, OPTIONS)))
-    choice = result.choice(OPTIONS, planned=False)
+    assert result.timed == len(method.names) == len(set(method.names))
+    assert set(method.names) <= set(tuning.candidates(WANTED.problem(SHAPE)))
+    choice = result.choice(WANTED, planned=False)
     assert (choice.candidate, choice.microseconds) == (result.candidate, result.microseconds)
     assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
 
 
 def test_what_is_planned_is_always_timed() -> None:
-    planned = tuning.planned(gpu_tune.problem_of(SHAPE, OPTIONS))
+    planned = tuning.planned(WANTED.problem(SHAPE))
     result, _ = tuned({planned: 50e-6})  # the slowest: no finalist by itself
     assert result.planned_microseconds == pytest.approx(50)
     assert result.candidate != planned
@@ -71,22 +72,35 @@ def test_what_is_planned_is_always_timed() -> None:
 
 
 def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = FakeSampler({})
+    method = FakeMethod({})
 
-    def wrong(product: Any, name: str, options: GemmOptions) -> Any:
+    def wrong(case: Any, name: str) -> Any:
         def call() -> None:
-            product.run()
+            case.call(None)
             if name.startswith("128x64"):
-                product.out[0, 0] = torch.nan
+                case.arrays[-1][0, 0] = torch.nan
 
         return call
 
     with pytest.raises(ToolError, match="a fault of ours"):
-        gpu_tune.tune(SHAPE, OPTIONS, 132, sampler, CPU, wrong, min_bytes=1)
+        gpu_tune.tune(SHAPE, WANTED, 132, method, CPU, wrong, min_bytes=1)
+
+
+@pytest.mark.parametrize("product", tune.PRODUCTS)
+def test_every_kind_of_product_is_right_and_has_a_key(product: str) -> None:
+    """By the CPU's one way, and by the planner's names."""
+    groups = 4 if product in ("rows", "masked", "depth", "gated") else 1
+    wanted = gpu_tune.Wanted(OPTIONS, product, groups)
+    case = wanted.prepare((128, 256, 1024), CPU, 1)[0]
+    assert case.error(lambda: case.call(None)) <= case.limit
+    problem = wanted.problem((128, 256, 1024))
+    assert tuning.planned(problem) in tuning.candidates(problem)
+    key = str(tuning._key(problem))
+    assert (f", groups {groups}" in key) == (groups > 1)
 
 
 def test_sensible_candidates_are_some_of_all() -> None:
-    names = tuning.candidates(gpu_tune.problem_of(SHAPE, OPTIONS))
+    names = tuning.candidates(WANTED.problem(SHAPE))
     for m in (1, 64, 4096):
         some = [name for name in names if gpu_tune.is_sensible(name, m)]
         assert 5 < len(some) < len(names)
@@ -104,8 +118,8 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
         return tuning.Table(file, "", products, 45)
 
-    def measure(shapes: Any, options: GemmOptions) -> Any:
-        planned = [tuning.planned(gpu_tune.problem_of(shape, options)) for shape in shapes]
+    def measure(shapes: Any, wanted: gpu_tune.Wanted) -> Any:
+        planned = [tuning.planned(wanted.problem(shape)) for shape in shapes]
         other = "256x128.w2.c1x1x1.b1.early"
         return [
             gpu_tune.Tuned(*shape, other, 10.0, 0.01, name, 10.0 if m == 0 else 12.0, 0.01, 30)

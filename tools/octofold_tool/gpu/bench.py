@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from octofold._timing import GRAPH
 
 from ..products import GemmOptions
 from ..report import COLORS, console, new_figure, print_table, tracked
@@ -14,7 +15,6 @@ from ..suites import Shape
 from .gemm import GpuShapeResult, measure
 from .limits import Limits, measure_limits
 from .peers import BFLOAT16, OCTOFOLD, PEERS
-from .timing import graph_sampler
 
 LEAST_SWEEP = 4
 """So many numbers of rows of each weight are lines rather than bars."""
@@ -112,10 +112,9 @@ def rates_of(results: Sequence[GpuShapeResult]) -> dict[str, list[float]]:
 
 def run(shapes: Sequence[Shape], options: GemmOptions, title: str) -> GpuReport:
     device = torch.device("cuda")
-    limits = measure_limits(graph_sampler, device)
+    limits = measure_limits(GRAPH, device)
     results = [
-        measure(shape, options, limits, graph_sampler, device)
-        for shape in tracked("bench gemm", shapes)
+        measure(shape, options, limits, GRAPH, device) for shape in tracked("bench gemm", shapes)
     ]
     return GpuReport(options, title, limits, results)
 

@@ -10,18 +10,21 @@ from .peers import Operand, Product
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 512
 
 
-def error_of(product: Product) -> float:
+def error_of(product: Product, added: float | None = None) -> float:
     """Run it into poisoned memory. Relative error against the dequantized operands' product in
-    FP64; NaN if anything was not written."""
-    product.out.fill_(torch.nan)
+    FP64; NaN if anything was not written.
+
+    added: a value that the memory holds instead, and to which the product is added.
+    """
+    product.out.fill_(torch.nan if added is None else added)
     product.run()
     if not torch.isfinite(product.out).all():
         return float("nan")
     rows = some(len(product.out), CHECKED_ROWS, product.out.device)
     columns = some(product.out.shape[1], CHECKED_COLUMNS, product.out.device)
     expected = float64_rows(product.a, rows) @ float64_rows(product.b, columns).T
-    actual = product.out[rows][:, columns]
-    return relative_error(actual.double().cpu().numpy(), expected.cpu().numpy())
+    actual = product.out[rows][:, columns].double() - (added or 0.0)
+    return relative_error(actual.cpu().numpy(), expected.cpu().numpy())
 
 
 def compared(product: Product) -> int:

@@ -1,19 +1,18 @@
 """FP8 products on a GPU beside its peers': checked, then timed."""
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 
 import torch
+from octofold._timing import COLD_BYTES, Method, set_count, timings
 
-from ..measure import error_limit, spread
+from ..measure import error_limit
 from ..products import GemmOptions
 from ..report import ToolError
 from ..suites import Shape
 from .check import compared, error_of
 from .limits import Limits
 from .peers import OCTOFOLD, PEERS, Peer, Product
-from .timing import MAX_SETS, MIN_BYTES, NewSampler, take_turns
 
 # About 14 significant bits of a sum over all of K.
 FAST_ACCUMULATION_ERROR_LIMIT = 1e-2
@@ -53,9 +52,9 @@ def measure(
     shape: Shape,
     options: GemmOptions,
     limits: Limits,
-    sampler: NewSampler,
+    method: Method,
     device: torch.device,
-    min_bytes: int = MIN_BYTES,
+    min_bytes: int = COLD_BYTES,
 ) -> GpuShapeResult:
     """Check every product of every peer, then time all in turns."""
     m, n, k = shape
@@ -67,27 +66,28 @@ def measure(
         missing[name] = f"wrong here: relative error {errors[name]:.1e}"
         del products[name]
 
-    samplers = [sampler([product.run for product in group]) for group in products.values()]
-    samples = take_turns(samplers, options.rounds)
-    timings = {
+    samplers = {
+        name: method.sampler([product.run for product in group]) for name, group in products.items()
+    }
+    timed = {
         name: Timing(
-            microseconds=statistics.median(seconds) * 1e6,
-            spread=spread(seconds),
-            tflops=2e-12 * m * n * k / statistics.median(seconds),
+            microseconds=time.microseconds,
+            spread=time.spread,
+            tflops=2e-6 * m * n * k / time.microseconds,
             relative_error=errors[name],
         )
-        for name, seconds in zip(products, samples, strict=True)
+        for name, time in timings(samplers, options.rounds).items()
     }
-    octofold = timings.pop(OCTOFOLD.name)
+    octofold = timed.pop(OCTOFOLD.name)
     least_seconds = limits.seconds(shape, ours[0].bytes())
     return GpuShapeResult(
         m=m,
         n=n,
         k=k,
         octofold=octofold,
-        peers=timings,
+        peers=timed,
         missing=missing,
-        ratios={name: peer.microseconds / octofold.microseconds for name, peer in timings.items()},
+        ratios={name: peer.microseconds / octofold.microseconds for name, peer in timed.items()},
         share_of_limit=least_seconds * 1e6 / octofold.microseconds,
         bytes=ours[0].bytes(),
         sets=len(ours),
@@ -122,7 +122,7 @@ def prepare(
                 missing[peer.name] = str(error).splitlines()[0]
             else:
                 products.setdefault(peer.name, []).append(product)
-        sets = min(min_bytes // products[OCTOFOLD.name][0].bytes() + 1, MAX_SETS)
+        sets = set_count(products[OCTOFOLD.name][0].bytes(), total=min_bytes)
     return products, missing
 
 

@@ -1,22 +1,18 @@
 """octofold bench host: what a call costs the processor before the GPU has its work."""
 
 import dataclasses
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import octofold
 import torch
+from octofold._timing import Call, Method, timings
 
-from ..measure import spread
 from ..products import GemmOptions
 from ..report import print_table
 from .peers import prepare_bfloat16, prepare_octofold, prepare_same_scales, prepare_tensor_scales
-from .timing import Call, take_turns
 
-# Fewer than a stream's queue holds, so that no call waits for the GPU.
-CALLS = 200
+# Fewer calls than a stream's queue holds, so that none waits for the GPU.
+METHOD = Method("host", rest=0.0, passes=200)
 # Done before the host has queued the next one.
 SHAPE = (64, 128, 512)
 OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=21)
@@ -42,30 +38,18 @@ def calls(device: torch.device) -> dict[str, Call]:
     }
 
 
-def host_seconds(call: Call, synchronize: Callable[[], Any]) -> float:
-    """Of one call of CALLS in a row, without the wait for the GPU."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    seconds = (time.perf_counter() - start) / CALLS
-    synchronize()
-    return seconds
-
-
-def measure(named: dict[str, Call], synchronize: Callable[[], Any]) -> list[HostTime]:
+def measure(named: dict[str, Call], method: Method = METHOD) -> list[HostTime]:
     for call in named.values():
         call()  # loads kernels
-    samplers = [lambda call=call: host_seconds(call, synchronize) for call in named.values()]
-    samples = take_turns(samplers, OPTIONS.rounds)
+    samplers = {name: method.sampler([call]) for name, call in named.items()}
     return [
-        HostTime(name, statistics.median(seconds) * 1e6, spread(seconds))
-        for name, seconds in zip(named, samples, strict=True)
+        HostTime(name, time.microseconds, time.spread)
+        for name, time in timings(samplers, OPTIONS.rounds).items()
     ]
 
 
 def run() -> list[HostTime]:
-    return measure(calls(torch.device("cuda")), torch.cuda.synchronize)
+    return measure(calls(torch.device("cuda")))
 
 
 def show(times: Sequence[HostTime]) -> None:

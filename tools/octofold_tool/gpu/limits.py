@@ -4,11 +4,11 @@ import statistics
 from dataclasses import dataclass
 
 import torch
+from octofold._timing import Call, Method
 
 from ..products import GemmOptions
 from ..suites import Shape
 from .peers import prepare_tensor_scales
-from .timing import Call, NewSampler
 
 ROUNDS = 5
 READ_BYTES = 4 << 30
@@ -27,21 +27,21 @@ class Limits:
 
 
 def measure_limits(
-    sampler: NewSampler,
+    method: Method,
     device: torch.device,
     read_bytes: int = READ_BYTES,
     size: int = PRODUCT_SIZE,
 ) -> Limits:
     memory = torch.ones(read_bytes // 4, device=device)
-    read_seconds = median_seconds(sampler, memory.sum)
+    read_seconds = median_seconds(method, memory.sum)
     del memory
     options = GemmOptions(("e4m3", "e4m3"), ("tensor", "tensor"), "bfloat16", ROUNDS)
     x, w = (torch.randn(size, size, device=device) for _ in range(2))
-    product_seconds = median_seconds(sampler, prepare_tensor_scales(x, w, options).run)
+    product_seconds = median_seconds(method, prepare_tensor_scales(x, w, options).run)
     return Limits(read_bytes / read_seconds, 2 * size**3 / product_seconds)
 
 
-def median_seconds(sampler: NewSampler, call: Call) -> float:
+def median_seconds(method: Method, call: Call) -> float:
     call()
-    sample = sampler([call])
+    sample = method.sampler([call])
     return statistics.median(sample() for _ in range(ROUNDS))

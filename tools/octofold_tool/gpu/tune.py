@@ -2,29 +2,41 @@
 
 import dataclasses
 import os
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import octofold
 import torch
 from octofold import tuning
-from octofold.kernel_cache import GemmProblem
-from octofold.tuning import Choice
+from octofold._timing import COLD_BYTES, Call, Method, screened, set_count
+from octofold.tuning import Choice, Problem
 
-from ..measure import spread
 from ..products import GemmOptions
+from ..report import ToolError
 from ..suites import Shape
-from .check import error_of
-from .gemm import check_ours, prepare
-from .peers import OCTOFOLD, Product
-from .timing import MIN_BYTES, Call, NewSampler, take_turns
+from .tunable import KINDS, Case
 
-SCREENING_ROUNDS = 3
-FINALISTS = 6
+NewCall = Callable[[Case, str], Call]
+"""A case by the candidate of a name."""
 
-NewCall = Callable[[Product, str, GemmOptions], Call]
-"""The product by the candidate of a name."""
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is to be tuned, of each shape."""
+
+    options: GemmOptions
+    product: str = "gemm"
+    groups: int = 1
+
+    def problem(self, shape: Shape) -> Problem:
+        return KINDS[self.product].problem(shape, self.options, self.groups)
+
+    def prepare(self, shape: Shape, device: torch.device, min_bytes: int) -> list[Case]:
+        """As many of them as are larger than caches together."""
+        kind = KINDS[self.product]
+        cases = [kind.prepare(shape, self.options, self.groups, device)]
+        while len(cases) < set_count(cases[0].bytes(), total=min_bytes):
+            cases.append(kind.prepare(shape, self.options, self.groups, device))
+        return cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,22 +59,12 @@ class Tuned:
         """The planned one's time over the fastest's."""
         return self.planned_microseconds / self.microseconds
 
-    def choice(self, options: GemmOptions, *, planned: bool) -> Choice:
+    def choice(self, wanted: Wanted, *, planned: bool) -> Choice:
         """The fastest, or the planned one."""
-        problem = problem_of((self.m, self.n, self.k), options)
+        problem = wanted.problem((self.m, self.n, self.k))
         theirs = (self.planned, self.planned_microseconds)
         name, time = theirs if planned else (self.candidate, self.microseconds)
         return Choice(problem, name, time, self.planned_microseconds)
-
-
-def problem_of(shape: Shape, options: GemmOptions) -> GemmProblem:
-    return GemmProblem(
-        *shape,
-        *options.dtypes,
-        options.out_dtype,
-        *options.granularities,
-        fast_accumulation=options.fast_accumulation,
-    )
 
 
 def is_sensible(name: str, m: int) -> bool:
@@ -74,55 +76,54 @@ def is_sensible(name: str, m: int) -> bool:
     return m > 8 and rows <= max(128, 2 * m)
 
 
-def by_candidate(product: Product, name: str, options: GemmOptions) -> Call:
-    a, b = product.a, product.b
-    assert isinstance(a, octofold.ScaledTensor)
-    assert isinstance(b, octofold.ScaledTensor)
-    return lambda: tuning.gemm(a, b, product.out, name, options.fast_accumulation)
+def require_right(name: str, case: Case, call: Call) -> None:
+    error = case.error(call)
+    if not error <= case.limit:  # NaN: not written everywhere
+        raise ToolError(
+            f"{name}: relative error {error:.1e} exceeds {case.limit:.1e}: a fault of ours"
+        )
 
 
 def tune(
     shape: Shape,
-    options: GemmOptions,
+    wanted: Wanted,
     multiprocessors: int,
-    sampler: NewSampler,
+    method: Method,
     device: torch.device,
-    new_call: NewCall = by_candidate,
-    min_bytes: int = MIN_BYTES,
+    new_call: NewCall = Case.by,
+    min_bytes: int = COLD_BYTES,
 ) -> Tuned:
     """Screen all sensible candidates in turns, then time the best and the planned one in turns for
     longer. Raises ToolError where one is wrong."""
-    problem = problem_of(shape, options)
+    problem = wanted.problem(shape)
     planned = tuning.planned(problem, multiprocessors)
     names = [
         name
         for name in tuning.candidates(problem)
-        if name == planned or is_sensible(name, shape[0])
+        if wanted.product != "gemm" or name == planned or is_sensible(name, shape[0])
     ]
-    products, _ = prepare(shape, options, device, min_bytes, (OCTOFOLD,))
-    sets = products[OCTOFOLD.name]
-    calls = {name: [new_call(product, name, options) for product in sets] for name in names}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiles what was not
-        list(pool.map(lambda each: each[0](), calls.values()))
-    for ours in calls.values():
-        product = dataclasses.replace(sets[0], run=ours[0])
-        check_ours(shape, error_of(product), product, options)
+    cases = wanted.prepare(shape, device, min_bytes)
+    calls = {name: [new_call(case, name) for case in cases] for name in names}
+    run_in_threads(ours[0] for ours in calls.values())
+    for name, ours in calls.items():
+        require_right(f"{wanted.product} {shape} by {name}", cases[0], ours[0])
 
-    samplers = {name: sampler(ours) for name, ours in calls.items()}
-    screened = take_turns(list(samplers.values()), SCREENING_ROUNDS)
-    times = dict(zip(samplers, map(statistics.median, screened), strict=True))
-    best = sorted(times, key=times.__getitem__)[:FINALISTS]
-    finalists = dict.fromkeys([*best, planned])
-    turns = take_turns([samplers[name] for name in finalists], options.rounds)
-    samples = dict(zip(finalists, turns, strict=True))
-    fastest = min(samples, key=lambda name: statistics.median(samples[name]))
+    samplers = {name: method.sampler(ours) for name, ours in calls.items()}
+    _, times = screened(samplers, {planned: samplers[planned]}, wanted.options.rounds)
+    fastest = min(times, key=lambda name: times[name].microseconds)
     return Tuned(
         *shape,
         candidate=fastest,
-        microseconds=statistics.median(samples[fastest]) * 1e6,
-        spread=spread(samples[fastest]),
+        microseconds=times[fastest].microseconds,
+        spread=times[fastest].spread,
         planned=planned,
-        planned_microseconds=statistics.median(samples[planned]) * 1e6,
-        planned_spread=spread(samples[planned]),
+        planned_microseconds=times[planned].microseconds,
+        planned_spread=times[planned].spread,
         timed=len(names),
     )
+
+
+def run_in_threads(calls: Iterable[Call]) -> None:
+    """Compiles the kernels of the calls that were not compiled yet."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda call: call(), calls))

@@ -1,4 +1,4 @@
-"""Which layers of a model gain by FP8, measured on the user's inputs."""
+"""The advisor: which layers of a model gain by FP8, measured on the user's inputs."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from ..._core.progress import Progress
 from .assemble import assemble
 from .measure.errors import in_place, options_of, own_error, with_effects
 from .measure.runs import Runs, answers, answers_error, evaluating, first_answers, runs_of
-from .measure.times import Candidate, groups_of, time_group
-from .measure.timing import measurable
+from .measure.times import Candidate, groups_of, measurable, time_group
 from .measure.whole import WholeTimes, whole_times, why_no_graph
 from .pick import Picked
 from .plan.data import Plan
@@ -41,27 +40,30 @@ def advise(
     effects: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
-    """Run a model, measure what each torch.nn.Linear of it costs in each way to run it, and pick.
+    """Run a model, measure what each of its torch.nn.Linear costs in each strategy, and pick.
 
     model: on one GPU, or on the CPU, where times are not measured. It is left as it is; meanwhile
         memory holds the layers in FP8 too, and up to 256 MB of their inputs.
-    inputs: what the model is to be good and quick at: a tensor, a tuple of arguments, a dict of
-        keyword arguments, a list of these, each a run; or a function that takes the model, runs it
-        and returns what it answers, tensors of floating-point numbers in whatever they lie.
-    target: what is to be least: "time" (the default on a GPU) or "bytes" (without one), under the
-        bound on the error; or "error" (the default with max_bytes), under the bound on bytes.
-    max_error: the bound on ‖difference‖ / ‖answer‖ that FP8 makes in what the model answers, of
-        the tensor of an answer where it is largest; 0.05 if nothing is said.
+    inputs: what the model is to be good and fast at: a tensor, a tuple of arguments, a dict of
+        keyword arguments, or a list of these, each of which is a run; or a function that takes the
+        model, runs it and returns its answer, floating-point tensors in tuples, lists, mappings or
+        dataclasses.
+    target: what to minimize: "time" (the default on a GPU) or "bytes" (the default without one),
+        under the bound on the error; or "error" (the default with max_bytes), under the bound on
+        bytes.
+    max_error: the bound on the ‖difference‖ / ‖answer‖ that FP8 causes in the model's answer, for
+        the tensor of an answer where it is largest; 0.05 by default.
     max_bytes: the bound on all of the model's parameters and buffers.
     ways: names of octofold.models.advisor.plan.ways.WAYS to choose among; None: all.
-    effects: measure for each layer what it does to the model's answer, by a run of the whole model
-        with this one layer in FP8; False: take its own error for that, which saves these runs.
+    effects: True: measure for each layer what it does to the model's answer, by a run of the whole
+        model with this one layer in FP8. False: take its own error for that, which saves these
+        runs.
     progress: called as progress(done, total) as steps are done.
 
-    The model runs in evaluation mode, without gradients, from one seed. Layers that the plan
-    changes are for inference. docs/advisor.md says how it is measured and picked.
-    Returns a Plan; octofold.models.apply() makes the model so.
-    Raises InvalidArgumentError that names the argument, `max_bytes` where no plan keeps it.
+    The model runs in evaluation mode, without gradients, from one seed. The layers that a plan
+    makes are for inference. docs/advisor.md says how it is measured and picked.
+    Returns a Plan; octofold.models.apply() applies it to the model.
+    Raises InvalidArgumentError, which names the argument, `max_bytes` if no plan keeps it.
     """
     _require(model, target, max_error, max_bytes)
     chosen_ways = ways_of(_NAME, ways)
@@ -82,7 +84,9 @@ def advise(
         got = f"{type(model).__qualname__} with none that can be" + "".join(
             f" ({name}: {why})" for name, why in list(alone.items())[:1]
         )
-        raise invalid_argument(_NAME, "model", "torch.nn.Linear layers to run in FP8", got)
+        raise invalid_argument(
+            _NAME, "model", "a model with torch.nn.Linear layers that can run in FP8", got
+        )
 
     with evaluating(model, device):
         advisor = Advisor(model, runs, device, chosen_ways, Steps(progress, len(linears)))
@@ -120,7 +124,7 @@ def _require(model: object, target: object, max_error: object, max_bytes: object
         if value is not None and not good:
             raise invalid_argument(_NAME, name, "a number above 0", repr(value))
     if max_error is not None and max_bytes is not None:
-        expected = "none beside max_error: one of the two is the bound, the other is what is least"
+        expected = "none beside max_error: one of the two is the bound, the other is minimized"
         raise invalid_argument(_NAME, "max_bytes", expected, repr(max_bytes))
     bound = "max_bytes" if target == "error" else "max_error"
     other, value = ("max_error", max_error) if target == "error" else ("max_bytes", max_bytes)
@@ -153,7 +157,7 @@ class Advisor:
         called = [record for record in records if record.calls]
         if not called:
             expected = "a run that calls a torch.nn.Linear of the model"
-            raise invalid_argument(_NAME, "inputs", expected, "one that calls none")
+            raise invalid_argument(_NAME, "inputs", expected, "a run that calls none")
         self.steps.step()
         self._note_repeatability()
         self.floor = own_error(called, self.model, self.runs, self._expected)
@@ -163,7 +167,7 @@ class Advisor:
             self.candidates.append(self._candidate(record, effects, floor))
             self.steps.step()
         if not measurable(self.device):
-            self.notes.append("without a GPU: errors and bytes are measured, times are left out")
+            self.notes.append("without a GPU errors and bytes are measured, and times are left out")
             return
         reason = why_no_graph(self.runs, self.model)
         self.graph = reason is None

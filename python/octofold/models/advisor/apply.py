@@ -1,4 +1,4 @@
-"""Making a model as a plan says."""
+"""Applying a plan to a model."""
 
 import warnings
 from typing import Final
@@ -21,18 +21,18 @@ _NAME: Final = "octofold.models.apply"
 def apply(model: Module, plan: Plan, *, strict: bool = True) -> Module:
     """Make the layers of a model what a plan says, in place, all or none.
 
-    model: on the GPU (or the CPU) that the plan was measured on, with the names, shapes and dtypes
-        that it had then; values may be others. If it is a torch.nn.Linear itself, it is left as it
-        is, and the new layer returned.
+    model: on the GPU (or the CPU) on which the plan was measured, with the names, shapes and dtypes
+        that it had then; its values may differ. A torch.nn.Linear itself is left as it is, and the
+        new layer is returned.
     strict: False: another GPU, or other layers beside those that the plan changes, are a warning.
         Layers that are missing, have other shapes, or cannot be run so here remain errors.
 
-    The layers are for inference: they have no gradient by the weight, those of FP8 products none
-    at all. There is no way back, as what the cast rounds is gone: keep the checkpoint. While this
-    runs, memory holds the old and the new weights.
+    The layers are for inference: they have no gradient by the weight, and those of FP8 products
+    have none at all. There is no way back, because what the cast rounds away is gone: keep the
+    checkpoint. While this runs, memory holds the old and the new weights.
     Returns the model.
-    Raises InvalidArgumentError that says what does not fit, UnsupportedError where this GPU cannot
-    run a layer so; the model is then as it was.
+    Raises InvalidArgumentError, which says what does not fit, and UnsupportedError where this GPU
+    cannot run a layer so; the model is then as it was.
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
@@ -57,7 +57,7 @@ def _require_same(model: Module, plan: Plan, device: torch.device, strict: bool)
     problems: list[tuple[str, object]] = []
     here = machine_of(device)
     if here != plan.machine:
-        expected = f"one that was measured where the model is, on {here}"
+        expected = f"one that was measured on the model's device, {here}"
         problems.append((expected, f"one of {plan.machine}"))
     if fingerprint(model) != plan.fingerprint:
         expected = "one for a model with the names, shapes and dtypes of this one"

@@ -22,20 +22,20 @@ _NAMED_AT_MOST: Final = 5
 
 @torch.no_grad()
 def load(model: Module | type[Module], folder: str | os.PathLike[str]) -> Any:
-    """A model with its layers in FP8 as octofold.models.save() has written it.
+    """Load a model with layers in FP8 from a folder that octofold.models.save() wrote.
 
-    model: the class of one of transformers (AutoModel… too) or Diffusers, which is made by the
-        folder's config.json, in evaluation mode; or a model with the names and shapes of the one
-        that was saved, as its class makes it, which is changed in place: it may be on a GPU, and
-        its parameters get the dtypes that were saved.
-    folder: of save().
+    model: a class of transformers (AutoModel… too) or Diffusers, which is made by the folder's
+        config.json, in evaluation mode; or a model with the names and shapes of the saved one, as
+        its class makes it. Such a model is changed in place. It may be on a GPU, and its parameters
+        get the dtypes that were saved.
+    folder: the folder of save().
 
-    All numbers are those that were saved, to the bit. (So are codes and scales, but of embeddings
-    and convolutions in a family's checkpoint, of which it has the numbers: a row may get twice the
-    codes with half the scale.) What state_dict() leaves out is as the class makes it.
-    Returns the model; of a torch.nn.Linear the new layer.
-    Raises InvalidArgumentError that names what does not fit, BadFormatError for files that are
-    damaged, IoError. The model is then as it was.
+    All numbers are those that were saved, to the bit. So are codes and scales, except for
+    embeddings and convolutions in a family's checkpoint, which holds their numbers: a row may get
+    twice the codes with half the scale. What state_dict() leaves out is as the class makes it.
+    Returns the model; for a torch.nn.Linear, the new layer.
+    Raises InvalidArgumentError, which names what does not fit, BadFormatError for damaged files,
+    and IoError. The model is then as it was.
     """
     path, records = read_records(_NAME, folder)
     if isinstance(model, Module):

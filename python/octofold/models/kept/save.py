@@ -21,21 +21,21 @@ _NAME: Final = "octofold.models.save"
 
 @torch.no_grad()
 def save(model: Module, folder: str | os.PathLike[str]) -> Path:
-    """Write a model and its layers in FP8 to a folder: what apply(), load_checkpoint_into(),
-    enable_layerwise_casting() and octofold.nn.convert_weight_only() have made.
+    """Write a model with layers in FP8 to a folder. The layers are those that apply(),
+    load_checkpoint_into(), enable_layerwise_casting() and octofold.nn.convert_weight_only() make.
 
-    model: of any library. It is left as it is.
-    folder: that is not there yet, or empty. It appears whole or not at all.
+    model: a model of any library. It is left as it is.
+    folder: a folder that does not exist yet, or is empty. It appears whole or not at all.
 
-    A model of transformers goes, where its layers can be told so, into a checkpoint of the family
-    compressed-tensors, whose config says of each layer what it is: transformers, servers and
-    octofold.load_checkpoint() read it. There embeddings and convolutions of layerwise casting are
-    written as the numbers that their codes stand for. The log says why another model does not. Such
-    a model is written with all of its codes, and from_pretrained() finds no weights there:
-    octofold.models.load() reads both.
+    A model of transformers becomes, if its layers allow it, a checkpoint of the family
+    compressed-tensors, whose config describes each layer. transformers, servers and
+    octofold.load_checkpoint() read it. In it, embeddings and convolutions of layerwise casting are
+    written as the numbers that their codes stand for. The log says why another model is not written
+    so. Such a model is written with all of its codes, and from_pretrained() finds no weights in the
+    folder. octofold.models.load() reads both.
 
     Returns the folder's path.
-    Raises InvalidArgumentError that names the argument, IoError, UnavailableError without the
+    Raises InvalidArgumentError, which names the argument, IoError, and UnavailableError without the
     package safetensors.
     """
     if not isinstance(model, Module):
@@ -102,7 +102,7 @@ def _why_no_family(
 ) -> str | None:
     """Why a model goes into no family that others read; None where it does."""
     if not _is_transformers(model):
-        return "it is no model of transformers"
+        return "it is not a model of transformers"
     if getattr(model, "hf_quantizer", None) is not None:
         return "transformers has quantized it already"
     if getattr(model, "_hf_peft_config_loaded", False):

@@ -34,34 +34,35 @@ def enable_layerwise_casting(
 ) -> Module:
     """Keep the weights of a model's linear, convolution and embedding layers in FP8, in place.
 
-    module: of any library; a layer itself too. Its layers stay the same objects, and instances of
-        their classes; what is no weight of such a layer stays as it is, biases too.
+    module: a model of any library, or a layer. Its layers stay the same objects, and instances of
+        their classes. Everything else stays as it is, biases too.
     storage_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or their names.
-    compute_dtype: to compute with; results have the dtype of what comes in, as before. None: that
-        of the model's weights if it has 16 bits, else bfloat16 (float16 on GPUs without).
-    skip_modules_pattern: regular expressions; modules in whose name one is found are left alone,
-        with all in them. None (and "auto"): Diffusers' own, which mean norms, embeddings of
-        positions and patches, and the projections at both ends. (): none of these. Whichever is
-        given, models' own wishes count too (`_skip_layerwise_casting_patterns`,
-        `_keep_in_fp32_modules`), except those of modules around the one that is given here.
-    skip_modules_classes: modules of these classes are left alone, with all in them.
-    non_blocking: of the copies from the CPU by which originals come back.
-    native: "auto": a linear layer is computed as is quickest for its tokens on its GPU: FP8 times
-        FP8 where there are FP8 units, weight-only kernels for few tokens and on older GPUs, else
-        with a copy of its weight in compute_dtype, which is forgotten at once. True: FP8 times FP8
-        always; False: never, so that activations are not rounded to FP8.
-    keep_originals: keep the weights as they are now on the CPU, for disable_layerwise_casting().
+    compute_dtype: the dtype to compute with; results have the dtype of the input, as before. None:
+        the dtype of the model's weights if it has 16 bits, else bfloat16 (float16 on GPUs without
+        bfloat16).
+    skip_modules_pattern: regular expressions; a module in whose name one is found is left alone,
+        with everything in it. None (and "auto"): Diffusers' own, for norms, embeddings of positions
+        and patches, and the projections at both ends. (): none of these. In each case the model's
+        own wishes count too (`_skip_layerwise_casting_patterns`, `_keep_in_fp32_modules`), except
+        those of modules around the one that is given here.
+    skip_modules_classes: modules of these classes are left alone, with everything in them.
+    non_blocking: for the copies from the CPU by which originals come back.
+    native: "auto": a linear layer is computed in the fastest way for its tokens on its GPU: FP8
+        times FP8 where there are FP8 units, weight-only kernels for few tokens and on older GPUs,
+        else with a copy of its weight in compute_dtype, which is dropped at once. True: always FP8
+        times FP8. False: never, so that activations are not rounded to FP8.
+    keep_originals: keep the present weights on the CPU, for disable_layerwise_casting().
 
-    Weights have scales, powers of two: one for each 128x128 of a linear layer's (buffer
-    `weight_scale_inv`), one for each row of others' (`weight_scale`). They are frozen; biases and
-    adapters are not, and gradients pass through. Adapters of peft are never cast, nor are weights
-    that several modules share; the log names what was left alone, and why.
+    Weights have scales, which are powers of two: one for each 128x128 of a linear layer's weight
+    (buffer `weight_scale_inv`), one for each row of others' (`weight_scale`). The weights are
+    frozen; biases and adapters are not, and gradients pass through. Adapters of peft are never
+    cast, nor are weights that several modules share; the log names what was left alone, and why.
 
     Returns the module.
-    Raises InvalidArgumentError that names the argument: among others for patterns that are found
+    Raises InvalidArgumentError, which names the argument: among others for patterns that are found
     nowhere or leave no layer, weights on `meta`, weights that are not finite, and casting that is
-    enabled already. The module is then as it was. (What fails midway, as memory runs out, is undone
-    as disable_layerwise_casting() does it.)
+    enabled already. The module is then as it was. (If casting fails midway, for example because
+    memory runs out, it is undone as disable_layerwise_casting() undoes it.)
     """
     if not isinstance(module, Module):
         got = type(module).__qualname__
@@ -97,18 +98,18 @@ def enable_layerwise_casting(
 
 @torch.no_grad()
 def disable_layerwise_casting(module: Module) -> Module:
-    """Undo enable_layerwise_casting(), in place: layers have their classes, and weights of the
-    dtype that they had, where they are now.
+    """Undo enable_layerwise_casting(), in place: layers get their classes back, and their weights
+    the dtype that they had, on the device where they are now.
 
-    With keep_originals weights are those of before, bit for bit. Without, they are what FP8 has
-    kept: code times scale, which bfloat16 and float32 hold exactly, so that enabling casting again
+    With keep_originals, the weights are those of before, bit for bit. Without, they are what FP8
+    has kept: code times scale, which bfloat16 and float32 hold exactly. So enabling casting again
     loses nothing more; the log says so.
 
     module: a model or a part of it.
 
     Returns the module.
-    Raises InvalidArgumentError if casting is not enabled for anything in it, or weights are on
-    `meta` (accelerate's remove_hook_from_submodules() brings them back).
+    Raises InvalidArgumentError if casting is enabled for nothing in it, or if weights are on `meta`
+    (accelerate's remove_hook_from_submodules() brings them back).
     """
     if not isinstance(module, Module):
         got = type(module).__qualname__
@@ -225,7 +226,7 @@ def _require_castable(selection: Selection, native: bool | str) -> None:
     by_device = dict(zip(extremes, map(iter, finite), strict=True))
     for name, layer in selection.layers.items():
         if not next(by_device[_weight(layer).device]):
-            expected = "finite weights, as others share scales with them"
+            expected = "finite weights, because others share scales with them"
             raise invalid_argument(NAME, "module", expected, f"NaN or infinity in {name!r}")
 
 

@@ -25,22 +25,22 @@ def norm_linear(
     norm_bias: Tensor | None = None,
     recipe: Recipe | str = "blockwise",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """norm(x + residual) · weightᵀ (+ bias) in FP8, differentiable; the norm is cast as it is
-    worked out, and never in memory in high precision.
+    """norm(x + residual) · weightᵀ (+ bias) in FP8, differentiable. The norm is cast as it is
+    computed, and is never in memory in high precision.
 
     x, weight, bias: as in octofold.linear().
-    norm_weight, norm_bias: of the norm, [in], of any of these dtypes; None: left out.
-    residual: of the shape and dtype of x; the sum is rounded to it.
+    norm_weight, norm_bias: those of the norm, [in], of any of these dtypes, or None.
+    residual: has the shape and dtype of x, to which the sum is rounded.
     norm: "rms" or "layer".
     epsilon: at least 0.
     recipe: as in octofold.linear(), with the output in FP8.
 
-    Returns [..., out] in the dtype of x, under autocast in autocast's; with a residual a pair of it
-    and x + residual, which the next residual connection goes on with.
+    Returns [..., out] in the dtype of x, or in autocast's; with a residual, a pair of it and
+    x + residual, with which the next residual connection goes on.
     For backward x (or the sum) and 4 or 8 bytes a token are kept and, if the weight needs a
-    gradient, the norm's transposed cast. "rowwise_with_gw_hp" works the norm out again instead.
-    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
-    itself to be differentiated.
+    gradient, the norm's transposed cast. "rowwise_with_gw_hp" computes the norm again instead.
+    Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
+    is itself to be differentiated.
     """
     name = "norm_linear"
     chain = Chain(name, chain_recipe_of(name, recipe), norm_of(name, norm, epsilon))
@@ -67,32 +67,32 @@ def mlp(
     epsilon: float = 1e-6,
     keep_fp8: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """activation(x · gate_upᵀ (+ bias)) · downᵀ (+ bias) in FP8, differentiable; the activation is
-    cast as it is worked out, and never in memory in high precision.
+    """activation(x · gate_upᵀ (+ bias)) · downᵀ (+ bias) in FP8, differentiable. The activation is
+    cast as it is computed, and is never in memory in high precision.
 
     x: [..., in], as in octofold.linear().
-    gate_up_weight: of a gated activation [2·hidden, in], the gate's rows first; else [hidden, in].
+    gate_up_weight: for a gated activation [2·hidden, in], the gate's rows first; else [hidden, in].
     down_weight: [out, hidden].
-    gate_up_bias, down_bias: of the rows of these.
+    gate_up_bias, down_bias: one number for each row of these.
     activation: "swiglu", "geglu-tanh", "geglu" (with the error function), or plain: "silu", "gelu",
         "gelu-tanh", "relu-squared".
     recipe: as in octofold.linear(), with the output in FP8.
     norm: "rms" or "layer": a norm of x first, as in norm_linear(), with the other arguments there.
-    keep_fp8: what the first product gives is kept for backward in FP8 (e4m3, 1x128 scales), half of
-        the memory. Forward, with its casts, is the same bit for bit; gradients that go through the
-        activation have the error of that cast too, half a step of FP8 in each gate and up (1/16 of
-        it at most, where it is not small beside the largest of its 128).
+    keep_fp8: keep the result of the first product for backward in FP8 (e4m3, 1x128 scales), half of
+        the memory. Forward, with its casts, is the same bit for bit. Gradients that go through the
+        activation have the error of that cast too: half a step of FP8 in each gate and up (at most
+        1/16 of it, where it is not small beside the largest of its 128).
 
-    Returns [..., out] in the dtype of x, under autocast in autocast's; with a residual a pair of it
-    and x + residual.
-    For backward are kept what the first product gives [..., 2·hidden], as keep_fp8 says, and in FP8
-    x and the activation, transposed, for the gradients of the weights. The gradient by the first
-    product's result is cast as it is worked out too; only where the recipe has a gradient in high
-    precision is it written. Where nothing is to be differentiated, recipes of 1x128 · 128x128
+    Returns [..., out] in the dtype of x, or in autocast's; with a residual, a pair of it and
+    x + residual.
+    For backward are kept: the result of the first product [..., 2·hidden], as keep_fp8 says, and in
+    FP8 x and the activation, transposed, for the gradients of the weights. The gradient by the
+    first product's result is cast as it is computed too; it is written only where the recipe has a
+    gradient in high precision. Where nothing is to be differentiated, recipes of 1x128 · 128x128
     scales without gate_up_bias have product, gated activation and cast in one kernel
-    (octofold.gated_gemm(), of BF16; on a GPU with `hidden` a multiple of 128 and `in` of 16).
-    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
-    itself to be differentiated.
+    (ops.gated_gemm(), for BF16; on a GPU with `hidden` a multiple of 128 and `in` of 16).
+    Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
+    is itself to be differentiated.
     """
     name = "mlp"
     recipe = chain_recipe_of(name, recipe)

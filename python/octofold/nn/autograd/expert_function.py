@@ -1,24 +1,25 @@
 """Experts with a gradient."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.activations import quantize_activation_gradient
-from ..._ops.gathered import quantize_gathered
-from ..._ops.grouped_gemm import grouped_gemm_k
+from ..._ops.cast_sources import ActivationGradient, Gathered
+from ..._ops.grouped_gemm import grouped_gemm
+from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
-from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
+from ..casting.casts import cast_as_wanted, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
 from ..recipes.recipe import Recipe
 from .activated import activated_gradient
-from .expert_chain import Projection, compute_experts, grouped_product
+from .expert_chain import Made, Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms
+from .flat import Layout, flatten, save, saved
 from .linear import result_dtype
 from .main_grad import mark_gradient
+from .products import gradient_formats
 
 
 def run_experts(
@@ -44,229 +45,227 @@ def run_experts(
         topk_ids = topk_ids.clamp(-2, count).to(torch.int32)  # no other becomes an expert's number
     weights = topk_weights.to(torch.float32)
     routing = sort_by_expert(walkable(topk_ids), count)
-    layers = first, second
+    inputs = _Inputs(x, weights, routing, first, second, topk_ids, activation, recipe, dtype)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or weights.requires_grad
-        or any(projection.needs_gradient() for projection in layers)
+        or first.needs_gradient()
+        or second.needs_gradient()
     ):
-        operands: tuple[Tensor | None, ...] = (x, weights)
-        operands += tuple(layer.weight for layer in layers) + tuple(layer.bias for layer in layers)
-        for layer in layers:
-            for codes in layer.casts:
-                operands += (None, None) if codes is None else (codes.data, codes.scale)
-        operands += tuple(layer.main_grad for layer in layers)
         refuse_transforms("experts")
-        y: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
-            *operands, topk_ids, *routing, activation, recipe, dtype
-        )
+        layout, tensors = flatten(inputs)
+        y: Tensor = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
     else:
-        y = compute_experts(
-            x, weights.contiguous(), routing, first, second, activation, recipe, dtype
-        ).out
+        y = _forward(inputs, _Needs()).out
     return y[0] if is_vector else y
+
+
+class _Inputs(NamedTuple):
+    """What experts compute with."""
+
+    x: Tensor
+    weights: Tensor
+    """Of the routing."""
+    routing: Routing
+    first: Projection
+    second: Projection
+    ids: Tensor
+    activation: str
+    recipe: Recipe
+    dtype: torch.dtype
+    """Of the result."""
 
 
 class _Needs(NamedTuple):
     """What is to be differentiated."""
 
-    x: bool
-    weights: bool
-    first: bool
-    second: bool
-    first_bias: bool
-    second_bias: bool
+    x: bool = False
+    weights: bool = False
+    first: bool = False
+    second: bool = False
+    first_bias: bool = False
+    second_bias: bool = False
 
     @property
     def gate_up(self) -> bool:
         return self.x or self.first or self.first_bias
 
 
+class _Weight(NamedTuple):
+    """What the transposed cast of a projection's weights is or, where it is missing, can be made
+    of."""
+
+    transposed: ScaledTensor | None = None
+    weight: Tensor | None = None
+    rows: ScaledTensor | None = None
+
+
+class _Kept(NamedTuple):
+    """What backward computes with, as far as it needs it."""
+
+    routing: Routing
+    weights: Tensor
+    ids: Tensor | None
+    y: Tensor | None
+    """Rows of the second product."""
+    gate_up: Tensor | None
+    x_transposed: ScaledTensor | None
+    h_transposed: ScaledTensor | None
+    first: _Weight
+    second: _Weight
+
+
+def _forward(inputs: _Inputs, needs: _Needs) -> Made:
+    return compute_experts(
+        inputs.x,
+        inputs.weights.contiguous(),
+        *inputs[2:5],
+        *inputs[6:],
+        keep_x=needs.first,
+        keep_gate_up=needs.gate_up,
+        keep_h=needs.second,
+    )
+
+
 class _Experts(torch.autograd.Function):
     """run_experts() where something is to be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weights: Tensor,
-        first_weight: Tensor | None,
-        second_weight: Tensor | None,
-        first_bias: Tensor | None,
-        second_bias: Tensor | None,
-        first_rows: Tensor,
-        first_rows_scale: Tensor,
-        first_codes: Tensor | None,
-        first_scale: Tensor | None,
-        second_rows: Tensor,
-        second_rows_scale: Tensor,
-        second_codes: Tensor | None,
-        second_scale: Tensor | None,
-        first_main_grad: Tensor | None,
-        second_main_grad: Tensor | None,
-        ids: Tensor,
-        offsets: Tensor,
-        sources: Tensor,
-        positions: Tensor,
-        activation: str,
-        recipe: Recipe,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        assert recipe.output is not None
-        needs = _Needs(*ctx.needs_input_grad[:6])
-        weights = weights.contiguous()
-        granularity = recipe.output.b
-        of_first = ScaledTensor(first_rows, first_rows_scale, granularity)
-        of_second = ScaledTensor(second_rows, second_rows_scale, granularity)
-        made = compute_experts(
-            x,
-            weights,
-            Routing(offsets, sources, positions),
-            Projection(None, first_bias, (of_first, None)),
-            Projection(None, second_bias, (of_second, None)),
-            activation,
-            recipe,
-            dtype,
-            needs.first,
-            needs.gate_up,
-            needs.second,
-        )
-        ctx.save_for_backward(
-            *(offsets, sources, positions, weights),
-            ids if needs.second_bias else None,
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
+        inputs: _Inputs = layout.record(tensors)
+        needs = _needs(layout, ctx)
+        first, second = inputs.first, inputs.second
+        made = _forward(inputs, needs)
+        kept = _Kept(
+            inputs.routing,
+            inputs.weights.contiguous(),
+            inputs.ids if needs.second_bias else None,
             made.y if needs.weights else None,
             made.gate_up if needs.gate_up else None,
-            *_parts(made.x_transposed),
-            *_parts(made.h_transposed),
-            *_kept(needs.x, first_weight, of_first, first_codes, first_scale),
-            *_kept(needs.gate_up, second_weight, of_second, second_codes, second_scale),
+            made.x_transposed,
+            made.h_transposed,
+            _weight_of(first) if needs.x else _Weight(),
+            _weight_of(second) if needs.gate_up else _Weight(),
         )
-        ctx.activation, ctx.recipe, ctx.dtype, ctx.x_dtype = activation, recipe, dtype, x.dtype
-        ctx.dtypes = tuple(
-            None if t is None else t.dtype
-            for t in (first_weight, second_weight, first_bias, second_bias)
-        )
-        ctx.are_cast = first_codes is not None, second_codes is not None
-        ctx.main_grads = first_main_grad, second_main_grad
-        ctx.weights = (
-            None if first_main_grad is None else first_weight,
-            None if second_main_grad is None else second_weight,
-        )
+        save(ctx, kept)
+        ctx.layout, ctx.x_dtype = layout, inputs.x.dtype
+        ctx.activation, ctx.recipe, ctx.dtype = inputs[6:]
+        ctx.first, ctx.second = _Target.of(first), _Target.of(second)
         return made.out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         refuse_in_backward("experts", dy)
-        needs = _Needs(*ctx.needs_input_grad[:6])
-        offsets, sources, positions, weights, ids, y, gate_up, *rest = ctx.saved_tensors
-        x_transposed, h_transposed = rest[:2], rest[2:4]
-        of_first, of_second = rest[4:6], rest[6:]
-        recipe: Recipe = ctx.recipe
-        dtype = ctx.dtype
-        first_dtype, second_dtype, first_bias_dtype, second_bias_dtype = ctx.dtypes
-        to_first, to_second = ctx.main_grads
-        for weight, is_needed in zip(ctx.weights, (needs.first, needs.second), strict=True):
-            if weight is not None and is_needed:
-                mark_gradient(weight)
-        grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
+        needs, kept = _needs(ctx.layout, ctx), saved(ctx)
+        offsets, sources, positions = kept.routing
+        recipe, dtype, gate_up = ctx.recipe, ctx.dtype, kept.gate_up
+        grad_input = recipe.grad_input
         assert grad_input is not None
-        assert grad_weight is not None
-        of_cast = cast_options(recipe, recipe.gradient_dtype)
         dx = d_weights = d_first = d_second = d_first_bias = d_second_bias = None
         dy = walkable(dy)
         if needs.weights:
-            d_weights = combine_gradient(dy, y, positions)
+            d_weights = combine_gradient(dy, kept.y, positions)
         if needs.second_bias:
-            d_second_bias = _bias_gradient(dy, ids, weights, offsets).to(second_bias_dtype)
-        cast = partial(quantize_gathered, dy, sources, positions.shape[-1], weights, **of_cast)
-        rows, transposed = cast_grouped(
-            cast,
-            grad_input.a if needs.gate_up else None,
-            grad_weight.a if needs.second else None,
-            offsets,
+            d_second_bias = _bias_gradient(dy, kept.ids, kept.weights, offsets)
+            d_second_bias = d_second_bias.to(ctx.second.bias_dtype)
+        rows, transposed, *_ = cast_as_wanted(
+            Gathered(dy, sources, slots=positions.shape[-1], factors=kept.weights),
+            *gradient_formats(recipe, needs.gate_up, needs.second),
+            offsets=offsets,
         )
         if needs.second:
-            d_second = _weight_gradient(
-                transposed, h_transposed, offsets, recipe, second_dtype, to_second
-            )
+            d_second = ctx.second.gradient(transposed, kept.h_transposed, offsets, recipe)
         if needs.gate_up:
-            weight = _transposed(of_second, ctx.are_cast[1], recipe)
+            weight = _transposed(kept.second, recipe)
             dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
-            cast = partial(quantize_activation_gradient, dh, gate_up, ctx.activation, **of_cast)
-            rows, transposed = cast_grouped(
-                cast,
-                grad_input.a if needs.x else None,
-                grad_weight.a if needs.first else None,
-                offsets,
+            rows, transposed, *_ = cast_as_wanted(
+                ActivationGradient(dh, gate_up, ctx.activation),
+                *gradient_formats(recipe, needs.x, needs.first),
+                offsets=offsets,
             )
             if needs.first_bias:
                 d = activated_gradient(dh, gate_up, ctx.activation)
-                d_first_bias = _group_sums(d, offsets).to(first_bias_dtype)
+                d_first_bias = _group_sums(d, offsets).to(ctx.first.bias_dtype)
             if needs.first:
-                d_first = _weight_gradient(
-                    transposed, x_transposed, offsets, recipe, first_dtype, to_first
-                )
+                d_first = ctx.first.gradient(transposed, kept.x_transposed, offsets, recipe)
             if needs.x:
-                weight = _transposed(of_first, ctx.are_cast[0], recipe)
+                weight = _transposed(kept.first, recipe)
                 dx = grouped_product(grad_input, rows, weight, offsets, dtype)
                 dx = combine(dx, positions, out_dtype=ctx.x_dtype)
-        return dx, d_weights, d_first, d_second, d_first_bias, d_second_bias, *[None] * 17
-
-
-def _parts(tensor: ScaledTensor | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if tensor is None else (tensor.data, tensor.scale)
-
-
-def _kept(
-    is_needed: bool,
-    weight: Tensor | None,
-    rows: ScaledTensor,
-    codes: Tensor | None,
-    scale: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """What backward has of a weight: its transposed cast, else what that can be made of."""
-    if not is_needed:
-        return None, None
-    if codes is not None:
-        return codes, scale
-    return (weight, None) if weight is not None else _parts(rows)
-
-
-def _transposed(kept: list[Tensor | None], is_cast: bool, recipe: Recipe) -> ScaledTensor | None:
-    """Of what _kept() gave the transposed cast."""
-    assert recipe.output is not None
-    assert recipe.grad_input is not None
-    data, scale = kept
-    assert data is not None
-    if is_cast:
-        return ScaledTensor(data, scale, recipe.grad_input.b)
-    if scale is None:
-        return cast_weight(data, recipe, False, True)[1]
-    return transposed_experts(ScaledTensor(data, scale, recipe.output.b), recipe)
-
-
-def _weight_gradient(
-    of_gradient: ScaledTensor | None,
-    of_input: list[Tensor | None],
-    offsets: Tensor,
-    recipe: Recipe,
-    dtype: torch.dtype,
-    added_to: Tensor | None,
-) -> Tensor | None:
-    """[experts, out, in], of transposed casts; None where it was added to a tensor."""
-    product = recipe.grad_weight
-    assert product is not None
-    assert of_gradient is not None
-    data, scale = of_input
-    b = ScaledTensor(data, scale, product.b)
-    fast = product.fast_accumulation
-    if added_to is None:
-        gradient: Tensor = grouped_gemm_k(
-            of_gradient, b, offsets, out_dtype=dtype, fast_accumulation=fast
+        gradients: tuple[Any, ...] = ctx.layout.gradients(
+            ctx,
+            x=dx,
+            weights=d_weights,
+            first=(d_first, d_first_bias),
+            second=(d_second, d_second_bias),
         )
-        return gradient
-    grouped_gemm_k(of_gradient, b, offsets, out=added_to, c=added_to, fast_accumulation=fast)
-    return None
+        return gradients
+
+
+class _Target(NamedTuple):
+    """Where the gradients of a projection go."""
+
+    dtype: torch.dtype | None
+    bias_dtype: torch.dtype | None
+    main_grad: Tensor | None
+    weight: Tensor | None
+    """Where there is a main_grad."""
+
+    @staticmethod
+    def of(projection: Projection) -> "_Target":
+        weight, bias, main_grad = projection.weight, projection.bias, projection.main_grad
+        return _Target(
+            None if weight is None else weight.dtype,
+            None if bias is None else bias.dtype,
+            main_grad,
+            None if main_grad is None else weight,
+        )
+
+    def gradient(
+        self,
+        of_gradient: ScaledTensor | None,
+        of_input: ScaledTensor | None,
+        offsets: Tensor,
+        recipe: Recipe,
+    ) -> Tensor | None:
+        """[experts, out, in], of transposed casts; None where it was added to a main_grad."""
+        product, added_to = recipe.grad_weight, self.main_grad
+        assert product is not None
+        assert of_gradient is not None
+        assert of_input is not None
+        fast, operands = product.fast_accumulation, (of_gradient, of_input, Depth(offsets))
+        if added_to is None:
+            gradient: Tensor = grouped_gemm(*operands, out_dtype=self.dtype, fast_accumulation=fast)
+            return gradient
+        grouped_gemm(*operands, c=added_to, fast_accumulation=fast, out=added_to)
+        assert self.weight is not None
+        mark_gradient(self.weight)
+        return None
+
+
+def _needs(layout: Layout, ctx: Any) -> _Needs:
+    needs: _Inputs = layout.needs(ctx)
+    first, second = needs.first, needs.second
+    flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
+    return _Needs(*map(bool, flags))
+
+
+def _weight_of(projection: Projection) -> _Weight:
+    rows, transposed = projection.casts
+    if transposed is not None:
+        return _Weight(transposed)
+    weight = projection.weight
+    return _Weight(rows=rows) if weight is None else _Weight(weight=weight)
+
+
+def _transposed(kept: _Weight, recipe: Recipe) -> ScaledTensor | None:
+    """The transposed cast of a projection's weights."""
+    if kept.transposed is not None:
+        return kept.transposed
+    if kept.weight is not None:
+        return cast_weight(kept.weight, recipe, False, True)[1]
+    assert kept.rows is not None
+    return transposed_experts(kept.rows, recipe)
 
 
 def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

@@ -28,36 +28,37 @@ def experts(
     b13: Tensor | None = None,
     b2: Tensor | None = None,
 ) -> Tensor:
-    """For each token t the sum over its experts e = topk_ids[t, j] of topk_weights[t, j] ·
-    (activation(x[t] · w13[e]ᵀ (+ b13[e])) · w2[e]ᵀ (+ b2[e])), in FP8, differentiable.
+    """Compute a layer of experts in FP8, differentiable. For each token t the result is the sum
+    over its experts e = topk_ids[t, j] of topk_weights[t, j] ·
+    (activation(x[t] · w13[e]ᵀ (+ b13[e])) · w2[e]ᵀ (+ b2[e])).
 
     x: [..., hidden] bfloat16, float16 or float32, any strides; zero tokens too.
-    topk_ids: [..., k] int32 (as octofold.top_k() gives them) or int64, on the device of x: -1 goes
-        nowhere, and adds nothing. Others that are no expert are an error on the CPU; on a GPU they
-        go nowhere too.
+    topk_ids: [..., k] int32 (as octofold.ops.top_k() gives them) or int64, on the device of x: -1
+        goes nowhere, and adds nothing. Ids of experts that do not exist are an error on the CPU; on
+        a GPU they go nowhere too.
     topk_weights: [..., k] of any of the dtypes of x; float32 is best.
-    w13: [experts, 2·inner, hidden] of a gated activation, each expert's gate rows first; else
-        [experts, inner, hidden]. In high precision, of any of these dtypes, cast in each call
-        (octofold.nn.keep_casts() keeps those of octofold.nn.Experts); or a ScaledTensor, as
-        checkpoints have them, with the scales that octofold.grouped_gemm() takes, of the recipe's
-        granularity: used as it is, without a gradient.
+    w13: [experts, 2·inner, hidden] for a gated activation, each expert's gate rows first; else
+        [experts, inner, hidden]. In high precision, of any of these dtypes, it is cast in each call
+        (octofold.nn.keep_casts() keeps the casts of octofold.nn.Experts). A ScaledTensor, as
+        checkpoints have them, with scales of the recipe's granularity that octofold.grouped_gemm()
+        takes, is used as it is, without a gradient.
     w2: [experts, hidden, inner], likewise.
-    activation: as of octofold.mlp().
-    recipe: as of octofold.linear(), with all products in FP8.
-    b13, b2: [experts, out] of the weights' rows, of any of these dtypes.
+    activation: as in octofold.mlp().
+    recipe: as in octofold.linear(), with all products in FP8.
+    b13, b2: [experts, out], one number for each row of the weights, of any of these dtypes.
 
-    How many tokens an expert has is read on the device alone: no call waits for it, and in a CUDA
-    graph it may change from replay to replay. Rows are sorted by expert as they are cast; no
-    expert's rows are padded.
+    Only the device reads how many tokens an expert has: no call waits for it, and in a CUDA graph
+    it may change from replay to replay. Rows are sorted by expert as they are cast; no expert's
+    rows are padded.
 
-    Returns [..., hidden] in the dtype of x, under autocast in autocast's. Gradients have the dtypes
-    of what they belong to. For backward are kept: in FP8 the rows of x and of the activation,
-    transposed, for the weights; what the first product gives; and, where the routing weights need a
-    gradient, the second's, one row for each of a token's experts each. What needs no gradient
-    costs no product and no cast. Recipes of 1x128 · 128x128 scales have, where nothing is to be
-    differentiated, product, gated activation and cast in one kernel, as octofold.mlp().
-    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
-    itself to be differentiated.
+    Returns [..., hidden] in the dtype of x, or in autocast's. Gradients have the dtypes of what
+    they belong to. For backward are kept: in FP8 the rows of x and of the activation, transposed,
+    for the weights; the result of the first product; and, where the routing weights need a
+    gradient, that of the second. Each has one row for each of a token's experts. What needs no
+    gradient costs no product and no cast. Where nothing is to be differentiated, recipes of 1x128 ·
+    128x128 scales have product, gated activation and cast in one kernel, as octofold.mlp() has.
+    Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
+    is itself to be differentiated.
     """
     name = "experts"
     recipe = expert_recipe_of(name, recipe)

@@ -1,23 +1,26 @@
 """The linear layer as a function with a gradient."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import Casts, cast, cast_two_level, cast_weight, scaled, walkable
+from ..._ops.cast import Target, cast
+from ..casting.casts import WeightCasts, cast_as_wanted, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
 from ..recipes.recipe import Recipe, recipe_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
+from .flat import Layout, flatten, save, saved
 from .main_grad import mark_gradient
 from .products import (
     bias_gradient,
     cast_gradient,
     dynamic_output_product,
+    gradient_formats,
     input_gradient,
     output_product,
     weight_gradient,
@@ -55,7 +58,7 @@ def linear_with_casts(
     weight: Tensor,
     bias: Tensor | None,
     recipe: Recipe,
-    casts: Casts,
+    casts: WeightCasts,
     main_grad: Tensor | None = None,
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
@@ -74,29 +77,17 @@ def linear_with_casts(
     dtype = result_dtype(x)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
-    rows, transposed = casts
+    inputs = _Inputs(
+        x, weight, bias, *casts, x_scale, amax_history, channel_amax, main_grad, recipe, dtype
+    )
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         refuse_transforms("linear")
-        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x,
-            weight,
-            bias,
-            None if rows is None else rows.data,
-            None if rows is None else rows.scale,
-            x_scale,
-            None if transposed is None else transposed.data,
-            # A delayed scale is that of both: Dynamo takes no tensor twice.
-            None if transposed is None or recipe.delayed is not None else transposed.scale,
-            amax_history,
-            channel_amax,
-            main_grad,
-            recipe,
-            dtype,
-        )
+        layout, tensors = flatten(inputs)
+        y: Tensor = _Linear.apply(layout, *tensors)  # type: ignore[no-untyped-call]
     else:
-        y, _, _ = _forward(x, weight, bias, rows, x_scale, None, recipe, dtype, False)
+        y, _, _ = _forward(inputs, None, False)
     return y[0] if is_vector else y
 
 
@@ -120,36 +111,67 @@ def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
     return recipe
 
 
+class _Inputs(NamedTuple):
+    """What a linear layer computes with."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rows: ScaledTensor | None
+    """The weight's cast."""
+    transposed: ScaledTensor | None
+    """The cast of the weight's transpose."""
+    x_scale: Tensor | None
+    amax_history: Tensor | None
+    channel_amax: Tensor | None
+    main_grad: Tensor | None
+    recipe: Recipe
+    dtype: torch.dtype
+    """Of the result."""
+
+
+class _Kept(NamedTuple):
+    """What backward computes with, as far as it needs it."""
+
+    x: Tensor | None = None
+    """In high precision, for a recipe that has the weight's gradient so."""
+    x_transposed: ScaledTensor | None = None
+    amax: Tensor | None = None
+    """The largest magnitudes of x's features, for the factors of the next step."""
+    weight: Tensor | None = None
+    """Where there is no cast of its transpose."""
+    transposed: ScaledTensor | None = None
+    weight_scale: Tensor | None = None
+    """A static scale for the cast of the transpose that is yet to be made."""
+
+
 def _forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight_rows: ScaledTensor | None,
-    x_scale: Tensor | None,
-    factors: Tensor | None,
-    recipe: Recipe,
-    dtype: torch.dtype,
-    needs_weight_gradient: bool,
+    inputs: _Inputs, factors: Tensor | None, needs_weight_gradient: bool
 ) -> tuple[Tensor, ScaledTensor | None, Tensor | None]:
-    """x · weightᵀ (+ bias), and x transposed as the weight gradient wants it in FP8: with `factors`
-    of two-level scales, and the largest magnitudes of x's features."""
-    output, grad_weight = recipe.output, recipe.grad_weight
+    """x · weightᵀ (+ bias), and x transposed as the weight's gradient takes it in FP8: with
+    `factors` of two-level scales, and the largest magnitudes of x's features."""
+    x, weight, bias, rows, recipe, dtype = *inputs[:4], inputs.recipe, inputs.dtype
+    output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
     is_kept = needs_weight_gradient or x_scale is not None or factors is not None
-    if not is_kept and product_casts(x.shape, weight_rows, recipe, x.device):
-        return dynamic_output_product(x, weight_rows, bias, recipe, dtype), None, None
+    if not is_kept and product_casts(x.shape, rows, recipe, x.device):
+        return dynamic_output_product(x, rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None
     amax = None
     if factors is not None:
-        x_rows, x_transposed, amax = cast_two_level(x, recipe.input_dtype, of_rows, recipe, factors)
+        assert grad_weight is not None
+        two_level = Target(grad_weight.b, channel_scale=factors)
+        x_rows, x_transposed, _, amax, _ = cast(
+            x, rows=of_rows, transposed=two_level, columns="amax"
+        )
     else:
         of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
-        x_rows, x_transposed = cast(x, recipe.input_dtype, of_rows, of_columns, recipe, x_scale)
+        x_rows, x_transposed, *_ = cast_as_wanted(x, of_rows, of_columns, scale=x_scale)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
     else:
-        y = output_product(x_rows, weight_rows, bias, recipe, dtype)
+        y = output_product(x_rows, rows, bias, recipe, dtype)
     return y, x_transposed, amax
 
 
@@ -157,87 +179,68 @@ class _Linear(torch.autograd.Function):
     """linear() where something is to be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_data: Tensor | None,
-        weight_scale: Tensor | None,
-        x_scale: Tensor | None,
-        transposed_data: Tensor | None,
-        transposed_scale: Tensor | None,
-        amax_history: Tensor | None,
-        channel_amax: Tensor | None,
-        main_grad: Tensor | None,
-        recipe: Recipe,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        rows = None
-        if recipe.output is not None and weight_data is not None:
-            rows = ScaledTensor(weight_data, weight_scale, recipe.output.b)
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
+        inputs: _Inputs = layout.record(tensors)
+        needs = layout.needs(ctx)
+        x, weight, recipe = inputs.x, inputs.weight, inputs.recipe
         factors = None
-        if needs_weight and channel_amax is not None:
-            factors = channel_amax.clone()  # another backward may be first
-        y, x_transposed, amax = _forward(
-            x, weight, bias, rows, x_scale, factors, recipe, dtype, needs_weight
-        )
+        if needs.weight and inputs.channel_amax is not None:
+            factors = inputs.channel_amax.clone()  # another backward may be first
+        y, x_transposed, amax = _forward(inputs, factors, needs.weight)
         if x.numel() == 0:
             amax = factors
-        kept_x = kept_x_scale = None
-        if x_transposed is not None:
-            kept_x, kept_x_scale = x_transposed.data, x_transposed.scale
-        elif needs_weight:
-            kept_x = x.to(dtype)
-        kept_weight = None
-        if needs_x:
-            kept_weight = weight if transposed_data is None else transposed_data
-        scale = transposed_scale if recipe.delayed is None else weight_scale
-        ctx.save_for_backward(kept_x, kept_x_scale, kept_weight, scale, factors, amax)
-        ctx.channel_amax = channel_amax
-        ctx.transposed_is_cast = transposed_data is not None
-        ctx.recipe = recipe
-        ctx.amax_history = amax_history
-        ctx.x_dtype = x.dtype
-        ctx.main_grad = main_grad
-        ctx.weight = None if main_grad is None else weight
-        ctx.weight_dtype = weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        kept = _Kept(x_transposed=x_transposed, amax=amax)
+        if needs.weight and x_transposed is None:
+            kept = kept._replace(x=x.to(inputs.dtype))
+        if needs.x and inputs.transposed is not None:
+            kept = kept._replace(transposed=inputs.transposed)
+        elif needs.x:
+            rows = inputs.rows
+            scale = None if recipe.delayed is None or rows is None else rows.scale
+            kept = kept._replace(weight=weight, weight_scale=scale)
+        save(ctx, kept)
+        ctx.layout, ctx.recipe = layout, recipe
+        # What is written to in the meantime, or in backward itself.
+        ctx.channel_amax, ctx.amax_history = inputs.channel_amax, inputs.amax_history
+        ctx.main_grad = inputs.main_grad
+        ctx.weight = None if inputs.main_grad is None else weight
+        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
+        ctx.bias_dtype = None if inputs.bias is None else inputs.bias.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("linear", dy)
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        x, x_scale, weight, weight_scale, factors, amax = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
-        grad_input = recipe.grad_input if needs_x else None
-        grad_weight = recipe.grad_weight if needs_weight else None
+        kept: _Kept = saved(ctx)
+        needs, recipe = ctx.layout.needs(ctx), ctx.recipe
         dy = walkable(dy)
-        scale = None
-        if recipe.delayed is not None and (grad_input is not None or grad_weight is not None):
-            history = ctx.amax_history[GRADIENT]
-            scale = delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
-        dy_rows, dy_transposed, sums = cast_gradient(
-            dy, recipe, needs_x, needs_weight, needs_bias, scale
+        casts = cast_gradient(
+            dy, recipe, needs.x, needs.weight, needs.bias, _gradient_scale(ctx, dy, needs)
         )
-        dx = dw = db = transposed = x_transposed = None
-        if needs_x:
-            if grad_input is not None and ctx.transposed_is_cast:
-                transposed = ScaledTensor(weight, weight_scale, grad_input.b)
-            dtype = ctx.x_dtype
-            dx = input_gradient(dy, dy_rows, (weight,), transposed, recipe, dtype, weight_scale)
-        if needs_weight:
-            if grad_weight is not None:
-                x_transposed = scaled(x, x_scale, grad_weight.b, factors)
+        dx = dw = db = None
+        if needs.x:
+            weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
+            dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, ctx.x_dtype, scale)
+        if needs.weight:
+            x, x_transposed = kept.x, kept.x_transposed
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
-            dw = weight_gradient(dy, dy_transposed, x, x_transposed, recipe, dtype, added_to)
+            dw = weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:
-                ctx.channel_amax.copy_(amax)
-        if ctx.main_grad is not None and needs_weight:
-            dw = None
-            mark_gradient(ctx.weight)
-        if needs_bias:
-            db = bias_gradient(dy, sums, ctx.bias_dtype)
-        return dx, dw, db, *[None] * 10
+                ctx.channel_amax.copy_(kept.amax)
+            if added_to is not None:
+                dw = None
+                mark_gradient(ctx.weight)
+        if needs.bias:
+            db = bias_gradient(dy, casts.sums, ctx.bias_dtype)
+        gradients: tuple[Tensor | None, ...] = ctx.layout.gradients(ctx, x=dx, weight=dw, bias=db)
+        return gradients
+
+
+def _gradient_scale(ctx: Any, dy: Tensor, needs: Any) -> Tensor | None:
+    """The static scale of the gradient's casts, under delayed scaling."""
+    recipe: Recipe = ctx.recipe
+    rows, transposed = gradient_formats(recipe, needs.x, needs.weight)
+    format = transposed if rows is None else rows
+    if recipe.delayed is None or format is None:
+        return None
+    return delayed_scale(dy, ctx.amax_history[GRADIENT], format.dtype, recipe.delayed)

@@ -1,4 +1,4 @@
-"""The expert blocks of transformers' models to octofold's, in place."""
+"""The conversion of the expert blocks of transformers' models, in place."""
 
 import functools
 from typing import Any, Final
@@ -47,28 +47,29 @@ def convert_experts(
     """Make the expert blocks of a transformers model (5.x) compute in FP8 with octofold's
     operations (docs/experts.md has the families that were tried).
 
-    model: changed in place; or one block; or the module of the experts, which is left as it is.
-    recipe, main_grad: as of octofold.nn.Experts.
-    module_filter_fn: (module, fully qualified name) → whether to convert it: asked for each module
+    model: changed in place. It may also be one block, or the module of the experts, which is left
+        as it is.
+    recipe, main_grad: as in octofold.nn.Experts.
+    module_filter_fn: (module, fully qualified name) → whether to convert it, asked for each module
         of experts; None: all.
 
-    Of each block
+    In each block
 
     - the experts become octofold.nn.Experts with the same parameters: any of transformers' modules
-      that hold gate_up_proj and down_proj as Mixtral's does; FP8 weights with scales of 128x128,
-      as a checkpoint came with them, are used as they are;
-    - the router stays the module that it is, where it is that of one of the three models, so that
-      its outputs are recorded as before; it chooses by octofold.top_k(), with the same logits:
-      routing weights stay float32;
-    - DeepSeek-V3's shared experts, of plain linear layers, become octofold.nn.MLP.
+      that hold gate_up_proj and down_proj as Mixtral's does. FP8 weights with 128x128 scales, as a
+      checkpoint came with them, are used as they are;
+    - the router of one of three models stays the module that it is, so that its outputs are
+      recorded as before. It chooses by octofold.ops.top_k(), with the same logits; routing weights
+      stay float32;
+    - DeepSeek-V3's shared experts, if they are plain linear layers, become octofold.nn.MLP.
 
-    The block's own forward is run, and the names in state_dict() are the same. Other linear layers
-    are octofold.nn.convert()'s, before or after. Convert before fully_shard() and torch.compile.
-    Experts that are spread over devices by transformers are not converted.
+    The block keeps its forward, and the names in state_dict() are the same. octofold.nn.convert()
+    converts the other linear layers, before or after. Convert before fully_shard() and
+    torch.compile. Experts that transformers has spread over devices are not converted.
 
-    Returns a report that has the model, or of a module of experts the new one, and says what became
-    of experts, routers and shared experts.
-    Raises InvalidArgumentError that names the argument: for a model without such experts, or a
+    Returns a report that holds the model (for a module of experts, the new one) and says what
+    became of experts, routers and shared experts.
+    Raises InvalidArgumentError, which names the argument: for a model without such experts, or a
     filter that picks none, with the reason for each class of experts that computes something else
     (gpt-oss, Llama-4). The model is then as it was.
     """
@@ -121,7 +122,7 @@ def _convert_around(
         if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
             kind: Any = type(gate)
             routers[gate] = _choosing(kind)
-            converted[f"{below}gate"] = "a router by octofold.top_k()"
+            converted[f"{below}gate"] = "a router by octofold.ops.top_k()"
         elif gate is not None:
             left_alone[f"{below}gate"] = "a router of its own"
         if shared is not None and _is_plain_mlp(shared):

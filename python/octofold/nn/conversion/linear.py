@@ -1,4 +1,4 @@
-"""Models to FP8 layers, and back."""
+"""The conversion of models to FP8 layers, and back."""
 
 from typing import Final
 
@@ -27,24 +27,24 @@ def convert(
     """Make each torch.nn.Linear of a model an octofold.nn.Linear with the same parameters, and each
     Conv1D of transformers (GPT-2) an octofold.nn.Conv1D.
 
-    model: changed in place; if it is a torch.nn.Linear itself, left as it is.
-    recipe, main_grad, force_fp8: as of octofold.nn.Linear.
-    module_filter_fn: (module, fully qualified name) → whether to convert it, as torchao's: asked
-        for each layer that can be converted. None: all but output heads (also those that are tied
-        to embeddings) and adapters of PEFT.
+    model: changed in place; a torch.nn.Linear itself is left as it is.
+    recipe, main_grad, force_fp8: as in octofold.nn.Linear.
+    module_filter_fn: (module, fully qualified name) → whether to convert it, as in torchao: asked
+        for each layer that can be converted. None: all except output heads (also those that are
+        tied to embeddings) and adapters of PEFT.
 
-    Left alone, whatever the filter says, is what would compute something else: subclasses of
+    Layers that would compute something else are left alone, whatever the filter says: subclasses of
     torch.nn.Linear, parametrized layers, layers of octofold.nn.MLP and NormLinear, layers whose
     forward was replaced, and layers whose weight other modules read, as torch's
-    TransformerEncoderLayer does in evaluation. A layer that stands in several places is asked for
-    once, by the first of its names, and stays one layer. Convert before fully_shard() and
-    torch.compile, and make the optimizer before or after: it sees the same parameters. restore() is
-    the way back.
+    TransformerEncoderLayer does in evaluation. For a layer that stands in several places the filter
+    is asked once, with the first of its names, and it stays one layer. Convert before fully_shard()
+    and torch.compile. The optimizer may be made before or after: it sees the same parameters.
+    restore() is the way back.
 
-    Returns a report that has the model, or of a torch.nn.Linear the new layer, and says of each
-    layer what became of it.
-    Raises InvalidArgumentError that names the argument: where no layer is to be converted, for
-    layers picked that are octofold.nn.Linear already. The model is then as it was.
+    Returns a report that holds the model (for a torch.nn.Linear, the new layer) and says what
+    became of each layer.
+    Raises InvalidArgumentError, which names the argument: if no layer is to be converted, and for
+    picked layers that are octofold.nn.Linear already. The model is then as it was.
     """
     recipe = recipe_of(_NAME, recipe)
     alone = {
@@ -73,9 +73,9 @@ def convert(
 
 
 def restore(model: Module) -> Module:
-    """Undo convert(): each octofold.nn.Linear becomes a torch.nn.Linear with the same parameters,
-    and each octofold.nn.Conv1D a Conv1D of transformers, in place. Returns the model; of a layer
-    the new one. A model that has none is returned as it is.
+    """Undo convert(), in place: each octofold.nn.Linear becomes a torch.nn.Linear with the same
+    parameters, and each octofold.nn.Conv1D a Conv1D of transformers. Returns the model; for a
+    layer, the new one. A model that has none is returned as it is.
     Raises InvalidArgumentError for a layer that torch has parametrized since, with nothing changed.
     """
     if not isinstance(model, Module):

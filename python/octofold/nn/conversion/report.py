@@ -1,4 +1,4 @@
-"""What a conversion of a model did: layer by layer, with reasons."""
+"""The report of a conversion: layer by layer, with reasons."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Conversion:
     """The report of octofold.nn.convert(), convert_weight_only() and convert_experts(). As text it
     counts what became of the layers, with some of their names.
 
-    model: the model, changed in place; of a layer that was given alone the new one.
+    model: the model, changed in place; for a layer that was given alone, the new one.
     converted: by the layer's name, what it is now.
     left_alone: by the layer's name, why it is as it was.
     """

@@ -1,47 +1,48 @@
-"""Models to layers whose weights alone are FP8."""
+"""The conversion of models to layers whose weights alone are FP8."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn import Module
 
+from ..._core.formats import FormatLike, format_of
 from ..layers.conv1d import conv1ds
-from ..layers.frozen_linear import require_cast
 from ..layers.weight_only import WeightOnlyLinear
 from .linear import replaced
 from .picking import ModuleFilter, pick
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_weight_only"
-_CONV1D: Final = "its weight is stored as [in, out] (transformers' Conv1D), which no FP8 layer is"
+_CONV1D: Final = (
+    "its weight is stored as [in, out] (transformers' Conv1D), and no FP8 layer stores it so"
+)
 
 
 @torch.no_grad()
 def convert_weight_only(
     model: Module,
-    granularity: str = "128x128",
-    weight_dtype: Any = "e4m3",
+    format: FormatLike = "128x128",
     module_filter_fn: ModuleFilter | None = None,
 ) -> Conversion:
     """Make each torch.nn.Linear of a model an octofold.nn.WeightOnlyLinear.
 
-    model: changed in place; if it is a torch.nn.Linear itself, left as it is. What is not linear
-        stays as it is: have the model in float16 or bfloat16, or use autocast.
-    granularity, weight_dtype: of the weights' scales and codes, as in octofold.quantize().
-    module_filter_fn: as of octofold.nn.convert().
+    model: changed in place; a torch.nn.Linear itself is left as it is. Everything that is not
+        linear stays as it is: have the model in float16 or bfloat16, or use autocast.
+    format: how weights are cast, an octofold.Format or its words.
+    module_filter_fn: as in octofold.nn.convert().
 
-    Left alone, whatever the filter says, is what convert() leaves alone so: above all layers whose
-    weight other modules read, which FP8 would break. A layer that stands in several places stays
-    one. There is no way back: what the cast has rounded is gone.
-    Returns a report that has the model, or of a torch.nn.Linear the new layer, and says of each
-    layer what became of it.
-    Raises InvalidArgumentError that names the argument; the model is then as it was.
+    Whatever the filter says, the layers that convert() always leaves alone are left alone here too:
+    above all layers whose weight other modules read, which FP8 would break. A layer that stands in
+    several places stays one. There is no way back, because what the cast rounds away is gone.
+    Returns a report that holds the model (for a torch.nn.Linear, the new layer) and says what
+    became of each layer.
+    Raises InvalidArgumentError, which names the argument; the model is then as it was.
     """
-    require_cast(_NAME, granularity, weight_dtype)
+    format = format_of(_NAME, format)
     picked = pick(_NAME, model, module_filter_fn, but=conv1ds(model, _CONV1D))
-    converted = dict.fromkeys(picked.layers, f"octofold.nn.WeightOnlyLinear, {granularity}")
+    converted = dict.fromkeys(picked.layers, f"octofold.nn.WeightOnlyLinear, {format.granularity}")
     while picked.layers:  # one after another, so that memory never holds two of each
         _, linear = picked.layers.popitem()
-        layer = WeightOnlyLinear.from_linear(linear, granularity, weight_dtype)
+        layer = WeightOnlyLinear.from_linear(linear, format)
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)

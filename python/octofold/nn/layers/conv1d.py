@@ -18,13 +18,13 @@ _NAME: Final = "octofold.nn.Conv1D"
 
 class Conv1D(Module):
     """x · weight (+ bias) in FP8, with the parameters of a transformers.pytorch_utils.Conv1D (GPT-2
-    and its kin): weight [in, out], bias [out]. octofold.nn.convert() makes it.
+    and its relatives): weight [in, out], bias [out]. octofold.nn.convert() makes it.
 
-    The weight is transposed in each forward, a copy that octofold.nn.Linear does without. So there
-    is no main_grad, no recipe that keeps state from step to step, and keep_casts() has no effect.
+    The weight is transposed in each forward, a copy that octofold.nn.Linear does without. There is
+    no main_grad and no recipe that keeps state from step to step, and keep_casts() has no effect.
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out], as octofold.linear().
-    Raises InvalidArgumentError that names the argument.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     weight: Tensor

@@ -1,4 +1,4 @@
-"""The experts of a layer as a module."""
+"""The experts of a layer, as a module."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,32 +35,34 @@ _NAME: Final = "octofold.nn.Experts"
 class Experts(Module):
     """The experts of a layer, without the router: octofold.experts() with weights of its own.
 
-    hidden_features, inner_features: of what comes and goes, and of the activation.
-    experts: how many.
-    bias: of both layers of each.
-    activation: as of octofold.mlp().
-    device, dtype: as of torch.nn.Linear; dtype bfloat16, float16 or float32.
-    recipe: as of octofold.experts().
-    main_grad: as of octofold.nn.Linear, of both weights.
+    hidden_features: the features of the input and of the result. inner_features: those of the
+        activation.
+    experts: the number of experts.
+    bias: whether both layers of each expert have one.
+    activation: as in octofold.mlp().
+    device, dtype: as in torch.nn.Linear; dtype bfloat16, float16 or float32.
+    recipe: as in octofold.experts().
+    main_grad: as in octofold.nn.Linear, for both weights.
 
     Its parameters have the names that transformers has for them:
 
     | name                              | shape                         | of                      |
     |-----------------------------------|-------------------------------|-------------------------|
-    | gate_up_proj, of plain ones       | [experts, 2·inner, hidden],   | the first layer, gate   |
-    | up_proj                           | [experts, inner, hidden]      | first                   |
+    | gate_up_proj (gated)              | [experts, 2·inner, hidden],   | the first layer, gate   |
+    |                                   |                               | first                   |
+    | up_proj (plain)                   | [experts, inner, hidden]      | the first layer         |
     | down_proj                         | [experts, hidden, inner]      | the second              |
     | <name>_bias                       | [experts, out]                | either, with bias       |
     | <name>_scale_inv (FP8 128x128),   | as octofold.grouped_gemm()    | either, from FP8        |
-    | <name>_scale (other FP8)          | has them                      |                         |
+    | <name>_scale (other FP8)          | takes them                    |                         |
 
     forward: x [..., hidden], topk_ids [..., k] and topk_weights [..., k] to [..., hidden];
     octofold.experts() says which dtypes, and what is kept for backward.
 
-    Each forward casts the weights as they are then, but for octofold.nn.keep_casts(). FP8 weights
-    are buffers, and have no gradients; to(), half() and the like move them and convert nothing of
-    them.
-    Raises InvalidArgumentError that names the argument.
+    Each forward casts the weights as they are then, unless octofold.nn.keep_casts() keeps the
+    casts. FP8 weights are buffers and have no gradients; to(), half() and the like move them
+    without converting them.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     _is_sharded = False
@@ -109,8 +111,10 @@ class Experts(Module):
         *,
         main_grad: bool = False,
     ) -> Self:
-        """Of weights and biases as octofold.experts() takes them. A torch.nn.Parameter is shared,
-        another tensor becomes the data of one; the tensors of a ScaledTensor become buffers."""
+        """Make experts from weights and biases, as octofold.experts() takes them. A
+        torch.nn.Parameter is shared; another tensor becomes the data of a parameter; the tensors of
+        a ScaledTensor become buffers.
+        """
         operation = f"{_NAME}.from_weights"
         recipe = expert_recipe_of(operation, recipe)
         require_activation(operation, activation)
@@ -130,10 +134,11 @@ class Experts(Module):
         *,
         main_grad: bool = False,
     ) -> Self:
-        """Of each expert's own matrices, as checkpoints have them: gate and up [inner, hidden]
-        (gate None for a plain activation), down [hidden, inner]. FP8 ones (ScaledTensor) stay the
-        bytes they are; with scales of 128x128 `inner` is then a multiple of 128, so that gate and
-        up have squares of their own."""
+        """Make experts from each expert's own matrices, as checkpoints have them: gate and up
+        [inner, hidden] (gate None for a plain activation), down [hidden, inner]. FP8 matrices
+        (ScaledTensor) keep their bytes; with 128x128 scales `inner` has to be a multiple of 128, so
+        that gate and up have squares of their own.
+        """
         operation = f"{_NAME}.from_experts"
         require_activation(operation, activation)
         if (gate is not None) != is_gated(activation):
@@ -171,10 +176,10 @@ class Experts(Module):
         if scale is None:
             return weight
         assert self._recipe.output is not None
-        return ScaledTensor(weight, scale, self._recipe.output.b)
+        return ScaledTensor(weight, scale, self._recipe.output.b.granularity)
 
     def reset_parameters(self) -> None:
-        """As torch.nn.Linear does, each expert's. What is FP8 stays."""
+        """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
         for name in self._names:
             weight = self._parameters.get(name)
             bias = self._parameters.get(f"{name}_bias")
@@ -221,7 +226,8 @@ class Experts(Module):
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
-        return f"{name}_scale_inv" if self._recipe.output.b == "128x128" else f"{name}_scale"
+        squares = self._recipe.output.b.granularity == "128x128"
+        return f"{name}_scale_inv" if squares else f"{name}_scale"
 
     def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
         bias = getattr(self, f"{name}_bias")

@@ -1,4 +1,4 @@
-"""What linear layers with an FP8 weight have in common: how they keep, move and load it."""
+"""The base of linear layers with an FP8 weight: how they keep, move and load it."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
@@ -19,7 +20,7 @@ from .saving import give_numbers
 class Fp8Weight(Module):
     """A weight [out, in] in FP8 with its scales, and a bias [out] or None.
 
-    Its buffers have the names, and the weight the bytes, of FP8 checkpoints:
+    Its buffers have the names, and the weight has the bytes, of FP8 checkpoints:
 
     | weight's scales | buffers                                             | as in              |
     |-----------------|-----------------------------------------------------|--------------------|
@@ -28,11 +29,11 @@ class Fp8Weight(Module):
     | tensor          | weight, weight_scale [1], from files [] too         | vLLM               |
     | 1x128           | weight, weight_scale [out, ⌈in/128⌉]                |                    |
 
-    Scales are float32 multipliers, whatever their names say; to(), half() and the like move weight
+    Scales are float32 multipliers, whatever their names say. to(), half() and the like move weight
     and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
     stand for.
 
-    own_name: the class's, as messages have it.
+    own_name: the name of the class in messages.
     """
 
     own_name: str
@@ -46,15 +47,14 @@ class Fp8Weight(Module):
         bias: bool,
         device: torch.device | str | int | None,
         dtype: torch.dtype | None,
-        granularity: str,
-        weight_dtype: str,
+        format: Format,
     ) -> None:
-        """Uninitialized. dtype: of the bias; the others as in quantize()."""
+        """Uninitialized. dtype: of the bias."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self._granularity = granularity
+        self._granularity = granularity = format.granularity
         shape = (out_features, in_features)
-        weight = torch.empty(shape, device=device, dtype=DTYPES[weight_dtype])
+        weight = torch.empty(shape, device=device, dtype=DTYPES[format.dtype])
         scale = torch.empty(scale_shape(granularity, *shape), dtype=torch.float32, device=device)
         self.hold(
             ScaledTensor(weight, scale, granularity),

@@ -18,19 +18,19 @@ _NAME: Final = "octofold.nn.InferenceLinear"
 class InferenceLinear(Fp8Weight):
     """x · weightᵀ (+ bias) with a weight kept in FP8, without gradients.
 
-    in_features, out_features, bias, device: as of torch.nn.Linear.
-    dtype: of the bias; x of any dtype goes with any.
-    recipe: an octofold.nn.Recipe or the name of one, of which the product `output` is used, and the
-        dtypes; scales of x are those of x, also where the recipe delays them.
+    in_features, out_features, bias, device: as in torch.nn.Linear.
+    dtype: of the bias; it need not be that of x.
+    recipe: an octofold.nn.Recipe or the name of one. Its product `output` is used; x is always cast
+        by scales of its own, also where the recipe delays them.
 
-    What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
-    Its buffers are those of Fp8Weight, by the scales that the recipe gives a weight.
+    A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
+    Its buffers are those of Fp8Weight, with the scales that the recipe gives a weight.
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
-    autocast's. It is no part of a graph: an x that requires a gradient raises UnsupportedError
-    where gradients are enabled. Few tokens are cast by the product itself on a GPU
-    (octofold.dynamic_gemm), with scales 1x128 and 128x128.
-    Raises InvalidArgumentError that names the argument.
+    autocast's. The result is no part of a graph: an x that requires a gradient raises
+    UnsupportedError where gradients are enabled. On a GPU, with scales 1x128 and 128x128, the
+    product itself casts an x of few tokens (octofold.gemm of an array).
+    Raises InvalidArgumentError, which names the argument.
     """
 
     own_name = _NAME
@@ -48,16 +48,15 @@ class InferenceLinear(Fp8Weight):
         require_features(_NAME, in_features, out_features)
         recipe = recipe_of(_NAME, recipe)
         product = _output_of(_NAME, recipe)
-        super().__init__(
-            in_features, out_features, bias, device, dtype, product.b, recipe.weight_dtype
-        )
+        super().__init__(in_features, out_features, bias, device, dtype, product.b)
         self._recipe = recipe
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
-        """The FP8 twin of a torch.nn.Linear (or octofold.nn.Linear), whose results have the bits of
-        octofold.nn.Linear's with this recipe, without gradients (if scales are not delayed). The
-        bias is shared, as a buffer."""
+        """Make the FP8 twin of a torch.nn.Linear (or octofold.nn.Linear). Its results have the bits
+        of octofold.nn.Linear's with this recipe, without gradients (if scales are not delayed). The
+        bias is shared, as a buffer.
+        """
         operation = f"{_NAME}.from_linear"
         recipe = recipe_of(operation, recipe)
         _output_of(operation, recipe)

@@ -28,20 +28,21 @@ _is_compiling: Final = torch.compiler.is_compiling
 class Linear(torch.nn.Linear):
     """torch.nn.Linear whose products are FP8: same parameters, same state_dict().
 
-    in_features, out_features, bias, device, dtype: as of torch.nn.Linear; dtype bfloat16, float16
+    in_features, out_features, bias, device, dtype: as in torch.nn.Linear; dtype bfloat16, float16
         or float32.
     recipe: an octofold.nn.Recipe or the name of one (octofold.nn.recipes).
-    main_grad: accumulate the weight's gradient, in the product that makes it, in weight.main_grad
-        (float32, shape of the weight; made of zeros if there is none as forward runs), as Megatron
-        does. weight.grad stays as it is: DDP, FSDP and optimizers that read it are not for this.
-    force_fp8: use FP8 also where it was measured to be slower than BF16 (octofold.nn.fp8_wins).
+    main_grad: whether the product that makes the weight's gradient adds it to weight.main_grad
+        (float32, shape of the weight; made of zeros if there is none as forward runs), as in
+        Megatron. weight.grad stays as it is, so DDP, FSDP and optimizers that read it do not work.
+    force_fp8: whether to use FP8 also where it was measured to be slower than BF16
+        (octofold.nn.fp8_wins).
 
     forward: x [..., in] of bfloat16, float16 or float32, whatever the weight's dtype, to [..., out]
     in the dtype of x, or in autocast's; octofold.linear() says what is kept for backward.
 
-    Each forward casts the weight as it is then, whoever wrote it; octofold.nn.keep_casts() has it
-    cast once for several forwards.
-    Raises InvalidArgumentError that names the argument.
+    Each forward casts the weight as it is then, whoever wrote it. Inside octofold.nn.keep_casts()
+    it is cast once for several forwards.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     amax_history: Tensor | None
@@ -84,9 +85,10 @@ class Linear(torch.nn.Linear):
         main_grad: bool = False,
         force_fp8: bool = False,
     ) -> Self:
-        """A layer with the very parameters of a torch.nn.Linear, its hooks, its training mode and
-        whatever else was set on it. Raises InvalidArgumentError for anything else, subclasses of
-        it too, as these may compute something else, and for a weight that FSDP has sharded."""
+        """Make a layer with the very parameters of a torch.nn.Linear, its hooks, its training mode
+        and whatever else was set on it. Raises InvalidArgumentError for anything else, also for
+        subclasses, which may compute something else, and for a weight that FSDP has sharded.
+        """
         operation = f"{_NAME}.from_linear"
         recipe = recipe_of(operation, recipe)
         if type(linear) is not torch.nn.Linear:
@@ -101,8 +103,9 @@ class Linear(torch.nn.Linear):
         return layer
 
     def to_linear(self) -> torch.nn.Linear:
-        """The way back: a torch.nn.Linear with these very parameters, hooks and so on. Raises
-        InvalidArgumentError for a layer that torch has parametrized since (weight_norm)."""
+        """The way back: make a torch.nn.Linear with these very parameters, hooks and so on. Raises
+        InvalidArgumentError for a layer that torch has parametrized since (weight_norm).
+        """
         linear = with_state_of(f"{_NAME}.to_linear", self, torch.nn.Linear)
         for name in _OWN_ATTRIBUTES:
             linear.__dict__.pop(name, None)
@@ -143,8 +146,10 @@ class Linear(torch.nn.Linear):
         if recipe.keeps_state:
             self._place_state()
         if recipe.delayed is not None:
-            history, dtype = self.amax_history, recipe.input_dtype
+            history = self.amax_history
             assert history is not None
+            assert recipe.output is not None
+            dtype = recipe.output.a.dtype
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
         casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)

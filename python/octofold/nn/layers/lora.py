@@ -1,4 +1,4 @@
-"""LoRA of peft over layers whose weight is FP8."""
+"""peft's LoRA over layers whose weight is FP8."""
 
 import copy
 import importlib
@@ -18,26 +18,27 @@ _HEADS: Final = ("score", "classifier")
 
 
 def lora_config(model: Module, config: Any) -> Any:
-    """A peft.LoraConfig by which peft puts LoRA over WeightOnlyLinear and InferenceLinear too.
+    """Make a peft.LoraConfig with which peft also puts LoRA over WeightOnlyLinear and
+    InferenceLinear.
 
-    model: what goes to get_peft_model() or PeftModel.from_pretrained() with the config; or a
-        PeftModel that gets one more adapter. It stays as it is.
-    config: a peft.LoraConfig of plain LoRA, without variants (DoRA …), lora_bias and first values
-        that are worked out of the weight (PiSSA …), as these read the FP8 codes for numbers. It
+    model: the model that goes to get_peft_model() or PeftModel.from_pretrained() with the config;
+        or a PeftModel that gets one more adapter. It stays as it is.
+    config: a peft.LoraConfig of plain LoRA. Variants (DoRA …), lora_bias and first values that are
+        computed from the weight (PiSSA …) are refused, because they read FP8 codes as numbers. It
         stays as it is.
 
-    target_modules="all-linear" becomes the names of all linear layers, FP8 ones too, but the output
-    layer. Nothing of peft's is patched: the config alone says which classes are used, and files do
+    target_modules="all-linear" becomes the names of all linear layers, FP8 ones too, except the
+    output layer. Nothing in peft is patched: the config alone says which classes are used. Files do
     not keep that, so the config of a saved adapter (LoraConfig.from_pretrained()) goes through here
     again.
 
-    Adapters have torch's default dtype. They are trained over WeightOnlyLinear; over
-    InferenceLinear, which has no gradients, trained ones are run (config.inference_mode).
+    Adapters have torch's default dtype. They can be trained over WeightOnlyLinear. Over
+    InferenceLinear, which has no gradients, trained ones can be run (config.inference_mode).
     merge_adapter() and merge_and_unload() add to the weight and cast it again, with one rounding to
-    FP8; unmerge_adapter() gives it its bytes back. Merge before a CUDA graph is captured.
+    FP8; unmerge_adapter() gives the weight its bytes back. Merge before a CUDA graph is captured.
 
-    Raises InvalidArgumentError that names the argument, UnsupportedError for adapters that are to
-    be trained over an InferenceLinear.
+    Raises InvalidArgumentError, which names the argument, and UnsupportedError for adapters that
+    are to be trained over an InferenceLinear.
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)

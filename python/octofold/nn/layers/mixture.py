@@ -1,4 +1,4 @@
-"""A mixture of experts: router, experts, and the one that all tokens go to."""
+"""A mixture of experts: a router, experts, and a shared expert."""
 
 from typing import Any, Final
 
@@ -20,16 +20,17 @@ class MixtureOfExperts(Module):
     `experts` (octofold.nn.Experts) and, if wanted, `shared_experts` (octofold.nn.MLP), whose result
     is added. state_dict() has "gate.weight", "experts.gate_up_proj" and so on.
 
-    hidden_features, inner_features, experts: as of octofold.nn.Experts.
-    top_k: experts that a token goes to.
-    shared_features: the inner features of an expert that all tokens go to; None: there is none.
-    scoring, normalize, groups, top_groups, scale, choice_bias: as of octofold.nn.TopKRouter.
-    bias, activation, device, dtype, recipe: as of octofold.nn.Experts, for the shared one too.
+    hidden_features, inner_features, experts: as in octofold.nn.Experts.
+    top_k: the number of experts to which a token goes.
+    shared_features: the inner features of an expert to which all tokens go; None: there is none.
+    scoring, normalize, groups, top_groups, scaling_factor, choice_bias: as in
+        octofold.nn.TopKRouter.
+    bias, activation, device, dtype, recipe: as in octofold.nn.Experts, for the shared expert too.
     router_dtype: of the router's weight; None: `dtype`.
 
-    forward: x [..., hidden] to [..., hidden] in the dtype of x, or in autocast's. What the router
-    gave, for a loss that balances it, a forward hook on `gate` sees.
-    Raises InvalidArgumentError that names the argument.
+    forward: x [..., hidden] to [..., hidden] in the dtype of x, or in autocast's. A forward hook on
+    `gate` sees the router's results, for a loss that balances them.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class MixtureOfExperts(Module):
         normalize: bool = True,
         groups: int = 1,
         top_groups: int = 1,
-        scale: float = 1.0,
+        scaling_factor: float = 1.0,
         choice_bias: bool = False,
         bias: bool = False,
         activation: str = "swiglu",
@@ -59,10 +60,17 @@ class MixtureOfExperts(Module):
         options |= {"dtype": dtype, "recipe": recipe}
         self.experts = Experts(hidden_features, inner_features, experts, **options)
         self.gate = TopKRouter(
-            *(hidden_features, experts, top_k, scoring, normalize, groups, top_groups, scale),
-            choice_bias,
-            device,
-            dtype if router_dtype is None else router_dtype,
+            hidden_features,
+            experts,
+            top_k,
+            scoring=scoring,
+            normalize=normalize,
+            groups=groups,
+            top_groups=top_groups,
+            scaling_factor=scaling_factor,
+            choice_bias=choice_bias,
+            device=device,
+            dtype=dtype if router_dtype is None else router_dtype,
         )
         self.shared_experts = (
             None if shared_features is None else MLP(hidden_features, shared_features, **options)

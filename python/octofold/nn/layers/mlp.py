@@ -31,37 +31,37 @@ _NAME: Final = "octofold.nn.MLP"
 
 
 class MLP(Module):
-    """down(activation(gate_up(x))) in FP8 whose activation is cast as it is worked out; with a norm
-    of x + residual before it, if wanted.
+    """down(activation(gate_up(x))) in FP8. The activation is cast as it is computed. A norm of
+    x + residual may stand before it.
 
     Its parts are ordinary modules, octofold.nn.Linear and torch's norms: state_dict() has the names
 
-    | made of                        | names                               |
+    | made from                      | names                               |
     |--------------------------------|-------------------------------------|
     | sizes, or (gate_up, down)      | gate_up_proj, down_proj             |
     | (gate, up, down)               | gate_proj, up_proj, down_proj       |
     | plain: sizes, or (up, down)    | up_proj, down_proj                  |
     | with a norm                    | norm                                |
 
-    gate_proj and up_proj stay two parameters. They are one product all the same: they are put one
-    below the other as they are cast, which copies them.
+    gate_proj and up_proj stay two parameters, and still are one product: they are put one below the
+    other as they are cast, which copies them.
 
-    in_features, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no delayed scaling nor
-        two-level scales, and the output in FP8.
-    hidden_features: of the activation. out_features: None: in_features.
-    bias: of all layers. Its gradients come from the casts of what they are sums of.
-    activation: as of octofold.mlp().
+    in_features, device, dtype, recipe, force_fp8: as in octofold.nn.Linear; the recipe has no
+        delayed scaling and no two-level scales, and its output is in FP8.
+    hidden_features: those of the activation. out_features: None means in_features.
+    bias: for all layers. Its gradients come from the casts of what they are sums of.
+    activation: as in octofold.mlp().
     norm, epsilon: None, "rms" or "layer", and its epsilon.
-    keep_fp8: as of octofold.mlp().
+    keep_fp8: as in octofold.mlp().
 
-    forward: x [..., in], residual of its shape and dtype or None (for a norm only), to [..., out];
-    with a residual to a pair of that and x + residual. octofold.mlp() says what is kept for
-    backward.
+    forward: x [..., in], and a residual of its shape and dtype or None (only with a norm), to
+    [..., out]; with a residual to a pair of that and x + residual. octofold.mlp() says what is kept
+    for backward.
 
-    The parts are run one after the other where they cannot be one: where FP8 was measured to be
-    slower for one of them, and after octofold.nn.restore(). Else they are not called: their hooks
-    do not run, and the norm's epsilon is that which it had as it came.
-    Raises InvalidArgumentError that names the argument.
+    The parts run one after the other where they cannot be one: where FP8 was measured to be slower
+    for one of them, and after octofold.nn.restore(). Otherwise they are not called: their hooks do
+    not run, and the norm's epsilon is the one that it had at the start.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     def __init__(
@@ -109,9 +109,11 @@ class MLP(Module):
         force_fp8: bool = False,
         keep_fp8: bool = False,
     ) -> Self:
-        """Of (gate, up, down), or of two: (gate_up, down), the gate's rows first, and for a plain
-        activation (up, down). They may be torch.nn.Linear, whose parameters it has, or
-        octofold.nn.Linear, which it takes as they are. norm: a torch.nn.RMSNorm or LayerNorm."""
+        """Make an MLP from (gate, up, down) or from two layers: (gate_up, down) with the gate's
+        rows first, and for a plain activation (up, down). The layers may be torch.nn.Linear, whose
+        parameters it shares, or octofold.nn.Linear, which it takes as they are. norm: a
+        torch.nn.RMSNorm or LayerNorm.
+        """
         operation = f"{_NAME}.from_linears"
         require_activation(operation, activation)
         counts = (2, 3) if is_gated(activation) else (2,)

@@ -28,23 +28,24 @@ _NAME: Final = "octofold.nn.NormLinear"
 
 
 class NormLinear(Module):
-    """linear(norm(x + residual)) whose norm is cast to FP8 as it is worked out.
+    """linear(norm(x + residual)). The norm is cast to FP8 as it is computed.
 
     Its parts are ordinary modules, `norm` (torch.nn.RMSNorm or LayerNorm) and `linear`
     (octofold.nn.Linear): state_dict() has "norm.weight", "linear.weight" and so on.
 
-    in_features, out_features, bias, device, dtype, recipe, force_fp8: as of octofold.nn.Linear; no
-        delayed scaling nor two-level scales, and the output in FP8.
+    in_features, out_features, bias, device, dtype, recipe, force_fp8: as in octofold.nn.Linear; the
+        recipe has no delayed scaling and no two-level scales, and its output is in FP8.
     norm: "rms" or "layer".
-    epsilon: of the norm.
+    epsilon: that of the norm.
 
-    forward: x [..., in], residual of its shape and dtype or None, to [..., out]; with a residual
-    to a pair of that and x + residual. octofold.norm_linear() says what is kept for backward.
+    forward: x [..., in], and a residual of its shape and dtype or None, to [..., out]; with a
+    residual to a pair of that and x + residual. octofold.norm_linear() says what is kept for
+    backward.
 
-    The parts are run one after the other where they cannot be one: where FP8 was measured to be
-    slower, and after octofold.nn.restore(). Else they are not called: their hooks do not run, and
-    the norm's epsilon is that which it had as it came.
-    Raises InvalidArgumentError that names the argument.
+    The parts run one after the other where they cannot be one: where FP8 was measured to be slower,
+    and after octofold.nn.restore(). Otherwise they are not called: their hooks do not run, and the
+    norm's epsilon is the one that it had at the start.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     norm: Module
@@ -82,8 +83,10 @@ class NormLinear(Module):
         *,
         force_fp8: bool = False,
     ) -> Self:
-        """Of a torch.nn.RMSNorm or LayerNorm itself and a torch.nn.Linear, whose parameters it
-        has, or an octofold.nn.Linear, which it takes as it is, with its recipe and force_fp8."""
+        """Make a module from a torch.nn.RMSNorm or LayerNorm itself and a torch.nn.Linear, whose
+        parameters it shares, or an octofold.nn.Linear, which it takes as it is, with its recipe and
+        force_fp8.
+        """
         operation = f"{_NAME}.from_modules"
         part = linear_part(operation, "linear", linear, recipe, force_fp8)
         own_norm = norm_part(operation, norm, part.in_features)

@@ -22,7 +22,7 @@ _tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
 
 
 class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
-    """LoRA over an octofold.nn.WeightOnlyLinear: adapters of high precision, trained or not."""
+    """LoRA over an octofold.nn.WeightOnlyLinear, with adapters that can be trained."""
 
     def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
         self._before: ScaledTensor | None = None
@@ -82,7 +82,7 @@ class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
 
 
 class InferenceLora(WeightOnlyLora):
-    """LoRA over an octofold.nn.InferenceLinear, which has no gradients: trained adapters alone."""
+    """LoRA over an octofold.nn.InferenceLinear, which has no gradients: only trained adapters."""
 
     def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
         """Add an adapter that has been trained elsewhere."""

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, with a gradient."""
+"""The router of an expert layer, with a gradient."""
 
 import math
 from typing import Any, Final
@@ -25,22 +25,31 @@ def route(
     bias: Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
-    scale: float = 1.0,
+    scaling_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """octofold.top_k(), differentiable by logits: the choice is taken as it is, the weights have a
-    gradient.
+    """octofold.ops.top_k(), differentiable by logits: the weights have a gradient, the choice has
+    none.
 
     logits: [..., experts] bfloat16, float16 or float32.
-    Other arguments, errors and the result, ids int32 [..., k] and weights float32 [..., k], are
-    those of octofold.top_k(); the gradient has the dtype of logits.
+    The other arguments, the errors and the result, ids int32 [..., k] and weights float32 [..., k],
+    are those of octofold.ops.top_k(). The gradient has the dtype of logits.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
         refuse_transforms("nn.route")
         routed: tuple[Tensor, Tensor] = _Route.apply(  # type: ignore[no-untyped-call]
-            logits, bias, k, scoring, normalize, groups, top_groups, scale
+            logits, bias, k, scoring, normalize, groups, top_groups, scaling_factor
         )
         return routed
-    ids, weights = top_k(logits, k, scoring, normalize, bias, groups, top_groups, scale)
+    ids, weights = top_k(
+        logits,
+        k,
+        scoring=scoring,
+        normalize=normalize,
+        bias=bias,
+        groups=groups,
+        top_groups=top_groups,
+        scaling_factor=scaling_factor,
+    )
     return ids, weights
 
 
@@ -55,39 +64,50 @@ class _Route(torch.autograd.Function):
         normalize: bool,
         groups: int,
         top_groups: int,
-        scale: float,
+        scaling_factor: float,
     ) -> tuple[Tensor, Tensor]:
-        ids, weights = top_k(logits, k, scoring, normalize, bias, groups, top_groups, scale)
+        ids, weights = top_k(
+            logits,
+            k,
+            scoring=scoring,
+            normalize=normalize,
+            bias=bias,
+            groups=groups,
+            top_groups=top_groups,
+            scaling_factor=scaling_factor,
+        )
         ctx.mark_non_differentiable(ids)
         ctx.save_for_backward(logits, ids)
-        ctx.options = scoring, normalize, scale
+        ctx.options = scoring, normalize, scaling_factor
         return ids, weights
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, dw: Tensor) -> tuple[Tensor | None, ...]:
         refuse_in_backward("nn.route", dw)
         logits, ids = ctx.saved_tensors
-        scoring, normalize, scale = ctx.options
+        scoring, normalize, scaling_factor = ctx.options
         dw = dw.contiguous()
         gradient = top_k_gradient(
-            dw, logits, ids, scoring=scoring, normalize=normalize, scale=scale
+            dw, logits, ids, scoring=scoring, normalize=normalize, scaling_factor=scaling_factor
         )
         return gradient, *[None] * 7
 
 
 class TopKRouter(Module):
-    """The router of an expert layer: x · weightᵀ, and of each token the best experts of that.
+    """The router of an expert layer: x · weightᵀ, and for each token its best experts.
 
-    hidden_features, experts, top_k: of a token, of all, of those that a token goes to.
-    scoring, normalize, groups, top_groups, scale: as of octofold.top_k().
-    choice_bias: with a buffer e_score_correction_bias (float32 [experts], zeros), which the choice
-        alone sees: what balances the load without a loss (DeepSeek-V3). For "sigmoid" scores.
-    device, dtype: of the weight [experts, hidden]; the logits are made in this dtype, whatever that
-        of x: float32 tells experts apart that bfloat16 would not.
+    hidden_features, experts: the features of a token, and the number of experts.
+    top_k: the number of experts to which a token goes.
+    scoring, normalize, groups, top_groups, scaling_factor: as in octofold.ops.top_k().
+    choice_bias: whether there is a buffer e_score_correction_bias (float32 [experts], zeros), which
+        affects the choice alone. It balances the load without a loss (DeepSeek-V3). For "sigmoid"
+        scores.
+    device, dtype: of the weight [experts, hidden]. The logits are computed in this dtype, whatever
+        that of x: float32 tells experts apart that bfloat16 would not.
 
     forward: x [..., hidden] to (logits [..., experts], weights [..., k] float32, ids [..., k]
-    int32), in this order as transformers' routers have it. Raises InvalidArgumentError that names
-    the argument.
+    int32), in this order, as transformers' routers return them. Raises InvalidArgumentError, which
+    names the argument.
     """
 
     e_score_correction_bias: Tensor | None
@@ -101,7 +121,7 @@ class TopKRouter(Module):
         normalize: bool = True,
         groups: int = 1,
         top_groups: int = 1,
-        scale: float = 1.0,
+        scaling_factor: float = 1.0,
         choice_bias: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -111,7 +131,7 @@ class TopKRouter(Module):
         if top_k > experts:
             raise invalid_argument(_NAME, "top_k", f"at most {experts}, the experts", top_k)
         self.top_k = top_k
-        self.scoring, self.normalize, self.scale = scoring, normalize, scale
+        self.scoring, self.normalize, self.scaling_factor = scoring, normalize, scaling_factor
         self.groups, self.top_groups = groups, top_groups
         weight = torch.empty((experts, hidden_features), device=device, dtype=dtype)
         self.weight = Parameter(weight)
@@ -129,7 +149,7 @@ class TopKRouter(Module):
             self.e_score_correction_bias,
             self.groups,
             self.top_groups,
-            self.scale,
+            self.scaling_factor,
         )
         return logits, weights, ids
 
@@ -143,7 +163,8 @@ class TopKRouter(Module):
     def extra_repr(self) -> str:
         experts, hidden = self.weight.shape
         text = f"hidden_features={hidden}, experts={experts}, top_k={self.top_k}"
-        text += f", scoring={self.scoring}, normalize={self.normalize}, scale={self.scale}"
+        text += f", scoring={self.scoring}, normalize={self.normalize}"
+        text += f", scaling_factor={self.scaling_factor}"
         return text if self.groups == 1 else f"{text}, groups={self.top_groups} of {self.groups}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

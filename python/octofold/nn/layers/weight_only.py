@@ -1,4 +1,4 @@
-"""A linear layer whose weight alone is FP8, with gradients by x and bias."""
+"""A linear layer with FP8 weights and wide activations, with gradients by x and bias."""
 
 from typing import Any, Final
 
@@ -20,20 +20,19 @@ _NAME: Final = "octofold.nn.WeightOnlyLinear"
 
 class WeightOnlyLinear(FrozenLinear):
     """x · weightᵀ (+ bias) with a frozen weight in FP8 and x in 16 bits, on GPUs with FP8 units or
-    without: for weights that take half of BF16's memory, and adapters (LoRA) that are trained over
-    them.
+    without. The weight takes half of BF16's memory, and adapters (LoRA) can be trained over it.
 
-    in_features, out_features, bias, device: as of torch.nn.Linear.
-    dtype: of the bias; x of either dtype goes with any.
-    granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
+    in_features, out_features, bias, device: as in torch.nn.Linear.
+    dtype: of the bias; it need not be that of x.
+    format: how the weight is cast, an octofold.Format or its words.
 
-    What is made so is uninitialized: load_state_dict() fills it, or from_linear() makes another.
+    A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
-    dtype, to autocast's. Gradients are those by x and by bias; the weight has none. GPUs before
-    compute capability 8.0 take float16 alone.
-    Raises InvalidArgumentError that names the argument.
+    dtype, to autocast's. There are gradients by x and by bias; the weight has none. GPUs before
+    compute capability 8.0 take only float16.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     own_name = _NAME
@@ -57,7 +56,7 @@ def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> 
             rows, bias, weight.data, weight.scale, weight.granularity
         )
     else:  # autograd's way around takes the host as long as half of the product's call
-        y = gemm_weight_only(rows, weight, bias)
+        y = gemm_weight_only(rows, weight, bias=bias)
     return y[0] if x.dim() == 1 else y
 
 
@@ -69,7 +68,7 @@ class _WeightOnly(torch.autograd.Function):
         ctx.save_for_backward(codes, scale)
         ctx.granularity = granularity
         ctx.bias_dtype = None if bias is None else bias.dtype
-        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias)
+        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias=bias)
         return y
 
     @staticmethod

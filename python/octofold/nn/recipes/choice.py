@@ -13,10 +13,10 @@ from ..._core.scaled_tensor import ScaledTensor
 from .kernels import has_kernels
 from .recipe import Recipe
 
-DYNAMIC_GEMM_MOST_ROWS: Final = 8
+CAST_IN_GEMM_MAX_ROWS: Final = 8
 """Up to so many tokens a product without gradients casts its input itself on a GPU
-(octofold.dynamic_gemm). Measured on an H200, six N,K (docs/performance.md): at 8 it wins 7 % over
-cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
+(octofold.gemm of an array). Measured on an H200, six N,K (docs/performance.md): at 8 it wins 7 %
+over cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
 tokens again."""
 
 
@@ -66,15 +66,15 @@ def fp8_wins(
 def product_casts(
     shape: Sequence[int], weight: ScaledTensor | None, recipe: Recipe, device: torch.device
 ) -> bool:
-    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be
-    octofold.dynamic_gemm()."""
+    """Whether x · weightᵀ of an x of this shape [..., in], kept for no gradient, is to be an
+    octofold.gemm() that casts x."""
     output = recipe.output
     return (
         device.type == "cuda"
         and output is not None
         and weight is not None
-        and (output.a, output.b) == ("1x128", "128x128")
-        and row_count(shape) <= DYNAMIC_GEMM_MOST_ROWS
+        and (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
+        and row_count(shape) <= CAST_IN_GEMM_MAX_ROWS
         # What its kernels can address.
         and weight.data.stride(0) % 16 == 0
         and weight.data.storage_offset() % 16 == 0

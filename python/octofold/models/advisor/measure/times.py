@@ -4,6 +4,7 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...._core.errors import Error
+from ...._timing import Method, NotCapturableError, Sampler, medians
 from ..plan.data import Option
 from ..plan.record import Kind, Recorded
 from ..plan.ways import OWN, Way
 from .errors import failed
-from .timing import NotCapturableError, Sampler, medians, sampler
 
 CACHE_BYTES: Final = 192 << 20
 """Weights that take turns are together as large as this, beyond any L2 cache, or as those of the
@@ -24,7 +25,16 @@ MOST_SETS: Final = 64
 MOST_KINDS: Final = 4
 """Of calls of a layer that are timed; the others count as that with the nearest number of rows."""
 
+ROUNDS: Final = 9
+IN_GRAPH: Final = Method("graph", rest=0.0)
+FROM_PYTHON: Final = Method("events", rest=0.0)
+
 Signature: TypeAlias = tuple[Any, ...]
+
+
+def measurable(device: torch.device) -> bool:
+    """Whether times are measured there: on the CPU backend they would say nothing."""
+    return device.type == "cuda"
 
 
 @dataclass
@@ -86,7 +96,7 @@ def time_group(
                 if name == OWN or isinstance(failure, torch.OutOfMemoryError):
                     raise
                 wrong[name] = f"it could not be timed: {failure}"[:300]
-        for name, value in zip(samplers, medians(list(samplers.values())), strict=True):
+        for name, value in zip(samplers, _medians(list(samplers.values())), strict=True):
             seconds[name] += count * value
     for candidate in group:
         candidate.options = [
@@ -102,8 +112,14 @@ def _sampler(modules: Sequence[Module], x: Tensor, kind: Kind, graph: bool) -> S
         with kind.context(x.device):
             return module(x)
 
-    made = sampler([lambda module=module: call(module) for module in modules], graph)  # type: ignore[misc]
-    return replace(made, held=(modules, made.held))
+    calls = [partial(call, module) for module in modules]
+    for each in calls:
+        each()  # compiles kernels, which a capture must not
+    return (IN_GRAPH if graph else FROM_PYTHON).sampler(calls)
+
+
+def _medians(samplers: Sequence[Sampler]) -> list[float]:
+    return medians(samplers, ROUNDS, warm_up=1)
 
 
 def _sets(group: Sequence[Candidate], all_bytes: int) -> Iterator[torch.nn.Linear]:

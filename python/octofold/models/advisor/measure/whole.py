@@ -9,12 +9,15 @@ from typing import Any, Final
 import torch
 from torch.nn import Module
 
+from ...._timing import Method, NotCapturableError, captured, medians
 from .errors import in_place
 from .runs import Runs
-from .timing import ROUNDS, NotCapturableError, Sampler, captured, medians
+from .times import ROUNDS
 
 GRAPH: Final = "CUDA graph"
 PYTHON: Final = "calls from Python"
+_IN_GRAPH: Final = Method("graph", rest=0.0, passes=1)
+_FROM_PYTHON: Final = Method("events", rest=0.0, passes=1)
 LEAST_ROUNDS: Final = 3
 ENOUGH_SECONDS: Final = 4.0
 """Of a slow model's runs in turns; it gets fewer rounds, whose spread is small beside them."""
@@ -67,14 +70,14 @@ def whole_times(runs: Runs, model: Module, new: dict[int, Module], graph: bool) 
     sampled = [_swapped(runs, model, {}), _swapped(runs, model, new)]
     seconds = max(1e-6, *(sample() for sample in sampled))  # compiles kernels too
     rounds = max(LEAST_ROUNDS, min(ROUNDS, int(ENOUGH_SECONDS / seconds)))
-    from_python = medians(sampled, rounds)
+    from_python = medians(sampled, rounds, warm_up=1)
     if not graph:
         return WholeTimes(from_python[0], from_python[1], None, None)
     replays = []
     for modules in ({}, new):
         with in_place(model, modules) as changed:
-            replays.append(Sampler(captured(run_all(runs, changed)), 1, modules))
-    return WholeTimes(*medians(replays, rounds), *from_python)
+            replays.append(_IN_GRAPH.sampler([run_all(runs, changed)]))
+    return WholeTimes(*medians(replays, rounds, warm_up=1), *from_python)
 
 
 def _swapped(runs: Runs, model: Module, new: dict[int, Module]) -> Callable[[], float]:
@@ -82,6 +85,6 @@ def _swapped(runs: Runs, model: Module, new: dict[int, Module]) -> Callable[[], 
 
     def sample() -> float:
         with in_place(model, new) as changed:
-            return Sampler(run_all(runs, changed), 1)()
+            return _FROM_PYTHON.sampler([run_all(runs, changed)])()
 
     return sample

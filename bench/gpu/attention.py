@@ -1,0 +1,167 @@
+"""Attention over FP8 keys and values beside torch's scaled_dot_product_attention over FP16 and FP32
+ones; the rate is that at which keys and values are read.
+
+    python bench/gpu/attention.py RESULTS.jsonl [PROBLEM ...]
+
+Problems: prefill (8192 tokens, causal), decode (64 sequences of 8192 keys), both with 32 heads on 8
+of 128, and head64 (4096 queries and keys) and head128 (16384), one head each. Each result is held
+against FP64.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import octofold
+import torch
+from common.measure import Build, Implementation, measure
+from common.operands import normal, poison, sets_of
+from common.run import Run, new_parser
+from common.sdpa import BACKENDS, sdpa
+
+ERROR_LIMIT = 5e-3  # of the norm; FP16 weights and results make 5e-4
+PAGE_SIZES = (16, 128)
+CHECKED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Problem:
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    size: int
+    causal: bool = False
+    pages: bool = False
+
+    def numbers(self):
+        """Of keys and values."""
+        return 2 * self.batch * self.keys * self.kv_heads * self.size
+
+    def operations(self):
+        seen = self.keys - (self.queries - 1) / 2 if self.causal else self.keys
+        return 4 * self.batch * self.heads * self.queries * seen * self.size
+
+
+PROBLEMS = {
+    "prefill": Problem(1, 8192, 8192, 32, 8, 128, causal=True),
+    "decode": Problem(64, 1, 8192, 32, 8, 128, pages=True),
+    "head64": Problem(1, 4096, 4096, 1, 1, 64),
+    "head128": Problem(1, 16384, 16384, 1, 1, 128),
+}
+TINY = {"tiny": Problem(2, 256, 256, 4, 2, 64, causal=True, pages=True)}
+
+
+class Set:
+    """Operands of one call, and what the codes stand for in other types."""
+
+    def __init__(self, run, problem):
+        p = self.problem = problem
+        self.q = normal(run, p.batch, p.queries, p.heads, p.size, dtype="float16")
+        shape = p.batch, p.keys, p.kv_heads, p.size
+        # Values that both formats have, but for some near 0.
+        self.k, self.v = (
+            normal(run, *shape, dtype="e5m2").half().to(torch.float8_e4m3fn) for _ in range(2)
+        )
+        self.scales = [0.5 + torch.rand(p.kv_heads, device=run.device) for _ in range(2)]
+
+    def ours(self, q=None, k=None, v=None, scaled=True, **options):
+        q, k, v = (own if x is None else x for x, own in ((q, self.q), (k, self.k), (v, self.v)))
+        out = torch.empty_like(q)
+        poison(out)
+        if scaled:
+            options |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
+        return lambda: octofold.attention(q, k, v, causal=self.problem.causal, **options, out=out)
+
+    def of_e5m2(self):
+        """The same keys and values as codes of the other format."""
+        return self.ours(None, *(x.half().to(torch.float8_e5m2) for x in (self.k, self.v)))
+
+    def paged(self, page_size):
+        """The same keys in pages anywhere."""
+        p, device = self.problem, self.q.device
+        count = p.batch * p.keys // page_size
+        order = torch.randperm(count, device=device)
+        pages = []
+        for codes in (self.k, self.v):
+            shape = count, page_size, p.kv_heads, p.size
+            memory = torch.empty(shape, dtype=torch.uint8, device=device)
+            memory[order] = codes.view(torch.uint8).view(shape)
+            pages.append(memory.view(codes.dtype))
+        counts = torch.full((p.batch,), p.keys, dtype=torch.int32, device=device)
+        table = order.view(p.batch, -1).int()
+        return self.ours(None, *pages, key_counts=counts, page_table=table)
+
+    def theirs(self, dtype, backend):
+        """Heads before tokens in memory, as SDPA likes it best."""
+        k, v = (
+            (x.to(dtype) * scale.to(dtype)[:, None]).transpose(1, 2).contiguous()
+            for x, scale in zip((self.k, self.v), self.scales, strict=True)
+        )
+        q = self.q.to(dtype).transpose(1, 2).contiguous()
+        grouped = self.problem.heads != self.problem.kv_heads
+        options = {"is_causal": self.problem.causal, "enable_gqa": grouped}
+        return lambda: sdpa(backend, q, k, v, **options).transpose(1, 2)
+
+    def error(self, out, scaled=True):
+        """Of some rows, relative to their norm in FP64."""
+        p, wrong, norm = self.problem, 0.0, 0.0
+        group = p.heads // p.kv_heads
+        scales = self.scales if scaled else [torch.ones_like(scale) for scale in self.scales]
+        for _ in range(CHECKED_ROWS):
+            sequence, query = (int(torch.randint(count, ())) for count in (p.batch, p.queries))
+            seen = p.keys - p.queries + query + 1 if p.causal else p.keys
+            k, v = (
+                (x[sequence, :seen].double() * scale.double()[:, None])
+                .repeat_interleave(group, dim=1)
+                .transpose(0, 1)
+                for x, scale in zip((self.k, self.v), scales, strict=True)
+            )
+            q = self.q[sequence, query].double()[:, :, None]
+            weights = (k @ q * p.size**-0.5).softmax(dim=1)
+            expected = (weights * v).sum(dim=1)
+            gap = out[sequence, query].double() - expected
+            wrong, norm = wrong + float(gap.square().sum()), norm + float(expected.square().sum())
+        return (wrong / norm) ** 0.5
+
+
+def builds(run, problem):
+    sets = sets_of(partial(Set, run, problem), problem.numbers(), run)
+
+    def build(name, call_of, item=1, limit=ERROR_LIMIT, scaled=True):
+        """call_of: makes the call of a set; item: bytes of a number of its keys and values."""
+
+        def make():
+            calls = [call_of(operands) for operands in sets]
+            return Implementation(calls, lambda: sets[0].error(calls[0](), scaled), limit)
+
+        ours = name.startswith("octofold")
+        return Build(name, make, ours, item * problem.numbers(), problem.operations())
+
+    yield build("octofold", Set.ours)
+    yield build("octofold, no scales", lambda s: s.ours(scaled=False), scaled=False)
+    yield build("octofold, e5m2", Set.of_e5m2)
+    if not run.on_gpu or torch.cuda.get_device_capability() >= (8, 0):
+        yield build("octofold, bfloat16", lambda s: s.ours(s.q.bfloat16()), limit=8 * ERROR_LIMIT)
+    for page_size in PAGE_SIZES if problem.pages else ():
+        yield build(f"octofold, pages of {page_size}", lambda s, n=page_size: s.paged(n))
+    for name in BACKENDS:
+        yield build(f"SDPA FP16 {name}", lambda s, b=name: s.theirs(torch.float16, b), 2)
+    if problem.heads == 1:
+        yield build("SDPA FP32", lambda s: s.theirs(torch.float32, "efficient"), 4)
+
+
+def main():
+    parser = new_parser(__doc__, rounds=13, seconds=240)
+    parser.add_argument("problems", nargs="*", choices=[[], *PROBLEMS], metavar="PROBLEM")
+    options = parser.parse_args()
+    with Run(options) as run:
+        problems = PROBLEMS if run.on_gpu else TINY
+        for name in run.cases(options.problems or problems):
+            measure(run, "attention", name, builds(run, problems[name]), "octofold")
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Bandwidth of the casts beside that of a copy of as many bytes ("speed": the share of its rate).
+
+    python bench/gpu/casts.py RESULTS.jsonl [--shape ROWS,COLUMNS] [--only NAME ...]
+    python bench/gpu/casts.py RESULTS.jsonl --stacks [--only NAME ...]
+
+--stacks: the weights of 32 experts, each cast as if alone, and beside them all their rows as one
+matrix. Bytes are those that have to move: each input read once (twice where a scale is known only
+when all of x has been read), each output written once.
+"""
+
+import functools
+import math
+import sys
+from functools import partial
+
+import octofold
+import torch
+from common.bandwidth import beside_copy, cast_error, keeping
+from common.measure import Build, Implementation
+from common.operands import normal, sets_of
+from common.run import Run, new_parser, sizes, text_of
+
+PROFILES = ("deepgemm", "vllm")  # one that multiplies, one that divides
+STACKS = ((32, 4096, 7168), (32, 7168, 2048))  # w13 and w2
+ERROR_LIMIT = 0.05
+
+
+def casts():
+    """Name, how often x is read, how many casts are written, and the call."""
+    for granularity in ("1x128", "128x128", "channel", "tensor"):
+        one_pass = granularity in ("1x128", "128x128")
+        reads = 1 if one_pass else 2
+        for profile in PROFILES:
+            options = {"granularity": granularity, "profile": profile}
+            name, cast = f"{granularity} {profile}", partial(octofold.quantize, **options)
+            yield name, 1 if granularity == "channel" else reads, 1, cast
+            yield f"{name} transposed", reads, 1, partial(cast, transpose=True)
+            yield f"{name} both", reads, 2, partial(octofold.quantize_both, **options)
+    # What a layer makes of x: rows, and the transpose for the weight gradient.
+    of_layer = {"profile": "torchao", "transposed_granularity": "channel"}
+    both = partial(octofold.quantize_both, **of_layer)
+    yield "1x128 torchao, channel transposed", 2, 2, both
+    for columns in (None, "amax"):
+        name = f"1x128 torchao, two-level transposed{', amax' if columns else ''}"
+        yield name, 1, 2, partial(two_level, columns)
+
+
+def two_level(columns, x):
+    return octofold.quantize_with_columns(
+        x,
+        columns,
+        profile="torchao",
+        transposed_granularity="128x128",
+        transposed_channel_scale=factors(x.shape[1], x.device),
+    )
+
+
+@functools.cache
+def factors(channels, device):
+    """Kept, as a layer keeps them."""
+    return torch.rand(channels, device=device) + 1
+
+
+def stacked_casts():
+    """Likewise, of x [matrices, rows, cols]: what forward and backward of experts take."""
+    for granularity, transposed in (("128x128", None), ("1x128", "128x128"), ("1x128", None)):
+        options = {"granularity": granularity, "transposed_granularity": transposed}
+        cast = partial(octofold.quantize_both, **options)
+        name = f"{granularity}{'' if transposed is None else f', {transposed}'} both"
+        yield f"stack {name}", 1, 2, lambda x, cast=cast: cast(x, matrices=len(x))
+        yield f"one matrix {name}", 1, 2, lambda x, cast=cast: cast(x.flatten(0, 1))
+    transposed = partial(octofold.quantize, granularity="128x128", transpose=True)
+    yield "stack 128x128 transposed", 1, 1, lambda x: transposed(x, matrices=len(x))
+
+
+def measure_cast(run, shape, dtype, name, reads, writes, cast):
+    count, itemsize = math.prod(shape), torch.empty(0, dtype=getattr(torch, dtype)).itemsize
+    inputs = sets_of(partial(normal, run, *shape, dtype=dtype), count * itemsize, run)
+    moved = reads * itemsize * count + writes * count
+
+    def make():
+        def error():
+            x = inputs[0].flatten(0, -2) if name.startswith("one") else inputs[0]
+            return cast_error(cast(inputs[0]), x)
+
+        return Implementation(keeping(cast, [(x,) for x in inputs]), error, ERROR_LIMIT)
+
+    case = f"{text_of(shape)} {dtype} {name}"
+    beside_copy(run, "cast", case, moved, [Build(name, make, True, moved)])
+
+
+def main():
+    parser = new_parser(__doc__, rounds=9, seconds=500)
+    parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--shape", type=sizes, metavar="ROWS,COLUMNS")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
+    options = parser.parse_args()
+    with Run(options) as run:
+        tiny = (2, 128, 256) if options.stacks else (256, 384)
+        shapes = STACKS if options.stacks else [(8192, 8192)]
+        shapes = [options.shape] if options.shape else shapes if run.on_gpu else [tiny]
+        dtypes = ("bfloat16",) if options.stacks else ("bfloat16", "float32")
+        made = stacked_casts if options.stacks else casts
+        cases = [
+            (shape, dtype, *case)
+            for shape in shapes
+            for dtype in dtypes
+            for case in made()
+            if any(text in case[0] for text in options.only)
+        ]
+        for case in run.cases(cases):
+            measure_cast(run, *case)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Operands drawn at random, and how many sets of them there have to be."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import octofold
+import torch
+from octofold import ScaledTensor
+from octofold._timing import Call, set_count
+from torch import Tensor
+
+from .run import Run
+
+DTYPES = {
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
+LAYERS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+"""N,K of the linear layers of DeepSeek-V3."""
+MOST = 64
+NAN_CODE = 0x7F  # of both FP8 formats
+
+Made = TypeVar("Made")
+
+
+def sets_of(make: Callable[[], Made], bytes_: float, run: Run, most: int = MOST) -> list[Made]:
+    """Sets of operands that together are larger than any L2 cache; on a CPU one."""
+    count = max(2, set_count(math.ceil(bytes_), most)) if run.on_gpu else 1
+    return [make() for _ in range(count)]
+
+
+def calls_of(call: Callable[..., Any], sets: Sequence[Sequence[Any]], **options: Any) -> list[Call]:
+    """One for each set of arguments."""
+    return [partial(call, *arguments, **options) for arguments in sets]
+
+
+def normal(run: Run, *shape: int, dtype: str = "bfloat16") -> Tensor:
+    return torch.randn(shape, device=run.device).to(DTYPES[dtype])
+
+
+def with_scales(codes: Tensor, granularity: str) -> ScaledTensor:
+    """Scales from 0.5 to 1.5, laid out as a cast lays them out."""
+    shape = octofold.scale_shape(granularity, *codes.shape)
+    scale = torch.rand(shape, device=codes.device) + 0.5
+    if granularity == "1x128":
+        scale = scale.t().contiguous().t()
+    return ScaledTensor(codes, scale, granularity)
+
+
+def scaled(run: Run, rows: int, cols: int, granularity: str, dtype: str = "e4m3") -> ScaledTensor:
+    return with_scales(normal(run, rows, cols, dtype=dtype), granularity)
+
+
+def bytes_of(*operands: Tensor | ScaledTensor) -> int:
+    tensors = []
+    for x in operands:
+        tensors += [x] if isinstance(x, Tensor) else [x.data, x.scale]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def poison(*results: Tensor | ScaledTensor) -> None:
+    """Fills memory with NaN."""
+    for result in results:
+        if isinstance(result, ScaledTensor):
+            poison(result.data, result.scale)
+        elif result.dtype.itemsize == 1:
+            result.view(torch.uint8).fill_(NAN_CODE)
+        else:
+            result.fill_(torch.nan)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖; NaN where `actual` is not finite."""
+    actual, wide = actual.detach().double(), expected.detach().double()
+    return float(torch.linalg.norm(actual - wide) / torch.linalg.norm(wide))

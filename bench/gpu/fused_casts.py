@@ -1,0 +1,267 @@
+"""Fused casts: their share of the rate at which a copy moves the least bytes ("speed"), beside what
+torch.compile makes of the same arithmetic.
+
+    python bench/gpu/fused_casts.py RESULTS.jsonl [--shape ROWS,COLUMNS ...] [--only TEXT ...]
+        [--peers]
+
+Least bytes: each matrix read once, codes and other matrices written once; scales, statistics and
+vectors are not counted, but scales are where an input is FP8. Results are compared with torch's
+where it has the same arithmetic; of the others all has to be finite.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import octofold
+import torch
+from common.bandwidth import beside_copy, cast_error, keeping
+from common.measure import Build, Implementation
+from common.operands import normal, sets_of
+from common.run import Run, new_parser, sizes, text_of
+
+ERROR_LIMIT = 0.08  # e5m2 makes 0.053
+TARGETS = ("rows", "both")
+LAYOUTS = ("halves", "interleaved")
+
+
+class InFp8(int):
+    """The width of an input in FP8, with 1x128 scales."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    widths: tuple[int, ...]
+    """Of the inputs."""
+    written: float
+    """Codes and bytes of a row."""
+    cast: Callable[..., Any]
+    exact: Callable[..., torch.Tensor] | None = None
+    """What is cast, as torch has it."""
+    peer: Callable[..., Any] | None = None
+    """What torch compiles."""
+
+
+def reference_cast(values):
+    """quantize() with 1x128 scales, as torch has it."""
+    units = values.float().unflatten(-1, (-1, 128))
+    scale = units.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    return (units / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
+
+
+def reference_both(values):
+    return *reference_cast(values), *reference_cast(values.t().contiguous())
+
+
+REFERENCES = {"rows": reference_cast, "both": reference_both}
+WRITTEN = {"rows": 1, "both": 2}
+
+
+def composed(cast, exact):
+    return lambda *inputs: cast(exact(*inputs))
+
+
+def swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return (torch.nn.functional.silu(gate.float()) * up.float()).bfloat16()
+
+
+def swiglu_gradient(gradient, x):
+    gate, up = (half.float() for half in x.chunk(2, -1))
+    sigmoid = torch.sigmoid(gate)
+    by_gate = gradient * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat([by_gate, gradient * gate * sigmoid], -1).bfloat16()
+
+
+def activations(run, rows, cols):
+    for targets, layout in itertools.product(TARGETS, LAYOUTS):
+        options = {"targets": targets, "layout": layout}
+        for name, widths, outputs, function, exact in (
+            ("swiglu", (2 * cols,), 1, octofold.quantize_activation, swiglu),
+            (
+                "swiglu gradient",
+                (cols, 2 * cols),
+                2,
+                octofold.quantize_activation_gradient,
+                swiglu_gradient,
+            ),
+        ):
+            same = layout == "halves"
+            yield Case(
+                f"{name} {targets} {layout}",
+                widths,
+                outputs * WRITTEN[targets] * cols,
+                partial(function, **options),
+                exact if same else None,
+                composed(REFERENCES[targets], exact) if same else None,
+            )
+
+
+def activations_from_fp8(run, rows, cols):
+    """x in FP8. What is written is counted with its scales too, 4 bytes for 128 codes."""
+    for targets in TARGETS:
+        written = WRITTEN[targets] * cols * 33 / 32
+        name = {"rows": "rows", "both": "both ways"}[targets]
+        for layout in LAYOUTS:
+            cast = partial(octofold.quantize_activation_gradient, targets=targets, layout=layout)
+            widths = cols, InFp8(2 * cols)
+            yield Case(f"SwiGLU gradient {name} from FP8 {layout}", widths, 2 * written, cast)
+        cast = partial(octofold.quantize_activation, targets=targets)
+        yield Case(f"SwiGLU {name} from FP8", (InFp8(2 * cols),), written, cast)
+
+
+def rms_norm(weight, x):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+def residual_norm(weight, x, residual):
+    return rms_norm(weight, x + residual)
+
+
+def layer_norm(weight, bias, x):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
+
+
+def norms(run, rows, cols):
+    weight, bias = (normal(run, cols) for _ in "ab")
+    cast = octofold.quantize_norm
+    for targets, reference in REFERENCES.items():
+        written, options = WRITTEN[targets] * cols, {"targets": targets}
+
+        def with_residual(x, residual, options=options):
+            return cast(x, weight, residual=residual, **options)
+
+        def compiled(x, residual, reference=reference):
+            return (total := x + residual), *reference(rms_norm(weight, total))
+
+        exact = partial(rms_norm, weight)
+        plain = partial(cast, weight=weight, **options)
+        yield Case(
+            f"rms norm {targets}", (cols,), written, plain, exact, composed(reference, exact)
+        )
+        exact = partial(residual_norm, weight)
+        yield Case(
+            f"residual rms norm {targets}",
+            (cols, cols),
+            written + 2 * cols,
+            with_residual,
+            exact,
+            compiled,
+        )
+        exact = partial(layer_norm, weight, bias)
+        layer = partial(cast, weight=weight, bias=bias, norm="layer", **options)
+        yield Case(
+            f"layer norm {targets}", (cols,), written, layer, exact, composed(reference, exact)
+        )
+    by_channel = partial(cast, weight=weight, granularity="channel")
+    yield Case("rms norm rows channel", (cols,), cols, by_channel, partial(rms_norm, weight))
+
+
+def norm_backwards(run, rows, cols):
+    """dx is written in BF16. Statistics of other rows are as good as any."""
+    weight, bias = (normal(run, cols) for _ in "ab")
+    rstd, mean = torch.ones(rows, device=run.device), torch.zeros(rows, device=run.device)
+
+    def compiled(norm, *operands):
+        """What torch compiles is the norm too: its backward is not to be had alone."""
+
+        def gradients(dy, x):
+            leaves = [leaf.detach().requires_grad_() for leaf in (*operands, x)]
+            return torch.autograd.grad(norm(*leaves), leaves, dy)
+
+        return gradients
+
+    def rms(dy, x, residual=None):
+        return octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=residual)
+
+    def layer(dy, x):
+        return octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer")
+
+    two = cols, cols
+    yield Case("rms norm backward", two, 2 * cols, rms, peer=compiled(rms_norm, weight))
+    yield Case("rms norm backward + residual", (*two, cols), 2 * cols, rms)
+    peer = compiled(layer_norm, weight, bias)
+    yield Case("layer norm backward", two, 2 * cols, layer, peer=peer)
+
+
+def columns(run, rows, cols):
+    """The cast of a gradient both ways, without and with what it works out of columns."""
+    for transposed, wanted in itertools.product((None, "channel"), (None, "sums", "both")):
+        name = "1x128" if transposed is None else f"1x128+{transposed}"
+        options = {"columns": wanted, "dtype": "e5m2", "transposed_granularity": transposed}
+        yield Case(
+            f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
+            (cols,),
+            2 * cols,
+            partial(octofold.quantize_with_columns, **options),
+            lambda x: x,
+            with_sums if wanted == "sums" and transposed is None else None,
+        )
+    for wanted in (None, "sums"):
+        yield Case(
+            "swiglu gradient both" + (f" columns {wanted}" if wanted else ""),
+            (cols, 2 * cols),
+            4 * cols,
+            partial(octofold.quantize_activation_gradient, targets="both", columns=wanted),
+            swiglu_gradient,
+        )
+
+
+def with_sums(x):
+    return *reference_both(x), x.float().sum(0)
+
+
+FAMILIES = (activations, activations_from_fp8, norms, norm_backwards, columns)
+
+
+def operand(run, rows, width):
+    x = normal(run, rows, width)
+    return octofold.quantize(x) if isinstance(width, InFp8) else x
+
+
+def bytes_of(width):
+    """Of a row."""
+    return width + 4 * -(-width // 128) if isinstance(width, InFp8) else 2 * width
+
+
+def measure_case(run, rows, case, with_peers):
+    read = rows * sum(map(bytes_of, case.widths))
+    moved = round(read + rows * case.written)
+    inputs = sets_of(lambda: [operand(run, rows, width) for width in case.widths], read, run)
+
+    def make(function):
+        def error():
+            return cast_error(function(*inputs[0]), case.exact and case.exact(*inputs[0]))
+
+        return Implementation(keeping(function, inputs), error, ERROR_LIMIT)
+
+    builds = [Build(case.name, partial(make, case.cast), True, moved)]
+    if with_peers and case.peer is not None:
+        peer = torch.compile(case.peer)
+        builds.append(Build("torch.compile", partial(make, peer), False, moved))
+    beside_copy(run, "fused cast", f"{rows} {case.name}", moved, builds)
+
+
+def main():
+    parser = new_parser(__doc__, rounds=9, seconds=500)
+    parser.add_argument("--shape", type=sizes, action="append", metavar="ROWS,COLUMNS")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT")
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+    with Run(options) as run:
+        shapes = options.shape or ([(8192, 7168), (16384, 4096)] if run.on_gpu else [(128, 256)])
+        for rows, cols in shapes:
+            print(f"\n{text_of((rows, cols))}")
+            cases = itertools.chain.from_iterable(family(run, rows, cols) for family in FAMILIES)
+            chosen = (case for case in cases if any(text in case.name for text in options.only))
+            for case in run.cases(chosen):
+                measure_case(run, rows, case, options.peers)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Every GEMM configuration at many shapes, beside cuBLASLt, BF16 and DeepGEMM: what the planner's
+costs come from, and what it is judged by.
+
+    python bench/gpu/gemm.py RESULTS.jsonl SHAPE ... [--pair 1x128 128x128] [--out float32] [--add]
+        [--fast] [--unaligned] [--only TEXT ... | --planned]
+
+SHAPE is M,N,K; M may be several, with slashes: 1/16/64,4096,7168; @FILE has one a line. All are
+checked, screened in turns, and the best timed with the peers and the planner's own choice once
+more. A line of JSON for each shape: microseconds by name, the second number where it was timed
+again.
+"""
+
+import sys
+from dataclasses import replace
+
+from common import candidates
+from common.measure import PEER_ERROR_LIMIT, Build, Implementation, measure_candidates
+from common.operands import normal, sets_of
+from common.run import Run, new_parser, shapes_of, text_of
+from octofold_tool.gpu.check import compared, error_of
+from octofold_tool.gpu.peers import PEERS, Product, prepare_octofold
+from octofold_tool.gpu.tune import is_sensible
+from octofold_tool.measure import error_limit
+from octofold_tool.products import GemmOptions
+
+NAMES = {"cublaslt_same_scales": "same scales", "cublaslt_tensor_scales": "tensor scales"}
+
+
+def implementation(products: list[Product], limit: float, added=None):
+    return Implementation([p.run for p in products], lambda: error_of(products[0], added), limit)
+
+
+def others(sets, form: GemmOptions, dtypes):
+    """What peers have, into each of these types of results: without c."""
+    for peer in PEERS:
+        for dtype in dtypes:
+            name = NAMES.get(peer.name, peer.name) + (f", {dtype}" if len(dtypes) > 1 else "")
+
+            def make(prepare=peer.prepare, dtype=dtype):
+                into = replace(form, out_dtype=dtype)
+                products = [prepare(x, w, into) for x, w in sets]
+                return implementation(products, PEER_ERROR_LIMIT)
+
+            yield Build(name, make)
+
+
+def measure_shape(run, options, m, n, k):
+    form = GemmOptions(
+        ("e4m3", "e4m3"),
+        tuple(options.pair),
+        options.out,
+        run.rounds,
+        fast_accumulation=options.fast,
+    )
+    bytes_ = (m + n) * k + 4 * m * n
+
+    def operands():
+        return tuple(normal(run, rows, k, dtype="float32") for rows in (m, n))
+
+    sets = sets_of(operands, bytes_, run)
+    products = [prepare_octofold(x, w, form) for x, w in sets]
+    limit = PEER_ERROR_LIMIT if options.fast else error_limit(options.out, compared(products[0]))
+
+    def make(name):
+        made = []
+        for p in products:
+            c = p.out if options.add else None
+            call = candidates.gemm(p.a, p.b, p.out, name, c, options.fast)
+            made.append(replace(p, run=call))
+        return implementation(made, limit, 1.0 if options.add else None)
+
+    names = []
+    if run.on_gpu and not options.planned:
+        form_of_names = options.pair, options.out, options.add, options.fast, not options.unaligned
+        names = candidates.of_texts(candidates.gemm_names(*form_of_names), options.only)
+    names = [name for name in names if is_sensible(name, m)]
+    dtypes = ("float32", "bfloat16") if options.add else (options.out,)
+    peers = others(sets, form, dtypes)
+    measure_candidates(
+        run, "gemm", text_of((m, n, k)), names, make, peers, shape=[m, n, k], pair=options.pair
+    )
+
+
+def main():
+    parser = new_parser(__doc__, rounds=7, seconds=300)
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE")
+    parser.add_argument("--pair", nargs=2, default=["1x128", "128x128"])
+    parser.add_argument("--out", default="bfloat16")
+    parser.add_argument("--add", action="store_true", help="c is out")
+    parser.add_argument("--fast", action="store_true", help="fast_accumulation")
+    parser.add_argument("--unaligned", action="store_true", help="K is no multiple of 16")
+    parser.add_argument("--only", nargs="*", help="parts of candidates' names")
+    parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
+    options = parser.parse_args()
+    with Run(options) as run:
+        for shape in run.cases(shapes_of(options.shapes or ["1/20,256,512"])):
+            measure_shape(run, options, *shape)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+// FP8 products: gemm, grouped_gemm and gated_gemm. `candidate`, where there is one: a name, for
+// tests and tuning.
+#include <string>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <variant>
+
+#include "octofold/error.h"
+#include "octofold/gated_gemm.h"
+#include "octofold/gemm.h"
+#include "octofold/grouped_gemm.h"
+
+#include "cast_arguments.h"
+#include "error.h"
+#include "stream.h"
+#include "tensor.h"
+#include "text.h"
+
+namespace octofold::bindings {
+namespace {
+
+using Tensor = tvm::ffi::TensorView;
+using OptionalBool = tvm::ffi::Optional<bool>;
+using OptionalInt = tvm::ffi::Optional<std::int64_t>;
+using tvm::ffi::String;
+
+constexpr std::string_view kWide = "bfloat16, float16 or float32";
+constexpr std::string_view kAddend = "that of 'out' or float32";
+
+// How an operand in high precision is cast.
+struct Cast {
+  const OptionalText& dtype;
+  const OptionalBool& power_of_two;
+  const OptionalText& overflow;
+  const OptionalText& rule;
+};
+
+std::variant<ScaledTensorView, CastOperand> a_of(const CastOperation& operation, const Tensor& a,
+                                                 const OptionalTensor& scale,
+                                                 const OptionalText& granularity,
+                                                 const Cast& cast) {
+  if (scale) return operation.scaled_input("a", a, *scale, granularity.value());
+  Format format = format_of(cast.power_of_two, cast.overflow.value(), cast.rule.value());
+  format.dtype = parse_dtype(view_of(cast.dtype.value()));
+  return CastOperand{.data = operation.input("a", a), .format = format};
+}
+
+Groups groups_of(const CastOperation& operation, std::string_view kind, const Tensor& numbers,
+                 const OptionalInt& expected_rows) {
+  const auto view = [&](std::string_view argument) {
+    return view_of(operation.name, argument, numbers, "int32");
+  };
+  if (kind == "rows") return RowGroups{view("groups.offsets")};
+  if (kind == "depth") return DepthGroups{view("groups.offsets")};
+  if (kind != "masked") {
+    throw Error(ErrorCode::kInvalidArgument, std::string(operation.name) +
+                                                 ": argument 'groups': expected rows, masked or "
+                                                 "depth, got " +
+                                                 std::string(kind));
+  }
+  MaskedGroups masked{.counts = view("groups.counts")};
+  if (expected_rows.has_value()) masked.expected_rows = *expected_rows;
+  return masked;
+}
+
+}  // namespace
+
+// Inputs come first, then what is written, then options, then the stream: in all of these
+// functions. Without `a_scale` a is cast, as `dtype` and what follows say.
+void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTensor c,
+          OptionalTensor bias, OptionalTensor b_channel_scale, Tensor out,
+          OptionalText a_granularity, String b_granularity, bool fast_accumulation,
+          OptionalText dtype, OptionalBool power_of_two, OptionalText overflow, OptionalText rule,
+          OptionalText candidate, OptionalStream stream) {
+  constexpr CastOperation kOperation{"gemm"};
+  GemmArguments arguments{
+      .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
+      .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+      .out = view_of(kOperation.name, "out", out, kWide),
+      .c = kOperation.optional("c", c, kAddend),
+      .bias = kOperation.optional("bias", bias, kAddend),
+      .fast_accumulation = fast_accumulation,
+      .candidate = candidate_of(candidate)};
+  arguments.b.channel_scale = kOperation.optional("b.channel_scale", b_channel_scale, "float32");
+  octofold::gemm(arguments, stream_of(stream, out));
+}
+
+void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor numbers,
+                  OptionalTensor c, OptionalTensor bias, Tensor out, String a_granularity,
+                  String b_granularity, String groups, OptionalInt expected_rows,
+                  bool fast_accumulation, OptionalText candidate, OptionalStream stream) {
+  constexpr CastOperation kOperation{"grouped_gemm"};
+  octofold::grouped_gemm({.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+                          .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+                          .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
+                          .out = view_of(kOperation.name, "out", out, kWide),
+                          .c = kOperation.optional("c", c, kAddend),
+                          .bias = kOperation.optional("bias", bias, kAddend),
+                          .fast_accumulation = fast_accumulation,
+                          .candidate = candidate_of(candidate)},
+                         stream_of(stream, out));
+}
+
+void gated_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, OptionalTensor offsets,
+                Tensor out, Tensor out_scale, String a_granularity, String b_granularity,
+                String activation, OptionalBool power_of_two, String overflow, String rule,
+                OptionalText candidate, OptionalStream stream) {
+  constexpr CastOperation kOperation{"gated_gemm"};
+  GatedGemmArguments arguments{
+      .a = kOperation.scaled_input("a", a, a_scale, a_granularity),
+      .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
+      .out = target_of(kOperation.name, out, out_scale, format_of(power_of_two, overflow, rule)),
+      .activation = parse_activation(view_of(activation)),
+      .candidate = candidate_of(candidate)};
+  if (offsets) {
+    arguments.groups = RowGroups{view_of(kOperation.name, "groups.offsets", *offsets, "int32")};
+  }
+  octofold::gated_gemm(arguments, stream_of(stream, out));
+}
+
+OCTOFOLD_EXPORT(gemm)
+OCTOFOLD_EXPORT(grouped_gemm)
+OCTOFOLD_EXPORT(gated_gemm)
+
+}  // namespace octofold::bindings

@@ -1,0 +1,158 @@
+"""How numbers are cast to FP8, as one value."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from .dtypes import FP8, SPELLINGS, DTypeLike, dtype_name
+from .errors import InvalidArgumentError, invalid_argument
+
+GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
+"""Every granularity there is: what shares a scale."""
+
+OVERFLOWS: Final = ("saturate", "nan")
+
+
+class Rule(StrEnum):
+    """The libraries whose casts can be followed byte for byte: how a scale is computed from the
+    largest magnitude, and how codes are rounded. docs/numerics.md has the arithmetic of each."""
+
+    DEEPGEMM = "deepgemm"
+    VLLM = "vllm"
+    VLLM_PER_TOKEN = "vllm-per-token"
+    TRANSFORMER_ENGINE = "te"
+    TORCHAO = "torchao"
+    TORCHAO_TENSOR = "torchao-tensor"
+    DEEPSEEK = "deepseek"
+    COMPRESSED_TENSORS = "compressed-tensors"
+    COMPRESSED_TENSORS_0_12 = "compressed-tensors-0.12"
+
+
+_RULES: Final[dict[str, Rule]] = {rule.value: rule for rule in Rule}
+
+
+@dataclass(frozen=True, init=False)
+class Format:
+    """How numbers are cast to FP8.
+
+    dtype: "e4m3" (float8_e4m3fn) or "e5m2"; a NumPy, ml_dtypes or torch dtype is taken too.
+    granularity: which elements share a scale: "tensor" (all), "channel" (a row), "1x128" (128
+        elements of a row) or "128x128" (a square). Partial units at the edges have their own scale.
+    rule: the library whose arithmetic is followed, a Rule or its text.
+    power_of_two: whether scales are rounded to powers of two. None: as the rule does by default
+        (of all rules "te" alone rounds). Scales that are given are never rounded.
+    overflow: "saturate" clamps to the largest finite value, "nan" overflows as ml_dtypes does.
+
+    Formats are compared and hashed by value. Wherever a format is expected a text will do, of words
+    in any order, each a dtype, a granularity or a rule: "1x128", "e5m2 channel", "128x128 torchao".
+    What it does not name has its default.
+    Raises InvalidArgumentError that names the field.
+    """
+
+    dtype: str
+    granularity: str
+    rule: Rule
+    power_of_two: bool | None
+    overflow: str
+
+    def __init__(
+        self,
+        dtype: DTypeLike = "e4m3",
+        granularity: str = "1x128",
+        *,
+        rule: Rule | str = Rule.DEEPGEMM,
+        power_of_two: bool | None = None,
+        overflow: str = "saturate",
+    ) -> None:
+        set_field = object.__setattr__  # the value is frozen
+        set_field(self, "dtype", dtype_name("Format", "dtype", dtype, FP8))
+        set_field(self, "granularity", _one_of("granularity", granularity, GRANULARITIES))
+        set_field(self, "rule", _RULES[_one_of("rule", rule, _RULES)])
+        if power_of_two is not None and not isinstance(power_of_two, bool):
+            expected = "True, False or None"
+            raise invalid_argument("Format", "power_of_two", expected, repr(power_of_two))
+        set_field(self, "power_of_two", power_of_two)
+        set_field(self, "overflow", _one_of("overflow", overflow, OVERFLOWS))
+
+    def __str__(self) -> str:
+        """The words of the format, and what no word says."""
+        words = [self.dtype, self.granularity, self.rule.value]
+        if self.power_of_two is not None:
+            words.append(f"power_of_two={self.power_of_two}")
+        if self.overflow != "saturate":
+            words.append(f"overflow={self.overflow}")
+        return " ".join(words)
+
+
+FormatLike: TypeAlias = Format | str
+"""A Format, or its words."""
+
+_PARSED: Final[dict[str, Format]] = {}
+
+
+def format_of(operation: str, format: FormatLike, argument: str = "format") -> Format:
+    """A format as it is, a text as what it stands for; anything else is the operation's error."""
+    if isinstance(format, Format):
+        return format
+    parsed = _PARSED.get(format) if isinstance(format, str) else None
+    if parsed is None:
+        parsed = _parse(operation, format, argument)
+        _PARSED[format] = parsed
+    return parsed
+
+
+def require_alike(operation: str, left: str, a: Format, right: str, b: Format) -> None:
+    """That two casts of one matrix differ in granularity alone."""
+    for field in ("dtype", "rule", "power_of_two", "overflow"):
+        mine, other = getattr(a, field), getattr(b, field)
+        if mine != other:
+            expected = f"the {field} of {left!r}, as one cast has both: {_text(mine)}"
+            raise invalid_argument(operation, right, expected, _text(other))
+
+
+class Words(NamedTuple):
+    """What a text says of a format; "" where it says nothing."""
+
+    dtype: str
+    granularity: str
+    rule: str
+
+
+def words_of(operation: str, text: object, argument: str = "format") -> Words:
+    """Raises InvalidArgumentError that names the first word that is wrong."""
+    if not isinstance(text, str):
+        raise invalid_argument(operation, argument, "a Format or a text", repr(text))
+    dtype, granularity, rule = "", "", ""
+    for word in text.split():
+        if SPELLINGS.get(word) in FP8 and not dtype:
+            dtype = word
+        elif word in GRANULARITIES and not granularity:
+            granularity = word
+        elif word in _RULES and not rule:
+            rule = word
+        else:
+            raise _wrong_word(operation, argument, word)
+    return Words(dtype, granularity, rule)
+
+
+def _parse(operation: str, text: object, argument: str) -> Format:
+    dtype, granularity, rule = words_of(operation, text, argument)
+    return Format(dtype or "e4m3", granularity or "1x128", rule=rule or Rule.DEEPGEMM)
+
+
+def _wrong_word(operation: str, argument: str, word: str) -> InvalidArgumentError:
+    kinds = ("dtypes", FP8), ("granularities", GRANULARITIES), ("rules", tuple(_RULES))
+    lists = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in kinds)
+    expected = f"at most one word of each kind ({lists})"
+    return invalid_argument(operation, argument, expected, repr(word))
+
+
+def _one_of(field: str, value: object, among: Iterable[str]) -> str:
+    if isinstance(value, str) and value in among:
+        return value
+    raise invalid_argument("Format", field, f"one of {', '.join(among)}", repr(value))
+
+
+def _text(value: object) -> str:
+    return str(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,155 @@
+"""Records of named values as flat tensors, and back.
+
+torch.autograd.Function takes, saves and returns tensors one by one. Our functions compute with
+records: NamedTuples of tensors, ScaledTensors, other records and options. A Layout remembers what
+flatten() has taken apart, so that a Function has records on both sides:
+
+    layout, tensors = flatten(inputs)
+    _Function.apply(layout, *tensors)
+
+    def forward(ctx, layout, *tensors):
+        inputs = layout.record(tensors)
+        needs = layout.needs(ctx)
+        ...
+        save(ctx, kept)  # another record
+
+    def backward(ctx, dy):
+        kept = saved(ctx)
+        ...
+        return layout.gradients(ctx, x=dx, weight=dw)
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+
+
+class _Scaled(NamedTuple):
+    """The places of a ScaledTensor's tensors. It has no gradient."""
+
+    data: int
+    scale: int
+    channel_scale: int | None
+    granularity: str
+
+
+class _Option(NamedTuple):
+    """What is no tensor, None among it."""
+
+    value: Any
+
+
+_NONE: Final = _Option(None)
+
+
+class Layout(NamedTuple):
+    """Where the fields of a record are among flat tensors. As the first argument of a Function it
+    is not differentiated."""
+
+    kind: type
+    """Of the record: a class of NamedTuples, or tuple."""
+    fields: tuple[Any, ...]
+    """Of each: the place of its tensor among the flat ones, or a _Scaled, an _Option, a Layout."""
+
+    def record(self, tensors: Sequence[Tensor | None]) -> Any:
+        """The record, made of these tensors."""
+        return _made(self, [_value(field, tensors) for field in self.fields])
+
+    def needs(self, ctx: Any) -> Any:
+        """A record of truth values: whether the Function is to give the gradient of a tensor."""
+        return self._needs(ctx.needs_input_grad[1:])
+
+    def _needs(self, needed: Sequence[bool]) -> Any:
+        values: list[Any] = []
+        for field in self.fields:
+            if type(field) is Layout:
+                values.append(field._needs(needed))
+            else:
+                values.append(type(field) is int and needed[field])
+        return _made(self, values)
+
+    def gradients(self, ctx: Any, **gradients: Any) -> tuple[Tensor | None, ...]:
+        """What backward returns: the gradients of these fields as far as they are needed, and None
+        for all else. The gradients of a record within are a record or a tuple."""
+        needed = ctx.needs_input_grad
+        flat: list[Tensor | None] = [None] * len(needed)
+        names: tuple[str, ...] = self.kind._fields  # type: ignore[attr-defined]
+        for name, field in zip(names, self.fields, strict=True):
+            if name in gradients:
+                _place(field, gradients[name], needed, flat)
+        return tuple(flat)
+
+
+def flatten(record: tuple[Any, ...]) -> tuple[Layout, tuple[Tensor, ...]]:
+    """The tensors of a record, and where they are in it."""
+    tensors: list[Tensor] = []
+    layout = _layout(record, tensors)
+    return layout, tuple(tensors)
+
+
+def save(ctx: Any, record: tuple[Any, ...]) -> None:
+    """Keeps a record for backward. Its tensors must not be written to until then."""
+    ctx.saved_layout, tensors = flatten(record)
+    ctx.save_for_backward(*tensors)
+
+
+def saved(ctx: Any) -> Any:
+    """The record that save() kept."""
+    return ctx.saved_layout.record(ctx.saved_tensors)
+
+
+def _layout(record: tuple[Any, ...], tensors: list[Tensor]) -> Layout:
+    fields: list[Any] = []
+    for value in record:
+        if value is None:
+            fields.append(_NONE)
+        elif isinstance(value, Tensor):
+            fields.append(len(tensors))
+            tensors.append(value)
+        elif isinstance(value, ScaledTensor):
+            fields.append(_scaled(value, tensors))
+        elif isinstance(value, tuple):
+            fields.append(_layout(value, tensors))
+        else:
+            fields.append(_Option(value))
+    return Layout(type(record), tuple(fields))
+
+
+def _scaled(value: ScaledTensor, tensors: list[Tensor]) -> _Scaled:
+    # Casts may share a static scale, and Dynamo takes no tensor twice.
+    shared = [index for index, tensor in enumerate(tensors) if tensor is value.scale]
+    data, scale = len(tensors), shared[0] if shared else len(tensors) + 1
+    tensors.append(value.data)
+    if not shared:
+        tensors.append(value.scale)
+    factors = None
+    if value.channel_scale is not None:
+        factors = len(tensors)
+        tensors.append(value.channel_scale)
+    return _Scaled(data, scale, factors, value.granularity)
+
+
+def _value(field: Any, tensors: Sequence[Tensor | None]) -> Any:
+    if type(field) is int:
+        return tensors[field]
+    if type(field) is _Scaled:
+        factors = None if field.channel_scale is None else tensors[field.channel_scale]
+        return ScaledTensor(tensors[field.data], tensors[field.scale], field.granularity, factors)
+    return field.record(tensors) if type(field) is Layout else field.value
+
+
+def _made(layout: Layout, values: list[Any]) -> Any:
+    return tuple(values) if layout.kind is tuple else layout.kind(*values)
+
+
+def _place(field: Any, gradient: Any, needed: Sequence[bool], flat: list[Tensor | None]) -> None:
+    """Puts gradients where their tensors are; the first argument of a Function is its layout."""
+    if type(field) is int:
+        if needed[field + 1]:
+            flat[field + 1] = gradient
+    elif type(field) is Layout and gradient is not None:
+        for inner, value in zip(field.fields, gradient, strict=False):
+            _place(inner, value, needed, flat)

@@ -1,0 +1,59 @@
+"""The operations that layers are made of. What a model builder needs is in octofold itself.
+
+A function here takes arrays as octofold.gemm() does, runs on the CPU and on GPUs, and is an op of
+torch's own for torch tensors. None has a gradient: those with one are octofold.nn's.
+"""
+
+from ._core.ops import scale_shape
+from ._ops.cast import Casts, Target, cast
+from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
+from ._ops.convert_dtype import convert_dtype
+from ._ops.dot import dot
+from ._ops.gated_gemm import gated_gemm
+from ._ops.gemm_weight_only import gemm_weight_only_gradient
+from ._ops.norm_gradient import NormGradients, norm_gradient
+from ._ops.routing import (
+    Routing,
+    TopK,
+    combine,
+    combine_gradient,
+    sort_by_expert,
+    top_k,
+    top_k_gradient,
+)
+from ._ops.words import as_words, from_words, pack, unpack
+
+__all__ = [
+    "Activated",
+    "ActivationGradient",
+    "Casts",
+    "Gathered",
+    "NormGradients",
+    "NormStatistics",
+    "Normed",
+    "Routing",
+    "Target",
+    "TopK",
+    "as_words",
+    "cast",
+    "combine",
+    "combine_gradient",
+    "convert_dtype",
+    "dot",
+    "from_words",
+    "gated_gemm",
+    "gemm_weight_only_gradient",
+    "norm_gradient",
+    "pack",
+    "scale_shape",
+    "sort_by_expert",
+    "top_k",
+    "top_k_gradient",
+    "unpack",
+]
+
+# The names that messages and pickles have for these types.
+for _name in __all__:
+    _public = globals()[_name]
+    if isinstance(_public, type):
+        _public.__module__ = __name__

@@ -1,0 +1,49 @@
+// A product as all rooms below the checks see it: matrices, and what becomes of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "octofold/tensor.h"
+#include "octofold/vocabulary.h"
+
+#include "kernels/cast/config/cast.h"
+#include "kernels/shared/work.h"
+
+namespace octofold::core {
+
+/// Where the groups of a product lie in its matrices. A dense product is one group.
+struct Groups {
+  config::Work work = config::Work::kDense;
+  std::int64_t count = 1;
+  const std::int32_t* numbers = nullptr;  ///< offsets [count + 1] or counts [count], on the device
+  std::int64_t scale_stride = 0;   ///< elements from b's scales of one group to those of the next
+  std::int64_t expected_rows = 0;  ///< of a group; where K is in groups: columns of one
+  std::int64_t max_rows = 0;       ///< where offsets may end, or what counts may be
+};
+
+/// The epilogue that makes gates and ups one matrix and casts it.
+struct GatedEpilogue {
+  Activation activation = Activation::kSwiGlu;
+  config::CastFormat format{};
+  MutableTensorView scale{};  ///< of the codes
+};
+
+/// out = a · bᵀ (+ c) (+ bias), checked; leading dimensions are one. With groups a, out and c of
+/// all groups lie one below another (K in groups: out and c do), and so do their b, [count · N, K],
+/// and bias, [count · N]; b.scale is that of the first group.
+struct Product {
+  ScaledTensorView a{};  ///< with cast_a: the numbers, without scales
+  ScaledTensorView b{};
+  MutableTensorView out{};  ///< with a gated epilogue: its codes
+  std::optional<TensorView> c{};
+  std::optional<TensorView> bias{};
+  bool fast_accumulation = false;
+  Groups groups{};
+  std::optional<config::CastFormat> cast_a{};  ///< a comes in high precision and is cast so
+  std::optional<GatedEpilogue> gated{};
+  std::string_view candidate{};  ///< the configuration of this name; empty: the planner's choice
+};
+
+}  // namespace octofold::core

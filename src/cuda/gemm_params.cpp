@@ -1,0 +1,48 @@
+#include "cuda/gemm_params.h"
+
+#include "core/scale_layout.h"
+#include "cuda/cast_views.h"
+
+namespace octofold::cuda {
+namespace {
+
+config::OperandParams operand_params(const ScaledTensorView& operand) {
+  const auto scale = core::scale_access(operand);
+  return {.data = static_cast<const unsigned char*>(operand.data.data),
+          .stride = operand.data.strides[0],
+          .scale = {scale.data, scale.row_stride, scale.col_stride}};
+}
+
+// The sizes of D, whose rows are B's where operands are swapped, and its groups.
+config::WorkParams work_params(const core::Product& product, bool swapped) {
+  const core::Groups& groups = product.groups;
+  const MutableTensorView& out = product.out;
+  // Rows of all groups together where they lie one after another, else of one.
+  const bool together = groups.work == config::Work::kGroupedRows;
+  const auto rows = static_cast<int>(out.shape[0] / (together ? 1 : groups.count));
+  const auto columns = static_cast<int>(out.shape[1]);
+  return {.rows = swapped ? columns : rows,
+          .columns = swapped ? rows : columns,
+          .depth = static_cast<int>(product.a.data.shape[1]),
+          .groups = static_cast<int>(groups.count),
+          .numbers = groups.numbers};
+}
+
+}  // namespace
+
+config::GemmParams gemm_params(const core::Product& product, bool swapped) {
+  const MutableTensorView& out = product.out;
+  config::GemmParams params{.rows = operand_params(swapped ? product.b : product.a),
+                            .columns = operand_params(swapped ? product.a : product.b),
+                            .out = out.data,
+                            .out_stride = out.strides[0],
+                            .c = product.c ? product.c->data : nullptr,
+                            .c_stride = product.c ? product.c->strides[0] : 0,
+                            .bias = product.bias ? product.bias->data : nullptr,
+                            .channel_scale = floats_of(product.b.channel_scale),
+                            .work = work_params(product, swapped)};
+  (swapped ? params.rows : params.columns).scale.group_stride = product.groups.scale_stride;
+  return params;
+}
+
+}  // namespace octofold::cuda

@@ -1,0 +1,17 @@
+// Products by kernels/mma.
+#pragma once
+
+#include "core/product.h"
+#include "cuda/device.h"
+#include "cuda/gemm_params.h"
+#include "kernels/mma/config/gemm.h"
+
+namespace octofold::cuda {
+
+/// What the kernel of this configuration is given.
+config::GemmParams params_of(const Device& device, const core::Product& product,
+                             const config::MmaGemmConfig& config);
+
+SlowPaths slow_paths(const config::MmaGemmConfig& config);
+
+}  // namespace octofold::cuda

@@ -1,0 +1,110 @@
+#include "cuda/product.h"
+
+#include <string_view>
+#include <variant>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "cuda/group_check.h"
+#include "cuda/mma_product.h"
+#include "cuda/sm90_product.h"
+#include "cuda/tuned_plan.h"
+#include "plan/product_planner.h"
+#include "plan/tma.h"
+
+namespace octofold::cuda {
+namespace {
+
+using config::Work;
+
+// What is to be done with operands that no kernel of this product takes; null: there are kernels
+// for any.
+const char* instead_of(const core::Product& product) {
+  if (product.gated) return ": gemm() and a cast of its activation take it";
+  if (product.cast_a) return ": a cast of 'a' and gemm() of its codes take it";
+  return product.groups.work == Work::kGroupedDepth ? "" : nullptr;
+}
+
+// Throws for what no kernel takes, whichever GPU it is.
+void require_operands(const core::Product& product, const plan::GemmProblem& problem) {
+  const char* const instead = instead_of(product);
+  if (instead == nullptr) return;
+  const std::string_view operation = plan::operation_of(problem);
+  if (product.gated && problem.product.n % kScaleBlock != 0) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, because no "
+               "block of scales may have gates and ups, got N = {}{}",
+               operation, kScaleBlock, problem.product.n, instead);
+  }
+  const auto require = [&](std::string_view argument, const char* obstacle) {
+    if (obstacle == nullptr) return;
+    core::fail(ErrorCode::kUnsupported,
+               "{}: argument '{}': expected a matrix that TMA can address on a GPU, but {}{}",
+               operation, argument, obstacle, instead);
+  };
+  if (!product.cast_a) require("a", plan::tma_obstacle(product.a.data));
+  require("b", plan::tma_obstacle(product.b.data));
+  if (product.gated) require("out", plan::tma_store_obstacle(product.out));
+}
+
+// Says which argument keeps a dense product from the fast path, where one does.
+void log_obstacles(const core::Product& product, const plan::GemmProblem& problem,
+                   const SlowPaths& paths) {
+  if (problem.work != Work::kDense || instead_of(product) != nullptr) return;
+  const auto& [m, n, k, form] = problem.product;
+  const auto log = [&](std::string_view argument, const char* reason, const char* effect) {
+    if (reason == nullptr || effect == nullptr) return;
+    core::log(LogLevel::kInfo, "gemm {}×{}×{}: argument '{}': {}: {}, which is slower", m, n, k,
+              argument, reason, effect);
+  };
+  if (k == 0) return;
+  log("a", plan::tma_obstacle(product.a.data), paths.operands);
+  log("b", plan::tma_obstacle(product.b.data), paths.operands);
+  log("out", plan::tma_store_obstacle(product.out), paths.out);
+}
+
+Prepared<plan::ProductConfig> prepare(Device& device, const core::Product& product,
+                                      const plan::GemmProblem& problem) {
+  const auto plan = [&](std::string_view candidate) {
+    require_operands(product, problem);
+    return plan::plan_product(problem, device.gpu(), candidate);
+  };
+  if (!product.candidate.empty()) {
+    return device.load(plan(product.candidate), plan::describe(problem));
+  }
+  return device.prepared(problem, [&] {
+    const plan::ProductPlan planned = follow_table(device, problem, plan);
+    std::visit([&](const auto& config) { log_obstacles(product, problem, slow_paths(config)); },
+               planned.config);
+    return planned;
+  });
+}
+
+// Where OCTOFOLD_CHECK_GROUPS asks for it.
+void check_numbers(Device& device, const core::Groups& groups, std::string_view operation,
+                   Stream stream) {
+  if (groups.work == Work::kDense) return;
+  if (groups.work == Work::kMaskedRows) {
+    const TensorView counts = vector(groups.numbers, DType::kInt32, groups.count);
+    return check_range(device, operation, "counts", counts, 0, groups.max_rows, stream);
+  }
+  check_offsets(device, operation, "offsets", groups.numbers, groups.count + 1, groups.max_rows,
+                stream);
+}
+
+}  // namespace
+
+void multiply(Device& device, const core::Product& product, Stream stream) {
+  if (product.out.element_count() == 0) return;
+  const plan::GemmProblem problem = plan::problem_of(product);
+  const Prepared<plan::ProductConfig> prepared = prepare(device, product, problem);
+  check_numbers(device, product.groups, plan::operation_of(problem), stream);
+  std::visit(
+      [&](const auto& config) {
+        const auto params = params_of(device, product, config);
+        prepared.launch(stream, &params);
+      },
+      prepared.config);
+}
+
+}  // namespace octofold::cuda

@@ -1,0 +1,287 @@
+#include "ops/grouped_operands.h"
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "core/flatten.h"
+#include "core/format.h"
+#include "core/group_offsets.h"
+#include "core/scale_layout.h"
+#include "ops/backend.h"
+#include "ops/product.h"
+#include "ops/scales.h"
+#include "plan/product.h"
+
+namespace octofold::ops {
+namespace {
+
+using config::Work;
+
+// What of a tensor is the first group's, and how far away the next one's is.
+struct FirstOfGroups {
+  TensorView view;
+  std::int64_t stride = 0;
+};
+
+FirstOfGroups without_groups(TensorView tensor) {
+  const std::int64_t stride = tensor.strides[0];
+  for (std::int32_t i = 1; i < tensor.rank; ++i) {
+    tensor.shape[i - 1] = tensor.shape[i];
+    tensor.strides[i - 1] = tensor.strides[i];
+  }
+  --tensor.rank;
+  return {tensor, stride};
+}
+
+// The scale of b [G, N, K], by the table of grouped_gemm.h. What has none of its shapes stays as it
+// is, for the check to name.
+FirstOfGroups scale_of_first(const ScaledTensorView& b) {
+  const TensorView& scale = b.scale;
+  const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
+  const bool has_groups = scale.rank >= 1 && scale.shape[0] == groups;
+  switch (b.granularity) {
+    case Granularity::kTensor:
+      if (scale.element_count() == 1 || !has_groups || scale.element_count() != groups) break;
+      return {{.data = scale.data,
+               .dtype = scale.dtype,
+               .rank = 1,
+               .shape = {1},
+               .strides = {1},
+               .device = scale.device},
+              scale.strides[0]};
+    case Granularity::kChannel:
+    case Granularity::kBlock1x128:
+      if (has_groups && scale.rank >= 2) return without_groups(scale);
+      break;
+    case Granularity::kBlock128x128:
+      if (has_groups && scale.rank == 3) return without_groups(scale);
+      if (scale.rank == 2 && rows % kScaleBlock == 0 &&
+          scale.shape[0] == groups * (rows / kScaleBlock)) {
+        TensorView first = scale;
+        first.shape[0] = rows / kScaleBlock;
+        return {first, first.shape[0] * scale.strides[0]};
+      }
+      break;
+  }
+  return {scale};
+}
+
+TensorView without_rows(TensorView tensor) {
+  tensor.shape[0] = 0;
+  return tensor;
+}
+
+// b [G, N, K] as the matrix [G · N, K] with the scales of the first group.
+struct GroupedOperand {
+  ScaledTensorView flat;
+  std::int64_t groups, rows, scale_stride;
+};
+
+GroupedOperand checked_b(const core::Arguments& check, const ScaledTensorView& b) {
+  check.require_sizes("b", b.data);
+  if (b.data.rank != 3) {
+    check.fail("b", "3 dimensions, [groups, N, K]", core::describe(b.data));
+  }
+  check.require_enumerator("b.granularity", b.granularity);
+  require_scales(check, "b", plan::kGroupedB, form_of(b));
+  check.require_sizes("b.scale", b.scale);
+  const auto [scale, stride] = scale_of_first(b);
+  const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
+  ScaledTensorView first{core::flatten(check, "b", b.data), scale, b.granularity};
+  check.require_input_matrix("b", first.data);
+  ScaledTensorView flat = first;
+  first.data = groups == 0 ? without_rows(first.data) : first.data;
+  if (groups > 0) {
+    first.data.shape[0] = rows;
+    check.require_scaled_input("b", first);
+  }
+  return {flat, groups, rows, stride};
+}
+
+ScaledTensorView checked_a(const core::Arguments& check, std::string_view argument,
+                           const ScaledTensorView& a, std::int32_t rank) {
+  check.require_sizes(argument, a.data);
+  if (a.data.rank != rank) {
+    check.fail(argument, core::format("{} dimensions", rank), core::describe(a.data));
+  }
+  const ScaledTensorView flat = core::flatten(check, argument, a);
+  check.require_scaled_input(argument, flat);
+  require_scales(check, argument, plan::kGroupedA, form_of(a));
+  return flat;
+}
+
+const std::int32_t* checked_offsets(const core::Arguments& check, const TensorView& offsets,
+                                    std::int64_t groups, std::int64_t rows, Device device) {
+  check.require_shape("groups.offsets", offsets, {groups + 1});
+  core::require_offsets(check, "groups.offsets", offsets, device);
+  if (is_on_cpu(device)) {
+    core::require_ascending_offsets(check, "groups.offsets", offsets, rows);
+  }
+  return static_cast<const std::int32_t*>(offsets.data);
+}
+
+const std::int32_t* checked_counts(const core::Arguments& check, const TensorView& counts,
+                                   std::int64_t groups, std::int64_t rows, Device device) {
+  check.require_vector("groups.counts", counts);
+  check.require_dtype("groups.counts", counts, {DType::kInt32});
+  check.require_shape("groups.counts", counts, {groups});
+  check.require_same_device("groups.counts", counts, device);
+  if (is_on_cpu(device)) core::require_counts(check, "groups.counts", counts, rows);
+  return static_cast<const std::int32_t*>(counts.data);
+}
+
+std::int64_t expected_of(std::int64_t all, std::int64_t groups) {
+  return groups == 0 ? 0 : core::ceil_divide(all, groups);
+}
+
+std::optional<TensorView> checked_bias(const core::Arguments& check,
+                                       const std::optional<TensorView>& given, std::int64_t groups,
+                                       const MutableTensorView& out) {
+  if (!given) return std::nullopt;
+  check.require_shape("bias", *given, {groups, out.shape[1]});
+  const TensorView bias = core::flatten(check, "bias", *given);
+  if (bias.shape[0] > 1 && bias.strides[0] != bias.shape[1]) {
+    check.fail("bias", "contiguous rows", core::describe(*given));
+  }
+  const TensorView flat{.data = bias.data,
+                        .dtype = bias.dtype,
+                        .rank = 1,
+                        .shape = {bias.element_count()},
+                        .strides = {1},
+                        .device = bias.device};
+  check.require_vector("bias", flat);
+  check.require_dtype("bias", flat, {out.dtype, DType::kFloat32});
+  check.require_same_device("bias", flat, out.device);
+  check.require_disjoint("out", out, "bias", flat);
+  return flat;
+}
+
+void check_products(const core::Arguments& check, const ScaledTensorView& a,
+                    const ScaledTensorView& b, bool fast_accumulation) {
+  check.require_same_device("b", b.data, a.data.device);
+  require_depth(check, "b", b.data, "a", a.data);
+  require_accumulation(check, a.granularity, b.granularity, fast_accumulation);
+}
+
+// A name and what lies there: what says where groups are.
+struct Numbers {
+  std::string_view argument;
+  const TensorView& view;
+};
+
+// Checks out and c against `shape`, and sets them as matrices.
+void set_output(const core::Arguments& check, const GroupedGemmArguments& given,
+                std::span<const std::int64_t> shape, const Numbers& numbers,
+                core::Product& product) {
+  check.require_shape("out", given.out, shape);
+  product.out = core::flatten(check, "out", given.out);
+  const std::array inputs{CastInput{"a", given.a.data}, CastInput{"a.scale", given.a.scale},
+                          CastInput{"b", given.b.data}, CastInput{"b.scale", given.b.scale},
+                          CastInput{numbers.argument, numbers.view}};
+  check_output(check, product.out, inputs);
+  if (!given.c) return;
+  check.require_shape("c", *given.c, shape);
+  product.c = core::flatten(check, "c", *given.c);
+  check_c(check, *product.c, product.out);
+}
+
+void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
+                const RowGroups& groups, core::Product& product) {
+  const std::int64_t columns = set_groups_of_rows(check, given.a, given.b, groups, product);
+  const std::array<std::int64_t, 2> shape{product.a.data.shape[0], columns};
+  set_output(check, given, shape, {"groups.offsets", groups.offsets}, product);
+  product.bias = checked_bias(check, given.bias, product.groups.count, product.out);
+}
+
+void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
+                const MaskedGroups& groups, core::Product& product) {
+  if (given.c) check.fail("c", "none beside MaskedGroups", "one");
+  product.a = checked_a(check, "a", given.a, 3);
+  const GroupedOperand b = checked_b(check, given.b);
+  product.b = b.flat;
+  check_products(check, product.a, product.b, given.fast_accumulation);
+  const std::int64_t rows = given.a.data.shape[1];
+  if (given.a.data.shape[0] != b.groups) {
+    check.fail("a", core::format("{} groups as in 'b'", b.groups), core::describe(given.a.data));
+  }
+  product.groups = {
+      .work = Work::kMaskedRows,
+      .count = b.groups,
+      .numbers = checked_counts(check, groups.counts, b.groups, rows, product.a.data.device),
+      .scale_stride = b.scale_stride,
+      .expected_rows = groups.expected_rows.value_or(rows),
+      .max_rows = rows};
+  const std::array<std::int64_t, 3> shape{b.groups, rows, b.rows};
+  set_output(check, given, shape, {"groups.counts", groups.counts}, product);
+  const std::int64_t expected = product.groups.expected_rows;
+  if (expected < 0 || expected > rows) {
+    check.fail("groups.expected_rows", core::format("from 0 to {}", rows),
+               core::format("{}", expected));
+  }
+  product.bias = checked_bias(check, given.bias, b.groups, product.out);
+}
+
+void set_groups(const core::Arguments& check, const GroupedGemmArguments& given,
+                const DepthGroups& groups, core::Product& product) {
+  if (given.bias) check.fail("bias", "none beside DepthGroups", "one");
+  product.a = checked_a(check, "a", given.a, 2);
+  product.b = checked_a(check, "b", given.b, 2);
+  check_products(check, product.a, product.b, given.fast_accumulation);
+  check.require_sizes("out", given.out);
+  if (given.out.rank != 3) {
+    check.fail("out", "3 dimensions, [groups, M, N]", core::describe(given.out));
+  }
+  const std::int64_t count = given.out.shape[0], columns = product.a.data.shape[1];
+  if (columns % kScaleBlock != 0 || columns < count * kScaleBlock) {
+    check.fail("a",
+               core::format("group_columns() of {} groups: a multiple of {} columns, at least {}",
+                            count, kScaleBlock, count * kScaleBlock),
+               core::describe(given.a.data));
+  }
+  const std::int64_t rows = plan::max_rows_of_depth(columns, count);
+  product.groups = {
+      .work = Work::kGroupedDepth,
+      .count = count,
+      .numbers = checked_offsets(check, groups.offsets, count, rows, product.a.data.device),
+      .expected_rows = expected_of(rows, count),
+      .max_rows = rows};
+  const std::array<std::int64_t, 3> shape{count, product.a.data.shape[0], product.b.data.shape[0]};
+  set_output(check, given, shape, {"groups.offsets", groups.offsets}, product);
+}
+
+}  // namespace
+
+std::int64_t set_groups_of_rows(const core::Arguments& check, const ScaledTensorView& a,
+                                const ScaledTensorView& given_b, const RowGroups& groups,
+                                core::Product& product) {
+  product.a = checked_a(check, "a", a, 2);
+  const GroupedOperand b = checked_b(check, given_b);
+  product.b = b.flat;
+  check_products(check, product.a, product.b, product.fast_accumulation);
+  const std::int64_t rows = product.a.data.shape[0];
+  product.groups = {
+      .work = Work::kGroupedRows,
+      .count = b.groups,
+      .numbers = checked_offsets(check, groups.offsets, b.groups, rows, product.a.data.device),
+      .scale_stride = b.scale_stride,
+      .expected_rows = expected_of(rows, b.groups),
+      .max_rows = rows};
+  return b.rows;
+}
+
+}  // namespace octofold::ops
+
+namespace octofold {
+
+void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream) {
+  const core::Arguments check("grouped_gemm");
+  core::Product product{.fast_accumulation = arguments.fast_accumulation,
+                        .candidate = arguments.candidate};
+  std::visit([&](const auto& groups) { ops::set_groups(check, arguments, groups, product); },
+             arguments.groups);
+  ops::run("grouped_gemm", product, stream);
+}
+
+}  // namespace octofold

@@ -1,0 +1,242 @@
+#include "ops/product.h"
+
+#include <array>
+#include <initializer_list>
+#include <span>
+
+#include "octofold/gated_gemm.h"
+#include "octofold/gemm.h"
+
+#include "core/flatten.h"
+#include "core/format.h"
+#include "cpu/product.h"
+#include "cuda/product.h"
+#include "ops/backend.h"
+#include "ops/cast_target.h"
+#include "ops/grouped_operands.h"
+#include "ops/scales.h"
+
+namespace octofold::ops {
+namespace {
+
+constexpr std::initializer_list<DType> kOutputTypes = {DType::kBFloat16, DType::kFloat16,
+                                                       DType::kFloat32};
+
+bool is_same_memory(const TensorView& left, const TensorView& right) {
+  return left.data == right.data && left.dtype == right.dtype &&
+         left.strides[0] == right.strides[0];
+}
+
+}  // namespace
+
+void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
+  if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
+  check.fail("fast_accumulation",
+             "false for scales that vary along K, because these are applied after every 128 of K",
+             core::format("true for {} × {}", name(a), name(b)));
+}
+
+void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out) {
+  check.require_input_matrix("c", c);
+  check.require_dtype("c", c, {out.dtype, DType::kFloat32});
+  check.require_same_device("c", c, out.device);
+  if (!is_same_memory(out, c)) check.require_disjoint("out", out, "c", c);
+}
+
+void check_operands(const core::Arguments& check, const ScaledTensorView& a,
+                    const ScaledTensorView& b) {
+  check.require_scaled_input("a", a);
+  check.require_scaled_input("b", b);
+  check.require_same_device("b", b.data, a.data.device);
+  require_depth(check, "b", b.data, "a", a.data);
+}
+
+void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
+                   std::string_view other, const TensorView& matrix) {
+  if (given.shape[1] == matrix.shape[1]) return;
+  check.fail(argument, core::format("K = {} columns as in '{}'", matrix.shape[1], other),
+             core::format("{}", given.shape[1]));
+}
+
+void check_output(const core::Arguments& check, const MutableTensorView& out,
+                  std::span<const CastInput> inputs) {
+  check.require_matrix("out", out);
+  check.require_dtype("out", out, kOutputTypes);
+  check.require_same_device("out", out, inputs.front().view.device);
+  for (const CastInput& input : inputs) {
+    check.require_disjoint("out", out, input.argument, input.view);
+  }
+}
+
+void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
+                const MutableTensorView& out) {
+  if (!bias) return;
+  check.require_vector("bias", *bias);
+  check.require_dtype("bias", *bias, {out.dtype, DType::kFloat32});
+  check.require_shape("bias", *bias, {out.shape[1]});
+  check.require_same_device("bias", *bias, out.device);
+  check.require_disjoint("out", out, "bias", *bias);
+}
+
+void require_shape_of_result(const core::Arguments& check, std::string_view argument,
+                             const TensorView& tensor, const TensorView& a, std::int64_t columns) {
+  std::array<std::int64_t, kMaxRank> shape = a.shape;
+  const auto rank = static_cast<std::size_t>(a.rank);
+  shape[rank - 1] = columns;
+  check.require_shape(argument, tensor, std::span<const std::int64_t>(shape.data(), rank));
+}
+
+void run(std::string_view operation, const core::Product& product, Stream stream) {
+  const Device device = product.out.device;
+  if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
+  if (!product.candidate.empty()) {
+    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
+                        product.candidate);
+  }
+  cpu::multiply(product);
+}
+
+}  // namespace octofold::ops
+
+namespace octofold {
+namespace {
+
+// The operands of gemm(), as matrices; `given_a` is A as the caller has it.
+void set_operands(const core::Arguments& check, const ScaledTensorView& given_a,
+                  const GemmArguments& given, core::Product& product) {
+  product.a = core::flatten(check, "a", given_a);
+  ops::check_operands(check, product.a, product.b);
+  if (const auto refused = plan::refusal(plan::kGemmA, "a", ops::form_of(product.a))) {
+    core::fail(ErrorCode::kUnsupported, "gemm: {}", plan::text(*refused));
+  }
+  ops::require_accumulation(check, product.a.granularity, product.b.granularity,
+                            given.fast_accumulation);
+}
+
+// The same of an A that is cast.
+void set_operands(const core::Arguments& check, const CastOperand& given_a,
+                  const GemmArguments& given, core::Product& product) {
+  const Format& format = given_a.format;
+  check.require_dtype("dtype", {.dtype = format.dtype}, {DType::kE4M3, DType::kE5M2});
+  check.require_enumerator("granularity", format.granularity);
+  if (format.granularity != Granularity::kBlock1x128) {
+    check.fail("granularity", "1x128, the only scales that the product can compute",
+               name(format.granularity));
+  }
+  const TensorView a = core::flatten(check, "a", given_a.data);
+  check.require_input_matrix("a", a);
+  check.require_dtype("a", a, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  check.require_scaled_input("b", given.b);
+  check.require_same_device("b", given.b.data, a.device);
+  ops::require_scales(check, "b", plan::kDynamicB, ops::form_of(given.b));
+  ops::require_depth(check, "b", given.b.data, "a", a);
+  if (given.c) check.fail("c", "none beside an 'a' that is cast", "one");
+  ops::require_accumulation(check, Granularity::kBlock1x128, given.b.granularity,
+                            given.fast_accumulation);
+  product.a = {a, {}, Granularity::kBlock1x128};
+  product.cast_a = ops::format_of(check, format, a.dtype);
+}
+
+// What is read while out is written.
+class ProductInputs {
+ public:
+  explicit ProductInputs(const core::Product& product) {
+    add("a", product.a.data);
+    if (!product.cast_a) add("a.scale", product.a.scale);
+    add("b", product.b.data);
+    add("b.scale", product.b.scale);
+    if (product.b.channel_scale) add("b.channel_scale", *product.b.channel_scale);
+  }
+  std::span<const ops::CastInput> all() const { return {inputs_.data(), count_}; }
+
+ private:
+  void add(std::string_view argument, const TensorView& view) {
+    inputs_.at(count_++) = {argument, view};
+  }
+
+  std::array<ops::CastInput, 5> inputs_;
+  std::size_t count_ = 0;
+};
+
+const TensorView& data_of(const ScaledTensorView& a) { return a.data; }
+const TensorView& data_of(const CastOperand& a) { return a.data; }
+
+core::Product checked(const GemmArguments& given) {
+  const core::Arguments check("gemm");
+  core::Product product{.b = given.b,
+                        .bias = given.bias,
+                        .fast_accumulation = given.fast_accumulation,
+                        .candidate = given.candidate};
+  std::visit([&](const auto& a) { set_operands(check, a, given, product); }, given.a);
+  const TensorView& a =
+      std::visit([](const auto& each) -> const TensorView& { return data_of(each); }, given.a);
+  const std::int64_t columns = given.b.data.shape[0];
+  ops::require_shape_of_result(check, "out", given.out, a, columns);
+  product.out = core::flatten(check, "out", given.out);
+  ops::check_output(check, product.out, ProductInputs(product).all());
+  if (given.c) {
+    ops::require_shape_of_result(check, "c", *given.c, a, columns);
+    product.c = core::flatten(check, "c", *given.c);
+    ops::check_c(check, *product.c, product.out);
+  }
+  ops::check_bias(check, product.bias, product.out);
+  return product;
+}
+
+void require_gated(const core::Arguments& check, const GatedGemmArguments& given) {
+  check.require_enumerator("activation", given.activation);
+  if (!is_gated(given.activation)) {
+    check.fail("activation", "one of swiglu, geglu-tanh, geglu, which take gate and up",
+               name(given.activation));
+  }
+  if (given.out.scales != ScaleSource::kComputed) {
+    check.fail("out.scales", "kComputed, because the product computes them", "another ScaleSource");
+  }
+}
+
+// Checks what is written, of so many rows of b for a row of it, and sets the epilogue.
+void set_gated_output(const core::Arguments& check, const GatedGemmArguments& given,
+                      std::int64_t b_rows, core::Product& product) {
+  ops::require_scales(check, "a", plan::kGatedA, ops::form_of(product.a));
+  ops::require_scales(check, "b", plan::kGatedB, ops::form_of(product.b));
+  if (b_rows % 2 != 0) {
+    check.fail("b", "an even number of rows, as many gates as ups", core::format("{}", b_rows));
+  }
+  const auto leading = ops::shape_of(given.a.data).first(given.a.data.rank - 1);
+  std::vector<std::int64_t> shape(leading.begin(), leading.end());
+  shape.push_back(b_rows / 2);
+  const CastTarget out =
+      ops::checked_target(check, "out", given.out, shape, ProductInputs(product).all());
+  ops::require_scales(check, "out", plan::kGatedOut, ops::form_of(given.out));
+  product.out = out.data;
+  product.gated = {given.activation, ops::format_of(check, out.format, DType::kBFloat16),
+                   out.scale};
+}
+
+core::Product checked(const GatedGemmArguments& given) {
+  const core::Arguments check("gated_gemm");
+  require_gated(check, given);
+  core::Product product{.b = given.b, .candidate = given.candidate};
+  std::int64_t b_rows = 0;
+  if (given.groups) {
+    b_rows = ops::set_groups_of_rows(check, given.a, given.b, *given.groups, product);
+  } else {
+    product.a = core::flatten(check, "a", given.a);
+    ops::check_operands(check, product.a, product.b);
+    b_rows = given.b.data.shape[0];
+  }
+  set_gated_output(check, given, b_rows, product);
+  return product;
+}
+
+}  // namespace
+
+void gemm(const GemmArguments& arguments, Stream stream) {
+  ops::run("gemm", checked(arguments), stream);
+}
+
+void gated_gemm(const GatedGemmArguments& arguments, Stream stream) {
+  ops::run("gated_gemm", checked(arguments), stream);
+}
+
+}  // namespace octofold

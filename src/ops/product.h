@@ -1,0 +1,50 @@
+// FP8 products: what their arguments have to be, and how they are run. gemm(), grouped_gemm() and
+// gated_gemm() are spellings of one core::Product.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "octofold/stream.h"
+#include "octofold/tensor.h"
+
+#include "core/check.h"
+#include "core/product.h"
+#include "ops/inputs.h"
+
+namespace octofold::ops {
+
+/// That no scales vary along K where accumulation is to be fast.
+void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast);
+
+/// Of a matrix 'c', beside a checked out that it may be.
+void check_c(const core::Arguments& check, const TensorView& c, const MutableTensorView& out);
+
+/// Of matrices [M, K] and [N, K], arguments 'a' and 'b'.
+void check_operands(const core::Arguments& check, const ScaledTensorView& a,
+                    const ScaledTensorView& b);
+
+/// That the argument has as many columns as the other operand.
+void require_depth(const core::Arguments& check, std::string_view argument, const TensorView& given,
+                   std::string_view other, const TensorView& matrix);
+
+/// Of out as a matrix: its type, and that it is apart from all inputs, of which there is at least
+/// one.
+void check_output(const core::Arguments& check, const MutableTensorView& out,
+                  std::span<const CastInput> inputs);
+
+/// Of a bias, where there is one, beside a checked out.
+void check_bias(const core::Arguments& check, const std::optional<TensorView>& bias,
+                const MutableTensorView& out);
+
+/// [..., N]: of a result or what is added to it, whose leading dimensions are those of `a`
+/// [..., K].
+void require_shape_of_result(const core::Arguments& check, std::string_view argument,
+                             const TensorView& tensor, const TensorView& a, std::int64_t columns);
+
+/// On the device of a checked product.
+void run(std::string_view operation, const core::Product& product, Stream stream);
+
+}  // namespace octofold::ops

@@ -1,0 +1,137 @@
+#include "plan/product.h"
+
+#include <optional>
+
+#include "plan/tma.h"
+
+namespace octofold::plan {
+namespace {
+
+Addend addend_of(const std::optional<TensorView>& addend, DType out) {
+  if (!addend) return Addend::kNone;
+  return addend->dtype == out ? Addend::kOutputType : Addend::kFloat32;
+}
+
+bool is_same_matrix(const TensorView& left, const TensorView& right) {
+  return left.data == right.data && left.dtype == right.dtype &&
+         left.strides[0] == right.strides[0];
+}
+
+GemmForm form_of(const core::Product& product) {
+  const DType out = product.out.dtype;
+  return {.a = product.cast_a ? Operand{product.cast_a->out, product.cast_a->granularity}
+                              : Operand{product.a.data.dtype, product.a.granularity},
+          .b = {product.b.data.dtype, product.b.granularity},
+          .out = out,
+          .c = addend_of(product.c, out),
+          .bias = addend_of(product.bias, out),
+          .fast_accumulation = product.fast_accumulation,
+          .b_channel_scale = product.b.channel_scale.has_value()};
+}
+
+config::GatedOutput gated_of(const core::GatedEpilogue& gated) {
+  return {.exists = true,
+          .activation = gated.activation,
+          .rule = gated.format.rule,
+          .power_of_two = gated.format.power_of_two,
+          .saturate = gated.format.saturate};
+}
+
+config::DynamicInput dynamic_of(const config::CastFormat& format, const TensorView& a) {
+  return {.exists = true,
+          .type = format.in,
+          .rule = format.rule,
+          .power_of_two = format.power_of_two,
+          .saturate = format.saturate,
+          .vectors = has_vectors(a)};
+}
+
+config::Work work_of(Grouping grouping) {
+  switch (grouping) {
+    case Grouping::kNone: return config::Work::kDense;
+    case Grouping::kRows: return config::Work::kGroupedRows;
+    case Grouping::kMasked: return config::Work::kMaskedRows;
+    case Grouping::kDepth: return config::Work::kGroupedDepth;
+  }
+  return config::Work::kDense;
+}
+
+// What grouped_gemm() expects of a group where nobody says it.
+std::int64_t expected_of(const ProductProblem& problem) {
+  const auto share = [&](std::int64_t size) {
+    return (size + problem.groups - 1) / problem.groups;
+  };
+  switch (problem.grouping) {
+    case Grouping::kNone: return 0;
+    case Grouping::kRows: return share(problem.product.m);
+    case Grouping::kMasked: return problem.expected_rows.value_or(problem.product.m);
+    case Grouping::kDepth: return share(max_rows_of_depth(problem.product.k, problem.groups));
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups) {
+  return columns - groups * kScaleBlock + kScaleBlock - 1;
+}
+
+std::string_view operation_of(const GemmProblem& problem) {
+  if (problem.gated.exists) return "gated_gemm";
+  return problem.work == config::Work::kDense ? "gemm" : "grouped_gemm";
+}
+
+GemmProblem problem_of(const core::Product& product) {
+  const MutableTensorView& out = product.out;
+  const TensorView &a = product.a.data, &b = product.b.data;
+  const core::Groups& groups = product.groups;
+  GemmProblem problem{
+      .product = {.m = out.shape[0], .n = out.shape[1], .k = a.shape[1], .form = form_of(product)},
+      .operands_fit_tma =
+          (product.cast_a || tma_obstacle(a) == nullptr) && tma_obstacle(b) == nullptr,
+      .operands_fit_words = product.cast_a || (has_words(a) && has_words(b)),
+      .output_fits_tma = tma_store_obstacle(out) == nullptr,
+      .c_is_out = out.dtype == DType::kFloat32 && product.c && is_same_matrix(*product.c, out),
+      .c_fits_tma =
+          !product.c || (product.c->dtype == out.dtype && tma_obstacle(*product.c) == nullptr),
+      .work = groups.work,
+      .groups = groups.count,
+      .expected = groups.expected_rows};
+  if (product.gated) problem.gated = gated_of(*product.gated);
+  if (product.cast_a) problem.dynamic = dynamic_of(*product.cast_a, a);
+  if (groups.work == config::Work::kMaskedRows || groups.work == config::Work::kGroupedDepth) {
+    problem.product.m /= groups.count;
+  }
+  return problem;
+}
+
+GemmProblem contiguous(GemmProblem problem) {
+  // No address: a multiple of anything.
+  const auto tensor = [](DType dtype, std::int64_t rows, std::int64_t cols) {
+    return matrix(static_cast<const char*>(nullptr), dtype, rows, cols);
+  };
+  const auto& [m, n, k, form] = problem.product;
+  problem.operands_fit_tma =
+      (problem.dynamic.exists || tma_obstacle(tensor(form.a.type, m, k)) == nullptr) &&
+      tma_obstacle(tensor(form.b.type, n, k)) == nullptr;
+  problem.operands_fit_words = problem.dynamic.exists || k % 4 == 0;
+  problem.output_fits_tma = tma_store_obstacle(tensor(form.out, m, n)) == nullptr;
+  problem.c_is_out = false;
+  problem.c_fits_tma = tma_obstacle(tensor(form.out, m, n)) == nullptr;
+  if (problem.dynamic.exists) {
+    problem.dynamic.vectors = has_vectors(tensor(problem.dynamic.type, m, k));
+  }
+  return problem;
+}
+
+GemmProblem problem_of(const ProductProblem& given) {
+  GemmProblem problem{.product = given.product,
+                      .work = work_of(given.grouping),
+                      .groups = given.groups,
+                      .expected = expected_of(given)};
+  if (given.gated) problem.gated = {.exists = true, .activation = *given.gated};
+  if (given.cast_from) problem.dynamic = {.exists = true, .type = *given.cast_from};
+  return contiguous(problem);
+}
+
+}  // namespace octofold::plan

@@ -1,0 +1,72 @@
+// The problem that a product is to the planners: all that a plan depends on. Pure: no CUDA, no
+// memory, no state.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "octofold/product_problem.h"
+
+#include "core/product.h"
+#include "kernels/shared/work.h"
+#include "kernels/sm90/config/dynamic_input.h"
+#include "kernels/sm90/config/gated_output.h"
+#include "plan/fields.h"
+
+namespace octofold::plan {
+
+/// Alignment enters as yes or no, so that problems that differ in addresses only share a plan.
+struct GemmProblem {
+  octofold::GemmProblem product{};
+  /// Where it exists, B has 2·N rows, the gates' and the ups', and `out` is the type of H's codes.
+  config::GatedOutput gated{};
+  /// Where it exists, A is of another type, and `a` that of the codes that it is cast to.
+  config::DynamicInput dynamic{};
+  /// Whether TMA can address A and B, and D (plan/tma.h), and whether A and B consist of words. An
+  /// A that is cast does not count.
+  bool operands_fit_tma = true;
+  bool operands_fit_words = true;
+  bool output_fits_tma = true;
+  /// Whether C is D itself, in FP32: then TMA may add to it. And whether it is of D's type, where
+  /// TMA can address it: then it may, in FP32, come to where D leaves from.
+  bool c_is_out = false;
+  bool c_fits_tma = true;
+  /// With groups: n is one group's, and so is m where each has room for as many rows, or K is in
+  /// groups; k is then of all groups. What a group is expected to have of what is in groups: rows,
+  /// or columns of K.
+  config::Work work = config::Work::kDense;
+  std::int64_t groups = 1;
+  std::int64_t expected = 0;
+
+  template <typename Visit>
+  constexpr void visit(Visit&& field) const {
+    field("product", product);
+    field("gated", gated);
+    field("dynamic", dynamic);
+    field("operands_fit_tma", operands_fit_tma);
+    field("operands_fit_words", operands_fit_words);
+    field("output_fits_tma", output_fits_tma);
+    field("c_is_out", c_is_out);
+    if (product.form.c != Addend::kNone) field("c_fits_tma", c_fits_tma);
+    if (work == config::Work::kDense) return;
+    field("work", work);
+    field("groups", groups);
+    field("expected", expected);
+  }
+  friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
+};
+
+/// The public function that has such products: "gemm", "grouped_gemm" or "gated_gemm".
+std::string_view operation_of(const GemmProblem& problem);
+
+/// What of a checked product decides which kernel computes it: all but addresses.
+GemmProblem problem_of(const core::Product& product);
+
+/// The same problem of contiguous tensors at addresses that are multiples of 16 bytes.
+GemmProblem contiguous(GemmProblem problem);
+GemmProblem problem_of(const ProductProblem& problem);
+
+/// How many rows at most were cast to a transpose whose K of so many columns is in groups.
+std::int64_t max_rows_of_depth(std::int64_t columns, std::int64_t groups);
+
+}  // namespace octofold::plan

@@ -1,0 +1,196 @@
+#include "plan/sm90/cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/tile_schedule.h"
+
+namespace octofold::plan::sm90 {
+namespace {
+
+using config::Sm90GemmConfig;
+
+// Fitted to 14 000 times of 59 configurations at 496 shapes on an H200
+// (docs/kernels/gemm-tilings.md, "How a tiling is chosen"; bench/gpu/gemm.py measures them).
+constexpr double kMemoryBytes = 4.19e6;      // a µs
+constexpr double kCacheBytes = 11.6e6;       // a µs, from L2 to all multiprocessors
+constexpr double kCacheShareOfFew = 0.51;    // of it, where few multiprocessors ask
+constexpr double kCrowding = 0.54;           // of the work, for each block more to a multiprocessor
+constexpr double kOverlap = 3.07;            // 1: one after another; large: all at once
+constexpr double kLaterWaveOfSlices = 3.89;  // µs: these blocks do not stay
+constexpr double kLastTile = 0.3;            // of a slow store, which no other stage hides
+
+// Where TMA adds in memory, L2 takes so much longer for what is read and written: 2.45 TB/s,
+// measured with 32 groups of 256 of K.
+constexpr double kAddedBytes = 1.7;
+
+// Of a stage's time. Where each element has a factor of its own the FP32 units have twice the work,
+// which either order or few columns leave time for.
+double stage_factor(const Sm90GemmConfig& config) {
+  if (!config.promote()) return 0.98;
+  const bool factors_differ = config.columns().scales == Granularity::kBlock1x128 &&
+                              config.rows().scales == Granularity::kBlock1x128;
+  if (!factors_differ) return 1.0;
+  if (config.tile_columns <= 64) return 1.2;
+  const bool has_time = config.order == config::MathOrder::kOrdered ||
+                        (config.early_wait && config.tile_columns <= 96);
+  return has_time ? 1.3 : 1.7;
+}
+
+// µs for 64×64 elements that are added to C after the products, as reckoned: where C lies in shared
+// memory, and where threads read it and wait for memory.
+constexpr double kOntoC = 0.25;
+constexpr double kReadC = 0.6;
+
+// µs for 64×64 elements of a tile that does not leave by TMA as a whole.
+double store_microseconds(const Sm90GemmConfig& config) {
+  switch (config.store) {
+    case config::OutputStore::kTma: return 0;
+    case config::OutputStore::kTmaOntoC: return kOntoC;
+    case config::OutputStore::kTmaPieces: return config.form.out == DType::kFloat32 ? 0.35 : 0;
+    case config::OutputStore::kDirect: return 0.61;
+  }
+  return 0;
+}
+
+// µs for a row of a stage that threads copy.
+double row_microseconds(const Sm90GemmConfig& config) {
+  switch (config.load) {
+    case config::OperandLoad::kTma: return 0;
+    case config::OperandLoad::kWords: return 0.0085;
+    case config::OperandLoad::kThreads: return 0.013;
+  }
+  return 0;
+}
+
+// µs that a multiprocessor takes to cast 128 elements of a row: reckoned from the number of
+// instructions, about 40 of a warp, at half of the rate at which they can be issued. Measured, more
+// rows than 8 cost more than that: there nobody should take it.
+constexpr double kCastMicroseconds = 0.012;
+
+// µs for a tile of few stages in a group of K, where rows have scales along K and columns have
+// factors: measured with 512 of K to a group (docs/performance.md). Tiles of 192×128, either way,
+// take twice as long; why is not known.
+double short_tile_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
+                               double stages) {
+  constexpr double kFewStages = 8, kEach = 0.9;
+  const bool waits = problem.work == config::Work::kGroupedDepth && stages <= kFewStages &&
+                     varies_along_k(config.rows().scales) &&
+                     config.columns().scales == Granularity::kChannel;
+  if (!waits) return 0;
+  return config.tile_rows * config.tile_columns == 192 * 128 ? 2 * kEach : kEach;
+}
+
+// What L2 reads more for TMA's rows of 128 bytes where they do not begin with a line, or a sector.
+double misalignment(std::int64_t k) {
+  if (k % 128 == 0) return 1;
+  if (k % 64 == 0) return 1.10;
+  return k % 32 == 0 ? 1.18 : 1.66;
+}
+
+// Of an element.
+double bytes_of_a(const GemmProblem& problem) {
+  return problem.dynamic.exists ? size_of(problem.dynamic.type) : 1;
+}
+
+// Of all groups together.
+double bytes_of_memory(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  const auto [m, n, k] = expected_group(problem);
+  double out = size_of(problem.product.form.out);
+  if (problem.product.form.c != Addend::kNone) out *= 2;
+  if (config.adds_in_place) out *= kAddedBytes;
+  const std::int64_t b_rows = problem.gated.exists ? 2 * n : n;
+  return static_cast<double>(problem.groups) *
+         ((static_cast<double>(m) * bytes_of_a(problem) + static_cast<double>(b_rows)) *
+              static_cast<double>(k) +
+          out * static_cast<double>(m) * static_cast<double>(n));
+}
+
+}  // namespace
+
+GroupSizes expected_group(const GemmProblem& problem) {
+  const auto& [m, n, k, form] = problem.product;
+  if (problem.work == config::Work::kDense) return {m, n, k};
+  if (problem.work == config::Work::kGroupedDepth) return {m, n, problem.expected};
+  return {std::max(problem.expected, std::int64_t{1}), n, k};
+}
+
+int clusters_at_once(const Sm90GemmConfig& config, const Gpu& gpu) {
+  // Clusters lie within groups of multiprocessors, of which some have an odd number: 39 of three
+  // blocks and 30 of four run at one time on 132. Reckoned are 31 of four, as costs were fitted:
+  // with 30 they predict less well, and blocks that share a tile do not stay for others.
+  const int size = config.cluster_size();
+  const int left_over = size == 3 ? 15 : size == 4 ? 8 : 0;
+  return std::max((gpu.multiprocessors - left_over) * config.blocks_per_multiprocessor / size, 1);
+}
+
+config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  const GroupSizes group = expected_group(problem);
+  const auto m = static_cast<int>(group.m), n = static_cast<int>(group.n);
+  return config::tile_schedule(config.swapped ? n : m, config.swapped ? m : n,
+                               config.cluster_tile_rows(), config.cluster_tile_columns(),
+                               config.raster_rows);
+}
+
+namespace {
+
+// What all blocks together take of a stage from L2. Absent rows are not read, but in a box that
+// several blocks share.
+double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
+                      const config::TileSchedule& clusters) {
+  const GroupSizes group = expected_group(problem);
+  const auto existing = static_cast<int>(config.swapped ? group.n : group.m);
+  const double rows = config.cluster_columns == 1
+                          ? config::round_up(existing, 8)
+                          : static_cast<double>(clusters.tiles_m) * config.cluster_tile_rows();
+  // Those of an A that is cast are read where they exist.
+  const double columns = config.dynamic.exists
+                             ? static_cast<double>(group.m) * bytes_of_a(problem)
+                             : static_cast<double>(clusters.tiles_n) * config.cluster_columns *
+                                   config.operand_columns();
+  return config::kStageDepth * config.cluster_depth * static_cast<double>(problem.groups) *
+         (rows * clusters.tiles_n + columns * clusters.tiles_m);
+}
+
+}  // namespace
+
+double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
+                              const Tiling& tiling, const Gpu& gpu) {
+  const config::TileSchedule tiles = cluster_tiles(problem, config);
+  const int count = tiles.count() * static_cast<int>(problem.groups);
+  const int at_once = clusters_at_once(config, gpu);
+  const int waves = config::ceil_divide(count, at_once);
+  const int running = std::min(count, at_once);
+  const int sharers = config::ceil_divide(running * config.blocks_per_multiprocessor,
+                                          at_once);  // blocks of one multiprocessor
+  const auto stages = static_cast<double>(
+      config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
+                          std::int64_t{config.cluster_depth}));
+
+  double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config);
+  stage = std::max(stage,
+                   sharers * (config.tile_rows + config.tile_columns) * row_microseconds(config));
+  double crowded_stage = stage * (1 + kCrowding * (sharers - 1));
+  if (config.dynamic.exists) {
+    crowded_stage = std::max(crowded_stage, sharers * config.tile_columns * kCastMicroseconds);
+  }
+  const double area = config.tile_rows * config.tile_columns / 4096.0;
+  const double store = area * (store_microseconds(config) + (config.reads_c() ? kReadC : 0));
+  const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
+                      short_tile_microseconds(problem, config, stages);
+  const double work = waves * stages * crowded_stage +
+                      (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
+  const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
+  const double busy =
+      std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);
+  const double cache = misalignment(problem.product.k) * stages *
+                       bytes_of_stage(problem, config, tiles) / kCacheBytes /
+                       (kCacheShareOfFew + (1 - kCacheShareOfFew) * busy);
+  const double body =
+      std::pow(std::pow(work, kOverlap) + std::pow(memory, kOverlap) + std::pow(cache, kOverlap),
+               1 / kOverlap);
+  return 1e-3 * tiling.cost.start_nanoseconds + body + kLastTile * store;
+}
+
+}  // namespace octofold::plan::sm90

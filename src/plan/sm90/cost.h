@@ -1,0 +1,31 @@
+// What a way to cut a product costs.
+#pragma once
+
+#include "kernels/shared/tile_schedule.h"
+#include "kernels/sm90/config/gemm.h"
+#include "plan/gpu.h"
+#include "plan/product.h"
+#include "plan/sm90/tilings.h"
+
+namespace octofold::plan::sm90 {
+
+/// Clusters of this configuration that run at one time.
+int clusters_at_once(const config::Sm90GemmConfig& config, const Gpu& gpu);
+
+/// Sizes of the product, or of those of one group, as far as the host can expect them: a group of
+/// rows that is expected to be empty counts as one of one row.
+struct GroupSizes {
+  std::int64_t m, n, k;
+};
+GroupSizes expected_group(const GemmProblem& problem);
+
+/// The tiles of D that a cluster has at a time: of a group where there are some.
+config::TileSchedule cluster_tiles(const GemmProblem& problem,
+                                   const config::Sm90GemmConfig& config);
+
+/// Predicted time of the product on a GPU with an H200's clock and memory. Good for comparisons of
+/// one problem's configurations.
+double predicted_microseconds(const GemmProblem& problem, const config::Sm90GemmConfig& config,
+                              const Tiling& tiling, const Gpu& gpu);
+
+}  // namespace octofold::plan::sm90

@@ -1,0 +1,247 @@
+#include "plan/sm90/planner.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <span>
+
+#include "core/check.h"
+#include "core/format.h"
+#include "plan/sm90/cost.h"
+#include "plan/sm90/tilings.h"
+
+namespace octofold::plan::sm90 {
+namespace {
+
+using config::MathOrder;
+using config::OperandLoad;
+using config::OutputStore;
+using config::Sm90GemmConfig;
+
+// Deeper pipelines than this gained nothing.
+constexpr int kMostStages = 16;
+
+// With fewer, whole tiles of D in shared memory cost more than they save.
+constexpr int kFewestStages = 4;
+
+// Of boxes that C comes to, on a multiprocessor: what hides the latency of memory, twice.
+constexpr int kBoxBytes = 96 * 1024;
+
+// Raises a number of the configuration's as far as it fits.
+template <typename Fits>
+void raise(int& count, int most, Fits&& fits) {
+  while (count < most) {
+    ++count;
+    if (fits()) continue;
+    --count;
+    return;
+  }
+}
+
+// D leaves in this way, from as many stages as fit; in what they leave, as many pieces as are of
+// use.
+Sm90GemmConfig with_store(Sm90GemmConfig config, OutputStore store, int memory) {
+  const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
+  config.store = store;
+  config.stages = kMostStages;
+  while (config.stages > 2 && !fits()) --config.stages;
+  if (store != OutputStore::kTmaPieces) return config;
+  const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
+  raise(config.pieces, most, fits);
+  return config;
+}
+
+// In the way that suits the problem.
+Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& problem, int memory) {
+  const bool turns_fp32 = config.swapped && config.form.out == DType::kFloat32;
+  if (!problem.output_fits_tma || turns_fp32) {
+    return with_store(config, OutputStore::kDirect, memory);
+  }
+  // Pieces of groups that add to another C lack registers.
+  const bool adds_to_groups =
+      config::groups_rows(config.work) && config.form.c != Addend::kNone && !problem.c_is_out;
+  const bool has_pieces =
+      !config.swapped && !adds_to_groups && config.owned_columns() % config.piece_columns() == 0;
+  if (!problem.operands_fit_tma) {  // pieces of 16-bit elements take registers that these lack
+    const bool in_pieces = has_pieces && config.form.out == DType::kFloat32;
+    return with_store(config, in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
+  }
+  const Sm90GemmConfig whole = with_store(config, OutputStore::kTma, memory);
+  if (whole.stages >= kFewestStages || !has_pieces) return whole;
+  const Sm90GemmConfig in_pieces = with_store(config, OutputStore::kTmaPieces, memory);
+  return in_pieces.stages > whole.stages ? in_pieces : whole;
+}
+
+// D leaves onto C, from boxes that hold a tile's C at least, so that all of it comes while the tile
+// is multiplied; few stages are enough then. Nothing where they do not fit.
+std::optional<Sm90GemmConfig> with_store_onto_c(Sm90GemmConfig config, const GemmProblem& problem,
+                                                int memory) {
+  const bool can = problem.product.form.c != Addend::kNone && problem.c_fits_tma &&
+                   problem.operands_fit_tma && problem.output_fits_tma && !config.swapped &&
+                   config.cluster_depth == 1;
+  if (!can) return std::nullopt;
+  config.store = OutputStore::kTmaOntoC;
+  config.adds_in_place = false;
+  config.stages = kFewestStages;
+  config.boxes = 0;
+  const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
+  const int box_bytes = config::Sm90SmemLayout(config).output_box_bytes;
+  raise(config.boxes, kBoxBytes / config.blocks_per_multiprocessor / box_bytes, fits);
+  raise(config.stages, kMostStages, fits);
+  if (config.boxes < config.boxes_of_tile()) return std::nullopt;
+  return config;
+}
+
+// The kernels of this problem with this tiling: D leaves in the way that suits it; onto C, where
+// that can be.
+std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& tiling,
+                                      const Gpu& gpu) {
+  const bool promote = !problem.product.form.fast_accumulation;
+  Sm90GemmConfig config{
+      .form = problem.product.form,
+      .gated = problem.gated,
+      .dynamic = problem.dynamic,
+      .work = problem.work,
+      .swapped = tiling.swapped,
+      .tile_rows = tiling.rows,
+      .tile_columns = tiling.columns,
+      .math_warpgroups = tiling.math_warpgroups,
+      .cluster_rows = tiling.cluster_rows,
+      .cluster_columns = tiling.cluster_columns,
+      .cluster_depth = tiling.cluster_depth,
+      .blocks_per_multiprocessor = tiling.blocks_per_multiprocessor,
+      .load = problem.operands_fit_tma     ? OperandLoad::kTma
+              : problem.operands_fit_words ? OperandLoad::kWords
+                                           : OperandLoad::kThreads,
+      .order = promote ? tiling.order : MathOrder::kFree,
+      .early_wait = promote && tiling.early_wait,
+  };
+  const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
+                              gpu.shared_memory_per_block);
+  std::vector<Sm90GemmConfig> configs{with_store(config, problem, memory)};
+  configs.front().adds_in_place = problem.c_is_out && configs.front().store != OutputStore::kDirect;
+  if (const auto onto_c = with_store_onto_c(config, problem, memory)) configs.push_back(*onto_c);
+  std::erase_if(configs, [](const auto& each) { return each.invalid_reason() != nullptr; });
+  return configs;
+}
+
+std::string name_of(const Sm90GemmConfig& config) {
+  const TilingName name({.swapped = config.swapped,
+                         .rows = config.tile_rows,
+                         .columns = config.tile_columns,
+                         .math_warpgroups = config.math_warpgroups,
+                         .cluster_rows = config.cluster_rows,
+                         .cluster_columns = config.cluster_columns,
+                         .cluster_depth = config.cluster_depth,
+                         .blocks_per_multiprocessor = config.blocks_per_multiprocessor,
+                         .order = config.order,
+                         .early_wait = config.early_wait});
+  return std::string(name.text()) + (config.stores_onto_c() ? ".onto_c" : "");
+}
+
+// Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.
+int most_clusters(const GemmProblem& problem, const Sm90GemmConfig& config) {
+  const auto groups = static_cast<int>(problem.groups);
+  if (problem.work != config::Work::kGroupedRows) {
+    GemmProblem full = problem;
+    if (problem.work == config::Work::kMaskedRows) full.expected = problem.product.m;
+    return groups * cluster_tiles(full, config).count();
+  }
+  const auto all = static_cast<int>(problem.product.m), n = static_cast<int>(problem.product.n);
+  const int of_rows = config.swapped ? config.cluster_tile_columns() : config.cluster_tile_rows();
+  const int of_columns =
+      config.swapped ? config.cluster_tile_rows() : config.cluster_tile_columns();
+  return (all / of_rows + std::min(groups, all)) * config::ceil_divide(n, of_columns);
+}
+
+// Those of all problems alike, in numbers of their own kind.
+std::span<const Tiling> tilings_for(const GemmProblem& problem) {
+  return problem.gated.exists ? gated_tilings() : tilings();
+}
+
+void require_sizes(const GemmProblem& problem) {
+  constexpr std::int64_t kLargest = std::numeric_limits<int>::max() - config::kStageDepth;
+  // Blocks of the smallest tile, 8 rows of A and 64 of B, in the most slices have to fit into an
+  // int.
+  constexpr std::int64_t kMostTiles = kLargest / 4;
+  const auto tiles = [](std::int64_t size, int tile) { return size / tile + 1; };
+  const auto& [m, n, k, form] = problem.product;
+  const std::int64_t groups = problem.groups, b_rows = problem.gated.exists ? 2 * n : n;
+  // Tiles of rows of all groups; kGroupedRows: those of one, and one more for each other.
+  const bool together = problem.work == config::Work::kGroupedRows;
+  const std::int64_t tiles_of_rows = together ? tiles(m, 8) + groups : tiles(m, 8) * groups;
+  const std::int64_t rows = std::max(together ? 0 : m, b_rows);  // of each group
+  if (std::max({m, n, k, groups}) > kLargest || rows > kLargest / groups ||
+      tiles_of_rows > kMostTiles / tiles(n, 64)) {
+    core::fail(ErrorCode::kUnsupported,
+               "{}: expected M, N, K below {} and at most {} tiles of 8×64, got {}×{}×{}{}",
+               operation_of(problem), kLargest, kMostTiles, m, n, k,
+               groups == 1 ? "" : core::format(" in {} groups", groups));
+  }
+}
+
+class Planner final : public ProductPlanner {
+ public:
+  void require_sizes(const GemmProblem& problem) const override { sm90::require_sizes(problem); }
+
+  std::vector<ProductCandidate> candidates(const GemmProblem& problem,
+                                           const Gpu& gpu) const override {
+    std::vector<ProductCandidate> candidates;
+    for (const Tiling& tiling : tilings_for(problem)) {
+      for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
+        // Without promotion tilings that differ in their order alone are one.
+        if (std::ranges::find(candidates, ProductConfig(config), &ProductCandidate::config) ==
+            candidates.end()) {
+          candidates.push_back({name_of(config), config});
+        }
+      }
+    }
+    return candidates;
+  }
+
+  ProductConfig choose(const GemmProblem& problem, const Gpu& gpu) const override {
+    Sm90GemmConfig best;
+    double least = std::numeric_limits<double>::infinity();
+    for (const Tiling& tiling : tilings_for(problem)) {
+      // Each tile of A's rows reads all of B: with many of them no such tiling was ever the best.
+      // Of an A that is cast there are no others.
+      const bool has_others = !problem.dynamic.exists;
+      const std::int64_t rows = expected_group(problem).m;
+      if (has_others && tiling.swapped && rows > 4 * tiling.columns) continue;
+      for (const Sm90GemmConfig& config : configure(problem, tiling, gpu)) {
+        const double microseconds = predicted_microseconds(problem, config, tiling, gpu);
+        if (microseconds < least) {
+          least = microseconds;
+          best = config;
+        }
+      }
+    }
+    if (least == std::numeric_limits<double>::infinity()) {
+      core::fail(ErrorCode::kInternal, "{}: no tiling for {}", operation_of(problem),
+                 describe(problem));
+    }
+    return best;
+  }
+
+  KernelPlan kernel(const GemmProblem& problem, const ProductConfig& chosen,
+                    const Gpu& gpu) const override {
+    const auto& config = std::get<Sm90GemmConfig>(chosen);
+    int clusters = most_clusters(problem, config);
+    // A block stays for all its tiles, unless it shares one.
+    if (config.cluster_depth == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
+    KernelPlan kernel =
+        kernel_plan("gemm", kHeader, kKernel, config, clusters * config.cluster_size());
+    kernel.cluster_size = config.cluster_size();
+    kernel.shared_bytes = config::Sm90SmemLayout(config).total;
+    return kernel;
+  }
+};
+
+}  // namespace
+
+const ProductPlanner& planner() {
+  static const Planner planner;
+  return planner;
+}
+
+}  // namespace octofold::plan::sm90

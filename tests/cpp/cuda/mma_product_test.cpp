@@ -1,0 +1,117 @@
+// What of a product reaches a GPU that multiplies by warps. What the kernel makes of it is tested
+// on the host (tests/cpp/kernels) and on a GPU.
+#include <gmock/gmock.h>
+#include <string>
+
+#include "octofold/error.h"
+
+#include "support/product_fixture.h"
+#include "support/product_plans.h"
+
+namespace octofold::cuda {
+namespace {
+
+using test::address;
+using test::kGpu;
+using test::product;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class MmaProductTest : public ProductTest {
+ protected:
+  MmaProductTest() {
+    state().compute_major = 8;
+    state().compute_minor = 9;
+    state().multiprocessors = 128;
+    state().shared_memory_per_block = 99 * 1024;
+    state().params_bytes = sizeof(config::GemmParams);
+  }
+};
+
+TEST_F(MmaProductTest, TheKernelGetsTheArguments) {
+  core::Product dense = product(1000, 512, 640);
+  dense.a.data.strides[0] = -656;
+  dense.b.channel_scale = vector<const void>(address(0x8000), DType::kFloat32, 512, kGpu);
+  dense.c = matrix<const void>(address(0x6000), DType::kFloat32, 1000, 512, 520, kGpu);
+  dense.bias = vector<const void>(address(0x7000), DType::kBFloat16, 512, kGpu);
+  int stream = 0;
+  multiply(dense, {}, {&stream});
+  ASSERT_EQ(state().launches.size(), 1u);
+  EXPECT_TRUE(state().tensor_maps.empty());
+  EXPECT_EQ(last().stream, &stream);
+  const auto plan =
+      test::plan_as<config::MmaGemmConfig>(plan::problem_of(dense), plan::gpu_of(89, 128));
+  EXPECT_EQ(plan.config.load_bytes, 4);  // rows that run backwards
+  EXPECT_TRUE(plan.config.columns_have_factors());
+  EXPECT_EQ(last().blocks, plan.kernels.front().blocks);
+  EXPECT_EQ(last().threads, static_cast<unsigned>(plan.config.threads()));
+  EXPECT_EQ(last().shared_bytes, static_cast<unsigned>(plan.config.shared_bytes()));
+  const auto params = last().params_as<config::GemmParams>();
+  EXPECT_EQ(params.work.rows, 1000);
+  EXPECT_EQ(params.work.columns, 512);
+  EXPECT_EQ(params.work.depth, 640);
+  EXPECT_EQ(params.rows.data, address(test::kA));
+  EXPECT_EQ(params.columns.data, address(test::kB));
+  EXPECT_EQ(params.rows.stride, -656);
+  EXPECT_EQ(params.columns.stride, 640);
+  EXPECT_EQ(params.rows.scale.data, address(test::kA + test::kToScale));
+  EXPECT_EQ(params.rows.scale.row_stride, 1);
+  EXPECT_EQ(params.rows.scale.k_stride, 1000);
+  EXPECT_EQ(params.columns.scale.data, address(test::kB + test::kToScale));
+  EXPECT_EQ(params.columns.scale.row_stride, 5);
+  EXPECT_EQ(params.columns.scale.k_stride, 1);
+  EXPECT_EQ(params.channel_scale, address(0x8000));
+  EXPECT_EQ(params.out, address(test::kOut));
+  EXPECT_EQ(params.out_stride, 512);
+  EXPECT_EQ(params.c, address(0x6000));
+  EXPECT_EQ(params.c_stride, 520);
+  EXPECT_EQ(params.bias, address(0x7000));
+}
+
+TEST_F(MmaProductTest, OneProblemIsPlannedAndLoadedOnce) {
+  for (int i = 0; i < 3; ++i) multiply(product(16, 512, 640));
+  EXPECT_EQ(state().launches.size(), 3u);
+  EXPECT_EQ(state().loads, 1);
+}
+
+TEST_F(MmaProductTest, TheLogNamesWhatIsSlow) {
+  core::Product dense = product(1000, 510, 640);  // a D that no other store would suit better
+  multiply(dense);
+  EXPECT_TRUE(log_.empty());
+  dense.a.data.strides[0] = 644;
+  multiply(dense);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], AllOf(HasSubstr("'a': its row stride is not"), HasSubstr("16 bytes")));
+}
+
+TEST_F(MmaProductTest, NothingIsLaunchedForNothing) {
+  multiply(product(0, 512, 640));
+  EXPECT_TRUE(state().launches.empty());
+}
+
+TEST_F(MmaProductTest, CandidatesCanBeAskedFor) {
+  multiply(product(1000, 512, 640), "64x64.w2x2.b2");
+  EXPECT_EQ(last().blocks, 16u * 8);
+  EXPECT_EQ(last().threads, 128u);
+  EXPECT_THAT(
+      refusal(product(1000, 512, 640), "128x128.w2.c1x1x1.b1.early", ErrorCode::kInvalidArgument),
+      AllOf(HasSubstr("'candidate'"), HasSubstr("64x64.w2x2.b2")));
+}
+
+TEST_F(MmaProductTest, HasDenseProductsAlone) {
+  EXPECT_THAT(refusal(test::cast_product(16, 512, 640)), HasSubstr("gemm: expected a GPU"));
+  EXPECT_THAT(refusal(test::gated_product(16, 512, 640)), HasSubstr("gated_gemm: expected a GPU"));
+  EXPECT_THAT(refusal(test::grouped_product(config::Work::kGroupedRows, 16, 512, 640)),
+              HasSubstr("grouped_gemm: expected a GPU"));
+}
+
+TEST_F(MmaProductTest, ConsumerBlackwellDoesTheSame) {
+  state().compute_major = 12;
+  state().compute_minor = 0;
+  multiply(product(1000, 512, 640));
+  EXPECT_EQ(state().launches.size(), 1u);
+  EXPECT_TRUE(state().tensor_maps.empty());
+}
+
+}  // namespace
+}  // namespace octofold::cuda

@@ -1,0 +1,148 @@
+// Plans of products by warps: every problem gets one, and it fits the GPU.
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <set>
+#include <string>
+
+#include "octofold/error.h"
+
+#include "plan/capability.h"
+#include "support/error_of.h"
+#include "support/product_plans.h"
+#include "support/product_problems.h"
+#include "support/random.h"
+
+namespace octofold::plan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kAda = 89, kBlackwell = 120;
+
+Plan<config::MmaGemmConfig> mma_plan(const GemmProblem& problem, const Gpu& gpu,
+                                     std::string_view candidate = {}) {
+  return test::plan_as<config::MmaGemmConfig>(problem, gpu, candidate);
+}
+
+TEST(MmaPlanTest, EveryPlanOfRandomProblemsIsValid) {
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    const GemmProblem problem = test::random_problem(random);
+    const Gpu gpu = gpu_of(i % 2 == 0 ? kAda : kBlackwell, 1 + static_cast<int>(random() % 200));
+    const auto plan = mma_plan(problem, gpu);
+    const auto& [m, n, k, form] = problem.product;
+    const config::MmaGemmConfig& config = plan.config;
+    ASSERT_EQ(config.invalid_reason(), nullptr) << describe(problem);
+    ASSERT_EQ(plan.kernels.size(), 1u);
+    const KernelPlan& kernel = plan.kernels.front();
+    EXPECT_EQ(config.form, form);
+    EXPECT_EQ(kernel.kernel, kernel_name("mma_gemm_kernel", config));
+    EXPECT_EQ(kernel.threads, config.threads());
+    EXPECT_EQ(kernel.shared_bytes, config.shared_bytes());
+    EXPECT_LE(kernel.shared_bytes, gpu.shared_memory_per_block);
+    EXPECT_LE(kernel.shared_bytes * config.blocks_per_multiprocessor, 99 * 1024);
+    EXPECT_GE(kernel.blocks * config.tile_rows * config.tile_columns, m * n);
+    EXPECT_LT((kernel.blocks / config::ceil_divide(n, config.tile_columns) - 1) * config.tile_rows,
+              m);
+    EXPECT_EQ(config.load_bytes == 16, problem.operands_fit_tma);
+    if (!problem.operands_fit_tma) {
+      EXPECT_EQ(config.load_bytes == 4, problem.operands_fit_words);
+    }
+  }
+}
+
+TEST(MmaPlanTest, AllTilesAreThereForAllForms) {
+  test::Random random;
+  for (int i = 0; i < 200; ++i) {
+    const GemmProblem problem = test::random_problem(random);
+    for (const int capability : {kAda, kBlackwell, 121}) {
+      const Gpu gpu = gpu_of(capability, 100);
+      std::set<std::string> names;
+      for (const auto& [name, config] : test::candidates_as<config::MmaGemmConfig>(problem, gpu)) {
+        EXPECT_TRUE(names.insert(name).second) << name;
+        EXPECT_EQ(mma_plan(problem, gpu, name).config, config);
+      }
+      EXPECT_EQ(names.size(), 7u) << describe(problem);
+    }
+  }
+}
+
+TEST(MmaPlanTest, TilesAreAsHighAsThereAreRows) {
+  const auto config = [](std::int64_t m, std::int64_t n) {
+    return mma_plan({.product = {.m = m, .n = n, .k = 4096}}, gpu_of(kAda, 128)).config;
+  };
+  EXPECT_EQ(config(1, 4096).tile_rows, 16);
+  EXPECT_EQ(config(16, 4096).tile_rows, 16);
+  EXPECT_EQ(config(32, 8192).tile_rows, 32);
+  EXPECT_EQ(config(8192, 8192).tile_rows, 128);
+  EXPECT_EQ(config(8192, 8192).tile_columns, 128);
+}
+
+// As an H200 is planned for that stands for one.
+TEST(MmaPlanTest, TargetsOfALaterGpuHaveItToo) {
+  const Gpu ada = as_target(kHopper, kAda);
+  EXPECT_EQ(product_kernels(ada), ProductKernels::kMma);
+  EXPECT_EQ(product_kernels(kHopper), ProductKernels::kSm90);
+  EXPECT_EQ(product_kernels(as_target(kHopper, 86)), ProductKernels::kNone);
+  EXPECT_EQ(mma_plan({.product = {.m = 64, .n = 64, .k = 64}}, ada).config.form, GemmForm{});
+}
+
+TEST(MmaPlanTest, RefusesWhatKernelsCannotCount) {
+  const auto error = [](std::int64_t m, std::int64_t n, std::int64_t k) {
+    return test::error_of(
+        [&] { mma_plan({.product = {.m = m, .n = n, .k = k}}, gpu_of(kAda, 128)); },
+        ErrorCode::kUnsupported);
+  };
+  EXPECT_THAT(error(1ll << 31, 16, 16), HasSubstr("2147483648×16×16"));
+  EXPECT_THAT(error(16, 16, (1ll << 31) - 1), HasSubstr("16×16×2147483647"));
+  EXPECT_THAT(error(1ll << 30, 1ll << 30, 16), HasSubstr("tiles of 16×64"));
+  EXPECT_EQ(
+      mma_plan({.product = {.m = 1ll << 30, .n = 64, .k = 16}}, gpu_of(kAda, 128)).kernels.size(),
+      1u);
+}
+
+TEST(MmaPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
+  EXPECT_THAT(
+      test::error_of(
+          [] { mma_plan({.product = {.m = 16, .n = 16, .k = 16}}, gpu_of(kAda, 128), "1x1"); },
+          ErrorCode::kInvalidArgument),
+      AllOf(HasSubstr("'candidate'"), HasSubstr("128x128.w2x4.b1"), HasSubstr("1x1")));
+}
+
+TEST(MmaPlanTest, SaysWhyNoKernelCanBeBuilt) {
+  using Config = config::MmaGemmConfig;
+  const auto reason = [](auto&& change) {
+    Config config;
+    EXPECT_EQ(config.invalid_reason(), nullptr);
+    change(config);
+    const char* text = config.invalid_reason();
+    return std::string(text != nullptr ? text : "");
+  };
+  EXPECT_THAT(reason([](Config& c) { c.form.a.type = DType::kBFloat16; }), HasSubstr("FP8"));
+  EXPECT_THAT(reason([](Config& c) { c.form.out = DType::kE4M3; }), HasSubstr("D has to be"));
+  EXPECT_THAT(reason([](Config& c) { c.form.fast_accumulation = true; }), HasSubstr("promotion"));
+  EXPECT_THAT(reason([](Config& c) {
+                c.form.b_channel_scale = true;
+                c.form.b.scales = Granularity::kChannel;
+              }),
+              HasSubstr("two-level"));
+  EXPECT_THAT(reason([](Config& c) { c.row_warps = 0; }), HasSubstr("warps"));
+  EXPECT_THAT(reason([](Config& c) { c.tile_rows = 40; }), HasSubstr("tile_rows"));
+  EXPECT_THAT(reason([](Config& c) { c.tile_columns = 32; }), HasSubstr("tile_columns"));
+  EXPECT_THAT(reason([](Config& c) {
+                c.tile_rows = 16;
+                c.row_warps = 1, c.column_warps = 8;
+              }),
+              HasSubstr("same number"));
+  EXPECT_THAT(reason([](Config& c) { c.row_warps = c.column_warps = 1, c.tile_rows = 16; }),
+              HasSubstr("swizzle"));
+  EXPECT_THAT(reason([](Config& c) { c.load_bytes = 8; }), HasSubstr("16, 4 or 1"));
+  EXPECT_THAT(reason([](Config& c) { c.stages = 1; }), HasSubstr("2 to 8 stages"));
+  EXPECT_THAT(reason([](Config& c) { c.raster_rows = 0; }), HasSubstr("raster_rows"));
+  EXPECT_THAT(reason([](Config& c) { c.column_warps = 1; }), HasSubstr("registers"));
+  EXPECT_THAT(reason([](Config& c) { c.stages = 4; }), HasSubstr("shared memory"));
+}
+
+}  // namespace
+}  // namespace octofold::plan

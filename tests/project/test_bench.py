@@ -1,0 +1,96 @@
+"""The scripts of bench/gpu, as far as they go without a GPU; their times mean nothing there."""
+
+import importlib
+import itertools
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from project_support import REPOSITORY, run
+
+torch = pytest.importorskip("torch")
+
+FOLDER = REPOSITORY / "bench" / "gpu"
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+# Of the scripts that a CPU can run: what makes them short, and how many sections write lines.
+ON_A_CPU = {
+    "advisor.py": (["--models", "dit"], {"advisor"}),
+    "attention.py": ([], {"attention"}),
+    "casts.py": (["--only", "1x128"], {"cast"}),
+    "dot.py": ([], {"dot"}),
+    "gemm_cast.py": ([], {"gemm with cast"}),
+    "experts.py": (["--no-peers"], {"layer", "step", "host"}),
+    "fused_casts.py": (["--only", "norm"], {"fused cast"}),
+    "gated_gemm.py": ([], {"gated gemm"}),
+    "gemm.py": (["1/20,256,512"], {"gemm"}),
+    "grouped.py": (["--no-peers"], {"grouped"}),
+    "layerwise.py": (["--only", "layers"], {"layerwise"}),
+    "linear.py": (
+        ["--no-torchao", "--no-compiled", "--recipes", "rowwise", "--tokens", "3"],
+        {"layer", "products", "block", "inference", "host"},
+    ),
+    "weight_casts.py": ([], {"weight casts", "host"}),
+    "weight_only.py": ([], {"weight-only"}),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+    assert f"bench/gpu/{script}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", ON_A_CPU)
+def test_everything_is_right_and_measured(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    arguments, sections = ON_A_CPU[script]
+    options = ("--device", "cpu", "--rounds", "2", *arguments)
+    run(sys.executable, FOLDER / script, path, *options)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["section"] == "environment"
+    assert {line["section"] for line in lines[1:]} - {"missing"} == sections
+
+
+def test_the_limit_of_time_ends_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    output = run(sys.executable, FOLDER / "dot.py", path, "--device", "cpu", "--seconds", "0")
+    assert "stopped after 0 s" in output
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_wrong_result_of_ours_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "x.jsonl"), "--device", "cpu"])
+    common = importlib.import_module("common.run")
+    measure = importlib.import_module("common.measure")
+    parser = common.new_parser("", rounds=2, seconds=9)
+    with common.Run(parser.parse_args()) as made:
+        for name, error in (("right", 1e-3), ("wrong", 1.0), ("unwritten", float("nan"))):
+            build = measure.Build(
+                name,
+                lambda error=error: measure.Implementation([lambda: None], lambda: error),
+                ours=True,
+            )
+            found = measure.measure(made, "test", name, [build])
+            assert list(found) == (["right"] if name == "right" else [])
+            assert made.exit_code == (name != "right")
+
+
+def test_rules_of_the_advisors_script_are_torchaos(monkeypatch: pytest.MonkeyPatch) -> None:
+    filters = pytest.importorskip("torchao.float8")
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("advisor")
+    sizes = (8, 16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 11008)
+    for recipe in ("rowwise", "tensorwise"):
+        theirs = filters._auto_filter_for_recipe(recipe, filter_fqns=[])
+        _, ours = script.RULES[f"torchao {recipe}"]
+        for out_features, in_features in itertools.product(sizes, sizes):
+            layer = torch.nn.Linear(in_features, out_features, device="meta")
+            assert ours(out_features, in_features) == theirs(layer, "layer")

@@ -1,0 +1,110 @@
+"""gemm() of an array that it casts itself: against the operations one after another; bad input."""
+
+import ml_dtypes
+import numpy as np
+import octofold
+import pytest
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def operands(rng, m, n, k, dtype="bfloat16", granularity="128x128"):
+    """x of rows of different magnitude, and a weight."""
+    x = np.exp2(rng.uniform(-2, 2, (m, 1))) * rng.normal(0, 1, (m, k))
+    w = rng.normal(0, 1, (n, k)).astype(np.float32)
+    return x.astype(DTYPES[dtype]), octofold.quantize(w, granularity)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+def test_is_the_cast_and_the_product(dtype, granularity, rng):
+    for m, n, k in ((1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0)):
+        x, b = operands(rng, m, n, k, dtype, granularity)
+        bias = rng.normal(0, 1, n).astype(np.float32)
+        for out_dtype in DTYPES:
+            for options in (
+                {},
+                {"power_of_two": True, "overflow": "nan", "rule": "vllm", "dtype": "e5m2"},
+                {"rule": "te"},
+            ):
+                format = octofold.Format(**options)
+                y = octofold.gemm(x, b, bias=bias, format=format, out_dtype=out_dtype)
+                a = octofold.quantize(x, format)
+                expected = octofold.gemm(a, b, bias=bias, out_dtype=out_dtype)
+                assert y.dtype == expected.dtype
+                np.testing.assert_array_equal(y.view("u1"), expected.view("u1"))
+
+
+def test_of_nan_and_infinity(rng):
+    x, b = operands(rng, 3, 64, 256)
+    x[1, 5], x[2, 130] = np.nan, np.inf
+    y = octofold.gemm(x, b).astype(np.float32)
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1:]).all()
+
+
+def test_leading_dimensions_and_strided_rows(rng):
+    x, b = operands(rng, 12, 72, 256)
+    flat = octofold.gemm(x, b)
+    y = octofold.gemm(x.reshape(3, 4, 256), b)
+    assert y.shape == (3, 4, 72)
+    np.testing.assert_array_equal(y.reshape(12, 72).view("u2"), flat.view("u2"))
+    wide = np.concatenate([x, x], axis=1)
+    y = octofold.gemm(wide[::2, 256:], b)
+    np.testing.assert_array_equal(y.view("u2"), flat[::2].view("u2"))
+
+
+X = np.ones((5, 256), ml_dtypes.bfloat16)
+B = octofold.quantize(np.ones((300, 256), np.float32), "128x128")
+TWO_LEVEL = octofold.ScaledTensor(B.data, B.scale, "128x128", np.ones(300, np.float32))
+SHORT = octofold.quantize(np.ones((300, 128), np.float32), "128x128")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a": B.data}, "argument 'a': expected dtype float32 or float16 or bfloat16, got e4m3"),
+        ({"a": X[0]}, "argument 'a': expected a matrix"),
+        ({"a": X.T}, "argument 'a'"),
+        ({"a": None}, "argument 'a'"),
+        ({"b": X}, "argument 'b': expected a ScaledTensor, got ndarray"),
+        ({"b": SHORT}, "argument 'b': expected K = 256 columns as in 'a', got 128"),
+        ({"b": TWO_LEVEL}, "argument 'b.channel_scale': expected None: two-level"),
+        ({"bias": np.ones(5, np.float32)}, "argument 'bias': expected shape [300]"),
+        ({"bias": np.ones(300, np.float16)}, "argument 'bias': expected dtype bfloat16 or float32"),
+        ({"out_dtype": "e4m3"}, "argument 'out_dtype': expected one of float32, float16, bfloat16"),
+        ({"format": "float16"}, "argument 'format': expected at most one word of each kind"),
+        ({"format": "channel"}, "argument 'format': expected one of granularity 1x128"),
+        ({"format": 3}, "argument 'format': expected a Format or a text, got 3"),
+        ({"c": np.ones((5, 300), np.float32)}, "argument 'c': expected none beside an 'a' that is"),
+        ({"a": B, "format": "e5m2"}, "argument 'format': expected none for an 'a' that is cast"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(octofold.InvalidArgumentError) as error:
+        octofold.gemm(**{"a": X, "b": B, **arguments})
+    assert message in str(error.value)
+
+
+def test_torch(rng):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(5, 300, dtype=torch.bfloat16)
+    b = octofold.quantize(torch.randn(40, 300), "128x128")
+    bias = torch.randn(40, dtype=torch.bfloat16)
+    expected = octofold.gemm(octofold.quantize(x), b, bias=bias)
+    y = octofold.gemm(x, b, bias=bias, out_dtype=torch.bfloat16)
+    assert torch.equal(y, expected)
+    compiled = torch.compile(
+        lambda x, b, bias: octofold.gemm(x, b, bias=bias), backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x, b, bias), expected)
+
+
+def test_opcheck(opcheck):
+    torch = pytest.importorskip("torch")
+    x, bias = torch.randn(5, 300), torch.randn(400)
+    b = octofold.quantize(torch.randn(400, 300), "128x128")
+    out = torch.zeros(5, 400, dtype=torch.bfloat16)
+    options = (None, "128x128", False, "e4m3", None, "saturate", "deepgemm", None)
+    arguments = (x, None, b.data, b.scale, None, bias, None, out, *options)
+    opcheck(torch.ops.octofold.gemm, arguments)
