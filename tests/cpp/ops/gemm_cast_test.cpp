@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "octofold/cast.h"
-#include "octofold/convert_dtype.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
@@ -18,6 +16,7 @@
 #include "support/granularities.h"
 #include "support/matrix.h"
 #include "support/random.h"
+#include "support/targets.h"
 
 namespace octofold {
 namespace {
