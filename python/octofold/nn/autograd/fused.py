@@ -172,7 +172,8 @@ class _Chain(torch.autograd.Function):
         if needs.first_bias:
             d_bias = bias_gradient(d, casts.sums, ctx.first.bias_dtype)
         if needs.x:
-            dx = input_gradient(d, casts.rows, *kept.first, recipe, ctx.x_dtype)
+            weights, transposed = kept.first
+            dx = input_gradient(d, casts.rows, weights, transposed, recipe, ctx.x_dtype)
             if chain.norm is not None:
                 of_sum = None if of_sum is None else walkable(of_sum)
                 operands = kept.x, kept.rstd, kept.mean, kept.norm_weight, kept.norm_bias
@@ -231,7 +232,7 @@ class _Targets(NamedTuple):
         else:
             is_added = any(main_grad is not None for main_grad in self.main_grads)
             whole = weight_gradient(*operands, torch.float32 if is_added else self.dtypes[0])
-            parts = zip(whole.split(self.rows), self.main_grads, self.dtypes, strict=True)
+            parts = zip(torch.split(whole, self.rows), self.main_grads, self.dtypes, strict=True)
             made = [
                 part.to(dtype) if main_grad is None else main_grad.add_(part)
                 for part, main_grad, dtype in parts

@@ -4,12 +4,10 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..._core.dtypes import FP8, dtype_name
 from ..._core.errors import invalid_argument
 from ..._ops.casts import quantize
-from ..autograd.fitting import require_features
 from .fp8_weight import Fp8Weight, linear_of
 
 _GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
@@ -27,6 +25,8 @@ class FrozenLinear(Fp8Weight):
     Raises InvalidArgumentError, which names the argument.
     """
 
+    trains_bias = True
+
     def __init__(
         self,
         in_features: int,
@@ -38,12 +38,8 @@ class FrozenLinear(Fp8Weight):
         granularity: str = "128x128",
         weight_dtype: str = "e4m3",
     ) -> None:
-        require_features(self.own_name, in_features, out_features)
         codes = require_cast(self.own_name, granularity, weight_dtype)
-        super().__init__(in_features, out_features, False, device, dtype, granularity, codes)
-        if bias:
-            empty = torch.empty(out_features, device=device, dtype=dtype)
-            self.hold(self.scaled_weight, Parameter(empty))
+        super().__init__(in_features, out_features, bias, device, dtype, granularity, codes)
 
     @classmethod
     def from_linear(
@@ -53,16 +49,9 @@ class FrozenLinear(Fp8Weight):
         operation = f"{cls.own_name}.from_linear"
         linear = linear_of(operation, linear)
         codes = require_cast(operation, granularity, weight_dtype)
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            False,
-            "meta",
-            granularity=granularity,
-            weight_dtype=codes,
-        )
-        layer.hold(quantize(linear.weight.detach(), codes, granularity), linear.bias)
-        return layer.train(linear.training)
+        weight = quantize(linear.weight.detach(), codes, granularity)
+        options = {"granularity": granularity, "weight_dtype": codes}
+        return cls.twin_of(linear, weight, linear.bias, **options)
 
     def recast(self, weight: Tensor) -> None:
         self.hold(quantize(weight, self.weight.dtype, self._granularity), self.bias)
