@@ -56,10 +56,7 @@ THIRD_PARTY = {
 }
 
 CODE = {".h", ".cpp", ".cu", ".cuh", ".inl"}
-# Python that uses what `octofold` exports, and of its private modules those that are named here.
-# bench/ measures candidates and parts of layers, and sees as much as the tests do.
-PUBLIC_ONLY_PYTHON = ["tools", "examples"]
-OPEN_MODULES = ("_timing",)
+PUBLIC_ONLY_PYTHON = ["tools", "bench", "examples"]
 LENGTH_LIMITED = CODE | {".py", ".cmake", ".sh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -111,8 +108,16 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{number}: #include of {header}: {problem}"
 
 
+# Private modules that folders share with the package: how times are taken; and, for measurements,
+# the library itself, which runs candidates by their names.
+PRIVATE = {
+    "tools": ("octofold._timing",),
+    "bench": ("octofold._timing", "octofold._core.library"),
+}
+
+
 def check_python(path: Path, text: str) -> Iterator[str]:
-    """The tool and the examples use what `octofold` exports, not its private modules."""
+    """The tool, benchmarks and examples use what `octofold` exports, not its private modules."""
     for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -122,8 +127,9 @@ def check_python(path: Path, text: str) -> Iterator[str]:
             continue
         for name in names:
             package, *inner = name.split(".")
-            hidden = any(part.startswith("_") for part in inner if part not in OPEN_MODULES)
-            if package == "octofold" and hidden:
+            if any(name.startswith(f"{module}.") for module in PRIVATE.get(path.parts[0], ())):
+                continue
+            if package == "octofold" and any(part.startswith("_") for part in inner):
                 yield f"{path}:{node.lineno}: import of {name}: use octofold's public names only"
 
 

@@ -96,9 +96,9 @@ def with_hooks(model):
 
 
 def enabled(model, **options):
-    return octofold.models.enable_layerwise_casting(
-        model, skip_modules_pattern=("norm",), **options
-    )
+    has_norms = any("norm" in name for name, _ in model.named_modules())
+    skipped = ("norm",) if has_norms else ()
+    return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=skipped, **options)
 
 
 CASTINGS = {
@@ -203,14 +203,10 @@ def measure_memory(name, run):
         run.release()
     run.record("memory", model=name, bytes=found)
     base = found["BF16"]
-    rows = [
-        [
-            casting,
-            *(f"{b / 1e6:.1f}" for b in sizes),
-            *(f"{b / a:.3f}" for a, b in zip(base, sizes, strict=True)),
-        ]
-        for casting, sizes in found.items()
-    ]
+    rows = []
+    for casting, of_casting in found.items():
+        shares = (f"{b / of_base:.3f}" for b, of_base in zip(of_casting, base, strict=True))
+        rows.append([casting, *(f"{b / 1e6:.1f}" for b in of_casting), *shares])
     columns = ["", "weights, MB", "peak, MB", "of BF16's", "of BF16's"]
     print_table(f"Memory of {name}", columns, rows)
 

@@ -33,7 +33,7 @@ def make_sense(offsets):
 
 
 def cast(*shape, granularity="1x128"):
-    return octofold.quantize(torch.randn(shape), granularity=granularity)
+    return octofold.quantize(torch.randn(shape), granularity)
 
 
 def by_group(granularity):

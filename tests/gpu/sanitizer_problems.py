@@ -155,7 +155,7 @@ def in_groups(x, offsets, sources, factors):
             offsets=offsets, **options,
         )  # fmt: skip
     rows = octofold.quantize_gathered(x.to(DEVICE), sources, 1, granularity="channel")
-    return rows.dequantize()[::2], octofold.quantize(x, granularity="channel").dequantize()[::2]
+    return rows.dequantize()[::2], octofold.quantize(x, "channel").dequantize()[::2]
 
 
 def group_casts():
@@ -188,7 +188,7 @@ def activations():
         options = {"granularity": granularity, "layout": layout}
         for name, operand in (("activation", None), ("activation gradient", gradient)):
             yield f"{name} {options} {rows},{cols}", partial(activation, x, operand, options)
-            codes = octofold.quantize(x, granularity=granularity)
+            codes = octofold.quantize(x, granularity)
             yield (
                 f"{name} from FP8 {options} {rows},{cols}",
                 partial(activation, codes, operand, options),

@@ -63,7 +63,7 @@ def assert_cast(cast, values, source, dtype, granularity):
     rounded = rounding * values.abs() + of_source.smallest_normal * of_source.eps
     rounded += 1e-6 * values.abs().max()  # of terms that cancel, as where a slope is 0
     assert bool((error <= (1 + rounding) * bound + rounded).all())
-    whole = octofold.quantize(values.to(DTYPES[source]), dtype, granularity)
+    whole = octofold.quantize(values.to(DTYPES[source]), octofold.Format(dtype, granularity))
     assert torch.allclose(cast.scale, whole.scale, rtol=2 * rounding, atol=0)
 
 
@@ -154,7 +154,7 @@ def check_from_fp8(
 ):
     """The bits of dequantize() and of the cast of that."""
     gradient, x = inputs(generator, activation, *shape, source)
-    codes = octofold.quantize(x, "e5m2" if source == "float16" else "e4m3", of_x)
+    codes = octofold.quantize(x, octofold.Format("e5m2" if source == "float16" else "e4m3", of_x))
     values = codes.dequantize(source)
     if padding:
         wide = torch.zeros((x.shape[0], x.shape[1] + padding), device=DEVICE).to(codes.data.dtype)

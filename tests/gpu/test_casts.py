@@ -143,7 +143,7 @@ def test_two_level_scales(profile, source, generator):
 def test_dequantizes_two_level_scales(target, generator):
     for rows, cols in ((256, 512), (133, 301), (0, 5)):
         x, factors = normal(generator, rows, cols), channel_factors(generator, rows)
-        cast = octofold.quantize(x, granularity="128x128", channel_scale=factors)
+        cast = octofold.ops.cast(x, rows=octofold.ops.Target("128x128", channel_scale=factors)).rows
         parts = (cast.data.cpu(), cast.scale.cpu(), cast.granularity, factors.cpu())
         same_numbers(cast.dequantize(target), octofold.ScaledTensor(*parts).dequantize(target))
 
@@ -232,9 +232,9 @@ def test_scales_are_laid_out_for_gemm(generator):
 def test_same_input_same_bits(generator):
     x = normal(generator, 1024, 4096, dtype="bfloat16")
     for granularity in GRANULARITIES:
-        first = octofold.quantize(x, granularity=granularity)
+        first = octofold.quantize(x, granularity)
         for _ in range(20):
-            again = octofold.quantize(x, granularity=granularity)
+            again = octofold.quantize(x, granularity)
             assert torch.equal(bits(first.data), bits(again.data))
             assert torch.equal(first.scale, again.scale)
 
@@ -270,7 +270,10 @@ def test_rows_that_are_repeated_or_overlap(granularity, source, generator):
     ):
         for transpose in (False, True):
             check(view, granularity=granularity, transpose=transpose)
-        same_numbers(octofold.convert(view, "float32"), octofold.convert(view.cpu(), "float32"))
+        same_numbers(
+            octofold.ops.convert_dtype(view, "float32"),
+            octofold.ops.convert_dtype(view.cpu(), "float32"),
+        )
     wide = normal(generator, 1, 40_000, dtype=source).expand(6, 40_000)
     check(wide, granularity=granularity)
 
@@ -298,13 +301,15 @@ def test_converts(source, target, generator):
     values = spread_out(generator, 70, 528, "float32")
     for rows, cols, padding, offset in ((70, 528, 0, 0), (13, 301, 2, 1), (1, 500, 0, 0)):
         x = surrounded_copy(
-            octofold.convert(values[:rows, :cols].contiguous(), source), padding, offset
+            octofold.ops.convert_dtype(values[:rows, :cols].contiguous(), source), padding, offset
         )
         for overflow in OVERFLOWS:
-            actual = octofold.convert(x, target, overflow)
-            same_numbers(actual, octofold.convert(x.cpu(), target, overflow))
-    vector = octofold.convert(values.flatten()[:30_001].contiguous(), source)
-    same_numbers(octofold.convert(vector, target), octofold.convert(vector.cpu(), target))
+            actual = octofold.ops.convert_dtype(x, target, overflow)
+            same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow))
+    vector = octofold.ops.convert_dtype(values.flatten()[:30_001].contiguous(), source)
+    same_numbers(
+        octofold.ops.convert_dtype(vector, target), octofold.ops.convert_dtype(vector.cpu(), target)
+    )
 
 
 @pytest.mark.parametrize("source", ["bfloat16", "float16", "e4m3", "e5m2"])
@@ -314,16 +319,14 @@ def test_converts_all_bit_patterns(source):
     patterns = torch.arange(count, dtype=torch.int32, device=DEVICE)
     x = patterns.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
     for target, overflow in itertools.product(DTYPES, OVERFLOWS):
-        actual = octofold.convert(x, target, overflow)
-        same_numbers(actual, octofold.convert(x.cpu(), target, overflow))
+        actual = octofold.ops.convert_dtype(x, target, overflow)
+        same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow))
 
 
 @every_granularity
 @pytest.mark.parametrize("target", SOURCES)
 def test_dequantizes(granularity, target, generator):
     for (rows, cols), dtype in itertools.product(((256, 512), (133, 301), (0, 5)), FORMATS):
-        cast = octofold.quantize(
-            normal(generator, rows, cols), dtype=dtype, granularity=granularity
-        )
+        cast = octofold.quantize(normal(generator, rows, cols), octofold.Format(dtype, granularity))
         on_cpu = octofold.ScaledTensor(cast.data.cpu(), cast.scale.cpu(), granularity)
         same_numbers(cast.dequantize(target), on_cpu.dequantize(target))

@@ -285,13 +285,12 @@ def test_layers_use_it(generator):
 
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)
-    bias, profile = linear.bias.detach(), layer.recipe.profile
+    bias, rule = linear.bias.detach(), layer.recipe.output.a.rule
     for tokens in (1, choice.CAST_IN_GEMM_MAX_ROWS, choice.CAST_IN_GEMM_MAX_ROWS + 1):
         x = rows_of(generator, tokens, 1024)
-        within = octofold.gemm(
-            x, layer.scaled_weight, bias=bias, format=octofold.Format(rule=profile)
-        )
-        cast = octofold.quantize(x, profile=profile)
+        format = octofold.Format(rule=rule)
+        within = octofold.gemm(x, layer.scaled_weight, bias=bias, format=format)
+        cast = octofold.quantize(x, format)
         after = octofold.gemm(cast, layer.scaled_weight, bias=bias)
         with torch.no_grad():
             y = layer(x)

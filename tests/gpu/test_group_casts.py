@@ -234,7 +234,7 @@ def test_gathered_as_torch_gathers(generator):
         assert torch.equal(bits(cast.data), bits(wanted.data))
         assert torch.equal(cast.scale, wanted.scale)
     groups = octofold.quantize_gathered(*given, targets="transposed", offsets=offsets)
-    expected = octofold.quantize(values[100:250], transpose=True)
+    expected = octofold.ops.cast(values[100:250], transposed="1x128").transposed
     assert torch.equal(bits(groups.data[:, 256:406]), bits(expected.data))  # group 2, slot 0 + 2
     assert torch.equal(groups.scale[:, 2:4], expected.scale)
 

@@ -187,7 +187,8 @@ def test_nothing_else_is_written(granularity, generator):
         out = octofold.ScaledTensor(
             memory.view.unflatten(0, (matrices, cols)), scale.view.view(scale_shape), granularity
         )
-        octofold.quantize(x, transpose=True, matrices=matrices, out=out)
+        target = octofold.ops.Target(granularity, out=out)
+        octofold.ops.cast(x, transposed=target, matrices=matrices)
         memory.assert_only_view_written()
         scale.assert_only_view_written()
         options = {"granularity": granularity, "transpose": True}
@@ -203,7 +204,7 @@ def test_products_of_experts_take_them(generator):
         casts = cast(weight, kind, experts)
         for stack, features in zip(casts, (in_features, out_features), strict=True):
             x = normal(generator, 90, features)
-            a = octofold.quantize(x, granularity="1x128" if kind[0] == "128x128" else kind[0])
+            a = octofold.quantize(x, "1x128" if kind[0] == "128x128" else kind[0])
             y = octofold.grouped_gemm(a, stack, octofold.Rows(offsets), out_dtype="float32")
             for index, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
                 matrix = weight[index] if features == in_features else weight[index].T

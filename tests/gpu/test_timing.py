@@ -1,4 +1,4 @@
-"""octofold._timing on a GPU: graphs and events agree; a failed capture leaves nothing behind."""
+"""octofold._timing on a GPU: graphs, events, and captures that fail."""
 
 import pytest
 from gpu_support import DEVICE, needs_gpu, torch

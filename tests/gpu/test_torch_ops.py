@@ -11,10 +11,10 @@ def random(*shape, dtype=torch.float32):
 
 def layer(x, w, bias):
     activations = octofold.quantize(x)
-    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    weights = octofold.quantize(w, octofold.Format(torch.float8_e5m2, "128x128", power_of_two=True))
     y = octofold.gemm(activations, weights, bias=bias)
     octofold.gemm(activations, weights, out=y, c=y)
-    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3")
+    return y, activations.dequantize(torch.bfloat16), octofold.ops.convert_dtype(y, "e4m3")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
@@ -52,7 +52,9 @@ def opcheck(monkeypatch):
         return allclose(left, right, **options)
 
     monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers the ops
+    octofold.ops.convert_dtype(
+        torch.zeros(1), "e4m3"
+    )  # the first call with a tensor registers the ops
     return torch.library.opcheck
 
 
@@ -77,7 +79,7 @@ def test_opcheck_quantize(opcheck, granularity, transpose, shape):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
-    cast = octofold.quantize(random(130, 300), granularity=granularity)
+    cast = octofold.quantize(random(130, 300), granularity)
     out = random(130, 300, dtype=torch.bfloat16)
     operands = cast.data, cast.scale, None
     opcheck(torch.ops.octofold.dequantize.out, (*operands, out, granularity))

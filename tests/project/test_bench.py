@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -36,8 +37,14 @@ ON_A_CPU = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help(script: str) -> None:
-    assert f"bench/gpu/{script}" in run(sys.executable, FOLDER / script, "--help")
+def test_help(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+    assert f"bench/gpu/{script}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", ON_A_CPU)

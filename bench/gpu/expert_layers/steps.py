@@ -31,7 +31,10 @@ class Steps:
         made = []
         for weight in (self.inputs.w13.detach(), self.inputs.w2.detach()):
             weight = weight.transpose(1, 2).contiguous() if transposed else weight
-            flat = octofold.quantize(weight, granularity="128x128", profile=self.recipe.profile)
+            flat = octofold.quantize(
+                weight,
+                octofold.Format(granularity="128x128", rule=self.recipe.profile),
+            )
             blocks = flat.scale.reshape(len(weight), -1, flat.scale.shape[-1])
             made.append(ScaledTensor(flat.data, blocks, "128x128"))
         return made

@@ -39,8 +39,8 @@ class Operands:
 def operands(rows: int, groups: int, n: int, k: int, pair: Pair, device: Any) -> Operands:
     x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
     w = torch.randn(groups, n, k, dtype=torch.bfloat16, device=device)
-    a = octofold.quantize(x, granularity=pair[0])
-    flat = octofold.quantize(w.view(groups * n, k), granularity=pair[1])
+    a = octofold.quantize(x, pair[0])
+    flat = octofold.quantize(w.view(groups * n, k), pair[1])
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=device)
     return Operands(x, w, a, flat, grouped(flat, groups), out)
 

@@ -42,10 +42,11 @@ TEST(Sm90ConfigTest, OntoC) {
   EXPECT_EQ(reason([](auto&) {}), "");
   EXPECT_THAT(reason([](auto& c) { c.form.out = DType::kFloat16; }), HasSubstr("FP32"));
   EXPECT_THAT(reason([](auto& c) { c.form.c = Addend::kNone; }), HasSubstr("FP32"));
-  EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("TMA adds"));
-  EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("whole tiles"));
-  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("whole tiles"));
-  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("a warp to store"));
+  EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("without C-prefetch"));
+  EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("straight operands"));
+  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("no split-K"));
+  EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }),
+              HasSubstr("by a producer warp"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 1; }), HasSubstr("boxes"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 8; }), HasSubstr("shared memory"));
   EXPECT_THAT(reason([](auto& c) { c.store = OutputStore::kTma; }), HasSubstr("boxes"));
@@ -60,7 +61,7 @@ TEST(Sm90ConfigTest, Gated) {
   EXPECT_THAT(reason([](auto& c) { c.gated.exists = false; }), HasSubstr("D has to be"));
   EXPECT_THAT(reason([](auto& c) { c.form.b.scales = Granularity::kBlock1x128; }),
               HasSubstr("128x128"));
-  EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("just products"));
+  EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("no bias"));
   EXPECT_THAT(reason([](auto& c) { c.tile_columns = 64; }), HasSubstr("1x128"));
   EXPECT_THAT(reason([](auto& c) { c.tile_rows = 256; }), HasSubstr("1x128"));
   EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("1x128"));
@@ -76,21 +77,21 @@ TEST(Sm90ConfigTest, Cast) {
   EXPECT_THAT(reason([](auto& c) { c.dynamic.type = DType::kE4M3; }), HasSubstr("float32"));
   EXPECT_THAT(reason([](auto& c) { c.dynamic.type = DType::kInt32; }), HasSubstr("float32"));
   EXPECT_THAT(reason([](auto& c) { c.form.a.scales = Granularity::kTensor; }), HasSubstr("1x128"));
-  EXPECT_THAT(reason([](auto& c) { c.swapped = false; }), HasSubstr("columns"));
-  EXPECT_THAT(reason([](auto& c) { c.cluster_columns = 2; }), HasSubstr("for itself"));
+  EXPECT_THAT(reason([](auto& c) { c.swapped = false; }), HasSubstr("swapped operands"));
+  EXPECT_THAT(reason([](auto& c) { c.cluster_columns = 2; }), HasSubstr("multicast"));
   EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("TMA"));
   EXPECT_THAT(reason([](auto& c) { c.blocks_per_multiprocessor = 4; }), HasSubstr("registers"));
-  EXPECT_THAT(reason([](auto& c) { c.stages = 3; }), HasSubstr("ring"));
+  EXPECT_THAT(reason([](auto& c) { c.stages = 3; }), HasSubstr("as many stages"));
 }
 
 TEST(Sm90ConfigTest, Groups) {
   for (const Work work : {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth}) {
     const Spoiled reason(test::grouped_problem(work, 512, 512, 512, 1, 512));
     EXPECT_EQ(reason([](auto&) {}), "");
-    EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("slices of K"));
+    EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("split-K"));
     EXPECT_THAT(reason([](auto& c) { c.form.b_channel_scale = true; }), HasSubstr("two-level"));
     if (work != Work::kGroupedDepth) continue;
-    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("all there is"));
+    EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("no bias"));
     EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }), HasSubstr("TMA"));
   }
 }

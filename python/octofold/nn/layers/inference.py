@@ -47,8 +47,8 @@ class InferenceLinear(Fp8Weight):
         recipe: Recipe | str = "blockwise",
     ) -> None:
         recipe = recipe_of(_NAME, recipe)
-        granularity, codes = _output_of(_NAME, recipe).b, recipe.weight_dtype
-        super().__init__(in_features, out_features, bias, device, dtype, granularity, codes)
+        product = _output_of(_NAME, recipe)
+        super().__init__(in_features, out_features, bias, device, dtype, product.b)
         self._recipe = recipe
 
     @classmethod
