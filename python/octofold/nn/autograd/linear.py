@@ -195,9 +195,9 @@ class _Linear(torch.autograd.Function):
         if needs.x and inputs.transposed is not None:
             kept = kept._replace(transposed=inputs.transposed)
         elif needs.x:
-            rows = inputs.rows
-            scale = None if recipe.delayed is None or rows is None else rows.scale
-            kept = kept._replace(weight=weight, weight_scale=scale)
+            kept = kept._replace(weight=weight)
+            if recipe.delayed is not None and inputs.rows is not None:
+                kept = kept._replace(weight_scale=inputs.rows.scale)
         save(ctx, kept)
         ctx.layout, ctx.recipe = layout, recipe
         # What is written to in the meantime, or in backward itself.

@@ -24,6 +24,18 @@ def main_grad_of(operation: str, weight: Tensor) -> Tensor:
     return held
 
 
+def wanted_main_grad(
+    operation: str, wanted: bool, weight: Tensor, is_sharded: bool
+) -> Tensor | None:
+    """weight.main_grad where a layer wants it and backward is to add to it."""
+    if not (wanted and torch.is_grad_enabled() and weight.requires_grad):
+        return None
+    if is_sharded:
+        expected = "False where FSDP shards the weight: it reduces weight.grad"
+        raise invalid_argument(operation, "main_grad", expected, "True")
+    return main_grad_of(operation, weight)
+
+
 def mark_gradient(weight: Tensor) -> None:
     """In a backward that has added to weight.main_grad: puts a tensor into weight.grad that cannot
     be read. Optimizers pass over a parameter whose grad is None, so an optimizer that does not know

@@ -1,13 +1,57 @@
-"""Buffers that a module moves but does not convert."""
+"""Modules that move some of their buffers but do not convert them, and check what they load."""
+
+from collections.abc import Callable
+from typing import Any, Self
 
 from torch import Tensor
 from torch.nn import Module
 
 
-def keep_dtypes(module: Module, before: dict[str, Tensor]) -> None:
-    """After Module._apply(), by which to(), half() and the like work: the buffers that these were
-    `before` and that it has converted get their dtype and their values back, where they are now."""
+class KeepsBuffers(Module):
+    """The part of a module by which to(), half() and the like move its buffers and keep their
+    dtypes and values, and by which load_state_dict() refuses what does not fit with a reason.
+
+    A class says which buffers these are (_held_buffers) and what is wrong with a state_dict()
+    (_objection).
+    """
+
+    def _held_buffers(self) -> dict[str, Tensor | None]:
+        """The buffers that are moved and not converted, by name: by default all of them."""
+        return dict(self._buffers)
+
+    def _restore(self, held: dict[str, Tensor | None]) -> None:
+        """Give the buffers back what _apply() has converted, where they are now."""
+        keep_dtypes(self, held)
+
+    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
+        """What is wrong with this state, as an error message; None: nothing."""
+        return None
+
+    def _adapted(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """The state in the shapes that the module has."""
+        return state_dict
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        held = self._held_buffers()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._restore(held)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        objection = self._objection(state_dict, prefix)
+        if objection is not None:
+            error_messages: list[str] = arguments[-1]
+            error_messages.append(objection)
+            return
+        super()._load_from_state_dict(self._adapted(state_dict, prefix), prefix, *arguments)
+
+
+def keep_dtypes(module: Module, before: dict[str, Tensor | None]) -> None:
+    """After Module._apply(): give the buffers that these were `before`, and that it has converted,
+    their dtypes and values back, where they are now."""
     for name, buffer in before.items():
         now = module._buffers[name]
-        if now is not None and now.dtype != buffer.dtype:
+        if now is not None and buffer is not None and now.dtype != buffer.dtype:
             module._buffers[name] = buffer.to(now.device)

@@ -1,7 +1,7 @@
 """The experts of a layer, as a module."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import torch
@@ -22,17 +22,17 @@ from ..autograd.expert_fitting import (
 )
 from ..autograd.expert_function import run_experts
 from ..autograd.fitting import is_fp8
-from ..autograd.main_grad import main_grad_of
+from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from ..recipes.recipe import Recipe
-from .buffers import keep_dtypes
+from .buffers import KeepsBuffers
 from .linear import is_dtensor
 
 _NAME: Final = "octofold.nn.Experts"
 
 
-class Experts(Module):
+class Experts(KeepsBuffers):
     """The experts of a layer, without the router: octofold.experts() with weights of its own.
 
     hidden_features: the features of the input and of the result. inner_features: those of the
@@ -237,41 +237,18 @@ class Experts(Module):
             expected = "whole weights: fully_shard() the module or what it is in"
             raise invalid_argument(_NAME, name, expected, "a DTensor")
         casts = weight_casts((weight,), self._recipe, None, transposed, False, self._is_sharded)
-        main_grad = None
-        if self.main_grad and torch.is_grad_enabled() and weight.requires_grad:
-            if self._is_sharded:
-                expected = "False where FSDP shards the weight: it reduces weight.grad"
-                raise invalid_argument(_NAME, "main_grad", expected, "True")
-            main_grad = main_grad_of(_NAME, weight)
+        main_grad = wanted_main_grad(_NAME, self.main_grad, weight, self._is_sharded)
         return Projection(weight, bias, casts, main_grad)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_dtypes(self, held)
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         for name in self._names:
             weight, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
             if weight is not None and is_fp8(weight) != is_fp8(own):
-                error_msgs.append(
+                return (
                     f"{_NAME}: '{prefix}{name}': expected {own.dtype}, got {weight.dtype}: "
                     "octofold.nn.Experts.from_weights() makes experts of FP8 weights"
                 )
-                return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        return None
 
 
 def _parameter(tensor: Tensor) -> Parameter:

@@ -1,23 +1,22 @@
 """The base of linear layers with an FP8 weight: how they keep, move and load it."""
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
-from ..autograd.fitting import is_fp8
-from .buffers import keep_dtypes
+from ..autograd.fitting import is_fp8, require_features
+from .buffers import KeepsBuffers
 from .saving import give_numbers
 
 
-class Fp8Weight(Module):
+class Fp8Weight(KeepsBuffers):
     """A weight [out, in] in FP8 with its scales, and a bias [out] or None.
 
     Its buffers have the names, and the weight has the bytes, of FP8 checkpoints:
@@ -34,9 +33,11 @@ class Fp8Weight(Module):
     stand for.
 
     own_name: the name of the class in messages.
+    trains_bias: whether the bias of a new layer is a parameter.
     """
 
-    own_name: str
+    own_name: ClassVar[str]
+    trains_bias: ClassVar[bool] = False
     weight: Tensor
     bias: Tensor | None
 
@@ -51,15 +52,26 @@ class Fp8Weight(Module):
     ) -> None:
         """Uninitialized. dtype: of the bias."""
         super().__init__()
+        require_features(self.own_name, in_features, out_features)
         self.in_features, self.out_features = in_features, out_features
         self._granularity = granularity = format.granularity
         shape = (out_features, in_features)
         weight = torch.empty(shape, device=device, dtype=DTYPES[format.dtype])
         scale = torch.empty(scale_shape(granularity, *shape), dtype=torch.float32, device=device)
-        self.hold(
-            ScaledTensor(weight, scale, granularity),
-            torch.empty(out_features, device=device, dtype=dtype) if bias else None,
-        )
+        empty = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+        if empty is not None and self.trains_bias:
+            empty = Parameter(empty)
+        self.hold(ScaledTensor(weight, scale, granularity), empty)
+
+    @classmethod
+    def twin_of(
+        cls, linear: torch.nn.Linear, weight: ScaledTensor, bias: Tensor | None, **options: Any
+    ) -> Self:
+        """A layer in the place of a torch.nn.Linear, with this weight and this bias. The options
+        are those of the class."""
+        layer = cls(linear.in_features, linear.out_features, False, "meta", **options)
+        layer.hold(weight, bias)
+        return layer.train(linear.training)
 
     @property
     def scale_name(self) -> str:
@@ -91,11 +103,8 @@ class Fp8Weight(Module):
             f"bias={self.bias is not None}"
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: getattr(self, name) for name in ("weight", self.scale_name)}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_dtypes(self, before)
-        return self
+    def _held_buffers(self) -> dict[str, Tensor | None]:
+        return {name: self._buffers[name] for name in ("weight", self.scale_name)}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -105,31 +114,22 @@ class Fp8Weight(Module):
         numbers = self.scaled_weight.dequantize
         give_numbers(self, destination, prefix, self.scale_name, numbers, dtype)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key, scale_key = f"{prefix}weight", f"{prefix}{self.scale_name}"
-        weight, scale = state_dict.get(key), state_dict.get(scale_key)
-        if weight is not None and weight.dtype != self.weight.dtype:
-            words = "its own" if is_fp8(weight) else "the FP8 weight of a checkpoint"
-            error_msgs.append(
-                f"{self.own_name}: '{key}': expected {self.weight.dtype}, {words}, got "
-                f"{weight.dtype} ({self.own_name}.from_linear() casts a weight of high precision)"
-            )
-            return
-        own = self._buffers[self.scale_name]
-        if scale is not None and own is not None and scale.numel() == own.numel():
-            state_dict = {**state_dict, scale_key: scale.reshape(own.shape)}
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is None or weight.dtype == self.weight.dtype:
+            return None
+        words = "its own" if is_fp8(weight) else "the FP8 weight of a checkpoint"
+        return (
+            f"{self.own_name}: '{prefix}weight': expected {self.weight.dtype}, {words}, got "
+            f"{weight.dtype} ({self.own_name}.from_linear() casts a weight of high precision)"
         )
+
+    def _adapted(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+        key = f"{prefix}{self.scale_name}"
+        scale, own = state_dict.get(key), self._buffers[self.scale_name]
+        if scale is None or own is None or scale.numel() != own.numel():
+            return state_dict
+        return {**state_dict, key: scale.reshape(own.shape)}
 
 
 def linear_of(operation: str, linear: object) -> torch.nn.Linear:

@@ -4,11 +4,9 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..._core.formats import FormatLike, format_of
 from ..._ops.quantize import quantize
-from ..autograd.fitting import require_features
 from .fp8_weight import Fp8Weight, linear_of
 
 
@@ -24,6 +22,8 @@ class FrozenLinear(Fp8Weight):
     Raises InvalidArgumentError, which names the argument.
     """
 
+    trains_bias = True
+
     def __init__(
         self,
         in_features: int,
@@ -34,12 +34,8 @@ class FrozenLinear(Fp8Weight):
         *,
         format: FormatLike = "128x128",
     ) -> None:
-        require_features(self.own_name, in_features, out_features)
         self._format = format_of(self.own_name, format)
-        super().__init__(in_features, out_features, False, device, dtype, self._format)
-        if bias:
-            empty = torch.empty(out_features, device=device, dtype=dtype)
-            self.hold(self.scaled_weight, Parameter(empty))
+        super().__init__(in_features, out_features, bias, device, dtype, self._format)
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, format: FormatLike = "128x128") -> Self:
@@ -47,9 +43,8 @@ class FrozenLinear(Fp8Weight):
         operation = f"{cls.own_name}.from_linear"
         linear = linear_of(operation, linear)
         format = format_of(operation, format)
-        layer = cls(linear.in_features, linear.out_features, False, "meta", format=format)
-        layer.hold(quantize(linear.weight.detach(), format), linear.bias)
-        return layer.train(linear.training)
+        weight = quantize(linear.weight.detach(), format)
+        return cls.twin_of(linear, weight, linear.bias, format=format)
 
     def recast(self, weight: Tensor) -> None:
         self.hold(quantize(weight, self._format), self.bias)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError, invalid_argument
-from ..autograd.fitting import require_features, require_input
+from ..._core.scaled_tensor import ScaledTensor
+from ..autograd.fitting import require_input
 from ..autograd.linear import linear_with_casts
 from ..casting.casts import cast_weight
 from ..recipes.recipe import Product, Recipe, recipe_of
@@ -45,7 +46,6 @@ class InferenceLinear(Fp8Weight):
         *,
         recipe: Recipe | str = "blockwise",
     ) -> None:
-        require_features(_NAME, in_features, out_features)
         recipe = recipe_of(_NAME, recipe)
         product = _output_of(_NAME, recipe)
         super().__init__(in_features, out_features, bias, device, dtype, product.b)
@@ -61,14 +61,8 @@ class InferenceLinear(Fp8Weight):
         recipe = recipe_of(operation, recipe)
         _output_of(operation, recipe)
         linear = linear_of(operation, linear)
-        layer = cls(
-            linear.in_features, linear.out_features, linear.bias is not None, "meta", recipe=recipe
-        )
-        with torch.no_grad():
-            rows, _ = cast_weight(linear.weight, recipe, True, False)
-        assert rows is not None
-        layer.hold(rows, None if linear.bias is None else linear.bias.detach())
-        return layer.train(linear.training)
+        bias = None if linear.bias is None else linear.bias.detach()
+        return cls.twin_of(linear, _cast(linear.weight, recipe), bias, recipe=recipe)
 
     @property
     def recipe(self) -> Recipe:
@@ -87,12 +81,18 @@ class InferenceLinear(Fp8Weight):
         return linear_with_casts(input, self.weight, self.bias, self._recipe, casts)
 
     def recast(self, weight: Tensor) -> None:
-        rows, _ = cast_weight(weight, self._recipe, True, False)
-        assert rows is not None
-        self.hold(rows, self.bias)
+        self.hold(_cast(weight, self._recipe), self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self._recipe}"
+
+
+def _cast(weight: Tensor, recipe: Recipe) -> ScaledTensor:
+    """The weight [out, in] as the output's product takes it."""
+    with torch.no_grad():
+        rows, _ = cast_weight(weight, recipe, True, False)
+    assert rows is not None
+    return rows
 
 
 def _output_of(operation: str, recipe: Recipe) -> Product:

@@ -1,6 +1,5 @@
 """torch.nn.Linear in FP8."""
 
-from collections.abc import Callable
 from typing import Any, Final, Self
 
 import torch
@@ -10,11 +9,12 @@ from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
-from ..autograd.main_grad import main_grad_of
+from ..autograd.main_grad import wanted_main_grad
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
 from ..recipes.recipe import Recipe, recipe_of
+from .buffers import KeepsBuffers
 from .twins import with_state_of
 
 _NAME: Final = "octofold.nn.Linear"
@@ -25,7 +25,7 @@ _OWN_ATTRIBUTES: Final = ("_recipe", "main_grad", "force_fp8", "_is_sharded")
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-class Linear(torch.nn.Linear):
+class Linear(KeepsBuffers, torch.nn.Linear):
     """torch.nn.Linear whose products are FP8: same parameters, same state_dict().
 
     in_features, out_features, bias, device, dtype: as in torch.nn.Linear; dtype bfloat16, float16
@@ -126,13 +126,7 @@ class Linear(torch.nn.Linear):
 
     def wanted_main_grad(self) -> Tensor | None:
         """weight.main_grad where backward is to add to it."""
-        weight = self.weight
-        if not (self.main_grad and torch.is_grad_enabled() and weight.requires_grad):
-            return None
-        if self._is_sharded:
-            expected = "False where FSDP shards the weight: it reduces weight.grad"
-            raise invalid_argument(_NAME, "main_grad", expected, "True")
-        return main_grad_of(_NAME, weight)
+        return wanted_main_grad(_NAME, self.main_grad, self.weight, self._is_sharded)
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, recipe = self.weight, self.bias, self._recipe
@@ -198,14 +192,14 @@ class Linear(torch.nn.Linear):
             x, weight.to(dtype), None if bias is None else bias.to(dtype)
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # The state keeps its dtypes, and its values where to_empty() leaves any to chance: what
-        # gives the weight its values then, a checkpoint, has none for the state.
-        state = {name: self._buffers[name] for name in _OWN_BUFFERS}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._buffers.update(state)
+    def _held_buffers(self) -> dict[str, Tensor | None]:
+        return {name: self._buffers[name] for name in _OWN_BUFFERS}
+
+    def _restore(self, held: dict[str, Tensor | None]) -> None:
+        # The state keeps its values too, where to_empty() leaves any to chance: what gives the
+        # weight its values then, a checkpoint, has none for the state.
+        self._buffers.update(held)
         self._place_state()
-        return self
 
     def _place_state(self) -> None:
         """Put the state of a recipe where the weight is: zeros if it was on meta."""
@@ -218,26 +212,19 @@ class Linear(torch.nn.Linear):
                     torch.zeros_like(buffer, device=device) if on_meta else buffer.to(device)
                 )
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
         weight = state_dict.get(f"{prefix}weight")
-        if is_fp8(weight):
-            error_msgs.append(
-                f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
-                f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
-            )
-            return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        if not is_fp8(weight):
+            return None
+        return (
+            f"{_NAME}: '{prefix}weight': expected bfloat16, float16 or float32, got "
+            f"{weight.dtype}: FP8 weights with their scales are for octofold.nn.InferenceLinear"
         )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
         self._place_state()  # load_state_dict(assign=True) may bring a weight from elsewhere
 
 

@@ -5,14 +5,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
 from ..._ops.routing import top_k, top_k_gradient
 from ..autograd.expert_fitting import require_counts
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
-from .buffers import keep_dtypes
+from .buffers import KeepsBuffers
 
 _NAME: Final = "octofold.nn.TopKRouter"
 
@@ -93,7 +93,7 @@ class _Route(torch.autograd.Function):
         return gradient, *[None] * 7
 
 
-class TopKRouter(Module):
+class TopKRouter(KeepsBuffers):
     """The router of an expert layer: x · weightᵀ, and for each token its best experts.
 
     hidden_features, experts: the features of a token, and the number of experts.
@@ -166,9 +166,3 @@ class TopKRouter(Module):
         text += f", scoring={self.scoring}, normalize={self.normalize}"
         text += f", scaling_factor={self.scaling_factor}"
         return text if self.groups == 1 else f"{text}, groups={self.top_groups} of {self.groups}"
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_dtypes(self, held)
-        return self
