@@ -76,7 +76,7 @@ def layer_builds(
         yield Build(variant.name, partial(make, variant), variant.is_ours)
 
 
-def product_of(recipe_name: str, product: str, sizes: Shape, types: Sequence[str], run: Run):
+def product_of(recipe_name: str, product: str, sizes: Shape, run: Run):
     """One product of a step, of operands that are cast already; "bfloat16" too."""
     m, n, k = sizes
     a, b = (normal(run, rows, k) for rows in (m, n))
@@ -103,15 +103,15 @@ def measure_products(shapes: Sequence[Shape], recipes: Sequence[str], run: Run) 
     """The three products of a step alone: what no layer of these recipes can be faster than."""
     for shape in run.cases(shapes):
         tokens, out_features, in_features = shape
-        for product, sizes, types in (
-            ("output", (tokens, out_features, in_features), ("input_dtype", "weight_dtype")),
-            ("grad_input", (tokens, in_features, out_features), ("gradient_dtype", "weight_dtype")),
-            ("grad_weight", (out_features, in_features, tokens), ("gradient_dtype", "input_dtype")),
+        for product, sizes in (
+            ("output", (tokens, out_features, in_features)),
+            ("grad_input", (tokens, in_features, out_features)),
+            ("grad_weight", (out_features, in_features, tokens)),
         ):
             builds = [
                 Build(
                     name,
-                    partial(product_of, name, product, sizes, types, run),
+                    partial(product_of, name, product, sizes, run),
                     name != "bfloat16",
                     operations=2 * math.prod(sizes),
                 )
