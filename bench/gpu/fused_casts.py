@@ -22,6 +22,7 @@ from common.bandwidth import beside_copy, cast_error, keeping
 from common.measure import Build, Implementation
 from common.operands import normal, sets_of
 from common.run import Run, new_parser, sizes, text_of
+from octofold import ops
 
 ERROR_LIMIT = 0.08  # e5m2 makes 0.053
 TARGETS = ("rows", "both")
@@ -77,16 +78,35 @@ def swiglu_gradient(gradient, x):
     return torch.cat([by_gate, gradient * gate * sigmoid], -1).bfloat16()
 
 
+def formats(targets, rows="1x128", transposed=None):
+    """What cast() is asked for."""
+    wanted = {"rows": rows, "transposed": transposed or rows}
+    return wanted if targets == "both" else {"rows": rows}
+
+
+def cast_activated(x, targets="rows", layout="halves"):
+    return ops.cast(ops.Activated(x, layout=layout), **formats(targets))
+
+
+def cast_gradient(gradient, x, targets="rows", layout="halves", columns=None):
+    source = ops.ActivationGradient(gradient, x, layout=layout)
+    return ops.cast(source, **formats(targets), columns=columns)
+
+
+def cast_normed(x, *, targets="rows", granularity="1x128", **norm):
+    return ops.cast(ops.Normed(x, **norm), **formats(targets, granularity))
+
+
 def activations(run, rows, cols):
     for targets, layout in itertools.product(TARGETS, LAYOUTS):
         options = {"targets": targets, "layout": layout}
         for name, widths, outputs, function, exact in (
-            ("swiglu", (2 * cols,), 1, octofold.quantize_activation, swiglu),
+            ("swiglu", (2 * cols,), 1, cast_activated, swiglu),
             (
                 "swiglu gradient",
                 (cols, 2 * cols),
                 2,
-                octofold.quantize_activation_gradient,
+                cast_gradient,
                 swiglu_gradient,
             ),
         ):
@@ -107,10 +127,10 @@ def activations_from_fp8(run, rows, cols):
         written = WRITTEN[targets] * cols * 33 / 32
         name = {"rows": "rows", "both": "both ways"}[targets]
         for layout in LAYOUTS:
-            cast = partial(octofold.quantize_activation_gradient, targets=targets, layout=layout)
+            cast = partial(cast_gradient, targets=targets, layout=layout)
             widths = cols, InFp8(2 * cols)
             yield Case(f"SwiGLU gradient {name} from FP8 {layout}", widths, 2 * written, cast)
-        cast = partial(octofold.quantize_activation, targets=targets)
+        cast = partial(cast_activated, targets=targets)
         yield Case(f"SwiGLU {name} from FP8", (InFp8(2 * cols),), written, cast)
 
 
@@ -128,12 +148,12 @@ def layer_norm(weight, bias, x):
 
 def norms(run, rows, cols):
     weight, bias = (normal(run, cols) for _ in "ab")
-    cast = octofold.quantize_norm
+    cast = cast_normed
     for targets, reference in REFERENCES.items():
         written, options = WRITTEN[targets] * cols, {"targets": targets}
 
         def with_residual(x, residual, options=options):
-            return cast(x, weight, residual=residual, **options)
+            return cast(x, weight=weight, residual=residual, **options)
 
         def compiled(x, residual, reference=reference):
             return (total := x + residual), *reference(rms_norm(weight, total))
@@ -153,7 +173,7 @@ def norms(run, rows, cols):
             compiled,
         )
         exact = partial(layer_norm, weight, bias)
-        layer = partial(cast, weight=weight, bias=bias, norm="layer", **options)
+        layer = partial(cast, weight=weight, bias=bias, kind="layer", **options)
         yield Case(
             f"layer norm {targets}", (cols,), written, layer, exact, composed(reference, exact)
         )
@@ -161,7 +181,7 @@ def norms(run, rows, cols):
     yield Case("rms norm rows channel", (cols,), cols, by_channel, partial(rms_norm, weight))
 
 
-def norm_backwards(run, rows, cols):
+def norm_gradients(run, rows, cols):
     """dx is written in BF16. Statistics of other rows are as good as any."""
     weight, bias = (normal(run, cols) for _ in "ab")
     rstd, mean = torch.ones(rows, device=run.device), torch.zeros(rows, device=run.device)
@@ -176,10 +196,10 @@ def norm_backwards(run, rows, cols):
         return gradients
 
     def rms(dy, x, residual=None):
-        return octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=residual)
+        return ops.norm_gradient(dy, x, rstd, weight=weight, residual_gradient=residual)
 
     def layer(dy, x):
-        return octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer")
+        return ops.norm_gradient(dy, x, rstd, mean, weight, bias, kind="layer")
 
     two = cols, cols
     yield Case("rms norm backward", two, 2 * cols, rms, peer=compiled(rms_norm, weight))
@@ -192,12 +212,13 @@ def columns(run, rows, cols):
     """The cast of a gradient both ways, without and with what it works out of columns."""
     for transposed, wanted in itertools.product((None, "channel"), (None, "sums", "both")):
         name = "1x128" if transposed is None else f"1x128+{transposed}"
-        options = {"columns": wanted, "dtype": "e5m2", "transposed_granularity": transposed}
+        of_transpose = None if transposed is None else f"e5m2 {transposed}"
+        options = {"columns": wanted, **formats("both", "e5m2", of_transpose)}
         yield Case(
             f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
             (cols,),
             2 * cols,
-            partial(octofold.quantize_with_columns, **options),
+            partial(ops.cast, **options),
             lambda x: x,
             with_sums if wanted == "sums" and transposed is None else None,
         )
@@ -206,7 +227,7 @@ def columns(run, rows, cols):
             "swiglu gradient both" + (f" columns {wanted}" if wanted else ""),
             (cols, 2 * cols),
             4 * cols,
-            partial(octofold.quantize_activation_gradient, targets="both", columns=wanted),
+            partial(cast_gradient, targets="both", columns=wanted),
             swiglu_gradient,
         )
 
@@ -215,7 +236,7 @@ def with_sums(x):
     return *reference_both(x), x.float().sum(0)
 
 
-FAMILIES = (activations, activations_from_fp8, norms, norm_backwards, columns)
+FAMILIES = (activations, activations_from_fp8, norms, norm_gradients, columns)
 
 
 def operand(run, rows, width):

@@ -177,6 +177,8 @@ def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     name = str(fields["operation"])
     if name == "quantize" and "two-level" in operands.values():
         return None  # cast() has it
+    if name == "quantize_both" and support["cpu"].how == "none":
+        return None  # cast() reads twice for such a pair
     return Capability(_OPERATIONS.get(name, name), str(fields["kind"]), operands, support)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import octofold
 import torch
 from attention_problems import attention_problems
-from casting import cast_side, cast_with, only
+from casting import GRANULARITIES, cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
 from octofold import tuning
 from octofold._ops.gated_gemm import multiply_gated
@@ -184,7 +184,7 @@ def group_casts():
 
 def activations():
     for granularity, (rows, cols), layout in itertools.product(
-        ("tensor", "channel", "1x128", "128x128"),
+        GRANULARITIES,
         ((256, 256), (131, 264), (5, 7)),
         ("halves", "interleaved"),
     ):
@@ -277,9 +277,7 @@ def norms():
         operands = {name: torch.randn(cols).to(dtype) for name in ("weight", "bias")}
         operands |= {name: torch.randn(2, cols) for name in ("ada_scale", "ada_shift")}
         yield f"norm gradients {rows},{cols} {dtype}", partial(norm_gradients, x, operands)
-        for granularity, targets in itertools.product(
-            ("tensor", "channel", "1x128", "128x128"), ("rows", "both")
-        ):
+        for granularity, targets in itertools.product(GRANULARITIES, ("rows", "both")):
             options = {"granularity": granularity, "targets": targets, "power_of_two": True}
             yield f"norm {options} {rows},{cols} {dtype}", partial(norm, x, operands, options)
 
@@ -292,7 +290,7 @@ def cast(x, options):
 
 def casts():
     problems = itertools.product(
-        ("tensor", "channel", "1x128", "128x128"),
+        GRANULARITIES,
         ((256, 384), (131, 200), (1, 1)),
         FLOATS,
         ("deepgemm", "vllm"),  # one multiplies, one divides

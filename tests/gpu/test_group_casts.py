@@ -7,7 +7,7 @@ import math
 
 import octofold
 import pytest
-from casting import cast_with, only
+from casting import GRANULARITIES, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
 from octofold._core.library import library
 
@@ -193,7 +193,7 @@ def sources_of(generator, count, places, share=0.1):
 @pytest.mark.parametrize("multiplies", [False, True], ids=["", "factors"])
 @every_source
 @pytest.mark.parametrize("kind", [*KINDS, *((unit, None, "rows") for unit in
-    ("tensor", "channel", "1x128", "128x128"))])  # fmt: skip
+    GRANULARITIES)])  # fmt: skip
 def test_gathered(kind, source, multiplies, generator):
     for ((sizes, behind), cols), slots in itertools.product(PARTITIONS, (1, 6)):
         rows, tokens = sum(sizes) + behind, 50

@@ -36,6 +36,10 @@ class Operands:
     out: Tensor  # [rows, N]
 
 
+def cast_activated(x: Tensor, activation: str) -> ScaledTensor:
+    return octofold.ops.cast(octofold.ops.Activated(x, activation), rows="1x128").rows
+
+
 def operands(rows: int, groups: int, n: int, k: int, pair: Pair, device: Any) -> Operands:
     x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
     w = torch.randn(groups, n, k, dtype=torch.bfloat16, device=device)
@@ -191,7 +195,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
     n, k = case.sizes
     make = partial(operands, case.rows, case.groups, 2 * n, k, PAIR, run.device)
     sets = sets_of(make, gated_bytes(case), run)
-    codes = [octofold.quantize_activation(s.out, activation) for s in sets]  # memory for them
+    codes = [cast_activated(s.out, activation) for s in sets]  # memory for them
 
     def fused(offsets: Tensor, candidate: str | None = None) -> Implementation:
         calls = [
@@ -212,7 +216,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
         return octofold.grouped_gemm(s.a, s.b, Rows(offsets), out=s.out)
 
     def apart(offsets: Tensor, s: Operands) -> ScaledTensor:
-        return octofold.quantize_activation(alone(offsets, s), activation)
+        return cast_activated(alone(offsets, s), activation)
 
     def unchecked(function: Any, offsets: Tensor) -> Implementation:
         """The other sections check the product."""

@@ -192,7 +192,7 @@ class ScaledTensor(Scaled):
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)
         """The transpose of a matrix, as views of data and scale, where a square or all of it shares
         a scale ("128x128", "tensor"). Its columns are not contiguous, which operations ask for:
-        copy `data` for them, or cast with quantize(x, transpose=True).
+        copy `data` for them, or cast with ops.cast(x, transposed=...).
 
         Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), as the
         transpose would need scales that belong to columns; so do the factors of two-level ones.
@@ -202,7 +202,7 @@ class ScaledTensor(Scaled):
                 "ScaledTensor.T",
                 "granularity",
                 "tensor or 128x128, whose scales hold for rows and columns alike "
-                "(quantize(x, transpose=True) casts the transpose with scales of its own)",
+                "(ops.cast(x, transposed=...) casts the transpose with scales of its own)",
                 self.granularity,
             )
         if self.channel_scale is not None:
