@@ -40,8 +40,8 @@ def cast(x, dtype, scales):
     """Codes [1, tokens, heads, head size], and their scales of each head, or none."""
     heads, tokens, size = x.shape
     if scales == "none":
-        return octofold.convert(x, dtype).permute(1, 0, 2)[None], None
-    x8 = octofold.quantize(x.reshape(heads, tokens * size), dtype, "channel")
+        return octofold.ops.convert_dtype(x, dtype).permute(1, 0, 2)[None], None
+    x8 = octofold.quantize(x.reshape(heads, tokens * size), octofold.Format(dtype, "channel"))
     return x8.data.view(heads, tokens, size).permute(1, 0, 2)[None], x8.scale
 
 

@@ -27,7 +27,9 @@ KINDS = ("1x128", "channel", "128x128", "two-level", "two-level, a step old")
 
 def transposed_cast(x, granularity):
     """Values of the cast of xᵀ."""
-    cast = octofold.quantize(x, granularity=granularity, profile="torchao", transpose=True)
+    cast = octofold.ops.cast(
+        x, transposed=octofold.Format(granularity=granularity, rule="torchao")
+    ).transposed
     return cast.dequantize("float32").double()
 
 

@@ -77,7 +77,7 @@ class PagedCache:
         pages = self.table[batch.sequences, batch.positions // PAGE_SIZE].long()
         for cache, new in ((self.keys, keys), (self.values, values)):
             if cache.dtype == torch.float8_e4m3fn:
-                new = octofold.convert(new.contiguous(), "e4m3")
+                new = octofold.ops.convert_dtype(new.contiguous(), "e4m3")
                 cache, new = cache.view(torch.uint8), new.view(torch.uint8)
             cache[layer, pages, batch.positions % PAGE_SIZE] = new.to(cache.dtype)
 

@@ -7,8 +7,8 @@ rng = np.random.default_rng(0)
 x = rng.standard_normal((64, 512), dtype=np.float32)  # activations: [tokens, inputs]
 w = rng.standard_normal((256, 512), dtype=np.float32)  # weights: [outputs, inputs]
 
-a = octofold.quantize(x, granularity="1x128")
-b = octofold.quantize(w, granularity="128x128")
+a = octofold.quantize(x)
+b = octofold.quantize(w, "128x128")
 y = octofold.gemm(a, b, out_dtype="float32")
 
 exact = x @ w.T

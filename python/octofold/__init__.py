@@ -53,21 +53,11 @@ from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
 from ._load_checkpoint import Checkpoint, load_checkpoint
 from ._ops.attention import attention
-from ._ops.casts import quantize
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only
 from ._ops.grouped_gemm import grouped_gemm
 from ._ops.groups import Depth, Masked, Rows
-
-# Until the one cast takes its place: call sites that go with it.
-from .ops import convert as convert
-from .ops import norm_backward as norm_backward
-from .ops import quantize_activation as quantize_activation
-from .ops import quantize_activation_gradient as quantize_activation_gradient
-from .ops import quantize_both as quantize_both
-from .ops import quantize_gathered as quantize_gathered
-from .ops import quantize_norm as quantize_norm
-from .ops import quantize_with_columns as quantize_with_columns
+from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
     from . import models as models

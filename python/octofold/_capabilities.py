@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ._core.formats import GRANULARITIES
 from ._core.library import library
 from ._core.progress import Progress
 from ._info import info
-from ._probes import GRANULARITIES, try_on, why_no_probe
+from ._probes import try_on, why_no_probe
 
 NATIVE, KERNELS = "native", "kernels"
 MEANINGS: Final = {
@@ -61,7 +62,7 @@ class Capability:
     """An operation with operands of certain forms: a row of the matrix."""
 
     operation: str
-    """The public function: "gemm"."""
+    """The public function: "gemm". "cast_normed" and its like are ops.cast() of such a source."""
     kind: str
     """What info() calls it: "products"."""
     operands: dict[str, str]
@@ -141,7 +142,7 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
         Target(str(t["name"]), str(t["examples"]), tuple(map(int, t["gpus"])))
         for t in matrix["targets"]
     )
-    rows = tuple(_row(fields, targets) for fields in matrix["rows"])
+    rows = tuple(row for fields in matrix["rows"] if (row := _row(fields, targets)) is not None)
     untried = "not asked for" if not probe else why_no_probe(info().gpus)
     for done, row in enumerate(() if untried else rows):
         for target in targets:
@@ -155,13 +156,28 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
     return Capabilities(rows, targets, str(matrix["at_hand"]), untried)
 
 
-def _row(fields: Any, targets: tuple[Target, ...]) -> Capability:
+# By the library's names.
+_OPERATIONS: Final = {
+    "convert": "convert_dtype",
+    "quantize_both": "cast",
+    "quantize_activation": "cast_activated",
+    "quantize_activation_gradient": "cast_activation_gradient",
+    "quantize_gathered": "cast_gathered",
+    "quantize_norm": "cast_normed",
+    "norm_backward": "norm_gradient",
+}
+
+
+def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     support = {
         target.name: Support(str(cell["how"]), str(cell["why_not"]))
         for target, cell in zip(targets, fields["cells"], strict=True)
     }
     operands = {str(name): str(form) for name, form in fields["operands"]}
-    return Capability(str(fields["operation"]), str(fields["kind"]), operands, support)
+    name = str(fields["operation"])
+    if name == "quantize" and "two-level" in operands.values():
+        return None  # cast() has it
+    return Capability(_OPERATIONS.get(name, name), str(fields["kind"]), operands, support)
 
 
 def _summaries(rows: list[Capability]) -> list[str]:

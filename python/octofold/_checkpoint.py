@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ._core.errors import invalid_argument
+from ._core.formats import Format, FormatLike, format_of, words_of
 from ._core.library import library
 from ._core.progress import Progress, reporting
 
@@ -120,14 +121,12 @@ def inspect_checkpoint(input: str | os.PathLike[str]) -> CheckpointContents:
 def quantize_checkpoint(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    skip: str | Sequence[str] = (),
-    use_default_skips: bool = True,
-    profile: str = "deepgemm",
-    power_of_two: bool | None = None,
-    progress: Progress | None = None,
+    format: FormatLike = "e4m3",
     *,
     family: str = "deepseek-v3",
-    granularity: str | None = None,
+    skip: str | Sequence[str] = (),
+    use_default_skips: bool = True,
+    progress: Progress | None = None,
 ) -> CheckpointReport:
     """Rewrite a safetensors checkpoint with its linear weights in FP8.
 
@@ -144,13 +143,14 @@ def quantize_checkpoint(
         index and a folder take along what lies beside the weights (tokenizer, generation config)
         and in folders below, but caches and weights in other formats, which are logged; config.json
         gets its `quantization_config`. The output appears whole or not at all.
+    format: how weights are cast, a Format or its words: of e4m3, saturating, with a granularity
+        that the family has. A text that names none, such as "torchao", leaves that to the family,
+        whose first is taken.
+    family: one of checkpoint_families().
     skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
         default_skip_patterns() unless use_default_skips is false.
-    profile, power_of_two: as in quantize().
     progress: called now and then with bytes of input read so far and in all. What it raises ends
         the run and is raised here.
-    family: one of checkpoint_families().
-    granularity: of the scales, one that the family has; None: the first of its.
 
     Memory use does not grow with the checkpoint. Weights with NaN or infinity are logged and
     reported.
@@ -159,6 +159,7 @@ def quantize_checkpoint(
     a checkpoint that is FP8 already, where no weight is to be quantized, for a pipeline of
     Diffusers, and for models that the libraries of the family would not load (it says which would).
     """
+    rule, granularity, power_of_two = _cast_of(format)
     with reporting(progress) as report_progress:
         report = library.quantize_checkpoint(
             os.fspath(input),
@@ -167,7 +168,7 @@ def quantize_checkpoint(
             use_default_skips,
             family,
             granularity,
-            profile,
+            rule,
             power_of_two,
             report_progress,
         )
@@ -198,6 +199,18 @@ def convert_checkpoint(
             os.fspath(input), os.fspath(output), family, granularity, report_progress
         )
     return _report(report)
+
+
+def _cast_of(format: FormatLike) -> tuple[str, str | None, bool | None]:
+    """The rule of the format of weights, its granularity (None: the family's) and power_of_two."""
+    operation = "quantize_checkpoint"
+    value = format_of(operation, format)
+    for field, expected in (("dtype", "e4m3"), ("overflow", "saturate")):
+        got = getattr(value, field)
+        if got != expected:
+            raise invalid_argument(operation, f"format.{field}", f"{expected}, as files have", got)
+    named = isinstance(format, Format) or words_of(operation, format).granularity != ""
+    return value.rule.value, value.granularity if named else None, value.power_of_two
 
 
 def _report(fields: Mapping[str, Any]) -> CheckpointReport:

@@ -5,22 +5,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ._core.errors import Error
+from ._core.formats import GRANULARITIES
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
-from ._ops.activations import quantize_activation, quantize_activation_gradient
 from ._ops.attention import attention
-from ._ops.casts import convert, quantize, quantize_both
+from ._ops.cast import Target, cast
+from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed
+from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
-from ._ops.gathered import quantize_gathered
 from ._ops.gemm import gemm
 from ._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ._ops.grouped_gemm import grouped_gemm
 from ._ops.groups import Depth, Masked, Rows
-from ._ops.norms import norm_backward, quantize_norm
+from ._ops.norm_gradient import norm_gradient
+from ._ops.quantize import quantize
 from ._ops.routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
 
-GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
 ERROR_LIMIT: Final = 1e-2
 """Of the result's norm: another order of sums, and one rounding to 16 bits."""
 
@@ -93,10 +94,10 @@ def _operand(form: str, *shape: int, seed: int = 0, matrices: int | None = None)
 
     x = _random(*shape, seed=seed)
     if form in GRANULARITIES:
-        return quantize(x, granularity=form, matrices=matrices)
+        return quantize(x, form, matrices=matrices)
     if form == "two-level":
         factors = _factors(x.numel() // x.shape[-1])
-        return quantize(x, granularity="128x128", channel_scale=factors, matrices=matrices)
+        return cast(x, rows=Target("128x128", channel_scale=factors), matrices=matrices).rows
     dtypes = {"numbers": torch.float32, "fp8": torch.float8_e4m3fn}
     return x.to(dtypes.get(form) or getattr(torch, form))
 
@@ -163,60 +164,54 @@ def _attention(put: Put, q: str, kv: str) -> Any:
     return attention(put(_operand(q, 1, 48, 2, 64)), k, v, k_scale=scale, v_scale=scale)
 
 
-def _convert(put: Put) -> Any:
-    return convert(put(_a("numbers")), "e4m3")
+def _convert_dtype(put: Put) -> Any:
+    return convert_dtype(put(_a("numbers")), "e4m3")
 
 
-def _levels(put: Put, form: str, rows: int) -> tuple[str, Any]:
-    """Granularity and factors of a cast."""
-    return ("128x128", put(_factors(rows))) if form == "two-level" else (form, None)
+def _target(put: Put, form: str, rows: int) -> Target:
+    if form != "two-level":
+        return Target(form)
+    return Target("128x128", channel_scale=put(_factors(rows)))
+
+
+def _cast(put: Put, rows: str, transposed: str) -> Any:
+    targets = _target(put, rows, 48), _target(put, transposed, 256)
+    return cast(put(_a("numbers")), rows=targets[0], transposed=targets[1])[:2]
 
 
 def _quantize(put: Put, out: str) -> Any:
-    granularity, factors = _levels(put, out, 48)
-    return quantize(put(_a("numbers")), granularity=granularity, channel_scale=factors)
-
-
-def _quantize_both(put: Put, rows: str, transposed: str) -> Any:
-    granularity, factors = _levels(put, rows, 48)
-    of_transpose, its_factors = _levels(put, transposed, 256)
-    return quantize_both(
-        put(_a("numbers")),
-        granularity=granularity,
-        channel_scale=factors,
-        transposed_granularity=of_transpose,
-        transposed_channel_scale=its_factors,
-    )
+    return cast(put(_a("numbers")), rows=_target(put, out, 48)).rows
 
 
 def _dequantize(put: Put, x: str) -> Any:
     return put(_a(x)).dequantize()
 
 
-def _quantize_activation(put: Put, x: str, out: str) -> Any:
-    return quantize_activation(put(_operand(x, 48, 512)), granularity=out)
+def _cast_activated(put: Put, x: str, out: str) -> Any:
+    return cast(Activated(put(_operand(x, 48, 512))), rows=out).rows
 
 
-def _quantize_activation_gradient(put: Put, x: str, out: str) -> Any:
-    operands = put(_a("numbers")), put(_operand(x, 48, 512))
-    return quantize_activation_gradient(*operands, granularity=out)
+def _cast_activation_gradient(put: Put, x: str, out: str) -> Any:
+    source = ActivationGradient(put(_a("numbers")), put(_operand(x, 48, 512)))
+    return cast(source, rows=out).rows
 
 
-def _quantize_gathered(put: Put, out: str) -> Any:
+def _cast_gathered(put: Put, out: str) -> Any:
     sources = put(_integers(*reversed(range(48))))
-    return quantize_gathered(put(_a("numbers")), sources, 1, granularity=out)
+    return cast(Gathered(put(_a("numbers")), sources), rows=out).rows
 
 
-def _quantize_norm(put: Put, out: str) -> Any:
-    normed = quantize_norm(put(_a("numbers")), put(_factors(256)), granularity=out)
-    return normed.rows, normed.rstd
+def _cast_normed(put: Put, out: str) -> Any:
+    casts = cast(Normed(put(_a("numbers")), put(_factors(256))), rows=out)
+    assert casts.norm is not None
+    return casts.rows, casts.norm.rstd
 
 
-def _norm_backward(put: Put) -> Any:
-    dy, x = _operand("numbers", 48, 256), _a("numbers")
+def _norm_gradient(put: Put) -> Any:
+    gradient, x = _operand("numbers", 48, 256), _a("numbers")
     rstd = x.square().mean(1).rsqrt()
-    gradients = norm_backward(put(dy), put(x), put(rstd), weight=put(_factors(256)))
-    return gradients.dx, gradients.dweight
+    gradients = norm_gradient(put(gradient), put(x), put(rstd), weight=put(_factors(256)))
+    return gradients.dx, gradients.d_weight
 
 
 def _ids() -> Any:
@@ -248,9 +243,9 @@ def _combine_gradient(put: Put) -> Any:
 _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
     problem.__name__[1:]: problem
     for problem in (
-        *(_convert, _quantize, _quantize_both, _dequantize),
-        *(_quantize_activation, _quantize_activation_gradient, _quantize_gathered),
-        *(_quantize_norm, _norm_backward),
+        *(_convert_dtype, _quantize, _cast, _dequantize),
+        *(_cast_activated, _cast_activation_gradient, _cast_gathered),
+        *(_cast_normed, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
         *(_dot, _gemv, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
         *(_gemm, _grouped_gemm, _gated_gemm),

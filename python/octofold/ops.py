@@ -5,14 +5,13 @@ torch's own for torch tensors. None has a gradient: those with one are octofold.
 """
 
 from ._core.ops import scale_shape
-from ._core.targets import ColumnReductions
-from ._ops.activations import quantize_activation, quantize_activation_gradient
-from ._ops.casts import convert, quantize_both, quantize_with_columns
+from ._ops.cast import Casts, Target, cast
+from ._ops.cast_sources import Activated, ActivationGradient, Gathered, Normed, NormStatistics
+from ._ops.convert_dtype import convert_dtype
 from ._ops.dot import dot
 from ._ops.gated_gemm import gated_gemm
-from ._ops.gathered import quantize_gathered
 from ._ops.gemm_weight_only import gemm_weight_only_gradient
-from ._ops.norms import NormGradients, QuantizedNorm, norm_backward, quantize_norm
+from ._ops.norm_gradient import NormGradients, norm_gradient
 from ._ops.routing import (
     Routing,
     TopK,
@@ -25,27 +24,27 @@ from ._ops.routing import (
 from ._ops.words import as_words, from_words, pack, unpack
 
 __all__ = [
-    "ColumnReductions",
+    "Activated",
+    "ActivationGradient",
+    "Casts",
+    "Gathered",
     "NormGradients",
-    "QuantizedNorm",
+    "NormStatistics",
+    "Normed",
     "Routing",
+    "Target",
     "TopK",
     "as_words",
+    "cast",
     "combine",
     "combine_gradient",
-    "convert",
+    "convert_dtype",
     "dot",
     "from_words",
     "gated_gemm",
     "gemm_weight_only_gradient",
-    "norm_backward",
+    "norm_gradient",
     "pack",
-    "quantize_activation",
-    "quantize_activation_gradient",
-    "quantize_both",
-    "quantize_gathered",
-    "quantize_norm",
-    "quantize_with_columns",
     "scale_shape",
     "sort_by_expert",
     "top_k",

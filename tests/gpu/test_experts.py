@@ -101,7 +101,7 @@ def test_fp8_weights():
     """A checkpoint's as they are: what the weights give that these are the casts of."""
     module = experts_of()
     frozen = [
-        octofold.quantize(weight.detach(), granularity="128x128", profile="torchao")
+        octofold.quantize(weight.detach(), "128x128 torchao")
         for weight in (module.gate_up_proj, module.down_proj)
     ]
     (ids, weights), x = routing(), random(TOKENS, HIDDEN)
@@ -262,10 +262,7 @@ def test_graph_of_inference():
     """Few tokens; FP8 weights, which nothing casts."""
     module = experts_of()
     frozen = nn.Experts.from_weights(
-        *(
-            octofold.quantize(weight.detach(), granularity="128x128", profile="torchao")
-            for weight in module.parameters()
-        )
+        *(octofold.quantize(weight.detach(), "128x128 torchao") for weight in module.parameters())
     )
     x, (ids, weights) = random(8, HIDDEN), routing(8)
 

@@ -50,7 +50,7 @@ def test_graph_replays_with_changed_data(pair, generator):
 def test_graph_of_a_layer_that_allocates(generator):
     """Cast and product, their results in the graph's own memory."""
     x, w = normal(generator, 200, 700), normal(generator, 300, 700)
-    weights = octofold.quantize(w, granularity="128x128")
+    weights = octofold.quantize(w, "128x128")
 
     def layer():
         return octofold.gemm(octofold.quantize(x), weights)
@@ -94,7 +94,7 @@ def test_kernels_in_a_row_see_each_other(generator):
 
 def test_casts_and_products_in_a_row_see_each_other(generator):
     """Nothing waits between a cast and the product that reads it."""
-    weights = octofold.quantize(normal(generator, 512, 512), granularity="128x128")
+    weights = octofold.quantize(normal(generator, 512, 512), "128x128")
     inputs = [normal(generator, 96, 512) for _ in range(50)]
     torch.cuda.synchronize()
     queued = [octofold.gemm(octofold.quantize(x), weights) for x in inputs]
@@ -138,7 +138,7 @@ def test_does_not_synchronize(generator):
     x, w = normal(generator, 300, 1024), normal(generator, 520, 1024)
 
     def layer():
-        return octofold.gemm(octofold.quantize(x), octofold.quantize(w, granularity="128x128"))
+        return octofold.gemm(octofold.quantize(x), octofold.quantize(w, "128x128"))
 
     expected = layer()
     torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side
 from gpu_support import DEVICE, ON_GPU, PAIR_NAMES, PAIRS, assert_same_bits, bits, operands, torch
 
 
@@ -11,10 +12,10 @@ def random(*shape, dtype=torch.float32):
 
 def layer(x, w, bias):
     activations = octofold.quantize(x)
-    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    weights = octofold.quantize(w, octofold.Format(torch.float8_e5m2, "128x128", power_of_two=True))
     y = octofold.gemm(activations, weights, bias=bias)
     octofold.gemm(activations, weights, out=y, c=y)
-    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3")
+    return y, activations.dequantize(torch.bfloat16), octofold.ops.convert_dtype(y, "e4m3")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
@@ -52,11 +53,10 @@ def opcheck(monkeypatch):
         return allclose(left, right, **options)
 
     monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers the ops
+    octofold.ops.convert_dtype(
+        torch.zeros(1), "e4m3"
+    )  # the first call with a tensor registers the ops
     return torch.library.opcheck
-
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 def fp8(*shape):
@@ -66,27 +66,35 @@ def fp8(*shape):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1)])
-def test_opcheck_quantize(opcheck, granularity, transpose, shape):
+def test_opcheck_cast(opcheck, granularity, transpose, shape):
     x = random(*shape)
-    like = octofold.quantize(x, granularity=granularity, transpose=transpose)
+    like = cast_side(x, granularity, transpose)
     results = fp8(*like.shape), torch.zeros_like(like.scale)
-    options = (granularity, None, "saturate", "te", transpose, None)
-    opcheck(torch.ops.octofold.quantize.out, (x, None, None, *results, *options))
-    opcheck(torch.ops.octofold.quantize.default, (x, None, None, *options, "e4m3"))
+    in_common = None, "saturate", "te", None
+    if not transpose:
+        options = granularity, *in_common
+        opcheck(torch.ops.octofold.quantize.out, (x, None, *results, *options))
+        opcheck(torch.ops.octofold.quantize.default, (x, None, *options, "e4m3"))
+    inputs = x, *[None] * 5
+    both = (None, None, *results) if transpose else (*results, None, None)
+    units = (None, granularity) if transpose else (granularity, None)
+    options = *units, *in_common, None
+    opcheck(torch.ops.octofold.cast.out, (*inputs, *both, None, None, None, *options))
+    opcheck(torch.ops.octofold.cast.default, (*inputs, *options, "e4m3"))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_dequantize(opcheck, granularity):
-    cast = octofold.quantize(random(130, 300), granularity=granularity)
+    cast = octofold.quantize(random(130, 300), granularity)
     out = random(130, 300, dtype=torch.bfloat16)
     operands = cast.data, cast.scale, None
     opcheck(torch.ops.octofold.dequantize.out, (*operands, out, granularity))
     opcheck(torch.ops.octofold.dequantize.default, (*operands, granularity, "bfloat16"))
 
 
-def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert.out, (random(130, 300), fp8(130, 300), "nan"))
-    opcheck(torch.ops.octofold.convert.default, (random(130, 300), "nan", "e4m3"))
+def test_opcheck_convert_dtype(opcheck):
+    opcheck(torch.ops.octofold.convert_dtype.out, (random(130, 300), fp8(130, 300), "nan"))
+    opcheck(torch.ops.octofold.convert_dtype.default, (random(130, 300), "nan", "e4m3"))
 
 
 def test_to_device():

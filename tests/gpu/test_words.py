@@ -72,7 +72,7 @@ def test_packs_rows_that_lie_apart(format, generator):
 
 @every_format
 def test_views_share_memory(format, generator):
-    numbers = octofold.convert(normal(generator, 4, 24), format)
+    numbers = octofold.ops.convert_dtype(normal(generator, 4, 24), format)
     words = octofold.ops.as_words(numbers)
     assert words.data_ptr() == numbers.data_ptr()
     words[1, 2] = 0

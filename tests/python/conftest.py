@@ -26,7 +26,9 @@ def opcheck(monkeypatch):
         return allclose(left, right, **options)
 
     monkeypatch.setattr(torch, "allclose", allclose_with_fp8)
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers the ops
+    octofold.ops.convert_dtype(
+        torch.zeros(1), "e4m3"
+    )  # the first call with a tensor registers the ops
     from octofold._core.ops import TABLE
     from octofold._core.torch import DTYPES
 

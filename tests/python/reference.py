@@ -5,6 +5,8 @@ Shares no code with the library. FP32 arithmetic unless it says float64.
 
 import ml_dtypes
 import numpy as np
+from casting import GRANULARITIES as GRANULARITIES
+from casting import RULES as RULES
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -14,18 +16,6 @@ DTYPES = {
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
-PROFILES = (
-    "deepgemm",
-    "vllm",
-    "vllm-per-token",
-    "te",
-    "torchao",
-    "torchao-tensor",
-    "deepseek",
-    "compressed-tensors",
-    "compressed-tensors-0.12",
-)
 NAN_CODE = 0x7F
 
 
@@ -93,27 +83,27 @@ def log2_rounded(value):
     return np.float32(np.log2(np.float64(value)))
 
 
-def unit_cast(amax, largest, profile, power_of_two, source):
+def unit_cast(amax, largest, rule, power_of_two, source):
     """(scale, how codes come from x) for one unit of elements of type `source`."""
     one, amax = np.float32(1), np.float32(amax)
-    if profile == "deepgemm":
+    if rule == "deepgemm":
         scale = np.maximum(amax, np.float32(1e-4)) / largest
         if power_of_two:
             scale = ceil_power_of_two(scale)
         inverse = one / scale
         return scale, lambda x: x * inverse
-    if profile == "vllm":
+    if rule == "vllm":
         scale = np.maximum(amax, np.float32(1e-10)) / largest
         if power_of_two:
             scale = np.exp2(np.ceil(log2_rounded(np.maximum(scale, np.float32(1e-10)))))
         return scale, lambda x: x / scale
-    if profile == "te":
+    if rule == "te":
         factor = largest / amax if np.isfinite(amax) and amax != 0 else one
         factor = np.minimum(factor, np.finfo(np.float32).max)
         if power_of_two:
             factor = from_bits(bits_of(factor) & 0xFF800000)
         return one / factor, lambda x: x * factor
-    if profile == "torchao":
+    if rule == "torchao":
         factor = np.float32(np.float64(largest) / np.maximum(np.float64(amax), 1e-12))
         if power_of_two:
             factor = np.exp2(np.floor(log2_rounded(factor)))
@@ -123,29 +113,29 @@ def unit_cast(amax, largest, profile, power_of_two, source):
         return values.astype(source).astype(np.float32)
 
     scale = amax / largest
-    if profile == "vllm-per-token":
+    if rule == "vllm-per-token":
         scale = np.maximum(scale, one / np.float32(448 * 512))
-    if profile in ("torchao-tensor", "compressed-tensors", "compressed-tensors-0.12"):
+    if rule in ("torchao-tensor", "compressed-tensors", "compressed-tensors-0.12"):
         scale = in_source(scale)
-    if profile == "compressed-tensors" and scale == 0:
+    if rule == "compressed-tensors" and scale == 0:
         scale = np.float32(ml_dtypes.finfo(source).eps)
-    if profile == "compressed-tensors-0.12":
+    if rule == "compressed-tensors-0.12":
         scale = np.maximum(scale, np.finfo(np.float32).eps)
     if power_of_two:
         scale = ceil_power_of_two(scale)
-    if profile.startswith("compressed-tensors"):
+    if rule.startswith("compressed-tensors"):
         return scale, lambda x: in_source(x / scale) + np.float32(0)  # -0 + 0 is 0
     return scale, lambda x: x / scale
 
 
-def quantize(x, dtype, granularity, power_of_two, overflow, profile, transpose):
+def quantize(x, dtype, granularity, power_of_two, overflow, rule, transpose):
     """(codes as uint8, scale) of a matrix of float32, float16 or bfloat16."""
     source = np.asarray(x).dtype
     matrix = np.asarray(x).astype(np.float32)
     if transpose:
         matrix = np.ascontiguousarray(matrix.T)
     if power_of_two is None:
-        power_of_two = profile == "te"
+        power_of_two = rule == "te"
     rows, cols = matrix.shape
     largest = LARGEST[dtype]
     with np.errstate(all="ignore"):
@@ -154,7 +144,7 @@ def quantize(x, dtype, granularity, power_of_two, overflow, profile, transpose):
         values = np.empty_like(matrix)
         height, width = unit_sizes(granularity, rows, cols)
         for i, j in np.ndindex(amax.shape):
-            scale[i, j], apply = unit_cast(amax[i, j], largest, profile, power_of_two, source)
+            scale[i, j], apply = unit_cast(amax[i, j], largest, rule, power_of_two, source)
             unit = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
             values[unit] = apply(matrix[unit])
     return encode(values, dtype, overflow), shape_scale(scale, granularity)

@@ -3,8 +3,10 @@
 import itertools
 
 import torch
+from casting import GRANULARITIES
+from octofold import Format, Rule
 
-OPERANDS = ("weight", "bias", "scale", "shift")
+OPERANDS = ("weight", "bias", "ada_scale", "ada_shift")
 
 # What of a norm there is: name, kind, dtype of the operands (None: x's), which of them.
 FORMS = {
@@ -12,9 +14,9 @@ FORMS = {
     "rms-float32": ("rms", torch.float32, ("weight", "bias")),
     "plain-rms": ("rms", None, ()),
     "layer": ("layer", None, ("weight", "bias")),
-    "adaptive": ("layer", None, ("scale", "shift")),
+    "adaptive": ("layer", None, ("ada_scale", "ada_shift")),
     "everything": ("layer", torch.float32, OPERANDS),
-    "adaptive-rms": ("rms", None, ("weight", "scale")),
+    "adaptive-rms": ("rms", None, ("weight", "ada_scale")),
 }
 
 
@@ -41,10 +43,10 @@ def apply(x, mean, rstd, operands):
         y = y * wide["weight"]
     if "bias" in wide:
         y = y + wide["bias"]
-    if "scale" in wide:
-        y = y * (1 + of_rows(wide["scale"], len(x)))
-    if "shift" in wide:
-        y = y + of_rows(wide["shift"], len(x))
+    if "ada_scale" in wide:
+        y = y * (1 + of_rows(wide["ada_scale"], len(x)))
+    if "ada_shift" in wide:
+        y = y + of_rows(wide["ada_shift"], len(x))
     return y
 
 
@@ -76,10 +78,8 @@ def problem(normal, form, rows, cols, dtype, batches=1):
 
 
 def options():
-    """Granularities with each target; formats and profiles take turns."""
-    turns = itertools.cycle(
-        ({"profile": "deepgemm"}, {"profile": "vllm", "dtype": "e5m2"}, {"power_of_two": True})
-    )
-    for granularity in ("tensor", "channel", "1x128", "128x128"):
+    """Formats, as text or with an option, with each target; dtypes and rules take turns."""
+    turns = itertools.cycle(({}, {"dtype": "e5m2", "rule": Rule.VLLM}, {"power_of_two": True}))
+    for granularity in GRANULARITIES:
         for targets in ("rows", "transposed", "both"):
-            yield {"granularity": granularity, "targets": targets, **next(turns)}
+            yield Format(granularity=granularity, **next(turns)), targets

@@ -7,6 +7,8 @@ import numpy as np
 import octofold
 import pytest
 import reference_activations as reference
+from casting import GRANULARITIES, cast_side, formats
+from octofold.ops import Activated, ActivationGradient, cast
 
 ROWS, COLS = 131, 200
 LAYOUTS = ("halves", "interleaved")
@@ -30,14 +32,11 @@ def inputs(rng, activation, dtype=ml_dtypes.bfloat16):
 def test_is_the_cast_of_the_activation(activation, layout, rng):
     x, _ = inputs(rng, activation)
     values = reference.activation(x, activation, layout).astype(np.float32).astype(x.dtype)
-    for granularity, dtype in itertools.product(
-        ("tensor", "channel", "1x128", "128x128"), ("e4m3", "e5m2")
-    ):
-        rows, transposed = octofold.quantize_activation(
-            x, activation, layout, dtype, granularity, targets="both"
-        )
-        assert rows.equals(octofold.quantize(values, dtype, granularity))
-        assert transposed.equals(octofold.quantize(values, dtype, granularity, transpose=True))
+    for granularity, dtype in itertools.product(GRANULARITIES, ("e4m3", "e5m2")):
+        format = f"{dtype} {granularity}"
+        casts = cast(Activated(x, activation, layout=layout), rows=format, transposed=format)
+        assert casts.rows.equals(octofold.quantize(values, format))
+        assert casts.transposed.equals(cast_side(values, format, transpose=True))
 
 
 @every_case
@@ -45,33 +44,28 @@ def test_gradient_is_that_of_the_activation(activation, layout, rng):
     x, gradient = inputs(rng, activation)
     expected = reference.activation_gradient(gradient, x, activation, layout)
     values = expected.astype(np.float32).astype(x.dtype)
-    for granularity in ("tensor", "channel", "1x128", "128x128"):
-        rows = octofold.quantize_activation_gradient(
-            gradient, x, activation, layout, granularity=granularity
-        )
-        assert rows.equals(octofold.quantize(values, granularity=granularity))
-    transposed = octofold.quantize_activation_gradient(
-        gradient, x, activation, layout, targets="transposed"
-    )
-    assert transposed.equals(octofold.quantize(values, transpose=True))
+    source = ActivationGradient(gradient, x, activation, layout=layout)
+    for granularity in GRANULARITIES:
+        assert cast_side(source, granularity).equals(octofold.quantize(values, granularity))
+    transposed = cast_side(source, "1x128", transpose=True)
+    assert transposed.equals(cast_side(values, "1x128", transpose=True))
 
 
-def test_options_are_those_of_quantize(rng):
+def test_formats_are_those_of_quantize(rng):
     x, _ = inputs(rng, "swiglu", np.float32)
     values = reference.activation(x, "swiglu", "halves").astype(np.float32)
-    options = {"power_of_two": True, "overflow": "nan", "profile": "vllm"}
-    actual = octofold.quantize_activation(x, **options)
-    assert actual.equals(octofold.quantize(values, **options))
+    format = octofold.Format(rule="vllm", power_of_two=True, overflow="nan")
+    assert cast_side(Activated(x), format).equals(octofold.quantize(values, format))
 
 
 def test_leading_dimensions_and_strides(rng):
     x, gradient = inputs(rng, "swiglu")
-    flat = octofold.quantize_activation(x[:130])
-    leading = octofold.quantize_activation(x[:130].reshape(2, 65, -1))
+    flat = cast_side(Activated(x[:130]), "1x128")
+    leading = cast_side(Activated(x[:130].reshape(2, 65, -1)), "1x128")
     assert leading.shape == (2, 65, COLS)
     assert np.array_equal(leading.data.reshape(130, COLS).view("u1"), flat.data.view("u1"))
-    back = octofold.quantize_activation_gradient(gradient[::2], x[::2])
-    contiguous = octofold.quantize_activation_gradient(gradient[::2].copy(), x[::2].copy())
+    back = cast_side(ActivationGradient(gradient[::2], x[::2]), "1x128")
+    contiguous = cast_side(ActivationGradient(gradient[::2].copy(), x[::2].copy()), "1x128")
     assert back.equals(contiguous)
 
 
@@ -79,13 +73,13 @@ def test_nan_and_infinity_are_handed_on():
     x = np.zeros((1, 256), np.float32)
     x[0, 0], x[0, 1], x[0, 2] = np.nan, np.inf, -np.inf
     x[0, 128:] = 1
-    values = octofold.quantize_activation(x, "silu", granularity="1x128").dequantize()
+    values = cast_side(Activated(x, "silu"), "1x128").dequantize()
     assert np.isnan(values[0, :128]).any()
     assert np.isfinite(values[0, 128:]).all()
 
 
 def test_no_rows():
-    empty = octofold.quantize_activation(np.zeros((0, 256), np.float32))
+    empty = cast_side(Activated(np.zeros((0, 256), np.float32)), "1x128")
     assert empty.shape == (0, 128)
 
 
@@ -94,9 +88,6 @@ def test_no_rows():
     [
         ({"activation": "tanh"}, "activation 'tanh' is not one of: swiglu"),
         ({"layout": "thirds"}, "gate layout 'thirds' is not one of: halves"),
-        ({"targets": "all"}, "argument 'targets': expected one of rows, transposed, both"),
-        ({"granularity": "64"}, "granularity '64' is not one of"),
-        ({"dtype": "float16"}, "argument 'dtype': expected one of e4m3, e5m2"),
         ({"x": np.zeros((4, 7), np.float32)}, "argument 'x': expected an even last dimension"),
         ({"x": np.zeros(8, np.float32)}, "argument 'x'"),
         ({"x": np.zeros((4, 8), np.int32)}, "argument 'x'"),
@@ -104,7 +95,7 @@ def test_no_rows():
 )
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.quantize_activation(**{"x": np.zeros((4, 8), np.float32), **arguments})
+        cast(Activated(**{"x": np.zeros((4, 8), np.float32), **arguments}), rows="1x128")
     assert message in str(error.value)
 
 
@@ -117,52 +108,44 @@ def test_bad_input_is_named(arguments, message):
 )
 def test_gradient_has_to_fit(gradient, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.quantize_activation_gradient(gradient, np.zeros((4, 8), np.float32))
+        cast_side(ActivationGradient(gradient, np.zeros((4, 8), np.float32)), "1x128")
     assert message in str(error.value)
 
 
 @every_case
 def test_from_fp8_are_those_of_what_it_stands_for(activation, layout, rng):
     """Every granularity of x, every type that its values are rounded to."""
-    for granularity, wide in itertools.product(
-        ("tensor", "channel", "1x128", "128x128"), ("bfloat16", "float16", "float32")
-    ):
+    for granularity, wide in itertools.product(GRANULARITIES, ("bfloat16", "float16", "float32")):
         dtype = np.dtype(getattr(ml_dtypes, wide, wide))
         x, gradient = inputs(rng, activation, dtype)
-        codes = octofold.quantize(x, "e5m2" if wide == "float16" else "e4m3", granularity)
+        codes = octofold.quantize(x, f"{'e5m2' if wide == 'float16' else 'e4m3'} {granularity}")
         values = codes.dequantize(wide)
-        options = {"granularity": "128x128", "targets": "both"}
-        for actual, expected in zip(
+        kind = {"activation": activation, "layout": layout}
+        for source, expected in (
+            (Activated(codes, **kind, dtype=wide), Activated(values, **kind)),
             (
-                *octofold.quantize_activation(codes, activation, layout, x_dtype=wide, **options),
-                *octofold.quantize_activation_gradient(
-                    gradient, codes, activation, layout, **options
-                ),
+                ActivationGradient(gradient, codes, **kind),
+                ActivationGradient(gradient, values, **kind),
             ),
-            (
-                *octofold.quantize_activation(values, activation, layout, **options),
-                *octofold.quantize_activation_gradient(
-                    gradient, values, activation, layout, **options
-                ),
-            ),
-            strict=True,
         ):
-            assert actual.equals(expected)
+            actual, other = (cast(s, **formats("128x128", "both")) for s in (source, expected))
+            assert actual.rows.equals(other.rows)
+            assert actual.transposed.equals(other.transposed)
 
 
 def test_fp8_is_rounded_to_bfloat16_if_nothing_is_said(rng):
     codes = octofold.quantize(inputs(rng, "swiglu", np.float32)[0])
-    expected = octofold.quantize_activation(codes, x_dtype="bfloat16")
-    assert octofold.quantize_activation(codes).equals(expected)
-    assert not octofold.quantize_activation(codes, x_dtype="float32").equals(expected)
+    expected = cast_side(Activated(codes, dtype="bfloat16"), "1x128")
+    assert cast_side(Activated(codes), "1x128").equals(expected)
+    assert not cast_side(Activated(codes, dtype="float32"), "1x128").equals(expected)
 
 
 def test_leading_dimensions_of_fp8(rng):
     x, gradient = inputs(rng, "swiglu")
     leading = octofold.quantize(x[:130].reshape(2, 65, -1))
     assert leading.scale.shape == (2, 65, 4)
-    actual = octofold.quantize_activation_gradient(gradient[:130].reshape(2, 65, -1), leading)
-    flat = octofold.quantize_activation_gradient(gradient[:130], octofold.quantize(x[:130]))
+    actual = cast_side(ActivationGradient(gradient[:130].reshape(2, 65, -1), leading), "1x128")
+    flat = cast_side(ActivationGradient(gradient[:130], octofold.quantize(x[:130])), "1x128")
     assert actual.shape == (2, 65, 2 * COLS)
     assert np.array_equal(actual.data.reshape(130, -1).view("u1"), flat.data.view("u1"))
 
@@ -179,13 +162,13 @@ def fp8(rows, cols, scale_cols=1, granularity="1x128", dtype=ml_dtypes.float8_e4
         ({"x": fp8(4, 8, granularity="64")}, "granularity '64' is not one of"),
         ({"x": fp8(4, 8, dtype=np.float32)}, "argument 'x': expected dtype e4m3 or e5m2"),
         ({"x": fp8(4, 7)}, "argument 'x': expected an even last dimension"),
-        ({"x_dtype": "e4m3"}, "argument 'x_dtype': expected one of float32, float16, bfloat16"),
-        ({"x": np.zeros((4, 8), np.float32), "x_dtype": "float32"}, "'x_dtype': expected None"),
+        ({"dtype": "e4m3"}, "argument 'source.dtype': expected one of float32, float16, bfloat16"),
+        ({"x": np.zeros((4, 8), np.float32), "dtype": "float32"}, "'source.dtype': expected None"),
     ],
 )
 def test_bad_fp8_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.quantize_activation(**{"x": fp8(4, 8), **arguments})
+        cast(Activated(**{"x": fp8(4, 8), **arguments}), rows="1x128")
     assert message in str(error.value)
 
 
@@ -194,11 +177,11 @@ def test_two_level_scales_are_refused():
     codes = fp8(4, 8)
     x = octofold.ScaledTensor(codes.data, codes.scale[:1], "128x128", factors)
     for call in (
-        lambda: octofold.quantize_activation(x),
-        lambda: octofold.quantize_activation_gradient(np.zeros((4, 4), np.float32), x),
+        lambda: cast_side(Activated(x), "1x128"),
+        lambda: cast_side(ActivationGradient(np.zeros((4, 4), np.float32), x), "1x128"),
     ):
         with pytest.raises(
-            octofold.InvalidArgumentError, match=r"'x.channel_scale': expected None"
+            octofold.InvalidArgumentError, match=r"'source.x.channel_scale': expected None"
         ):
             call()
 
@@ -209,5 +192,5 @@ def test_gradient_has_to_fit_fp8():
         (np.zeros((4, 4), ml_dtypes.float8_e4m3fn), "argument 'gradient': expected dtype float32"),
     ):
         with pytest.raises(octofold.InvalidArgumentError) as error:
-            octofold.quantize_activation_gradient(gradient, fp8(4, 8))
+            cast_side(ActivationGradient(gradient, fp8(4, 8)), "1x128")
         assert message in str(error.value)

@@ -16,7 +16,7 @@ def values(*shape):
 
 
 def scaled(rows, cols, granularity="1x128", dtype="e4m3"):
-    return octofold.quantize(values(rows, cols), dtype, granularity)
+    return octofold.quantize(values(rows, cols), octofold.Format(dtype, granularity))
 
 
 def unaligned():
@@ -71,24 +71,23 @@ def test_quantize_refuses_input(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float32"}, "'dtype': expected one of e4m3, e5m2, got 'float32'"),
-        ({"dtype": "int8"}, "'dtype': expected one of e4m3, e5m2, got 'int8'"),
-        ({"dtype": None}, "'dtype': expected one of .*, got None"),
-        ({"dtype": np.float64}, "'dtype': expected one of"),
-        ({"granularity": "2x2"}, "granularity '2x2' is not one of: tensor, channel, 1x128"),
-        ({"overflow": "wrap"}, "overflow 'wrap' is not one of: saturate, nan"),
-        ({"profile": "mine"}, "profile 'mine' is not one of: deepgemm, vllm"),
-        ({"power_of_two": "yes"}, "'power_of_two': expected True, False or None, got 'yes'"),
-        ({"overflow": None}, "'overflow': expected text, got None"),
-        ({"granularity": None}, "'granularity': expected text, got None"),
-        ({"profile": 3}, "'profile': expected text, got 3"),
-        ({"transpose": []}, r"'transpose': expected True or False, got \[\]"),
+        ({"format": "2x2"}, "'format': expected .* granularities: tensor, channel, .*, got '2x2'"),
+        ({"format": "mine"}, "'format': expected .* rules: deepgemm, vllm, .*, got 'mine'"),
+        ({"format": "float16"}, "'format': expected .*dtypes: e4m3, e5m2; .*, got 'float16'"),
+        ({"format": "e4m3 e5m2"}, "'format': expected at most one word of each kind .*'e5m2'"),
+        ({"format": None}, "'format': expected a Format or a text, got None"),
         ({"scale": values(3)}, "'scale': expected shape"),
         ({"scale": values(3, 1).astype(float)}, "'scale': expected dtype float32, got float64"),
         ({"out": values(3, 4)}, "'out': expected a ScaledTensor, got ndarray"),
         ({"out": scaled(4, 4)}, r"'out': expected shape \[3, 4\]"),
-        ({"out": scaled(3, 4), "dtype": "e5m2"}, "'dtype': expected e4m3, as is 'out'"),
-        ({"out": scaled(3, 4, "tensor"), "granularity": "channel"}, "expected 'tensor', as is"),
+        (
+            {"out": scaled(3, 4), "format": "e5m2"},
+            "'out': expected codes and scales of the format: e5m2 1x128, got e4m3 1x128",
+        ),
+        (
+            {"out": scaled(3, 4, "tensor"), "format": "channel"},
+            "'out': expected .*: e4m3 channel, got e4m3 tensor",
+        ),
     ],
 )
 def test_quantize_refuses_option(options, message):
@@ -106,17 +105,23 @@ def test_quantize_refuses_option(options, message):
         ),
         (lambda a: replaced(a, granularity=7).dequantize(), "'x.granularity': expected text"),
         (
-            lambda a: octofold.convert(np.array(1, np.float32), "e4m3"),
+            lambda a: octofold.ops.convert_dtype(np.array(1, np.float32), "e4m3"),
             "'x': expected at least 1 dim",
         ),
         (
-            lambda a: octofold.convert(np.array(1, reference.DTYPES["e4m3"]), "float32"),
+            lambda a: octofold.ops.convert_dtype(np.array(1, reference.DTYPES["e4m3"]), "float32"),
             "'x': expected at least 1 dim",
         ),
-        (lambda a: octofold.convert(values(4), "e4m3", 1), "'overflow': expected text, got 1"),
+        (
+            lambda a: octofold.ops.convert_dtype(values(4), "e4m3", overflow=1),
+            "'overflow': expected text, got 1",
+        ),
         (lambda a: octofold.ops.scale_shape(None, 1, 4), "text and whole numbers, got None"),
-        (lambda a: octofold.convert(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
-        (lambda a: octofold.convert(values(4), "e3m4"), "'dtype': expected one of"),
+        (
+            lambda a: octofold.ops.convert_dtype(values(4)[::2], "e4m3"),
+            "'x': expected contiguous col",
+        ),
+        (lambda a: octofold.ops.convert_dtype(values(4), "e3m4"), "'dtype': expected one of"),
         (
             lambda a: octofold.ops.scale_shape("tensor", -1, 4),
             "expected sizes of at least 0, got -1",
@@ -213,10 +218,10 @@ def test_read_only_arrays_are_inputs(tmp_path, rng):
         octofold.gemm(replaced(expected, data=codes), expected)
 
 
-def test_numpys_truth_values_are_pythons():
+def test_numpys_scalars_are_pythons():
     x = values(3, 300)
-    expected = octofold.quantize(x, power_of_two=True, transpose=True)
-    assert octofold.quantize(x, power_of_two=np.True_, transpose=np.True_).equals(expected)
+    epsilon = np.float32(1e-6)
+    octofold.ops.cast(octofold.ops.Normed(x, epsilon=epsilon), rows="1x128")
     a = scaled(3, 300, "tensor")
     octofold.gemm(a, a, fast_accumulation=np.True_)
 
@@ -227,7 +232,7 @@ def test_empty_arrays_are_inputs():
     assert octofold.gemm(empty, scaled(N, K, "128x128")).shape == (0, N)
     nothing = octofold.gemm(scaled(M, 0), scaled(N, 0, "128x128"), bias=values(N))
     np.testing.assert_array_equal(nothing.astype(np.float32), values(M, N))
-    assert octofold.convert(values(0), "e4m3").shape == (0,)
+    assert octofold.ops.convert_dtype(values(0), "e4m3").shape == (0,)
 
 
 def test_exceptions_are_builtins_too():
@@ -244,8 +249,29 @@ def test_exceptions_are_builtins_too():
         assert str(pickle.loads(pickle.dumps(error("why")))) == "why"
 
 
-@pytest.mark.parametrize(
-    "spelling", ["e5m2", "float8_e5m2", reference.DTYPES["e5m2"], reference.DTYPES["e5m2"].type]
-)
+DTYPE = reference.DTYPES["e5m2"]
+
+
+@pytest.mark.parametrize("spelling", ["e5m2", "float8_e5m2", DTYPE, DTYPE.type])
 def test_dtype_spellings(spelling):
-    assert octofold.quantize(values(2, 2), spelling).dtype == reference.DTYPES["e5m2"]
+    format = octofold.Format(spelling)
+    assert format == octofold.Format("e5m2")
+    assert octofold.quantize(values(2, 2), format).dtype == DTYPE
+
+
+def test_cast_wants_something():
+    x = values(3, 4)
+    for call, message in (
+        (lambda: octofold.ops.cast(x), "'rows': expected a format here, or for 'transposed'"),
+        (lambda: octofold.ops.cast(x, rows=3), "'rows': expected a Format or a text, got 3"),
+        (
+            lambda: octofold.ops.cast(x, rows="e4m3", transposed="e5m2"),
+            "'transposed': expected the dtype of 'rows', as one cast has both: e4m3, got e5m2",
+        ),
+        (
+            lambda: octofold.ops.cast(x, rows="te", transposed="channel vllm"),
+            "'transposed': expected the rule of 'rows', .*: te, got vllm",
+        ),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match="cast: argument " + message):
+            call()

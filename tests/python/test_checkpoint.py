@@ -54,12 +54,11 @@ def read(path):
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])
-@pytest.mark.parametrize("profile", reference.PROFILES)
-def test_quantizes_linear_weights(checkpoint, tensors, tmp_path, profile, power_of_two):
+@pytest.mark.parametrize("rule", reference.RULES)
+def test_quantizes_linear_weights(checkpoint, tensors, tmp_path, rule, power_of_two):
     output = tmp_path / "out.safetensors"
-    report = octofold.quantize_checkpoint(
-        checkpoint, output, profile=profile, power_of_two=power_of_two
-    )
+    format = octofold.Format("e4m3", "128x128", rule=rule, power_of_two=power_of_two)
+    report = octofold.quantize_checkpoint(checkpoint, output, format)
     linear = {name for name in tensors if "proj.weight" in name}
     assert set(report.quantized) == linear
     assert set(report.copied) == set(tensors) - linear
@@ -70,7 +69,7 @@ def test_quantizes_linear_weights(checkpoint, tensors, tmp_path, profile, power_
     assert report.output_bytes == sum(len(data) for _, _, data in written.values())
     assert set(written) == set(tensors) | {f"{name}_scale_inv" for name in linear}
     for name in linear:
-        options = ("e4m3", "128x128", power_of_two, "saturate", profile, False)
+        options = ("e4m3", "128x128", power_of_two, "saturate", rule, False)
         codes, scale = reference.quantize(tensors[name], *options)
         assert written[name] == ("F8_E4M3", codes.shape, codes.tobytes())
         assert written[f"{name}_scale_inv"] == ("F32", scale.shape, scale.tobytes())
@@ -91,7 +90,7 @@ def test_safetensors_reads_it(checkpoint, tensors, tmp_path):
             file.get_tensor(name), file.get_tensor(f"{name}_scale_inv"), "128x128"
         )
     assert weight.dtype is torch.float8_e4m3fn
-    expected = octofold.quantize(tensors[name], granularity="128x128").dequantize()
+    expected = octofold.quantize(tensors[name], "128x128").dequantize()
     np.testing.assert_array_equal(weight.dequantize(), expected)
 
 
@@ -178,7 +177,8 @@ def test_refusals(checkpoint, tmp_path):
     refuses(octofold.InvalidArgumentError, "'input'", input=tmp_path / "in.bin")
     refuses(octofold.InvalidArgumentError, "'output'.*input", output=checkpoint)
     refuses(octofold.InvalidArgumentError, "'skip'", skip=[""])
-    refuses(octofold.InvalidArgumentError, "profile 'mine' is not one of", profile="mine")
+    refuses(octofold.InvalidArgumentError, "'format': expected .*got 'mine'", format="mine")
+    refuses(octofold.InvalidArgumentError, "'format.dtype': expected e4m3", format="e5m2 128x128")
     (tmp_path / "taken.safetensors").touch()
     refuses(octofold.InvalidArgumentError, "exists", output=tmp_path / "taken.safetensors")
 

@@ -62,7 +62,7 @@ def test_of_every_pair_of_granularities(a_granularity, b_granularity, rng):
 def test_of_rows_of_casts(rng):
     x = rng.normal(size=(3, 500)).astype(np.float32)
     for granularity in reference.GRANULARITIES[1:3]:
-        cast = octofold.quantize(x, granularity=granularity)
+        cast = octofold.quantize(x, granularity)
         expected = cast.dequantize().astype(np.float64)
         row = cast[1:2]
         assert octofold.ops.dot(row, x[0]) == pytest.approx(expected[1] @ x[0], abs=1e-3)

@@ -172,7 +172,7 @@ def test_results_keep_their_memory_alive(rng):
     expected = octofold.quantize(x).data.view(np.uint8)
     data = octofold.quantize(tvm_tensor(x.copy())).data
     trash = [np.full((6, 300), 0xAA, np.uint8) for _ in range(100)]
-    view = octofold.convert(data, "float32")
+    view = octofold.ops.convert_dtype(data, "float32")
     np.testing.assert_array_equal(np.from_dlpack(view), reference.decode(expected, "e4m3"))
     assert len(trash) == 100
 

@@ -18,7 +18,7 @@ def padded(matrix, padding):
 
 def operand(rng, rows, cols, dtype, granularity, padding, power_of_two):
     x = rng.normal(0, 1, (rows, cols)).astype(np.float32)
-    cast = octofold.quantize(x, dtype, granularity, power_of_two=power_of_two)
+    cast = octofold.quantize(x, octofold.Format(dtype, granularity, power_of_two=power_of_two))
     return octofold.ScaledTensor(padded(cast.data, padding), cast.scale, granularity)
 
 
@@ -72,7 +72,7 @@ def test_case(case, rng):
 def test_every_element_keeps_the_bound(rng, dtype, size):
     m, n, k = 70, 90, 300
     a = octofold.quantize(rng.normal(0, size / k**0.5, (m, k)).astype(np.float32))
-    b = octofold.quantize(rng.normal(0, 1, (n, k)).astype(np.float32), granularity="128x128")
+    b = octofold.quantize(rng.normal(0, 1, (n, k)).astype(np.float32), "128x128")
     expected = product(a, b)
     out = octofold.gemm(a, b, out_dtype=dtype)
     assert_close(out.astype(np.float64), expected, magnitude(a, b), dtype)
@@ -82,7 +82,7 @@ def test_every_element_keeps_the_bound(rng, dtype, size):
 def test_specials_propagate(special, rng):
     """By IEEE rules: a NaN or Inf reaches its row of the product and no other."""
     x = rng.normal(0, 1, (6, 200)).astype(np.float32)
-    codes = octofold.convert(x, "e5m2")
+    codes = octofold.ops.convert_dtype(x, "e5m2")
     codes[2, 150] = special
     a = octofold.ScaledTensor(codes, np.ones((6, 2), np.float32), "1x128")
     b = operand(rng, 5, 200, "e4m3", "128x128", 0, False)
@@ -110,8 +110,8 @@ def test_fast_accumulation_is_a_permission(rng):
 @pytest.mark.parametrize("b_granularity", reference.GRANULARITIES)
 def test_leading_dimensions_and_every_pair(a_granularity, b_granularity, rng):
     x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
-    a = octofold.quantize(x, granularity=a_granularity)
-    flat = octofold.quantize(x.reshape(150, 300), granularity=a_granularity)
+    a = octofold.quantize(x, a_granularity)
+    flat = octofold.quantize(x.reshape(150, 300), a_granularity)
     b = operand(rng, 70, 300, "e4m3", b_granularity, 0, False)
     bias, c = np.ones(70, np.float32), rng.normal(0, 1, (3, 50, 70)).astype(np.float32)
     result = octofold.gemm(a, b, c=c, bias=bias, out_dtype="float32")

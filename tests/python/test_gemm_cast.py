@@ -12,13 +12,7 @@ def operands(rng, m, n, k, dtype="bfloat16", granularity="128x128"):
     """x of rows of different magnitude, and a weight."""
     x = np.exp2(rng.uniform(-2, 2, (m, 1))) * rng.normal(0, 1, (m, k))
     w = rng.normal(0, 1, (n, k)).astype(np.float32)
-    return x.astype(DTYPES[dtype]), octofold.quantize(w, granularity=granularity)
-
-
-def quantized(x, options):
-    """The cast of these fields of a Format."""
-    options = dict(options)
-    return octofold.quantize(x, profile=options.pop("rule", "deepgemm"), **options)
+    return x.astype(DTYPES[dtype]), octofold.quantize(w, granularity)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -35,7 +29,7 @@ def test_is_the_cast_and_the_product(dtype, granularity, rng):
             ):
                 format = octofold.Format(**options)
                 y = octofold.gemm(x, b, bias=bias, format=format, out_dtype=out_dtype)
-                a = quantized(x, options)
+                a = octofold.quantize(x, format)
                 expected = octofold.gemm(a, b, bias=bias, out_dtype=out_dtype)
                 assert y.dtype == expected.dtype
                 np.testing.assert_array_equal(y.view("u1"), expected.view("u1"))
@@ -61,9 +55,9 @@ def test_leading_dimensions_and_strided_rows(rng):
 
 
 X = np.ones((5, 256), ml_dtypes.bfloat16)
-B = octofold.quantize(np.ones((300, 256), np.float32), granularity="128x128")
+B = octofold.quantize(np.ones((300, 256), np.float32), "128x128")
 TWO_LEVEL = octofold.ScaledTensor(B.data, B.scale, "128x128", np.ones(300, np.float32))
-SHORT = octofold.quantize(np.ones((300, 128), np.float32), granularity="128x128")
+SHORT = octofold.quantize(np.ones((300, 128), np.float32), "128x128")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +89,7 @@ def test_bad_input_is_named(arguments, message):
 def test_torch(rng):
     torch = pytest.importorskip("torch")
     x = torch.randn(5, 300, dtype=torch.bfloat16)
-    b = octofold.quantize(torch.randn(40, 300), granularity="128x128")
+    b = octofold.quantize(torch.randn(40, 300), "128x128")
     bias = torch.randn(40, dtype=torch.bfloat16)
     expected = octofold.gemm(octofold.quantize(x), b, bias=bias)
     y = octofold.gemm(x, b, bias=bias, out_dtype=torch.bfloat16)
@@ -109,7 +103,7 @@ def test_torch(rng):
 def test_opcheck(opcheck):
     torch = pytest.importorskip("torch")
     x, bias = torch.randn(5, 300), torch.randn(400)
-    b = octofold.quantize(torch.randn(400, 300), granularity="128x128")
+    b = octofold.quantize(torch.randn(400, 300), "128x128")
     out = torch.zeros(5, 400, dtype=torch.bfloat16)
     options = (None, "128x128", False, "e4m3", None, "saturate", "deepgemm", None)
     arguments = (x, None, b.data, b.scale, None, bias, None, out, *options)

@@ -7,8 +7,10 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
@@ -63,27 +65,20 @@ sizes = st.lists(st.sampled_from([0, 0, 1, 3, 17, 127, 128, 129, 200, 256]), min
     st.sampled_from(["deepgemm", "vllm", "te", "deepseek"]),
     st.integers(0, 2**32 - 1),
 )
-def test_any_partition_is_casts_of_each_group(
-    sizes, behind, cols, source, transposed, profile, seed
-):
+def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, transposed, rule, seed):
     offsets = offsets_of(sizes)
     total = int(offsets[-1])
     x = np.random.default_rng(seed).normal(0, 1, (total + behind, cols)).astype(source)
-    options = {"profile": profile}
-    rows, groups = octofold.quantize_both(
-        x, transposed_granularity=transposed, offsets=offsets, **options
-    )
+    of_transpose = f"{transposed} {rule}"
+    rows, groups, *_ = cast(x, rows=rule, transposed=of_transpose, offsets=offsets)
     assert groups.shape == (cols, 128 * ((total + behind) // 128 + len(sizes)))
-    assert_rows(rows, total, octofold.quantize(x[:total], **options))
+    assert_rows(rows, total, octofold.quantize(x[:total], rule))
 
     def cast_of(rows):
-        return octofold.quantize(x[rows], granularity=transposed, transpose=True, **options)
+        return cast_side(x[rows], of_transpose, transpose=True)
 
     assert_groups(groups, offsets, cast_of)
-    alone = octofold.quantize_with_columns(
-        x, None, granularity=transposed, targets="transposed", offsets=offsets, **options
-    )
-    assert_groups(alone, offsets, cast_of)
+    assert_groups(cast_side(x, of_transpose, True, offsets=offsets), offsets, cast_of)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
@@ -91,12 +86,12 @@ def test_scales_for_all_groups(granularity, rng):
     offsets = offsets_of([5, 0, 140, 128, 3])
     x = rng.normal(0, 1, (300, 200)).astype(np.float32)
     x[276:] = 1e6  # of no group
-    rows, groups = octofold.quantize_both(x, granularity=granularity, offsets=offsets)
+    rows, groups, *_ = cast(x, **formats(granularity, "both"), offsets=offsets)
     count = 1 if granularity == "tensor" else 276
-    expected = octofold.quantize(x[:276], granularity=granularity)
+    expected = octofold.quantize(x[:276], granularity)
     np.testing.assert_array_equal(rows.scale[:count], expected.scale)
     np.testing.assert_array_equal(rows.data.view(np.uint8)[:276], expected.data.view(np.uint8))
-    whole = octofold.quantize(x[:276], granularity=granularity, transpose=True)
+    whole = cast_side(x[:276], granularity, transpose=True)
     np.testing.assert_array_equal(groups.scale, whole.scale)
     codes = whole.data.view(np.uint8)
     for rows, column in places(offsets):
@@ -109,12 +104,24 @@ def test_scales_for_all_groups(granularity, rng):
 def test_channels_beside_rows_of_blocks(rng):
     offsets = offsets_of([100, 0, 156])
     x = rng.normal(0, 1, (300, 200)).astype(np.float32)
-    rows, groups = octofold.quantize_both(
-        x, transposed_granularity="channel", profile="torchao", offsets=offsets
-    )
-    assert_rows(rows, 256, octofold.quantize(x, profile="torchao"))
-    expected = octofold.quantize(x[:256], granularity="channel", profile="torchao", transpose=True)
-    np.testing.assert_array_equal(groups.scale, expected.scale)
+    casts = cast(x, rows="torchao", transposed="channel torchao", offsets=offsets)
+    assert_rows(casts.rows, 256, octofold.quantize(x, "torchao"))
+    expected = cast_side(x[:256], "channel torchao", transpose=True)
+    np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
+
+
+def test_any_pair_of_granularities(rng):
+    """From one read or from two, where rows have scales that are of one group alone."""
+    offsets = offsets_of([3, 0, 128, 66])
+    x = rng.normal(0, 1, (197, 160)).astype(np.float32)
+    for rows, transposed in (("channel", "1x128"), ("128x128", "1x128"), ("tensor", "128x128")):
+        casts = cast(x, rows=rows, transposed=transposed, offsets=offsets)
+        assert casts.rows.equals(octofold.quantize(x, rows))
+        assert_groups(
+            casts.transposed,
+            offsets,
+            lambda rows, unit=transposed: cast_side(x[rows], unit, transpose=True),
+        )
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
@@ -122,30 +129,19 @@ def test_activations_and_their_gradients(layout, rng):
     offsets = offsets_of([3, 0, 128, 66])
     x = rng.normal(0, 1, (200, 160)).astype(ml_dtypes.bfloat16)
     gradient = rng.normal(0, 1, (200, 80)).astype(ml_dtypes.bfloat16)
-    for options in ({}, {"transposed_granularity": "128x128"}):
-        rows, groups = octofold.quantize_activation(
-            x, "swiglu", layout, targets="both", offsets=offsets, **options
-        )
-        assert_rows(rows, 197, octofold.quantize_activation(x, "swiglu", layout))
-        unit = options.get("transposed_granularity", "1x128")
-        assert_groups(
-            groups,
-            offsets,
-            lambda rows, unit=unit: octofold.quantize_activation(
-                x[rows], "swiglu", layout, granularity=unit, targets="transposed"
-            ),
-        )
-        rows, groups = octofold.quantize_activation_gradient(
-            gradient, x, "swiglu", layout, targets="both", offsets=offsets, **options
-        )
-        assert_rows(rows, 197, octofold.quantize_activation_gradient(gradient, x, layout=layout))
-        assert_groups(
-            groups,
-            offsets,
-            lambda rows, unit=unit: octofold.quantize_activation_gradient(
-                gradient[rows], x[rows], layout=layout, granularity=unit, targets="transposed"
-            ),
-        )
+    for make in (
+        lambda rows: Activated(x[rows], layout=layout),
+        lambda rows: ActivationGradient(gradient[rows], x[rows], layout=layout),
+    ):
+        for unit in BLOCKS:
+            whole = make(slice(None))
+            casts = cast(whole, rows="1x128", transposed=unit, offsets=offsets)
+            assert_rows(casts.rows, 197, cast_side(whole, "1x128"))
+            assert_groups(
+                casts.transposed,
+                offsets,
+                lambda rows, unit=unit, make=make: cast_side(make(rows), unit, transpose=True),
+            )
 
 
 def gathered_rows(x, sources, slots, factors):
@@ -164,7 +160,7 @@ def gathered_rows(x, sources, slots, factors):
     st.sampled_from([1, 77, 128, 200]),
     st.sampled_from(SOURCES),
     st.booleans(),
-    st.sampled_from(["tensor", "channel", "1x128", "128x128"]),
+    st.sampled_from(GRANULARITIES),
     st.integers(0, 2**32 - 1),
 )
 def test_gathered_rows_are_those_in_memory(
@@ -179,10 +175,10 @@ def test_gathered_rows_are_those_in_memory(
     sources = rng.integers(-1, tokens * slots, count).astype(np.int32)
     exist = sources >= 0
     values = gathered_rows(x, sources, slots, factors)
-    given = (x, sources, slots, factors)
+    given = Gathered(x, sources, slots=slots, factors=factors)
 
-    rows, columns = octofold.quantize_gathered(*given, granularity=granularity, targets="both")
-    expected = octofold.quantize(values, granularity=granularity)
+    rows, columns, *_ = cast(given, **formats(granularity, "both"))
+    expected = octofold.quantize(values, granularity)
     np.testing.assert_array_equal(
         rows.data.view(np.uint8)[exist], expected.data.view(np.uint8)[exist]
     )
@@ -191,18 +187,16 @@ def test_gathered_rows_are_those_in_memory(
         rows.scale[exist] if by_row else rows.scale,
         expected.scale[exist] if by_row else expected.scale,
     )
-    assert columns.equals(octofold.quantize(values, granularity=granularity, transpose=True))
-    alone = octofold.quantize_gathered(*given, granularity=granularity)
+    assert columns.equals(cast_side(values, granularity, transpose=True))
+    alone = cast_side(given, granularity)
     np.testing.assert_array_equal(alone.data.view(np.uint8)[exist], rows.data.view(np.uint8)[exist])
 
     if granularity in BLOCKS:
-        groups = octofold.quantize_gathered(
-            *given, granularity=granularity, targets="transposed", offsets=offsets
-        )
+        groups = cast_side(given, granularity, transpose=True, offsets=offsets)
         assert_groups(
             groups,
             offsets,
-            lambda rows: octofold.quantize(values[rows], granularity=granularity, transpose=True),
+            lambda rows: cast_side(values[rows], granularity, transpose=True),
         )
 
 
@@ -212,33 +206,32 @@ def test_with_torch(rng):
     sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
     factors = torch.rand(6, 2)
     offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    rows, groups = octofold.quantize_gathered(
-        x, sources, 2, factors, targets="both", offsets=offsets
-    )
+    given = Gathered(x, sources, slots=2, factors=factors)
+    rows, groups, *_ = cast(given, **formats("1x128", "both"), offsets=offsets)
     values = (x[sources // 2].float() * factors.flatten()[sources][:, None]).bfloat16()
-    expected = octofold.quantize_both(values, offsets=offsets)
-    assert rows.equals(expected[0])
+    assert rows.equals(octofold.quantize(values))
     for begin, end, column in ((0, 1, 0), (1, 4, 128)):
-        group = octofold.quantize(values[begin:end], transpose=True)
+        group = octofold.ops.cast(values[begin:end], transposed="1x128").transposed
         found = groups.data[:, column : column + end - begin]
         assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
-    leading = octofold.quantize_gathered(x.view(2, 3, 64), sources, 2, factors.view(2, 3, 2))
-    assert leading.equals(rows)
+    leading = Gathered(x.view(2, 3, 64), sources, slots=2, factors=factors.view(2, 3, 2))
+    assert cast_side(leading, "1x128").equals(rows)
 
 
 def test_compiled(rng):
     torch = pytest.importorskip("torch")
 
-    def cast(x, sources, offsets):
-        rows, groups = octofold.quantize_gathered(x, sources, 2, targets="both", offsets=offsets)
+    def gather(x, sources, offsets):
+        given = Gathered(x, sources, slots=2)
+        rows, groups, *_ = cast(given, rows="1x128", transposed="1x128", offsets=offsets)
         return rows.data, rows.scale, groups.data.shape
 
     x = torch.from_numpy(rng.normal(0, 1, (6, 64)).astype(np.float32))
     sources = torch.tensor([3, 0, 11, 7], dtype=torch.int32)
     offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
-    compiled = torch.compile(cast, backend="eager", fullgraph=True, dynamic=True)
+    compiled = torch.compile(gather, backend="eager", fullgraph=True, dynamic=True)
     data, scale, shape = compiled(x, sources, offsets)
-    expected = cast(x, sources, offsets)
+    expected = gather(x, sources, offsets)
     assert torch.equal(data.view(torch.uint8), expected[0].view(torch.uint8))
     assert torch.equal(scale, expected[1])
     assert tuple(shape) == (64, 256)
@@ -249,59 +242,69 @@ OFFSETS = np.array([0, 10, 300], np.int32)
 PLACES = np.zeros(5, np.int32)
 
 
+BOTH = {"rows": "1x128", "transposed": "1x128"}
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("source", "options", "message"),
     [
+        (X, {"offsets": OFFSETS.astype(np.int64)}, "'offsets': expected dtype int32, got int64"),
+        (X, {"offsets": OFFSETS[:1]}, r"cast: argument 'offsets': expected int32 \[groups \+ 1\]"),
         (
-            lambda: octofold.quantize_both(X, offsets=OFFSETS.astype(np.int64)),
-            "argument 'offsets': expected dtype int32, got int64",
-        ),
-        (
-            lambda: octofold.quantize_both(X, offsets=OFFSETS[:1]),
-            r"quantize_both: argument 'offsets': expected int32 \[groups \+ 1\]",
-        ),
-        (
-            lambda: octofold.quantize_both(X, offsets=np.array([0, 20, 10], np.int32)),
+            X,
+            {"offsets": np.array([0, 20, 10], np.int32)},
             r"'offsets': expected entries that begin at 0.*, got 10 at \[2\]",
         ),
         (
-            lambda: octofold.quantize_both(X, granularity="128x128", offsets=OFFSETS),
-            "'out.rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
+            X,
+            {"rows": "128x128", "transposed": "128x128", "offsets": OFFSETS},
+            "'rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
         ),
         (
-            lambda: octofold.quantize_with_columns(X, offsets=OFFSETS),
-            "'out.columns': expected none beside 'offsets'",
+            X,
+            {"columns": "sums", "offsets": OFFSETS},
+            "'columns': expected none beside 'offsets'",
         ),
         (
-            lambda: octofold.quantize_activation(X, offsets=OFFSETS),
-            "quantize_activation: argument 'offsets': expected None without a transposed target",
+            Activated(X),
+            {"transposed": None, "offsets": OFFSETS},
+            "cast: argument 'offsets': expected None without a transposed target",
+        ),
+        (Normed(X), {"offsets": OFFSETS}, "'offsets': expected None, as the source is Normed"),
+        (
+            Gathered(X, PLACES[:, None]),
+            {},
+            r"cast: argument 'sources': expected int32 \[rows\], got \(5, 1\)",
         ),
         (
-            lambda: octofold.quantize_gathered(X, PLACES[:, None], 1),
-            r"quantize_gathered: argument 'sources': expected int32 \[rows\], got \(5, 1\)",
-        ),
-        (
-            lambda: octofold.quantize_gathered(X, PLACES + 600, 2),
+            Gathered(X, PLACES + 600, slots=2),
+            {},
             r"'sources': expected places from 0 on, before 300 rows of 2 slots, or -1, got 600",
         ),
+        (Gathered(X, PLACES, slots=2.0), {}, "'slots': expected a whole number, got 2.0"),
+        (Gathered(X, PLACES, slots=0), {}, "'slots': expected 1 to 2147483647, got 0"),
         (
-            lambda: octofold.quantize_gathered(X, PLACES, 2.0),
-            "'slots': expected a whole number, got 2.0",
-        ),
-        (
-            lambda: octofold.quantize_gathered(X, PLACES, 0),
-            "'slots': expected 1 to 2147483647, got 0",
-        ),
-        (
-            lambda: octofold.quantize_gathered(X, PLACES, 2, np.ones((300, 3), np.float32)),
+            Gathered(X, PLACES, slots=2, factors=np.ones((300, 3), np.float32)),
+            {},
             r"'factors': expected shape \[300, 2\], got \[300, 3\]",
         ),
         (
-            lambda: octofold.quantize_gathered(X, PLACES, 2, targets="columns"),
-            "'targets': expected one of rows, transposed, both",
+            Gathered(X, PLACES),
+            {"columns": "sums"},
+            "'columns': expected None, as the source is Gathered",
+        ),
+        (
+            Activated(X),
+            {"rows": Target("tensor", scale=np.ones(1, np.float32))},
+            "'rows.scale': expected None, as the source is Activated",
+        ),
+        (
+            ActivationGradient(X, X, "silu"),
+            {"matrices": 3},
+            "'matrices': expected None, as the source is ActivationGradient",
         ),
     ],
 )
-def test_errors_name_the_argument(call, message):
+def test_errors_name_the_argument(source, options, message):
     with pytest.raises(octofold.InvalidArgumentError, match=message):
-        call()
+        cast(source, **BOTH | options)

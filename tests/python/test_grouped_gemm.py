@@ -27,10 +27,7 @@ def stacked(groups: list[ScaledTensor]) -> ScaledTensor:
 
 
 def weights(groups: int, n: int, k: int, granularity: str) -> list[ScaledTensor]:
-    return [
-        octofold.quantize(random_values(100 + g, n, k), granularity=granularity)
-        for g in range(groups)
-    ]
+    return [octofold.quantize(random_values(100 + g, n, k), granularity) for g in range(groups)]
 
 
 def offsets_of(sizes: list[int]) -> Any:
@@ -70,7 +67,7 @@ def test_any_partition_of_rows_gives_the_bits_of_separate_products(
     with_bias: bool,
 ) -> None:
     offsets, rows = offsets_of(sizes), sum(sizes) + spare
-    a = octofold.quantize(random_values(1, rows, k), granularity=a_granularity)
+    a = octofold.quantize(random_values(1, rows, k), a_granularity)
     b = weights(len(sizes), n, k, b_granularity)
     bias = random_values(2, len(sizes), n) if with_bias else None
     out = np.full((rows, n), 7, bfloat16)
@@ -92,7 +89,7 @@ def test_any_partition_of_rows_gives_the_bits_of_separate_products(
 )
 def test_masked_groups_write_their_first_rows_alone(counts: list[int], granularity: str) -> None:
     groups, rows, n, k = len(counts), 150, 72, 200
-    a = octofold.quantize(random_values(3, groups, rows, k), granularity=granularity)
+    a = octofold.quantize(random_values(3, groups, rows, k), granularity)
     b = weights(groups, n, k, "128x128")
     out = np.full((groups, rows, n), 7, np.float32)
     octofold.grouped_gemm(a, stacked(b), Masked(np.array(counts, np.int32), 10), out=out)
@@ -115,7 +112,7 @@ def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
     groups = len(offsets) - 1
     slots = rows // 128 + groups
     codes = np.zeros((features, 128 * slots), reference.DTYPES["e4m3"])
-    whole = octofold.quantize(x, granularity=granularity, transpose=True)
+    whole = octofold.ops.cast(x, transposed=granularity).transposed
     shapes = {
         "tensor": (1,),
         "channel": (features,),
@@ -132,7 +129,7 @@ def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
         if granularity in ("tensor", "channel"):
             codes[:, columns] = whole.data[:, begin:end]
         elif begin < end:
-            part = octofold.quantize(x[begin:end], granularity=granularity, transpose=True)
+            part = octofold.ops.cast(x[begin:end], transposed=granularity).transposed
             codes[:, columns] = part.data
             scale[:, slot : slot + part.scale.shape[1]] = part.scale
     return ScaledTensor(codes, scale, granularity)
@@ -188,7 +185,7 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
     offsets = offsets_of([5, 6, 7])
     a = octofold.quantize(random_values(9, 18, 130))
     for granularity in GRANULARITIES:
-        b = octofold.quantize(w, granularity=granularity)
+        b = octofold.quantize(w, granularity)
         result = octofold.grouped_gemm(a, b, Rows(offsets), out_dtype="float32")
         for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
             of_group = b if granularity == "tensor" else b[g : g + 1]

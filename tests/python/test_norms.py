@@ -4,9 +4,11 @@ cast of a norm that is worked out from the same statistics."""
 import numpy as np
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side, formats, sides_of
 from octofold._core.dtypes import dtype_name
 from octofold._core.library import library
-from octofold._ops.norms import _workspace_rows
+from octofold._ops.norm_gradient import _workspace_rows
+from octofold.ops import Normed, cast, norm_gradient
 
 torch = pytest.importorskip("torch")
 import reference_norms as reference  # noqa: E402
@@ -21,35 +23,27 @@ def normal(rng):
     return lambda *shape: torch.from_numpy(rng.standard_normal(shape)).float()
 
 
-def assert_same_cast(actual, y, options):
-    """Of what is normed in the type of x."""
-    options = dict(options)
-    targets = options.pop("targets", "rows")
-    for cast, target in ((actual.rows, "rows"), (actual.transposed, "transposed")):
-        if targets in (target, "both"):
-            assert cast.equals(octofold.quantize(y, **options, transpose=target == "transposed"))
-        else:
-            assert cast is None
-
-
 @every_dtype
 @every_form
 def test_is_the_cast_of_the_norm(form, dtype, normal):
-    for options in reference.options():
+    for format, targets in reference.options():
         for rows, cols in ((6, 300), (130, 136)):
             kind, x, operands = reference.problem(normal, form, rows, cols, dtype, batches=2)
-            result = octofold.quantize_norm(x, **operands, norm=kind, epsilon=1e-5, **options)
-            assert result.sum is None
-            assert (result.mean is None) == (kind == "rms")
-            y = reference.apply(x, result.mean, result.rstd, operands).to(dtype)
-            assert_same_cast(result, y, options)
+            source = Normed(x, **operands, kind=kind, epsilon=1e-5)
+            casts = cast(source, **formats(format, targets))
+            assert casts.norm.sum is None
+            assert (casts.norm.mean is None) == (kind == "rms")
+            y = reference.apply(x, casts.norm.mean, casts.norm.rstd, operands).to(dtype)
+            assert len(sides_of(casts)) == (2 if targets == "both" else 1)
+            for one, transpose in sides_of(casts):
+                assert one.equals(cast_side(y, format, transpose))
 
 
 @every_dtype
 @every_form
 def test_statistics(form, dtype, normal):
     kind, x, operands = reference.problem(normal, form, 40, 500, dtype, batches=4)
-    result = octofold.quantize_norm(x, **operands, norm=kind, epsilon=1e-3)
+    result = cast(Normed(x, **operands, kind=kind, epsilon=1e-3), rows="1x128").norm
     mean, rstd = reference.statistics(x, kind, 1e-3)
     torch.testing.assert_close(result.rstd, rstd.float(), rtol=1e-6, atol=0)
     if kind == "layer":
@@ -68,9 +62,9 @@ def test_as_torch_norms(form, dtype, normal):
         y = torch.nn.functional.rms_norm(x.float(), (256,), weight, 1e-5)
     else:
         y = torch.nn.functional.layer_norm(x.float(), (256,), weight, bias, 1e-5)
-    options = {"power_of_two": True}  # no scale differs in its last bits
-    result = octofold.quantize_norm(x, **operands, norm=kind, epsilon=1e-5, **options)
-    expected = octofold.quantize(y.to(dtype), **options).dequantize()
+    format = octofold.Format(power_of_two=True)  # no scale differs in its last bits
+    result = cast(Normed(x, **operands, kind=kind, epsilon=1e-5), rows=format)
+    expected = octofold.quantize(y.to(dtype), format).dequantize()
     difference = (result.rows.dequantize() - expected).abs()
     assert float((difference > 0).float().mean()) < 0.02  # where a rounding falls otherwise
     assert bool((difference <= expected.abs() / 6 + 0.01).all())
@@ -82,54 +76,52 @@ def test_residual_is_added_first(form, dtype, normal):
     kind, x, operands = reference.problem(normal, form, 34, 200, dtype, batches=2)
     residual = normal(34, 200).to(dtype)
     total = (x.float() + residual.float()).to(dtype)
-    for options in reference.options():
-        result = octofold.quantize_norm(x, residual=residual, **operands, norm=kind, **options)
-        assert torch.equal(result.sum, total)
-        alone = octofold.quantize_norm(total, **operands, norm=kind, **options)
-        assert torch.equal(result.rstd, alone.rstd)
-        for cast, expected in zip(result[:2], alone[:2], strict=True):
-            assert cast is expected is None or cast.equals(expected)
+    pairs = [formats(format, targets) for format, targets in reference.options()]
+    for targets in (*pairs, {"rows": "1x128", "transposed": "channel"}):
+        result = cast(Normed(x, residual=residual, **operands, kind=kind), **targets)
+        assert torch.equal(result.norm.sum, total)
+        alone = cast(Normed(total, **operands, kind=kind), **targets)
+        assert torch.equal(result.norm.rstd, alone.norm.rstd)
+        for one, expected in zip(result[:2], alone[:2], strict=True):
+            assert one is expected is None or one.equals(expected)
 
 
 def test_numpy_arrays(rng):
     x = rng.normal(0, 1, (20, 300)).astype(np.float32)
     weight, residual = np.ones(300, np.float32), np.ones_like(x)
-    result = octofold.quantize_norm(x, weight, residual=residual, norm="rms", epsilon=np.float32(1))
-    expected = octofold.quantize_norm(
-        torch.from_numpy(x),
-        torch.from_numpy(weight),
-        residual=torch.from_numpy(residual),
-        epsilon=1,
-    )
-    np.testing.assert_array_equal(result.sum, x + 1)
-    np.testing.assert_array_equal(result.rstd, expected.rstd.numpy())
+    result = cast(Normed(x, weight, residual=residual, epsilon=np.float32(1)), rows="1x128")
+    tensors = map(torch.from_numpy, (x, weight, residual))
+    x8, weight8, residual8 = tensors
+    expected = cast(Normed(x8, weight8, residual=residual8, epsilon=1), rows="1x128")
+    np.testing.assert_array_equal(result.norm.sum, x + 1)
+    np.testing.assert_array_equal(result.norm.rstd, expected.norm.rstd.numpy())
     np.testing.assert_array_equal(result.rows.scale, expected.rows.scale.numpy())
-    gradients = octofold.norm_backward(x, result.sum, result.rstd, weight=weight)
+    gradients = norm_gradient(x, result.norm.sum, result.norm.rstd, weight=weight)
     assert isinstance(gradients.dx, np.ndarray)
-    assert gradients.dweight.shape == (300,)
+    assert gradients.d_weight.shape == (300,)
 
 
 def test_leading_dimensions_and_strides(normal):
     x, weight = normal(4, 6, 300), normal(300)
-    flat = octofold.quantize_norm(x.view(24, 300), weight)
-    result = octofold.quantize_norm(x, weight)
+    flat = cast(Normed(x.view(24, 300), weight), rows="1x128")
+    result = cast(Normed(x, weight), rows="1x128")
     assert result.rows.shape == (4, 6, 300)
     assert result.rows.scale.shape == (4, 6, 3)
     assert torch.equal(
         result.rows.data.view(24, 300).view(torch.uint8), flat.rows.data.view(torch.uint8)
     )
-    assert torch.equal(result.rstd, flat.rstd)
+    rstd = result.norm.rstd
+    assert torch.equal(rstd, flat.norm.rstd)
     wide = normal(24, 400)
     wide[:, 50:350] = x.view(24, 300)
-    assert octofold.quantize_norm(wide[:, 50:350], weight).rows.equals(flat.rows)
+    assert cast_side(Normed(wide[:, 50:350], weight), "1x128").equals(flat.rows)
     row = normal(1, 300)
-    assert octofold.quantize_norm(row.expand(3, 300)).rows.equals(
-        octofold.quantize_norm(row.expand(3, 300).contiguous()).rows
-    )
-    gradients = octofold.norm_backward(x, x, result.rstd, weight=weight)
-    expected = octofold.norm_backward(x.view(24, 300), x.view(24, 300), result.rstd, weight=weight)
+    expected = cast_side(Normed(row.expand(3, 300).contiguous()), "1x128")
+    assert cast_side(Normed(row.expand(3, 300)), "1x128").equals(expected)
+    gradients = norm_gradient(x, x, rstd, weight=weight)
+    expected = norm_gradient(x.view(24, 300), x.view(24, 300), rstd, weight=weight)
     assert torch.equal(gradients.dx.view(24, 300), expected.dx)
-    assert torch.equal(gradients.dweight, expected.dweight)
+    assert torch.equal(gradients.d_weight, expected.d_weight)
 
 
 @pytest.mark.parametrize("shape", [(0, 256), (5, 0), (0, 0)])
@@ -137,14 +129,13 @@ def test_leading_dimensions_and_strides(normal):
 def test_empty(kind, shape):
     x = torch.zeros(shape)
     operands = {name: torch.zeros(shape[1]) for name in ("weight", "bias")}
-    operands |= {name: torch.zeros(1, shape[1]) for name in ("scale", "shift")}
-    for granularity in ("tensor", "channel", "1x128", "128x128"):
-        result = octofold.quantize_norm(
-            x, **operands, norm=kind, granularity=granularity, targets="both"
-        )
-        assert result.rows.equals(octofold.quantize(x, granularity=granularity))
-        assert torch.equal(result.rstd, torch.full((shape[0],), 1e3))
-    gradients = octofold.norm_backward(x, x, result.rstd, result.mean, **operands, norm=kind)
+    operands |= {name: torch.zeros(1, shape[1]) for name in ("ada_scale", "ada_shift")}
+    for granularity in GRANULARITIES:
+        result = cast(Normed(x, **operands, kind=kind), **formats(granularity, "both"))
+        assert result.rows.equals(octofold.quantize(x, granularity))
+        assert torch.equal(result.norm.rstd, torch.full((shape[0],), 1e3))
+    _, rstd, mean = result.norm
+    gradients = norm_gradient(x, x, rstd, mean, **operands, kind=kind)
     assert gradients.dx.shape == shape
     assert all(not gradient.any() for gradient in gradients)
 
@@ -153,12 +144,12 @@ def test_nan_and_infinity_stay_in_their_rows(normal):
     x = normal(4, 256)
     x[0, 3], x[1, 5] = torch.nan, torch.inf
     for kind in ("rms", "layer"):
-        result = octofold.quantize_norm(x, norm=kind)
+        result = cast(Normed(x, kind=kind), rows="1x128")
         values = result.rows.dequantize()
         assert bool(values[0].isnan().all())
         assert bool(values[1].isnan().any())
         assert bool(values[2:].isfinite().all())
-        gradients = octofold.norm_backward(x, x, result.rstd, result.mean, norm=kind)
+        gradients = norm_gradient(x, x, result.norm.rstd, result.norm.mean, kind=kind)
         assert bool(gradients.dx[0].isnan().any())
         assert bool(gradients.dx[2:].isfinite().all())
 
@@ -175,10 +166,8 @@ def test_gradients(with_residual, form, dtype, normal):
         kind, x, operands = reference.problem(normal, form, rows, cols, dtype, batches)
         dy = normal(rows, cols).to(dtype)
         addend = normal(rows, cols).to(dtype) if with_residual else None
-        norm = octofold.quantize_norm(x, **operands, norm=kind)
-        actual = octofold.norm_backward(
-            dy, x, norm.rstd, norm.mean, **operands, residual_gradient=addend, norm=kind
-        )
+        _, rstd, mean = cast(Normed(x, **operands, kind=kind), rows="1x128").norm
+        actual = norm_gradient(dy, x, rstd, mean, **operands, residual_gradient=addend, kind=kind)
         expected = reference.gradients(dy, x, kind, 1e-6, operands, addend)
         assert actual.dx.dtype is dtype
         for name, gradient in zip(("x", *reference.OPERANDS), actual, strict=True):
@@ -199,13 +188,10 @@ def test_workspace_is_the_librarys():
 
 X = torch.zeros(4, 8)
 BAD_NORMS = [
-    ({"norm": "batch"}, "norm 'batch' is not one of: rms, layer"),
+    ({"kind": "batch"}, "norm 'batch' is not one of: rms, layer"),
     ({"epsilon": -1.0}, "argument 'epsilon': expected a finite number of at least 0, got -1"),
     ({"epsilon": float("nan")}, "argument 'epsilon': expected a finite number of at least 0"),
     ({"epsilon": "small"}, "argument 'epsilon': expected a number, got 'small'"),
-    ({"targets": "all"}, "argument 'targets': expected one of rows, transposed, both"),
-    ({"dtype": "float16"}, "argument 'dtype': expected one of e4m3, e5m2"),
-    ({"granularity": "64"}, "granularity '64' is not one of"),
     ({"x": X.to(torch.int32)}, "argument 'x': expected one of float32, float16, bfloat16"),
     ({"x": X[0]}, "argument 'x': expected a matrix"),
     ({"x": X.t()}, "argument 'x': expected contiguous columns"),
@@ -216,13 +202,19 @@ BAD_NORMS = [
     ({"bias": torch.zeros(1)}, "argument 'bias': expected shape [8]"),
     ({"residual": X[:3]}, "argument 'residual': expected shape [4, 8], got [3, 8]"),
     ({"residual": X.half()}, "argument 'residual': expected dtype float32, got float16"),
-    ({"scale": torch.zeros(3, 8)}, "argument 'scale': expected as many rows as divide the 4 of x"),
-    ({"scale": torch.zeros(0, 8)}, "argument 'scale': expected as many rows as divide the 4 of x"),
-    ({"scale": torch.zeros(2, 7)}, "argument 'scale': expected 8 columns, got 7"),
-    ({"shift": torch.zeros(8)}, "argument 'shift': expected a matrix"),
     (
-        {"scale": torch.zeros(2, 8), "shift": torch.zeros(4, 8)},
-        "argument 'shift': expected 2 rows, as 'scale', got 4",
+        {"ada_scale": torch.zeros(3, 8)},
+        "argument 'ada_scale': expected as many rows as divide the 4 of x",
+    ),
+    (
+        {"ada_scale": torch.zeros(0, 8)},
+        "argument 'ada_scale': expected as many rows as divide the 4 of x",
+    ),
+    ({"ada_scale": torch.zeros(2, 7)}, "argument 'ada_scale': expected 8 columns, got 7"),
+    ({"ada_shift": torch.zeros(8)}, "argument 'ada_shift': expected a matrix"),
+    (
+        {"ada_scale": torch.zeros(2, 8), "ada_shift": torch.zeros(4, 8)},
+        "argument 'ada_shift': expected 2 rows, as 'ada_scale', got 4",
     ),
     ({"weight": np.zeros(8, np.float32)}, "argument 'weight': expected a torch tensor"),
 ]
@@ -231,54 +223,55 @@ BAD_NORMS = [
 @pytest.mark.parametrize(("arguments", "message"), BAD_NORMS, ids=[m for _, m in BAD_NORMS])
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.quantize_norm(**{"x": X, **arguments})
+        cast(Normed(**{"x": X, **arguments}), rows="1x128")
     assert message in str(error.value)
 
 
 BAD_GRADIENTS = [
-    ({"norm": "layer"}, "argument 'mean': expected one for a LayerNorm, got none"),
+    ({"kind": "layer"}, "argument 'mean': expected one for a LayerNorm, got none"),
     ({"mean": torch.zeros(4)}, "argument 'mean': expected none for an RMSNorm, got one"),
-    ({"dy": X.double()}, "argument 'dy': expected one of float32, float16, bfloat16"),
+    ({"gradient": X.double()}, "argument 'gradient': expected one of float32, float16, bfloat16"),
     ({"x": X[:, :7]}, "argument 'x': expected shape [4, 8], got [4, 7]"),
     ({"x": X.half()}, "argument 'x': expected dtype float32, got float16"),
     ({"rstd": torch.zeros(3)}, "argument 'rstd': expected shape [4], got [3]"),
     ({"rstd": torch.zeros(4).half()}, "argument 'rstd': expected dtype float32"),
     ({"weight": torch.zeros(9)}, "argument 'weight': expected shape [8], got [9]"),
     ({"residual_gradient": X[:2]}, "argument 'residual_gradient': expected shape [4, 8]"),
-    ({"scale": torch.zeros(3, 8)}, "argument 'scale': expected as many rows as divide the 4"),
+    (
+        {"ada_scale": torch.zeros(3, 8)},
+        "argument 'ada_scale': expected as many rows as divide the 4",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_GRADIENTS, ids=[m for _, m in BAD_GRADIENTS])
 def test_bad_gradients_are_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.norm_backward(**{"dy": X, "x": X, "rstd": torch.zeros(4), **arguments})
+        norm_gradient(**{"gradient": X, "x": X, "rstd": torch.zeros(4), **arguments})
     assert message in str(error.value)
 
 
 def test_compiles(normal):
     x, weight, residual = normal(6, 300), normal(300), normal(6, 300)
 
-    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def block(x, weight, residual):
-        norm = octofold.quantize_norm(x, weight, residual=residual, targets="both", epsilon=1e-5)
-        gradients = octofold.norm_backward(x, norm.sum, norm.rstd, weight=weight)
-        return norm.rows.data, norm.transposed.scale, norm.sum, *gradients[:2]
+        source = Normed(x, weight, residual=residual, epsilon=1e-5)
+        rows, transposed, *_, (total, rstd, _) = cast(source, **formats("1x128", "both"))
+        gradients = norm_gradient(x, total, rstd, weight=weight)
+        return rows.data, transposed.scale, total, *gradients[:2]
 
-    compiled = block(x, weight, residual)
-    norm = octofold.quantize_norm(x, weight, residual=residual, targets="both", epsilon=1e-5)
-    gradients = octofold.norm_backward(x, norm.sum, norm.rstd, weight=weight)
-    eager = norm.rows.data, norm.transposed.scale, norm.sum, *gradients[:2]
-    for actual, expected in zip(compiled, eager, strict=True):
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    eager = block(x, weight, residual)
+    for actual, expected in zip(compiled(x, weight, residual), eager, strict=True):
         assert dtype_name("", "", actual.dtype) == dtype_name("", "", expected.dtype)
         assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_nothing_is_differentiated(normal):
     x = normal(4, 256).requires_grad_()
-    result = octofold.quantize_norm(x, residual=normal(4, 256))
-    with pytest.raises(RuntimeError, match=r"octofold\.quantize_norm has no gradient"):
-        result.sum.sum().backward()
+    result = cast(Normed(x, residual=normal(4, 256)), rows="1x128")
+    with pytest.raises(RuntimeError, match=r"octofold\.cast_normed has no gradient"):
+        result.norm.sum.sum().backward()
 
 
 @pytest.mark.parametrize("with_all", [False, True])
@@ -297,14 +290,14 @@ def test_opcheck_norms(opcheck, with_all, normal):
         )
     statistics = normal(130), mean
     inputs = x, *vectors, residual, *batches
-    options = norm, 1e-6, "1x128", None, "saturate", "te", "rows", "amax" if with_all else None
+    options = norm, 1e-6, "1x128", None, None, "saturate", "te", None, "amax" if with_all else None
     columns = (None, torch.zeros(300), torch.zeros(2, 300)) if with_all else (None, None, None)
     written = *rows, *columns, total, *statistics
-    opcheck(torch.ops.octofold.quantize_norm, (*inputs, *written, *options))
+    opcheck(torch.ops.octofold.cast_normed, (*inputs, *[None] * 5, *written, *options))
 
     operands = *vectors, *batches
     gradients = [None if operand is None else torch.empty_like(operand) for operand in operands]
     workspace = normal(library.norm_workspace_rows(300, 2), 300) if with_all else None
     inputs = normal(130, 300), x, *statistics, *operands, residual
     arguments = (*inputs, normal(130, 300), *gradients, workspace, norm)
-    opcheck(torch.ops.octofold.norm_backward, arguments)
+    opcheck(torch.ops.octofold.norm_gradient, arguments)

@@ -1,9 +1,8 @@
 """The registered torch ops by torch's own check: schemas, fakes, what is written."""
 
-import math
-
 import octofold
 import pytest
+from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
@@ -12,7 +11,6 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)
 
 
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 OPTIONS = (None, "saturate", "te")  # of casts
 
 
@@ -25,35 +23,46 @@ def scale_of(granularity, *shape):
 
 
 def scaled(rows, cols, granularity):
-    cast = octofold.quantize(random(rows, cols), granularity=granularity)
+    cast = octofold.quantize(random(rows, cols), granularity)
     return cast.data, cast.scale
 
 
+NOTHING = [None] * 5  # no scales, no factors, no offsets
+NONE = None, None
+
+
+def targets_of(rows, transposed, matrices=None, columns=None):
+    """The options of a cast: granularities, and what both have in common."""
+    return rows, transposed, *OPTIONS, matrices, columns
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1), (2, 65, 300)])
-def test_opcheck_quantize(opcheck, granularity, transpose, shape):
-    rows, cols = math.prod(shape[:-1]), shape[-1]
-    shape_of_data = (cols, rows) if transpose else shape
-    results = fp8(*shape_of_data), scale_of(granularity, *shape_of_data)
-    arguments = (random(*shape), None, None, *results, granularity, *OPTIONS, transpose, None)
+def test_opcheck_quantize(opcheck, granularity, shape):
+    results = fp8(*shape), scale_of(granularity, *shape)
+    arguments = (random(*shape), None, *results, granularity, *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
 
 
 def test_opcheck_quantize_with_given_scales(opcheck):
     x = random(130, 300)
     scale = octofold.quantize(x).scale
-    arguments = (x, scale, None, fp8(130, 300), None, "1x128", *OPTIONS, False, None)
+    arguments = (x, scale, fp8(130, 300), None, "1x128", *OPTIONS, None)
     opcheck(torch.ops.octofold.quantize, arguments)
+    given = (x, scale, *[None] * 4, fp8(130, 300), *[None] * 6)
+    opcheck(torch.ops.octofold.cast, (*given, *targets_of("1x128", None)))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_opcheck_quantize_both(opcheck, granularity):
-    results = fp8(130, 300), scale_of(granularity, 130, 300)
+@pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
+@pytest.mark.parametrize("shape", [(130, 300), (2, 65, 300)])
+def test_opcheck_cast(opcheck, granularity, targets, shape):
+    rows = fp8(*shape), scale_of(granularity, *shape)
     transposed = fp8(300, 130), scale_of(granularity, 300, 130)
-    inputs = random(130, 300), None, None, None
-    arguments = (*inputs, *results, *transposed, granularity, *OPTIONS, None, None)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    results = {"rows": rows + NONE, "transposed": NONE + transposed, "both": rows + transposed}
+    units = [None if targets == other else granularity for other in ("transposed", "rows")]
+    arguments = (random(*shape), *NOTHING, *results[targets], None, None, None)
+    opcheck(torch.ops.octofold.cast, (*arguments, *targets_of(*units)))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -63,10 +72,10 @@ def test_opcheck_stacks(opcheck, granularity):
         return fp8(*shape), torch.empty(scale)
 
     x, rows, transposed = random(3, 130, 300), results(3, 130, 300), results(3, 300, 130)
-    arguments = (x, None, None, *transposed, granularity, *OPTIONS, True, 3)
-    opcheck(torch.ops.octofold.quantize, arguments)
-    arguments = (x, None, None, None, *rows, *transposed, granularity, *OPTIONS, None, 3)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    opcheck(torch.ops.octofold.quantize, (x, None, *rows, granularity, *OPTIONS, 3))
+    options = targets_of(granularity, granularity, matrices=3)
+    arguments = (x, *NOTHING, *rows, *transposed, None, None, None, *options)
+    opcheck(torch.ops.octofold.cast, arguments)
 
 
 def offsets_of(*offsets):
@@ -76,9 +85,9 @@ def offsets_of(*offsets):
 def test_opcheck_groups(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 384), scale_of("128x128", 300, 384)
-    inputs = random(130, 300), None, None, offsets_of(0, 5, 130)
-    arguments = (*inputs, *rows, *transposed, "1x128", *OPTIONS, "128x128", None)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    inputs = random(130, 300), *[None] * 4, offsets_of(0, 5, 130)
+    arguments = (*inputs, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
+    opcheck(torch.ops.octofold.cast, arguments)
 
 
 @pytest.mark.parametrize("factors", [False, True])
@@ -87,18 +96,19 @@ def test_opcheck_gathered(opcheck, factors):
     rows = fp8(5, 300), scale_of("1x128", 5, 300)
     for offsets, columns in ((None, 5), (offsets_of(0, 3, 4), 256)):
         transposed = fp8(300, columns), scale_of("1x128", 300, columns)
-        inputs = random(130, 300), sources, of_places, offsets
-        arguments = (*inputs, *rows, *transposed, 2, "1x128", None, *OPTIONS, "both")
-        opcheck(torch.ops.octofold.quantize_gathered, arguments)
+        inputs = random(130, 300), sources, of_places, *[None] * 4, offsets
+        results = *rows, *transposed, None, None, None
+        arguments = (*inputs, *results, 2, *targets_of("1x128", "1x128"))
+        opcheck(torch.ops.octofold.cast_gathered, arguments)
 
 
 def test_opcheck_two_level_scales(opcheck):
     rows = fp8(130, 300), scale_of("1x128", 130, 300)
     transposed = fp8(300, 130), scale_of("128x128", 300, 130)
     factors = random(300).abs()
-    options = "1x128", *OPTIONS, "128x128", None
-    arguments = (random(130, 300), None, factors, None, *rows, *transposed, *options)
-    opcheck(torch.ops.octofold.quantize_both, arguments)
+    given = random(130, 300), None, None, None, factors, None
+    arguments = (*given, *rows, *transposed, None, None, None, *targets_of("1x128", "128x128"))
+    opcheck(torch.ops.octofold.cast, arguments)
     arguments = (*scaled(300, 130, "128x128"), factors, random(300, 130), "128x128")
     opcheck(torch.ops.octofold.dequantize, arguments)
     operands = (*scaled(5, 130, "1x128"), *scaled(300, 130, "128x128"))
@@ -110,12 +120,12 @@ def test_opcheck_two_level_scales(opcheck):
 
 @pytest.mark.parametrize("targets", ["rows", "transposed", "both"])
 def test_opcheck_activations(opcheck, targets):
-    none = None, None
     x, gradient = random(130, 600), random(130, 300)
-    codes = octofold.quantize(x, granularity="channel")
-    activation = torch.ops.octofold.quantize_activation
-    back = torch.ops.octofold.quantize_activation_gradient
-    for columns, op, inputs, of_x, x_dtype in (
+    codes = octofold.quantize(x, "channel")
+    activation = torch.ops.octofold.cast_activated
+    back = torch.ops.octofold.cast_activation_gradient
+    units = [None if targets == other else "1x128" for other in ("transposed", "rows")]
+    for columns, op, inputs, of_x, dtype in (
         (300, activation, (x, None), None, (None,)),
         (300, activation, (codes.data, codes.scale), "channel", ("float16",)),
         (600, back, (gradient, x, None), None, ()),
@@ -123,15 +133,13 @@ def test_opcheck_activations(opcheck, targets):
     ):
         rows = fp8(130, columns), scale_of("1x128", 130, columns)
         transposed = fp8(columns, 130), scale_of("1x128", columns, 130)
-        results = {
-            "rows": rows + none,
-            "transposed": none + transposed,
-            "both": rows + transposed,
-        }[targets]
-        choices = of_x, "swiglu", "halves", "1x128", None, *OPTIONS, *x_dtype, targets
-        opcheck(op, (*inputs, None, *results, None, None, None, *choices, None))
+        results = {"rows": rows + NONE, "transposed": NONE + transposed, "both": rows + transposed}
+        written = *inputs, *NOTHING, *results[targets]
+        choices = of_x, "swiglu", "halves", *dtype
+        opcheck(op, (*written, None, None, None, *choices, *targets_of(*units)))
         sums, workspace = torch.zeros(columns), torch.zeros(2, columns)
-        opcheck(op, (*inputs, None, *results, sums, None, workspace, *choices, "sums"))
+        options = targets_of(*units, columns="sums")
+        opcheck(op, (*written, sums, None, workspace, *choices, *options))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -141,8 +149,8 @@ def test_opcheck_dequantize(opcheck, granularity):
     opcheck(torch.ops.octofold.dequantize, arguments)
 
 
-def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert, (random(130, 300), fp8(130, 300), "nan"))
+def test_opcheck_convert_dtype(opcheck):
+    opcheck(torch.ops.octofold.convert_dtype, (random(130, 300), fp8(130, 300), "nan"))
 
 
 @pytest.mark.parametrize("addend", [None, torch.float32])
@@ -156,7 +164,7 @@ def test_opcheck_gemm(opcheck, addend, in_place):
 
 
 def scaled_groups(groups, rows, cols):
-    cast = octofold.quantize(random(groups, rows, cols), granularity="1x128")
+    cast = octofold.quantize(random(groups, rows, cols))
     return cast.data, cast.scale
 
 
@@ -186,7 +194,7 @@ def test_opcheck_groups_of_k(opcheck, in_place):
 
 
 def test_opcheck_gated_groups(opcheck):
-    weights = octofold.quantize(random(2, 256, 300), granularity="128x128")
+    weights = octofold.quantize(random(2, 256, 300), "128x128")
     operands = (*scaled(5, 300, "1x128"), weights.data, weights.scale, offsets_of(0, 3, 4))
     results = fp8(5, 128), scale_of("1x128", 5, 128)
     options = "1x128", "128x128", "swiglu", *OPTIONS, None

@@ -6,11 +6,13 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from casting import GRANULARITIES, RULES, cast_side
+from octofold import Format, ops
 
 OPTIONS = list(
     itertools.product(
-        reference.PROFILES,
-        reference.GRANULARITIES,
+        RULES,
+        GRANULARITIES,
         ("e4m3", "e5m2"),
         (False, True, None),
         (False, True),
@@ -47,81 +49,89 @@ def assert_same_cast(actual, codes, scale):
 
 
 @pytest.mark.parametrize(
-    ("profile", "granularity", "dtype", "power_of_two", "transpose"),
+    ("rule", "granularity", "dtype", "power_of_two", "transpose"),
     OPTIONS,
     ids=["-".join(map(str, option)) for option in OPTIONS],
 )
-def test_matches_reference(profile, granularity, dtype, power_of_two, transpose, rng):
+def test_matches_reference(rule, granularity, dtype, power_of_two, transpose, rng):
     for source in ("float32", "float16", "bfloat16"):
         for x in matrices(rng, reference.DTYPES[source]):
             for overflow in ("saturate", "nan"):
-                options = (dtype, granularity, power_of_two, overflow, profile, transpose)
-                actual = octofold.quantize(x, *options)
+                options = (dtype, granularity, power_of_two, overflow, rule, transpose)
+                choices = {"power_of_two": power_of_two, "overflow": overflow}
+                format = Format(dtype, granularity, rule=rule, **choices)
+                actual = cast_side(x, format, transpose)
                 assert_same_cast(actual, *reference.quantize(x, *options))
+                if not transpose:
+                    assert octofold.quantize(x, format).equals(actual)
                 assert actual.granularity == granularity
 
 
-def test_profiles_differ():
-    """So that a profile that is another's by mistake is seen."""
+def test_rules_differ():
+    """So that a rule that is another's by mistake is seen."""
     x = np.random.default_rng(0).normal(0, 1, (64, 256)).astype(np.float32)
     x[:4] *= np.array([[1e-6], [1e-11], [1e-14], [0]], np.float32)  # around each rule's floor
     narrow = x.astype(np.float16)  # where some rules work in the input's type
     results = {}
-    for profile, power_of_two in itertools.product(reference.PROFILES, (False, True)):
+    for rule, power_of_two in itertools.product(RULES, (False, True)):
         casts = [
-            octofold.quantize(m, profile=profile, power_of_two=power_of_two) for m in (x, narrow)
+            octofold.quantize(m, Format(rule=rule, power_of_two=power_of_two)) for m in (x, narrow)
         ]
-        results[profile, power_of_two] = b"".join(
+        results[rule, power_of_two] = b"".join(
             cast.data.tobytes() + cast.scale.tobytes() for cast in casts
         )
     assert len(set(results.values())) == len(results)
 
 
-@pytest.mark.parametrize("profile", reference.PROFILES)
-def test_transpose_by_channels_beside_rows_of_blocks(profile, rng):
+@pytest.mark.parametrize("rule", RULES)
+def test_transpose_by_channels_beside_rows_of_blocks(rule, rng):
     for x in matrices(rng, np.float32):
-        rows, transposed = octofold.quantize_both(
-            x, profile=profile, transposed_granularity="channel"
-        )
-        assert rows.equals(octofold.quantize(x, profile=profile))
-        expected = octofold.quantize(x, granularity="channel", profile=profile, transpose=True)
-        assert transposed.equals(expected)
+        casts = ops.cast(x, rows=rule, transposed=f"channel {rule}")
+        assert casts.rows.equals(octofold.quantize(x, rule))
+        assert casts.transposed.equals(cast_side(x, f"channel {rule}", transpose=True))
 
 
-def test_other_pairs_of_granularities_are_refused():
-    with pytest.raises(octofold.InvalidArgumentError, match=r"as 'out\.rows', or channel"):
-        octofold.quantize_both(np.zeros((4, 8), np.float32), transposed_granularity="tensor")
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("of_transpose", GRANULARITIES)
+def test_any_pair_of_granularities(granularity, of_transpose, rng):
+    """From one read or from two."""
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    casts = ops.cast(x, rows=granularity, transposed=of_transpose, columns="both")
+    assert casts.rows.equals(octofold.quantize(x, granularity))
+    assert casts.transposed.equals(cast_side(x, of_transpose, transpose=True))
+    np.testing.assert_array_equal(casts.amax, np.abs(x).max(axis=0))
+    assert casts.sums.shape == (300,)
 
 
 def test_power_of_two_scales_are_powers_of_two(rng):
     x = rng.normal(0, 1, (64, 1000)).astype(np.float32)
-    for profile in reference.PROFILES:
-        scale = octofold.quantize(x, profile=profile, power_of_two=True).scale
+    for rule in RULES:
+        scale = octofold.quantize(x, Format(rule=rule, power_of_two=True)).scale
         assert np.all(scale.view(np.uint32) & 0x7FFFFF == 0)
 
 
-def test_default_of_power_of_two_is_the_profiles(rng):
+def test_default_of_power_of_two_is_the_rules(rng):
     x = rng.normal(0, 1, (8, 256)).astype(np.float32)
-    for profile in reference.PROFILES:
-        default = octofold.quantize(x, profile=profile)
-        chosen = octofold.quantize(x, profile=profile, power_of_two=profile == "te")
+    for rule in RULES:
+        default = octofold.quantize(x, Format(rule=rule))
+        chosen = octofold.quantize(x, Format(rule=rule, power_of_two=rule == "te"))
         np.testing.assert_array_equal(default.scale, chosen.scale)
 
 
 def test_takes_row_strides(rng):
     x = rng.normal(0, 1, (40, 700)).astype(np.float32)[::2, 13:400]
     for transpose in (False, True):
-        actual = octofold.quantize(x, transpose=transpose)
-        expected = octofold.quantize(np.ascontiguousarray(x), transpose=transpose)
+        actual = cast_side(x, "1x128", transpose)
+        expected = cast_side(np.ascontiguousarray(x), "1x128", transpose)
         np.testing.assert_array_equal(actual.data, expected.data)
         np.testing.assert_array_equal(actual.scale, expected.scale)
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
 def test_dequantizes(granularity, target, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    cast = octofold.quantize(x, granularity=granularity)
+    cast = octofold.quantize(x, granularity)
     values = cast.dequantize(target)
     # The FP64 product of a code and a scale rounds to the same FP32, and from there to `target`.
     product = reference.dequantize(cast.data, cast.scale, granularity).astype(np.float32)
@@ -130,13 +140,13 @@ def test_dequantizes(granularity, target, rng):
     assert np.abs(values.astype(np.float32) - x).max() <= np.abs(x).max() * (1 / 16 + 1 / 256)
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_scale_shape(granularity):
     sizes = (0, 1, 127, 128, 129, 1000)
     for rows, cols in itertools.product(sizes, sizes):
         x = np.ones((rows, cols), np.float32)
         shape = octofold.ops.scale_shape(granularity, rows, cols)
-        assert octofold.quantize(x, granularity=granularity).scale.shape == shape
+        assert octofold.quantize(x, granularity).scale.shape == shape
         assert (
             shape
             == {
@@ -148,32 +158,34 @@ def test_scale_shape(granularity):
         )
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_writes_into_out(granularity, transpose, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    expected = octofold.quantize(x, "e5m2", granularity, transpose=transpose)
+    format = Format("e5m2", granularity)
+    expected = cast_side(x, format, transpose)
     data = np.zeros((*expected.shape[:-1], expected.shape[-1] + 5), reference.DTYPES["e5m2"])
     out = octofold.ScaledTensor(
         data[:, :-5], np.full(expected.scale.shape, np.nan, np.float32), granularity
     )
-    assert octofold.quantize(x, transpose=transpose, out=out) is out
+    assert cast_side(x, format, transpose, out=out) is out
+    if not transpose:
+        assert octofold.quantize(x, format, out=out) is out
     assert out.equals(expected)
     assert not data[:, -5:].view(np.uint8).any()
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_static_scales(granularity, transpose, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    options = {"granularity": granularity, "transpose": transpose}
-    computed = octofold.quantize(x, **options)
-    again = octofold.quantize(x, scale=computed.scale, **options)
+    computed = cast_side(x, granularity, transpose)
+    again = cast_side(x, granularity, transpose, scale=computed.scale)
     assert again.scale is computed.scale
     assert again.equals(computed)
 
     doubled = computed.scale * 2
-    cast = octofold.quantize(x, scale=doubled, **options)
+    cast = cast_side(x, granularity, transpose, scale=doubled)
     unit = reference.unit_sizes(granularity, *cast.shape)
     grid = doubled.reshape(-1, 1) if granularity in ("tensor", "channel") else doubled
     of_element = np.kron(grid, np.ones(unit, np.float32))[: cast.shape[0], : cast.shape[1]]
@@ -182,35 +194,74 @@ def test_static_scales(granularity, transpose, rng):
         cast.data.view(np.uint8), reference.encode(values, "e4m3", "saturate")
     )
     out = octofold.ScaledTensor(np.empty_like(cast.data), None, granularity)
-    assert octofold.quantize(x, scale=doubled, out=out, **options).equals(cast)
+    assert cast_side(x, granularity, transpose, scale=doubled, out=out).equals(cast)
+    if not transpose:
+        assert octofold.quantize(x, granularity, scale=doubled, out=out).equals(cast)
 
 
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_leading_dimensions(granularity, rng):
     x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
-    flat = octofold.quantize(x.reshape(150, 300), granularity=granularity)
-    cast = octofold.quantize(x, granularity=granularity)
+    flat = octofold.quantize(x.reshape(150, 300), granularity)
+    cast = octofold.quantize(x, granularity)
     assert cast.shape == x.shape
     assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
     np.testing.assert_array_equal(cast.data.reshape(150, 300), flat.data)
     np.testing.assert_array_equal(cast.scale.reshape(flat.scale.shape), flat.scale)
     values = cast.dequantize()
     np.testing.assert_array_equal(values.reshape(150, 300), flat.dequantize())
-    rows, transposed = octofold.quantize_both(x, granularity=granularity)
+    rows, transposed, *_ = ops.cast(x, rows=granularity, transposed=granularity)
     assert rows.equals(cast)
-    expected = octofold.quantize(x.reshape(150, 300), granularity=granularity, transpose=True)
+    expected = ops.cast(x.reshape(150, 300), transposed=granularity).transposed
     assert transposed.equals(expected)
-    assert octofold.quantize(x, granularity=granularity, transpose=True).equals(expected)
-    assert octofold.convert(x, "e4m3").shape == x.shape
+    assert ops.cast(x, transposed=granularity).transposed.equals(expected)
+    assert ops.convert_dtype(x, "e4m3").shape == x.shape
 
 
 @pytest.mark.parametrize("transpose", [False, True])
 def test_rows_of_any_stride(transpose, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
     for view in (x[::-1], x[::-3], np.broadcast_to(x[7], x.shape)):
-        expected = octofold.quantize(view.copy(), transpose=transpose)
-        assert octofold.quantize(view, transpose=transpose).equals(expected)
-        codes = octofold.convert(view, "e4m3")
+        expected = cast_side(view.copy(), "1x128", transpose)
+        assert cast_side(view, "1x128", transpose).equals(expected)
+        codes = ops.convert_dtype(view, "e4m3")
         np.testing.assert_array_equal(
-            codes.view(np.uint8), octofold.convert(view.copy(), "e4m3").view(np.uint8)
+            codes.view(np.uint8), ops.convert_dtype(view.copy(), "e4m3").view(np.uint8)
         )
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_both_targets_into_out(static, rng):
+    """With new memory for what is worked out beside them, and each alone beside new memory."""
+    x = rng.normal(0, 1, (130, 300)).astype(np.float32)
+    expected = ops.cast(x, rows="1x128", transposed="1x128", columns="both")
+    outs = [
+        octofold.ScaledTensor(np.zeros_like(cast.data), np.zeros_like(cast.scale), "1x128")
+        for cast in expected[:2]
+    ]
+    scales = [cast.scale if static else None for cast in expected[:2]]
+    targets = [
+        ops.Target("1x128", scale=scale, out=out) for scale, out in zip(scales, outs, strict=True)
+    ]
+    casts = ops.cast(x, rows=targets[0], transposed=targets[1], columns="both")
+    for cast, out, other in zip(casts[:2], outs, expected[:2], strict=True):
+        assert cast.data is out.data
+        assert cast.equals(other)
+    np.testing.assert_array_equal(casts.sums, expected.sums)
+    np.testing.assert_array_equal(casts.amax, expected.amax)
+    outs[0].data[:] = 0
+    casts = ops.cast(x, rows=targets[0], transposed="1x128")
+    assert casts.rows.equals(expected.rows)
+    assert casts.transposed.equals(expected.transposed)
+
+
+def test_out_has_the_format():
+    x = np.zeros((4, 8), np.float32)
+    out = octofold.quantize(x, "128x128")
+    for call, argument in (
+        (lambda: octofold.quantize(x, out=out), "quantize: argument 'out'"),
+        (lambda: octofold.quantize(x, "e5m2 128x128", out=out), "quantize: argument 'out'"),
+        (lambda: ops.cast(x, rows=ops.Target("channel", out=out)), "cast: argument 'rows.out'"),
+    ):
+        with pytest.raises(octofold.InvalidArgumentError, match=argument):
+            call()

@@ -16,12 +16,12 @@ def matrix(rng, *shape):
 @pytest.mark.parametrize("granularity", reference.GRANULARITIES)
 def test_equals_by_value(granularity, rng):
     x = matrix(rng)
-    cast = octofold.quantize(x, granularity=granularity)
-    assert cast.equals(octofold.quantize(x.copy(), granularity=granularity))
-    assert cast != octofold.quantize(x, granularity=granularity)  # == is identity
-    assert not cast.equals(octofold.quantize(x * 2, granularity=granularity))  # other scales
-    assert not cast.equals(octofold.quantize(x, "e5m2", granularity))
-    assert not cast.equals(octofold.quantize(x[:299], granularity=granularity))
+    cast = octofold.quantize(x, granularity)
+    assert cast.equals(octofold.quantize(x.copy(), granularity))
+    assert cast != octofold.quantize(x, granularity)  # == is identity
+    assert not cast.equals(octofold.quantize(x * 2, granularity))  # other scales
+    assert not cast.equals(octofold.quantize(x, octofold.Format("e5m2", granularity)))
+    assert not cast.equals(octofold.quantize(x[:299], granularity))
     other = cast.data.copy()
     other.view(np.uint8)[17, 3] ^= 1
     assert not cast.equals(octofold.ScaledTensor(other, cast.scale, granularity))
@@ -30,7 +30,7 @@ def test_equals_by_value(granularity, rng):
 
 def test_equality_of_granularities_frameworks_and_nan(rng):
     x = matrix(rng, 1, 128)
-    channel, whole = (octofold.quantize(x, granularity=name) for name in ("channel", "tensor"))
+    channel, whole = (octofold.quantize(x, name) for name in ("channel", "tensor"))
     assert np.array_equal(channel.scale, whole.scale)
     assert not channel.equals(whole)
     x[0, 3] = np.nan
@@ -43,7 +43,7 @@ def test_equality_of_granularities_frameworks_and_nan(rng):
 @pytest.mark.parametrize("granularity", reference.GRANULARITIES)
 @pytest.mark.parametrize("rows", [slice(128, 256), slice(None), slice(256, None), slice(-44, None)])
 def test_slices_of_rows(granularity, rows, rng):
-    cast = octofold.quantize(matrix(rng), granularity=granularity)
+    cast = octofold.quantize(matrix(rng), granularity)
     part = cast[rows]
     assert np.shares_memory(part.data, cast.data)
     np.testing.assert_array_equal(part.dequantize(), cast.dequantize()[rows])
@@ -52,10 +52,10 @@ def test_slices_of_rows(granularity, rows, rng):
 def test_slices_with_leading_dimensions(rng):
     x = matrix(rng, 4, 64, 260)
     for granularity in reference.GRANULARITIES:
-        cast = octofold.quantize(x, granularity=granularity)
+        cast = octofold.quantize(x, granularity)
         np.testing.assert_array_equal(cast[2:4].dequantize(), cast.dequantize()[2:4])
     with pytest.raises(octofold.InvalidArgumentError, match="got 1:4 of 64 rows each"):
-        octofold.quantize(x, granularity="128x128")[1:]
+        octofold.quantize(x, "128x128")[1:]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_slices_with_leading_dimensions(rng):
     ],
 )
 def test_slices_that_cut_scales(rows, message, rng):
-    cast = octofold.quantize(matrix(rng), granularity="128x128")
+    cast = octofold.quantize(matrix(rng), "128x128")
     with pytest.raises(octofold.InvalidArgumentError, match=message):
         cast[rows]
 
@@ -78,11 +78,11 @@ def test_slices_that_cut_scales(rows, message, rng):
 @pytest.mark.parametrize("shape", [(3, 200, 260), (3, 2, 100, 260), (2, 256, 260), (1, 40, 60)])
 def test_stacks_are_matrices(granularity, shape, rng):
     x = matrix(rng, *shape)
-    stack = octofold.quantize(x, granularity=granularity, matrices=shape[0])
+    stack = octofold.quantize(x, granularity, matrices=shape[0])
     values = stack.dequantize("float16")
     assert values.shape == shape
     for index, one in enumerate(x):
-        alone = octofold.quantize(one, granularity=granularity)
+        alone = octofold.quantize(one, granularity)
         assert stack[index].equals(alone)
         assert stack[index - shape[0]].equals(alone)
         np.testing.assert_array_equal(values[index], alone.dequantize("float16"))
@@ -94,8 +94,8 @@ def test_stacks_are_matrices(granularity, shape, rng):
 @pytest.mark.parametrize("granularity", ["tensor", "128x128"])
 def test_rows_of_a_stack_are_dequantized_by_matrix(granularity, rng):
     x = matrix(rng, 300, 140)
-    stack = octofold.quantize(x, granularity=granularity, matrices=3)
-    alone = [octofold.quantize(one, granularity=granularity) for one in np.split(x, 3)]
+    stack = octofold.quantize(x, granularity, matrices=3)
+    alone = [octofold.quantize(one, granularity) for one in np.split(x, 3)]
     expected = np.concatenate([one.dequantize() for one in alone])
     np.testing.assert_array_equal(stack.dequantize(), expected)
     wrong = octofold.ScaledTensor(stack.data[:299], stack.scale, granularity)
@@ -115,20 +115,20 @@ def test_no_slices_of_unknown_granularities(granularity, rng):
 @pytest.mark.parametrize("granularity", ["tensor", "128x128"])
 def test_transpose(granularity, rng):
     x = matrix(rng)
-    transpose = octofold.quantize(x, granularity=granularity).T
+    transpose = octofold.quantize(x, granularity).T
     assert transpose.shape == (260, 300)
     copy = octofold.ScaledTensor(
         np.ascontiguousarray(transpose.data), transpose.scale, transpose.granularity
     )
-    assert copy.equals(octofold.quantize(x, granularity=granularity, transpose=True))
-    assert transpose.T.equals(octofold.quantize(x, granularity=granularity))
+    assert copy.equals(octofold.ops.cast(x, transposed=granularity).transposed)
+    assert transpose.T.equals(octofold.quantize(x, granularity))
     with pytest.raises(octofold.InvalidArgumentError, match="'x': expected contiguous columns"):
         transpose.dequantize()
 
 
 @pytest.mark.parametrize("granularity", ["channel", "1x128"])
 def test_scales_of_rows_have_no_transpose(granularity, rng):
-    cast = octofold.quantize(matrix(rng), granularity=granularity)
+    cast = octofold.quantize(matrix(rng), granularity)
     with pytest.raises(octofold.InvalidArgumentError, match=f"transpose=True.*, got {granularity}"):
         _ = cast.T
 
@@ -142,7 +142,7 @@ def test_stays_on_the_cpu(rng):
 
 @pytest.mark.parametrize("granularity", reference.GRANULARITIES)
 def test_pickles(granularity, rng):
-    cast = octofold.quantize(matrix(rng), "e5m2", granularity)
+    cast = octofold.quantize(matrix(rng), octofold.Format("e5m2", granularity))
     assert pickle.loads(pickle.dumps(cast)).equals(cast)
 
 

@@ -1,14 +1,17 @@
 """Casts of stacks of matrices: those of each matrix alone, byte for byte."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from octofold.ops import Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 
 
 def assert_each_alone(stack, alone):
@@ -37,29 +40,23 @@ sizes = st.sampled_from([0, 1, 2, 77, 127, 128, 129, 200, 256])
     st.integers(0, 2**32 - 1),
 )
 def test_any_stack_is_casts_of_each_matrix(
-    matrices, rows, cols, source, granularity, transposed, profile, dtype, seed
+    matrices, rows, cols, source, granularity, transposed, rule, dtype, seed
 ):
     rng = np.random.default_rng(seed)
     padding = int(rng.integers(0, 3))
     exponents = np.exp2(rng.integers(-8, 8, (matrices, 1, 1)))
     memory = rng.normal(0, 1, (matrices, rows, cols + padding)) * exponents
     x = memory.astype(source)[:, :, :cols]
-    options = {"dtype": dtype, "granularity": granularity, "profile": profile}
-    if granularity == "1x128":
-        options["transposed_granularity"] = transposed
-    each = [octofold.quantize_both(matrix, **options) for matrix in x]
-    both = octofold.quantize_both(x, **options, matrices=matrices)
-    assert both[0].shape == (matrices, rows, cols)
-    assert both[1].shape == (matrices, cols, rows)
+    other = transposed if granularity == "1x128" and transposed else granularity
+    rows, of_transpose = (f"{dtype} {unit} {rule}" for unit in (granularity, other))
+    each = [cast(matrix, rows=rows, transposed=of_transpose)[:2] for matrix in x]
+    both = cast(x, rows=rows, transposed=of_transpose, matrices=matrices)[:2]
+    assert both[0].shape == (matrices, *x.shape[1:])
+    assert both[1].shape == (matrices, cols, x.shape[1])
     for stack, alone in zip(both, zip(*each, strict=True), strict=True):
         assert_each_alone(stack, alone)
-    other = options.pop("transposed_granularity", None) or granularity
-    of_rows = octofold.quantize(x, **options, matrices=matrices)
-    assert of_rows.equals(both[0])
-    of_transpose = octofold.quantize(
-        x, **{**options, "granularity": other}, transpose=True, matrices=matrices
-    )
-    assert of_transpose.equals(both[1])
+    assert octofold.quantize(x, rows, matrices=matrices).equals(both[0])
+    assert cast_side(x, of_transpose, True, matrices=matrices).equals(both[1])
 
 
 @pytest.mark.parametrize("transpose", [False, True])
@@ -69,11 +66,10 @@ def test_given_scales(granularity, transpose, rng):
     shape = (3, 200, 131) if transpose else x.shape
     given = rng.uniform(0.01, 1, octofold.ops.scale_shape(granularity, *shape, matrices=3))
     scale = given.astype(np.float32)
-    options = {"granularity": granularity, "transpose": transpose}
-    stack = octofold.quantize(x, scale=scale, matrices=3, **options)
+    stack = cast_side(x, granularity, transpose, scale=scale, matrices=3)
     of_one = octofold.ops.scale_shape(granularity, *shape[1:])
     each = [
-        octofold.quantize(matrix, scale=one.reshape(of_one), **options)
+        cast_side(matrix, granularity, transpose, scale=one.reshape(of_one))
         for matrix, one in zip(x, scale, strict=True)
     ]
     assert_each_alone(stack, each)
@@ -85,21 +81,15 @@ def test_two_level_scales(rng):
         np.exp(rng.normal(0, 2, (3, count))).astype(np.float32) for count in (131, 200)
     )
     for granularity, with_rows in (("128x128", True), ("1x128", False)):
-        options = {"granularity": granularity, "transposed_granularity": "128x128"}
 
-        def factors(rows, columns, with_rows=with_rows):
+        def targets(rows, columns, granularity=granularity, with_rows=with_rows):
             return {
-                "channel_scale": rows if with_rows else None,
-                "transposed_channel_scale": columns,
+                "rows": Target(granularity, channel_scale=rows if with_rows else None),
+                "transposed": Target("128x128", channel_scale=columns),
             }
 
-        both = octofold.quantize_both(
-            x, **options, **factors(of_rows.flatten(), of_columns.flatten()), matrices=3
-        )
-        each = [
-            octofold.quantize_both(x[i], **options, **factors(of_rows[i], of_columns[i]))
-            for i in range(3)
-        ]
+        both = cast(x, **targets(of_rows.flatten(), of_columns.flatten()), matrices=3)[:2]
+        each = [cast(x[i], **targets(of_rows[i], of_columns[i]))[:2] for i in range(3)]
         for stack, alone in zip(both, zip(*each, strict=True), strict=True):
             assert_each_alone(stack, alone)
 
@@ -107,17 +97,15 @@ def test_two_level_scales(rng):
 def test_into_out_and_from_any_leading_dimensions(rng):
     x = rng.normal(0, 1, (6, 50, 200)).astype(np.float32)
     for granularity in GRANULARITIES:
-        expected = octofold.quantize(
-            x.reshape(2, 150, 200), granularity=granularity, transpose=True, matrices=2
-        )
+        expected = cast_side(x.reshape(2, 150, 200), granularity, True, matrices=2)
         data = np.zeros((2, 200, 150), ml_dtypes.float8_e4m3fn)
         scale = np.zeros_like(expected.scale)
         out = octofold.ScaledTensor(data, scale, granularity)
-        assert octofold.quantize(x, transpose=True, matrices=2, out=out) is out
+        assert cast_side(x, granularity, True, out=out, matrices=2) is out
         assert out.equals(expected)
-        rows = octofold.quantize(x, granularity=granularity, matrices=2)
+        rows = octofold.quantize(x, granularity, matrices=2)
         assert rows.shape == x.shape
-        stack = octofold.quantize(x.reshape(2, 150, 200), granularity=granularity, matrices=2)
+        stack = octofold.quantize(x.reshape(2, 150, 200), granularity, matrices=2)
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
@@ -126,8 +114,8 @@ def test_into_out_and_from_any_leading_dimensions(rng):
 def test_slices_are_stacks(granularity, rows, rng):
     x = rng.normal(0, 1, (4, rows, 200)).astype(np.float32)
     x *= np.exp2(np.arange(4, dtype=np.float32))[:, None, None]
-    stack = octofold.quantize(x, granularity=granularity, matrices=4)
-    part = octofold.quantize(x[1:3], granularity=granularity, matrices=2)
+    stack = octofold.quantize(x, granularity, matrices=4)
+    part = octofold.quantize(x[1:3], granularity, matrices=2)
     assert stack[1:3].equals(part)
 
 
@@ -135,15 +123,15 @@ def test_slices_are_stacks(granularity, rows, rng):
 def test_compiled_with_any_sizes(granularity):
     torch = pytest.importorskip("torch")
 
-    def cast(x):
-        rows, transposed = octofold.quantize_both(x, granularity=granularity, matrices=3)
-        alone = octofold.quantize(x, granularity=granularity, transpose=True, matrices=3)
+    def function(x):
+        rows, transposed, *_ = cast(x, rows=granularity, transposed=granularity, matrices=3)
+        alone = cast(x, transposed=granularity, matrices=3).transposed
         return rows.data, rows.scale, transposed.data, transposed.scale, alone.data
 
-    compiled = torch.compile(cast, backend="eager", fullgraph=True, dynamic=True)
+    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
     for shape in ((3, 130, 200), (3, 40, 64)):
         x = torch.randn(shape)
-        for left, right in zip(compiled(x), cast(x), strict=True):
+        for left, right in zip(compiled(x), function(x), strict=True):
             assert left.shape == right.shape
             assert torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
@@ -168,8 +156,8 @@ X = np.zeros((3, 130, 200), np.float32)
             "got 4",
         ),
         (
-            lambda: octofold.quantize_both(X, matrices=0),
-            "quantize_both: argument 'matrices': expected a number from 1 on .*, got 0",
+            lambda: cast(X, rows="1x128", transposed="1x128", matrices=0),
+            "cast: argument 'matrices': expected a number from 1 on .*, got 0",
         ),
         (
             lambda: octofold.quantize(X, matrices="3"),
@@ -180,32 +168,49 @@ X = np.zeros((3, 130, 200), np.float32)
             "scale_shape: argument 'matrices': expected a number from 1 on that divides 5 rows",
         ),
         (
-            lambda: octofold.quantize_both(X, matrices=3, offsets=np.array([0, 390], np.int32)),
+            lambda: cast(X, transposed="1x128", matrices=3, offsets=np.array([0, 390], np.int32)),
             "'offsets': expected none beside 'matrices'",
         ),
         (
-            lambda: octofold.quantize(
-                X, granularity="128x128", matrices=3, scale=np.ones((4, 2), np.float32)
-            ),
+            lambda: octofold.quantize(X, "128x128", matrices=3, scale=np.ones((4, 2), np.float32)),
             r"'scale': expected shape \[3, 2, 2\], got \[4, 2\]",
         ),
         (
-            lambda: octofold.quantize(
-                X, granularity="tensor", matrices=3, scale=np.ones(1, np.float32)
-            ),
+            lambda: octofold.quantize(X, "tensor", matrices=3, scale=np.ones(1, np.float32)),
             r"'scale': expected shape \[3\], got \[1\]",
         ),
         (
-            lambda: octofold.quantize(
-                X,
-                matrices=3,
-                transpose=True,
-                out=octofold.quantize(X, transpose=True),
-            ),
-            r"'out': expected shape \[3, 200, 130\], got \[200, 390\]",
+            lambda: cast_side(X, "1x128", True, matrices=3, out=cast_side(X, "1x128", True)),
+            r"'transposed': expected shape \[3, 200, 130\], got \[200, 390\]",
         ),
     ],
 )
 def test_errors_name_the_argument(call, message):
     with pytest.raises(octofold.InvalidArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("rows", [128, 150])
+@pytest.mark.parametrize(("leading", "matrices"), [((3,), 3), ((6,), 2), ((2, 3), 6), ((1,), 1)])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_parts_have_the_values_of_the_whole(granularity, leading, matrices, rows, rng):
+    """Of whole matrices, and of a part of one; or the error says which parts there are."""
+    x = rng.normal(0, 1, (*leading, rows, 200)).astype(np.float32)
+    x *= np.exp2(rng.integers(-5, 5, (leading[0], *[1] * len(x.shape[1:]))))
+    stack = octofold.quantize(x, granularity, matrices=matrices)
+    values = stack.dequantize()
+    np.testing.assert_allclose(values, x, rtol=0, atol=np.abs(x).max() / 16)
+    assert pickle.loads(pickle.dumps(stack)).equals(stack)
+    for part in (*range(leading[0]), slice(0, 1), slice(1, None), slice(0, 3), slice(0, 0)):
+        if leading == (6,) and not can_be_cut(granularity, rows, part):
+            with pytest.raises(octofold.InvalidArgumentError, match="'rows': expected a slice"):
+                stack[part]
+        else:
+            np.testing.assert_array_equal(stack[part].dequantize(), values[part])
+
+
+def can_be_cut(granularity, rows, part):
+    """Of two matrices, each of three times so many rows."""
+    if granularity in ("channel", "1x128") or part in (slice(0, 3), slice(0, 0)):
+        return True
+    return part != slice(1, None) and (granularity == "tensor" or rows == 128)

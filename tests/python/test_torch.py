@@ -1,13 +1,11 @@
 """torch tensors, and the registered torch ops."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import octofold
 import pytest
 import reference
+from casting import GRANULARITIES, cast_side
+from octofold import ops
 from octofold._core.frameworks import column_stride
 from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
@@ -37,15 +35,17 @@ def codes(tensor):
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
 def test_casts_as_numpy_does(source, fp8):
     x = random(40, 300, dtype=TORCH_DTYPES[source])
-    cast = octofold.quantize(x, TORCH_DTYPES[fp8])
-    expected = octofold.quantize(x.float().numpy().astype(reference.DTYPES[source]), fp8)
+    cast = octofold.quantize(x, octofold.Format(TORCH_DTYPES[fp8]))
+    expected = octofold.quantize(
+        x.float().numpy().astype(reference.DTYPES[source]), octofold.Format(fp8)
+    )
     assert cast.dtype is TORCH_DTYPES[fp8]
     np.testing.assert_array_equal(codes(cast.data), expected.data.view(np.uint8))
     np.testing.assert_array_equal(cast.scale, expected.scale)
     back = cast.dequantize(torch.bfloat16)
     assert back.dtype is torch.bfloat16
     np.testing.assert_array_equal(back.float(), expected.dequantize("bfloat16").astype(np.float32))
-    assert octofold.convert(x, torch.float8_e5m2).dtype is torch.float8_e5m2
+    assert ops.convert_dtype(x, torch.float8_e5m2).dtype is torch.float8_e5m2
 
 
 def test_gemm_as_numpy_does():
@@ -97,8 +97,8 @@ def test_refusals():
         octofold.quantize(x.to_sparse())
     with pytest.raises(octofold.InvalidArgumentError, match="'b': expected a torch tensor as is"):
         octofold.gemm(a, octofold.quantize(x.numpy()))
-    with pytest.raises(octofold.InvalidArgumentError, match="granularity '2x2'"):
-        octofold.quantize(x, granularity="2x2")
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'format': .*got '2x2'"):
+        octofold.quantize(x, "2x2")
     with pytest.raises(octofold.InvalidArgumentError, match="'out_dtype': expected float32"):
         octofold.gemm(a, a, out=random(3, 3), out_dtype=torch.float16)
 
@@ -111,15 +111,20 @@ def test_has_no_gradient():
         with pytest.raises(RuntimeError, match=r"octofold\.(dequantize|gemm) has no gradient"):
             result.sum().backward()
     with torch.no_grad():
-        assert not octofold.convert(x, "e4m3").requires_grad
+        assert not ops.convert_dtype(x, "e4m3").requires_grad
 
 
 def layer(x, w, bias):
     activations = octofold.quantize(x)
-    weights = octofold.quantize(w, torch.float8_e5m2, "128x128", power_of_two=True)
+    weights = octofold.quantize(w, octofold.Format(torch.float8_e5m2, "128x128", power_of_two=True))
     y = octofold.gemm(activations, weights, bias=bias)
     octofold.gemm(activations, weights, out=y, c=y)
-    return y, activations.dequantize(torch.bfloat16), octofold.convert(y, "e4m3"), activations
+    return (
+        y,
+        activations.dequantize(torch.bfloat16),
+        ops.convert_dtype(y, "e4m3"),
+        activations,
+    )
 
 
 def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
@@ -135,7 +140,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
 
     monkeypatch.setattr(bridge, "_REGISTERED", dict.fromkeys(ops.TABLE, refuse))
     layer(x, torch.nn.Parameter(random(7, 300)).data, random(7))
-    octofold.quantize_both(x)
+    ops.cast(x, rows="1x128", transposed="1x128")
     octofold.gemm(a, a, out=out, c=out)
     weights = random(3, 300).requires_grad_()
     with torch.no_grad():
@@ -149,7 +154,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
 def test_negation_that_torch_puts_off():
     """torch may negate when it reads; the memory still has the other sign."""
     x = random(3, 300)
-    assert torch.equal(octofold.convert(torch._neg_view(x), "float16"), (-x).half())
+    assert torch.equal(ops.convert_dtype(torch._neg_view(x), "float16"), (-x).half())
 
 
 def test_transforms_of_functions():
@@ -171,13 +176,13 @@ def test_transforms_of_functions():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traces():
     x, other = random(3, 300), random(3, 300)
-    traced = torch.jit.trace(lambda y: octofold.convert(y, "float16"), x)
+    traced = torch.jit.trace(lambda y: ops.convert_dtype(y, "float16"), x)
     assert torch.equal(traced(other), other.half())
 
 
 def test_shapes_without_data():
     x = torch.empty(3, 300, device="meta")
-    cast = octofold.quantize(x, granularity="channel")
+    cast = octofold.quantize(x, "channel")
     assert (cast.data.device.type, cast.scale.shape) == ("meta", (3,))
     assert octofold.gemm(cast, cast).shape == (3, 3)
 
@@ -201,8 +206,8 @@ def test_two_devices():
 def test_casts_both_ways():
     x = random(130, 300)
     for left, right in zip(
-        octofold.quantize_both(x, "e5m2"),
-        (octofold.quantize(x, "e5m2"), octofold.quantize(x, "e5m2", transpose=True)),
+        ops.cast(x, rows="e5m2", transposed="e5m2")[:2],
+        (octofold.quantize(x, "e5m2"), ops.cast(x, transposed="e5m2").transposed),
         strict=True,
     ):
         np.testing.assert_array_equal(codes(left.data), codes(right.data))
@@ -250,43 +255,17 @@ def test_compiles_without_recompiling_for_sizes():
 def test_activations_compile():
     x, gradient = random(130, 600), random(130, 300)
 
-    @torch.compile(fullgraph=True)
-    def compiled(gradient, x):
-        both = octofold.quantize_activation(x, "geglu", targets="both")
-        kept = octofold.quantize(x)
-        return (
-            both[0].dequantize(),
-            octofold.quantize_activation_gradient(gradient, x).dequantize(),
-            octofold.quantize_activation_gradient(gradient, kept).dequantize(),
+    def casts(gradient, x):
+        both = ops.cast(ops.Activated(x, "geglu"), rows="1x128", transposed="1x128")
+        slopes = (
+            cast_side(ops.ActivationGradient(gradient, given), "1x128")
+            for given in (x, octofold.quantize(x))
         )
+        return [cast.dequantize() for cast in (both.rows, both.transposed, *slopes)]
 
-    forward, backward, from_fp8 = compiled(gradient, x)
-    kept = octofold.quantize(x)
-    assert torch.equal(from_fp8, octofold.quantize_activation_gradient(gradient, kept).dequantize())
-    assert torch.equal(forward, octofold.quantize_activation(x, "geglu").dequantize())
-    assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
-
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
-
-
-@pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
-def test_import_leaves_cuda_alone(users, seen):
-    """torch asks the management library, unless the user has it otherwise; else no child by fork
-    could use a GPU."""
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    script = f"""
-import os, torch
-asked = []
-torch.cuda.is_available = lambda: asked.append(os.environ.get({name!r})) or False
-import octofold
-assert set(asked) <= {{{seen!r}}}, asked
-assert os.environ.get({name!r}) == {users!r}
-"""
-    environment = {key: value for key, value in os.environ.items() if key != name}
-    if users is not None:
-        environment[name] = users
-    subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
+    compiled = torch.compile(casts, fullgraph=True)(gradient, x)
+    for actual, expected in zip(compiled, casts(gradient, x), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -301,11 +280,10 @@ def test_layout_of_scales_is_the_librarys(granularity):
 
 def test_options_are_checked_where_torch_has_to_know_too():
     x = torch.ones(4, 256, requires_grad=True)
-    assert octofold.quantize(x, power_of_two=np.True_).equals(
-        octofold.quantize(x, power_of_two=True)
-    )
-    with pytest.raises(octofold.InvalidArgumentError, match="'overflow': expected text, got None"):
-        octofold.quantize(x, overflow=None)
+    expected = octofold.quantize(x, matrices=2)
+    assert octofold.quantize(x, matrices=np.int64(2)).equals(expected)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'matrices': .* number or None, got"):
+        octofold.quantize(x, matrices="2")
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 5), (5, 0), (4,), (2, 3, 5), (2, 0, 5), ()])

@@ -6,10 +6,9 @@ import sys
 
 import octofold
 import pytest
+from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 def random(*shape):
@@ -30,10 +29,10 @@ def test_to_device():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_equals_and_slices(granularity):
     x = random(300, 260)
-    cast = octofold.quantize(x, granularity=granularity)
-    assert cast.equals(octofold.quantize(x, granularity=granularity))
-    assert not cast.equals(octofold.quantize(-x, granularity=granularity))
-    assert not cast.equals(octofold.quantize(x.numpy(), granularity=granularity))
+    cast = octofold.quantize(x, granularity)
+    assert cast.equals(octofold.quantize(x, granularity))
+    assert not cast.equals(octofold.quantize(-x, granularity))
+    assert not cast.equals(octofold.quantize(x.numpy(), granularity))
     assert torch.equal(cast[128:256].dequantize(), cast.dequantize()[128:256])
 
 
@@ -54,7 +53,9 @@ assert loaded["weight"].dequantize().shape == (130, 300)
 
 def test_two_level_scales_in_files_and_modules(tmp_path):
     factors = torch.rand(130) + 1
-    cast = octofold.quantize(random(130, 300), granularity="128x128", channel_scale=factors)
+    cast = octofold.ops.cast(
+        random(130, 300), rows=octofold.ops.Target("128x128", channel_scale=factors)
+    ).rows
     torch.save(cast, tmp_path / "file")
     assert torch.load(tmp_path / "file", weights_only=True).equals(cast)
     module = Linear(cast)
@@ -75,14 +76,14 @@ class Linear(torch.nn.Module):
 
 
 def test_buffers_of_a_module():
-    weight = octofold.quantize(random(7, 300), granularity="128x128")
+    weight = octofold.quantize(random(7, 300), "128x128")
     module = Linear(weight)
     assert octofold.ScaledTensor.from_buffers(module, "weight").equals(weight)
     assert list(module.state_dict()) == ["weight", "weight_scale"]
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    other = Linear(octofold.quantize(random(7, 300), granularity="128x128"))
+    other = Linear(octofold.quantize(random(7, 300), "128x128"))
     x = random(5, 300)
     assert not torch.equal(other(x), module(x))
     other.load_state_dict(torch.load(file))
@@ -140,7 +141,7 @@ def test_out_and_scale_compile():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_leading_dimensions(granularity):
     x = random(2, 65, 300)
-    cast = octofold.quantize(x, granularity=granularity)
-    flat = octofold.quantize(x.view(130, 300), granularity=granularity)
+    cast = octofold.quantize(x, granularity)
+    flat = octofold.quantize(x.view(130, 300), granularity)
     assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
     assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())

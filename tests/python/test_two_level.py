@@ -7,9 +7,11 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side
+from octofold.ops import Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
-PROFILES = ("deepgemm", "vllm", "te", "torchao", "compressed-tensors")
+RULES = ("deepgemm", "vllm", "te", "torchao", "compressed-tensors")
 SHAPE = (130, 300)
 
 
@@ -31,55 +33,44 @@ def operand(rng, rows, cols, granularity, two_level=False):
     return octofold.ScaledTensor(codes, scale, granularity, factors)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_cast_is_that_of_the_quotients(source, profile, rng):
+def test_cast_is_that_of_the_quotients(source, rule, rng):
     """Of FP32 products with the factors' reciprocals, byte for byte; of rows, of the transpose, of
     both, and beside rows of 1x128."""
     x = (10 * rng.standard_normal(SHAPE)).astype(source)
     of_rows, of_columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
-    options = {"profile": profile, "dtype": "e5m2"}
+    lines, squares = f"e5m2 {rule}", f"e5m2 128x128 {rule}"
     wide = x.astype(np.float32)
-    rows = octofold.quantize(
-        wide * (np.float32(1) / of_rows)[:, None], granularity="128x128", **options
-    )
-    columns = octofold.quantize(
-        wide * (np.float32(1) / of_columns), granularity="128x128", transpose=True, **options
-    )
+    rows = octofold.quantize(wide * (np.float32(1) / of_rows)[:, None], squares)
+    columns = cast_side(wide * (np.float32(1) / of_columns), squares, transpose=True)
 
     def check(cast, expected, factors):
         assert cast.channel_scale is factors
         assert octofold.ScaledTensor(cast.data, cast.scale, cast.granularity).equals(expected)
 
-    alone = {"granularity": "128x128", **options}
-    check(octofold.quantize(x, channel_scale=of_rows, **alone), rows, of_rows)
-    transposed = octofold.quantize(x, channel_scale=of_columns, transpose=True, **alone)
-    check(transposed, columns, of_columns)
-    both = octofold.quantize_both(
-        x, channel_scale=of_rows, transposed_channel_scale=of_columns, **alone
-    )
-    check(both[0], rows, of_rows)
-    check(both[1], columns, of_columns)
-    lines, squares = octofold.quantize_both(
-        x, transposed_granularity="128x128", transposed_channel_scale=of_columns, **options
-    )
-    assert lines.equals(octofold.quantize(x, **options))
-    check(squares, columns, of_columns)
+    check(cast_side(x, squares, channel_scale=of_rows), rows, of_rows)
+    check(cast_side(x, squares, True, channel_scale=of_columns), columns, of_columns)
+    of_transpose = Target(squares, channel_scale=of_columns)
+    both = cast(x, rows=Target(squares, channel_scale=of_rows), transposed=of_transpose)
+    check(both.rows, rows, of_rows)
+    check(both.transposed, columns, of_columns)
+    for format in (lines, squares, f"e5m2 channel {rule}"):
+        beside = cast(x, rows=format, transposed=of_transpose)
+        assert beside.rows.equals(octofold.quantize(x, format))
+        check(beside.transposed, columns, of_columns)
 
 
-@pytest.mark.parametrize("targets", ["both", "transposed"])
-def test_beside_the_magnitudes_of_columns(targets, rng):
+@pytest.mark.parametrize("rows", ["1x128", "128x128", None])
+def test_beside_the_magnitudes_of_columns(rows, rng):
     """Of x itself, not of the quotients: the factors of a next step."""
     x = rng.standard_normal(SHAPE).astype(ml_dtypes.bfloat16)
-    options = {"transposed_granularity": "128x128", "profile": "torchao"}
-    options["transposed_channel_scale"] = factors_of(rng, SHAPE[1])
-    expected = octofold.quantize_both(x, **options)
-    if targets == "transposed":
-        options["granularity"] = "128x128"
-    *casts, columns = octofold.quantize_with_columns(x, "amax", targets=targets, **options)
-    for cast, other in zip(casts, expected[-len(casts) :], strict=True):
-        assert cast.equals(other)
-    assert np.array_equal(columns.amax, np.abs(x.astype(np.float32)).max(axis=0))
+    squares = Target("128x128 torchao", channel_scale=factors_of(rng, SHAPE[1]))
+    format = None if rows is None else f"{rows} torchao"
+    casts = cast(x, rows=format, transposed=squares, columns="amax")
+    assert casts.transposed.equals(cast(x, transposed=squares).transposed)
+    assert casts.rows is None if rows is None else casts.rows.equals(octofold.quantize(x, format))
+    assert np.array_equal(casts.amax, np.abs(x.astype(np.float32)).max(axis=0))
 
 
 def test_factors_that_are_none_count_as_one(rng):
@@ -91,9 +82,9 @@ def test_factors_that_are_none_count_as_one(rng):
     used = np.concatenate([np.ones_like(bad), factors[len(bad) :]])
     x[10] *= smallest
     x[11] *= largest / 8
-    options = {"granularity": "128x128", "profile": "torchao"}
-    cast = octofold.quantize(x, channel_scale=factors, **options)
-    expected = octofold.quantize(x, channel_scale=used, **options)
+    cast, expected = (
+        cast_side(x, "128x128 torchao", channel_scale=given) for given in (factors, used)
+    )
     assert np.array_equal(cast.data.view(np.uint8), expected.data.view(np.uint8))
     assert np.array_equal(cast.scale, expected.scale)
     assert np.array_equal(cast.dequantize(), expected.dequantize())
@@ -111,7 +102,7 @@ def test_dequantizes(dtype, rng):
     assert np.array_equal(actual, expected.astype(actual.dtype))
 
 
-@pytest.mark.parametrize("a_granularity", ["tensor", "channel", "1x128", "128x128"])
+@pytest.mark.parametrize("a_granularity", GRANULARITIES)
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("addends", ["none", "c and bias", "in place"])
 def test_products_against_float64(a_granularity, out_dtype, addends, rng):
@@ -154,7 +145,7 @@ def test_outlier_channels_of_a_weight_gradient(rng):
     )
     dy = rng.choice([-1.0, 1.0], (tokens, outputs)).astype(np.float32)
     expected = (dy.T.astype(np.float64) @ x.astype(np.float64)) / channels
-    gradient = octofold.quantize(dy, transpose=True, power_of_two=True)
+    gradient = octofold.ops.cast(dy, transposed=octofold.Format(power_of_two=True)).transposed
     stale = np.abs(before).max(axis=0)
     errors = {}
     for name, granularity, factors in (
@@ -162,9 +153,7 @@ def test_outlier_channels_of_a_weight_gradient(rng):
         ("squares", "128x128", None),
         ("two-level", "128x128", stale),
     ):
-        cast = octofold.quantize(
-            x, granularity=granularity, profile="torchao", transpose=True, channel_scale=factors
-        )
+        cast = cast_side(x, f"{granularity} torchao", transpose=True, channel_scale=factors)
         dw = octofold.gemm(gradient, cast, out_dtype="float32") / channels
         errors[name] = relative(dw - expected, expected)
     assert errors["two-level"][0] < 1.1 * errors["channel"][0] < 0.04
@@ -201,44 +190,27 @@ def test_scaled_tensors_keep_their_factors(rng):
 def test_bad_arguments(rng):
     x = rng.standard_normal(SHAPE).astype(np.float32)
     rows, columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
+    repeated = np.repeat(rows, 2)[::2]
+    ones = np.ones((2, 3), np.float32)
+    for format, options, message in (
+        (
+            "1x128",
+            {"channel_scale": rows},
+            "expected none, but beside .* 128x128, got one beside 1x128",
+        ),
+        ("128x128", {"channel_scale": columns}, r"expected shape \[130\], got \[300\]"),
+        (
+            "128x128",
+            {"channel_scale": rows.astype(np.float16)},
+            "expected dtype float32, got float16",
+        ),
+        ("128x128", {"channel_scale": repeated}, "expected a contiguous vector"),
+        ("128x128", {"channel_scale": rows, "scale": ones}, "expected none beside given scales"),
+    ):
+        message = "cast: argument 'rows.channel_scale': " + message
+        with pytest.raises(octofold.InvalidArgumentError, match=message):
+            cast_side(x, format, **options)
     for call, message in (
-        (
-            lambda: octofold.quantize(x, channel_scale=rows),
-            "'channel_scale': expected none, except beside 128x128 scales",
-        ),
-        (
-            lambda: octofold.quantize(x, granularity="128x128", channel_scale=columns),
-            r"'channel_scale': expected shape \[130\], got \[300\]",
-        ),
-        (
-            lambda: octofold.quantize(
-                x, granularity="128x128", channel_scale=rows.astype(np.float16)
-            ),
-            "'channel_scale': expected dtype float32, got float16",
-        ),
-        (
-            lambda: octofold.quantize(
-                x, granularity="128x128", channel_scale=np.repeat(rows, 2)[::2]
-            ),
-            "'channel_scale': expected a contiguous vector",
-        ),
-        (
-            lambda: octofold.quantize(
-                x,
-                granularity="128x128",
-                channel_scale=rows,
-                scale=np.ones((2, 3), np.float32),
-            ),
-            "'channel_scale': expected none beside given scales",
-        ),
-        (
-            lambda: octofold.quantize_both(x, transposed_granularity="tensor"),
-            "'out.transposed': .* or channel, or 128x128, got tensor",
-        ),
-        (
-            lambda: octofold.quantize_both(x, granularity="128x128", channel_scale=rows),
-            "'out.transposed.channel_scale': expected one, as 'out.rows' has, got none",
-        ),
         (
             lambda: octofold.gemm(
                 operand(rng, 5, 300, "128x128", two_level=True), operand(rng, 7, 300, "128x128")

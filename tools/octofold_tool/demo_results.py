@@ -38,7 +38,7 @@ def document(results: DemoResults) -> dict[str, Any]:
             "dtype": "e4m3",
             "weight_granularity": "128x128",
             **results.scheme.parameters,
-            "profile": "deepgemm",
+            "rule": "deepgemm",
             "rounds": ROUNDS,
         },
         "sentences": results.sentences,

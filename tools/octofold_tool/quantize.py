@@ -41,6 +41,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_granularity(parser, "the first that the family has")
     parser.add_argument(
+        "--rule",
+        metavar="NAME",
+        default="deepgemm",
+        help=f"whose cast to follow: {', '.join(octofold.Rule)} (default: %(default)s)",
+    )
+    parser.add_argument(
         "--skip",
         metavar="PATTERN",
         action="append",
@@ -51,16 +57,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--no-default-skips", action="store_true", help="skip only what --skip names (see below)"
     )
     parser.add_argument(
-        "--profile",
-        default="deepgemm",
-        help="whose cast rule to follow: deepgemm (default), vllm, vllm-per-token, te, torchao, "
-        "torchao-tensor, deepseek, compressed-tensors or compressed-tensors-0.12",
-    )
-    parser.add_argument(
         "--power-of-two",
-        action="store_const",
-        const=True,
-        help="round scales to powers of two (default: what the profile does)",
+        action="store_true",
+        help="round scales to powers of two (default: as the rule does); give --granularity too",
     )
     parser.set_defaults(run=run)
 
@@ -75,12 +74,21 @@ def run(arguments: argparse.Namespace) -> None:
         report = octofold.quantize_checkpoint(
             arguments.input,
             arguments.output,
+            _format(arguments),
+            family=arguments.family,
             skip=arguments.skip,
             use_default_skips=not arguments.no_default_skips,
-            profile=arguments.profile,
-            power_of_two=arguments.power_of_two,
             progress=advance,
-            family=arguments.family,
-            granularity=arguments.granularity,
         )
     show(report)
+
+
+def _format(arguments: argparse.Namespace) -> octofold.Format | str:
+    granularity, rule = arguments.granularity, arguments.rule
+    if not arguments.power_of_two:
+        return f"{granularity or ''} {rule}"
+    if granularity is None:
+        raise octofold.InvalidArgumentError(
+            "quantize: argument '--granularity': expected one beside --power-of-two, got none"
+        )
+    return octofold.Format(granularity=granularity, rule=rule, power_of_two=True)

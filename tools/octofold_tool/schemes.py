@@ -33,7 +33,7 @@ class Scheme(Protocol):
 
 def cast_weight(weight: Float32Array, arrays: Arrays) -> octofold.ScaledTensor:
     """A weight [N, K] as both schemes have it."""
-    return octofold.quantize(arrays.from_numpy(weight), granularity="128x128")
+    return octofold.quantize(arrays.from_numpy(weight), "128x128")
 
 
 class Fp8Products:
@@ -103,5 +103,5 @@ class Fp8Attention:
         """Codes [1, tokens, heads, head size] and scales [heads]."""
         heads, tokens, size = x.shape
         rows = self._arrays.from_numpy(np.ascontiguousarray(x).reshape(heads, tokens * size))
-        cast = octofold.quantize(rows, granularity="channel")
+        cast = octofold.quantize(rows, "channel")
         return cast.data.reshape(heads, tokens, size).swapaxes(0, 1)[None], cast.scale

@@ -89,7 +89,7 @@ def by_octofold(
 
 def of_checkpoint(inputs: Inputs) -> tuple[Forward, Sequence[Tensor]]:
     """Weights that are FP8, as a checkpoint has them: none is cast."""
-    parts = [octofold.quantize(w, granularity="128x128") for w in (inputs.w13, inputs.w2)]
+    parts = [octofold.quantize(w, "128x128") for w in (inputs.w13, inputs.w2)]
 
     def forward(given: Inputs) -> Tensor:
         ids, weights = octofold.ops.top_k(given.logits, given.ids.shape[1], normalize=True)

@@ -105,8 +105,8 @@ def returned(call: Callable[[], Tensor]) -> Product:
 def rowwise(x: Tensor, w: Tensor, ends: Tensor) -> tuple[Product, Any, Any]:
     """x [M, K], w [G, N, K]; and their casts, w's as a matrix."""
     groups, n, k = w.shape
-    a = octofold.quantize(x, granularity="channel")
-    b = octofold.quantize(w.view(groups * n, k), granularity="channel")
+    a = octofold.quantize(x, "channel")
+    b = octofold.quantize(w.view(groups * n, k), "channel")
     scale_a, scale_b = a.scale.view(-1), b.scale.view(groups, n)
     right = b.data.view(groups, n, k).transpose(-2, -1)
     product = returned(

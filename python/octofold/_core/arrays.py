@@ -12,6 +12,7 @@ from .errors import invalid_argument
 from .frameworks import (
     Array,
     CuPyFramework,
+    Framework,
     common_kind,
     framework_of,
     is_on_cpu,
@@ -74,17 +75,24 @@ def moved_like(values: Array, data: Array, device: Any) -> Array:
         return cupy.array(values)
 
 
+def framework_for(
+    operation: str, argument: str, array: Array, stream: StreamLike | None
+) -> Framework:
+    """That of an array, which allocates beside it, for an operation on this stream."""
+    if is_torch(array):
+        from . import torch
+
+        return torch.TorchFramework(array)
+    kind = common_kind(operation, (argument,), (array,))
+    handle = None if stream is None else stream_handle(operation, stream)
+    return framework_of(kind, (array,), handle)
+
+
 def scratch(
     operation: str, argument: str, array: Array, shape: Sequence[int], stream: StreamLike | None
 ) -> Array:
     """Float32 memory of the array's framework and device, for an operation on this stream."""
-    if is_torch(array):
-        from . import torch
-
-        return torch.TorchFramework(array).empty(shape, "float32")
-    kind = common_kind(operation, (argument,), (array,))
-    handle = None if stream is None else stream_handle(operation, stream)
-    return framework_of(kind, (array,), handle).empty(shape, "float32")
+    return framework_for(operation, argument, array, stream).empty(shape, "float32")
 
 
 def _integers(array: Array) -> "np.ndarray[Any, Any]":

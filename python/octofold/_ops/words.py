@@ -8,7 +8,7 @@ from .._core.dtypes import NUMPY_DTYPES, WIDE, DTypeLike, dtype_name
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, is_torch
 from .._core.streams import StreamLike
-from .casts import convert
+from .convert_dtype import convert_dtype
 
 _FORMATS: Final = ("e4m3", "e5m2", "float16")
 _CONTAINERS: Final = ("int32", "uint32", "float32")
@@ -18,29 +18,31 @@ _WORD: Final = 4  # bytes
 def pack(
     x: Array, format: str, *, overflow: str = "saturate", stream: StreamLike | None = None
 ) -> Array:
-    """Numbers as packed 32-bit words, rounded to nearest even: convert(), seen through as_words().
+    """Numbers as packed 32-bit words, rounded to nearest even: convert_dtype(),
+    seen through as_words().
 
     x: [..., K] float32, float16 or bfloat16, a NumPy array or a torch tensor; at least 1 dimension,
         the last contiguous, and leading ones that one stride can walk.
     format: "e5m2" or "e4m3", four numbers to a word, or "float16", two. K is a multiple of that.
-    overflow: of FP8 "saturate" or "nan", as in convert(). float16 overflows to infinity.
+    overflow: of FP8 "saturate" or "nan", as in convert_dtype(). float16 overflows to infinity.
     stream: as in gemm().
 
     Returns int32 [..., K / 4] or [..., K / 2], the first number of a word in its lowest bits. NaN
-    stays NaN; subnormal results are exact. Nothing is differentiated, as in convert().
+    stays NaN; subnormal results are exact. Nothing is differentiated, as in convert_dtype().
     Raises InvalidArgumentError that names the argument.
     """
     name = dtype_name("pack", "format", format, _FORMATS)
     _require_array("pack", "x", x)
     dtype_name("pack", "x", x.dtype, WIDE)
     _require_words("pack", "x", x.shape, name)
-    return as_words(convert(x, name, overflow, stream))
+    return as_words(convert_dtype(x, name, overflow=overflow, stream=stream))
 
 
 def unpack(
     words: Array, format: str, *, dtype: DTypeLike = "float32", stream: StreamLike | None = None
 ) -> Array:
-    """The numbers of packed words, exact in every dtype that holds them: convert() of from_words().
+    """The numbers of packed words, exact in every dtype that holds them: convert_dtype()
+    of from_words().
 
     words: [..., K] int32, uint32 or float32, as in from_words(); leading dimensions that one stride
         can walk.
@@ -53,7 +55,7 @@ def unpack(
     """
     name = dtype_name("unpack", "format", format, _FORMATS)
     to = dtype_name("unpack", "dtype", dtype, WIDE)
-    return convert(_numbers("unpack", words, name), to, stream=stream)
+    return convert_dtype(_numbers("unpack", words, name), to, stream=stream)
 
 
 def as_words(tensor: Array) -> Array:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import Module
 
 from .._core.errors import InvalidArgumentError, invalid_argument
+from .._core.formats import Format
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
@@ -32,7 +33,9 @@ _RECIPES: Final = {
     "128x128": blockwise,
     "channel": rowwise,
     "tensor": tensorwise,
-    "1x128": Recipe(output=Product("1x128", "1x128"), grad_input=None, grad_weight=None),
+    "1x128": Recipe(
+        output=Product("1x128 torchao", "1x128 torchao"), grad_input=None, grad_weight=None
+    ),
 }
 
 
@@ -172,17 +175,28 @@ def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
     return value.dequantize(slot.tensor.dtype)
 
 
+def _recipe_of(granularity: str, codes: str) -> Recipe:
+    """For a weight of this granularity and dtype."""
+    recipe = _RECIPES[granularity]
+    output = recipe.output
+    assert output is not None
+    if output.b.dtype == codes:
+        return recipe
+    output = replace(output, b=replace(output.b, dtype=codes))
+    return Recipe(output=output, grad_input=None, grad_weight=None)
+
+
 def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: bool) -> Fp8Weight:
     """The twin of a torch.nn.Linear with this weight and its bias."""
     device, codes = weight.data.device, NAMES[weight.data.dtype]
     sizes = linear.in_features, linear.out_features
     if kind == "weight-only" or (kind == "auto" and (full_precision or not has_native(device))):
         layer: Fp8Weight = WeightOnlyLinear(
-            *sizes, False, "meta", granularity=weight.granularity, weight_dtype=codes
+            *sizes, False, "meta", format=Format(codes, weight.granularity)
         )
         layer.hold(weight, linear.bias)
     else:
-        recipe = replace(_RECIPES[weight.granularity], weight_dtype=codes)
+        recipe = _recipe_of(weight.granularity, codes)
         layer = InferenceLinear(*sizes, False, "meta", recipe=recipe)
         layer.hold(weight, None if linear.bias is None else linear.bias.detach())
     return layer.train(linear.training)

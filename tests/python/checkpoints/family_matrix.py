@@ -94,9 +94,7 @@ def cell(source: Source, family: str, granularity: str, folder: Path) -> str:
     """What becomes of a model in a family, checked: what the table says."""
     out = folder / "out"
     try:
-        report = octofold.quantize_checkpoint(
-            source.folder, out, family=family, granularity=granularity
-        )
+        report = octofold.quantize_checkpoint(source.folder, out, family=family, format=granularity)
     except octofold.InvalidArgumentError:
         assert not out.exists()
         return "refused"

@@ -274,7 +274,7 @@ def test_zeros_stay_zeros(tmp_path, rng):
     write_folder(tmp_path / "in", tensors, {})
     for profile in ("deepgemm", "deepseek"):
         out = tmp_path / profile
-        report = octofold.quantize_checkpoint(tmp_path / "in", out, profile=profile)
+        report = octofold.quantize_checkpoint(tmp_path / "in", out, format=profile)
         value = octofold.load_checkpoint(out, "numpy")["blocks.0.up.weight"].dequantize()
         finite = bool(np.isfinite(value).all())
         assert (report.not_finite == ()) == finite  # never without a word

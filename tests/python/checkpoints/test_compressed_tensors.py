@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 def test_it_decompresses_what_we_write(folder, tmp_path, granularity):
     out = tmp_path / "out"
     report = octofold.quantize_checkpoint(
-        folder, out, family="compressed-tensors", granularity=granularity
+        folder, out, family="compressed-tensors", format=granularity
     )
     assert len(report.files) > 4
     said = read_config(out)["quantization_config"]
@@ -76,7 +76,7 @@ def calibrated(granularity):
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "weight_scale"):
-                scale = octofold.quantize(module.weight.float(), granularity=granularity).scale
+                scale = octofold.quantize(module.weight.float(), granularity).scale
                 module.weight_scale.copy_(scale.reshape(module.weight_scale.shape))
             if hasattr(module, "input_scale"):
                 module.input_scale.fill_(0.03)
@@ -138,7 +138,7 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
 def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     """Scales of a tensor with a static one of its input, without, and of channels."""
     octofold.quantize_checkpoint(
-        folder, tmp_path / "a", family="compressed-tensors", granularity="tensor"
+        folder, tmp_path / "a", family="compressed-tensors", format="tensor"
     )
     tensors = raw_tensors(tmp_path / "a")
     layer = "model.layers.0.mlp"

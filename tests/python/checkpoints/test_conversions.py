@@ -46,7 +46,7 @@ def sources(tmp_path_factory):
     write_folder(base / "in", wide_tensors(np.random.default_rng(3)), config)
     for family, granularity in PAIRS:
         octofold.quantize_checkpoint(
-            base / "in", base / f"{family}-{granularity}", family=family, granularity=granularity
+            base / "in", base / f"{family}-{granularity}", family=family, format=granularity
         )
     return base
 

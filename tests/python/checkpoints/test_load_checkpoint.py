@@ -28,7 +28,7 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
     tensors = wide_tensors(rng)
     write_folder(tmp_path / "in", tensors, {})
     octofold.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", family=family, granularity=granularity
+        tmp_path / "in", tmp_path / "out", family=family, format=granularity
     )
     checkpoint = octofold.load_checkpoint(tmp_path / "out", framework="numpy")
     assert checkpoint.family == family
@@ -40,7 +40,7 @@ def test_has_the_values_of_a_cast_in_memory(tmp_path, rng, family, granularity):
             assert value.dtype == tensor.dtype
             np.testing.assert_array_equal(value, tensor)
             continue
-        expected = octofold.quantize(tensor, granularity=granularity)
+        expected = octofold.quantize(tensor, granularity)
         assert value.granularity == granularity
         assert value.scale.shape == octofold.ops.scale_shape(granularity, *tensor.shape)
         assert value.scale.dtype == np.float32
@@ -120,7 +120,7 @@ def assert_stack(value, stack, granularity):
     assert value.data.shape == stack.shape
     assert value.scale.shape == octofold.ops.scale_shape(granularity, *stack.shape, matrices=3)
     for codes, scale, matrix in zip(value.data, value.scale, stack, strict=True):
-        expected = octofold.quantize(matrix, granularity=granularity)
+        expected = octofold.quantize(matrix, granularity)
         assert codes.tobytes() == expected.data.tobytes()
         np.testing.assert_array_equal(scale.reshape(expected.scale.shape), expected.scale)
 
@@ -140,12 +140,12 @@ def test_scales_of_experts_are_read_and_become_blocks(tmp_path, rng):
     stack = write_stack(tmp_path / "in", rng)
     with pytest.raises(octofold.InvalidArgumentError, match="gate_up_proj': 128x1"):
         octofold.quantize_checkpoint(
-            tmp_path / "in", tmp_path / "out", family="finegrained-fp8", granularity="tensor"
+            tmp_path / "in", tmp_path / "out", family="finegrained-fp8", format="tensor"
         )
     assert not (tmp_path / "out").exists()
 
     name = "mlp.experts.gate_up_proj"
-    casts = [octofold.quantize(matrix, granularity="tensor") for matrix in stack]
+    casts = [octofold.quantize(matrix, "tensor") for matrix in stack]
     codes = np.stack([cast.data.view(np.uint8) for cast in casts])
     tensors = {
         name: torch.from_numpy(codes).view(torch.float8_e4m3fn),

@@ -55,9 +55,7 @@ def saved(folder, block, granularity="128x128", family="compressed-tensors"):
     (folder / "in").mkdir()
     (folder / "wide.safetensors").rename(folder / "in" / "model.safetensors")
     (folder / "in" / "config.json").write_text("{}")
-    octofold.quantize_checkpoint(
-        folder / "in", folder / "out", family=family, granularity=granularity
-    )
+    octofold.quantize_checkpoint(folder / "in", folder / "out", family=family, format=granularity)
     return folder / "out"
 
 
@@ -199,7 +197,7 @@ def test_other_layers_get_values(tmp_path):
 
 def test_a_layer_alone_becomes_another(tmp_path):
     layer = nn.Linear(64, 48)
-    weight = octofold.quantize(layer.weight.detach(), granularity="128x128")
+    weight = octofold.quantize(layer.weight.detach(), "128x128")
     save_file(layer.state_dict(), tmp_path / "in.safetensors")
     save_file(
         {"weight": weight.data, "weight_scale_inv": weight.scale, "bias": layer.bias.detach()},

@@ -105,7 +105,7 @@ def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
     tensors = wide_tensors(rng)
     write_folder(tmp_path / "in", tensors, {"model_type": "llama"})
     report = octofold.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", family="modelopt", granularity=granularity
+        tmp_path / "in", tmp_path / "out", family="modelopt", format=granularity
     )
     written = load_file(tmp_path / "out" / "model.safetensors")
     shapes = {"channel": ([384], [256]), "128x128": ([3, 1, 2, 1], [2, 1, 3, 1])}[granularity]
@@ -126,7 +126,7 @@ def test_what_we_write_has_its_layout(tmp_path, rng, granularity):
     assert sorted(said["ignore"]) == excluded
     assert tmp_path / "out" / "hf_quant_config.json" in report.files
     value = octofold.load_checkpoint(tmp_path / "out", "numpy")["blocks.0.up.weight"]
-    expected = octofold.quantize(tensors["blocks.0.up.weight"], granularity=granularity)
+    expected = octofold.quantize(tensors["blocks.0.up.weight"], granularity)
     np.testing.assert_array_equal(value.dequantize(), expected.dequantize())
 
 
@@ -147,7 +147,7 @@ def test_scales_of_tensors_go_with_static_scales_of_inputs(tmp_path, rng):
     write_folder(tmp_path / "in", wide_tensors(rng), {})
     with pytest.raises(octofold.InvalidArgumentError, match="no static scales of inputs"):
         octofold.quantize_checkpoint(
-            tmp_path / "in", tmp_path / "out", family="modelopt", granularity="tensor"
+            tmp_path / "in", tmp_path / "out", family="modelopt", format="tensor"
         )
     assert not (tmp_path / "out").exists()
     tensors = one_layer(torch.tensor(0.5))

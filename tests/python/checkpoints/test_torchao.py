@@ -32,7 +32,7 @@ def test_torchao_reads_it(tmp_path, rng, granularity):
     del tensors["steps"]  # it reads no names without a dot
     write_folder(tmp_path / "in", tensors, {})
     octofold.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "out", family="torchao", granularity=granularity
+        tmp_path / "in", tmp_path / "out", family="torchao", format=granularity
     )
     file = tmp_path / "out" / "model.safetensors"
     with safe_open(file, "pt") as opened:

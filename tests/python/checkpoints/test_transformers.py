@@ -62,7 +62,7 @@ def load_dequantized(folder, family):
 def test_loads_what_we_say(folders, tmp_path, name, family, granularity):
     folder, logits = folders[name]
     out = tmp_path / "out"
-    report = octofold.quantize_checkpoint(folder, out, family=family, granularity=granularity)
+    report = octofold.quantize_checkpoint(folder, out, family=family, format=granularity)
     assert len(report.quantized) >= 7
     names = {path.name for path in folder.iterdir()}
     assert {path.name for path in out.iterdir()} == names
@@ -100,8 +100,7 @@ def test_compressed_layers_decompress_at_the_first_forward(folders, tmp_path, gr
         folder,
         tmp_path / "out",
         family="compressed-tensors",
-        granularity=granularity,
-        power_of_two=True,
+        format=octofold.Format(granularity=granularity, power_of_two=True),
     )
     model = load(tmp_path / "out")
     layer = model.model.layers[0].mlp.up_proj
@@ -136,7 +135,7 @@ def test_skipped_layers_are_left_alone(folders, tmp_path):
 def test_a_converted_folder_loads_too(folders, tmp_path):
     folder, _ = folders["qwen3-moe"]
     octofold.quantize_checkpoint(
-        folder, tmp_path / "one", family="compressed-tensors", granularity="tensor"
+        folder, tmp_path / "one", family="compressed-tensors", format="tensor"
     )
     report = octofold.convert_checkpoint(tmp_path / "one", tmp_path / "two", "deepseek-v3")
     assert report.requantized == ()

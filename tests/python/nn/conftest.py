@@ -11,23 +11,52 @@ def seed():
 
 
 @pytest.fixture
-def casts(monkeypatch):
-    """The tensors that were cast so far, as lists of (rows, columns), transposed ones as they came:
-    what layers cast they cast by these functions."""
-    from octofold.nn.autograd import products
-    from octofold.nn.casting import casts as module
+def reads(monkeypatch):
+    """The reads of casts so far, as (what was read, shape of its first array)."""
+    from octofold._ops import cast as module
 
     seen = []
+    read_once = module._read_once
 
-    def recording(function):
-        def record(x, *arguments, **options):
-            seen.append(tuple(x.shape))
-            return function(x, *arguments, **options)
+    def record(source, *arguments):
+        first = getattr(source, "x", source) if isinstance(source, module.Source) else source
+        seen.append((type(source).__name__, tuple(first.shape)))
+        return read_once(source, *arguments)
 
-        return record
-
-    for name in ("quantize", "quantize_both", "quantize_with_columns"):
-        monkeypatch.setattr(module, name, recording(getattr(module, name)))
-    with_columns = recording(products.quantize_with_columns)
-    monkeypatch.setattr(products, "quantize_with_columns", with_columns)
+    monkeypatch.setattr(module, "_read_once", record)
     return seen
+
+
+class _Shapes:
+    """Of the tensors among the reads."""
+
+    def __init__(self, reads):
+        self._reads, self._first = reads, 0
+
+    def _list(self):
+        return [shape for name, shape in self._reads[self._first :] if name in _TENSORS]
+
+    def clear(self):
+        self._first = len(self._reads)
+
+    def count(self, shape):
+        return self._list().count(shape)
+
+    def copy(self):
+        return self._list()
+
+    def __getitem__(self, index):
+        return self._list()[index]
+
+    def __len__(self):
+        return len(self._list())
+
+
+_TENSORS = ("Tensor", "Parameter")
+
+
+@pytest.fixture
+def casts(reads):
+    """The shapes of the tensors that were cast so far, transposed ones as they came; not what is
+    worked out on the way."""
+    return _Shapes(reads)

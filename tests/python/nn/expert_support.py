@@ -2,8 +2,11 @@
 
 import octofold
 import pytest
+from casting import cast_side
 from fused_support import activation
 from layer_support import random
+from octofold import quantize
+from octofold.ops import Activated, ActivationGradient
 
 torch = pytest.importorskip("torch")
 
@@ -58,12 +61,6 @@ def rows_of(ids, experts):
     return [torch.where(ids == e) for e in range(experts)]
 
 
-def cast(x, granularity, recipe, transpose=False, gradient=False):
-    dtype = recipe.gradient_dtype if gradient else recipe.input_dtype
-    options = {"power_of_two": recipe.power_of_two, "profile": recipe.profile}
-    return octofold.quantize(x, dtype, granularity, transpose=transpose, **options)
-
-
 def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
     """y and the gradients of a SwiGLU layer of bfloat16, from casts and products of each expert."""
     experts = w13.shape[0]
@@ -73,7 +70,6 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
     d13, d2 = torch.zeros_like(w13), torch.zeros_like(w2)
     results, of_rows = {}, {}
     output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
-    options = {"power_of_two": recipe.power_of_two, "profile": recipe.profile}
 
     def product(a, b, p):
         return octofold.gemm(a, b, fast_accumulation=p.fast_accumulation)
@@ -82,32 +78,24 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
         if not len(tokens):
             continue
         rows = x[tokens]
-        gate_up = product(cast(rows, output.a, recipe), cast(w13[e], output.b, recipe), output)
+        gate_up = product(quantize(rows, output.a), quantize(w13[e], output.b), output)
         h, h_columns = (
-            octofold.quantize_activation(
-                gate_up, "swiglu", granularity=granularity, targets=target, **options
-            )
-            for granularity, target in ((output.a, "rows"), (grad_weight.b, "transposed"))
+            cast_side(Activated(gate_up), format, transpose)
+            for format, transpose in ((output.a, False), (grad_weight.b, True))
         )
-        results[e] = product(h, cast(w2[e], output.b, recipe), output)
+        results[e] = product(h, quantize(w2[e], output.b), output)
         factors = topk_weights[tokens, slots].unsqueeze(-1)
         dy_rows = (dy[tokens].float() * factors).to(dy.dtype)
         of_weights[tokens, slots] = (dy[tokens].double() * results[e].double()).sum(-1).float()
-        d2[e] = product(cast(dy_rows, grad_weight.a, recipe, True, True), h_columns, grad_weight)
-        back = cast(w2[e], grad_input.b, recipe, True)
-        dh = product(cast(dy_rows, grad_input.a, recipe, gradient=True), back, grad_input)
+        d2[e] = product(cast_side(dy_rows, grad_weight.a, True), h_columns, grad_weight)
+        back = cast_side(w2[e], grad_input.b, True)
+        dh = product(quantize(dy_rows, grad_input.a), back, grad_input)
         d, d_columns = (
-            octofold.quantize_activation_gradient(
-                *(dh, gate_up, "swiglu"),
-                dtype=recipe.gradient_dtype,
-                granularity=granularity,
-                targets=target,
-                **options,
-            )
-            for granularity, target in ((grad_input.a, "rows"), (grad_weight.a, "transposed"))
+            cast_side(ActivationGradient(dh, gate_up), format, transpose)
+            for format, transpose in ((grad_input.a, False), (grad_weight.a, True))
         )
-        d13[e] = product(d_columns, cast(rows, grad_weight.b, recipe, True), grad_weight)
-        of_rows[e] = product(d, cast(w13[e], grad_input.b, recipe, True), grad_input)
+        d13[e] = product(d_columns, cast_side(rows, grad_weight.b, True), grad_weight)
+        of_rows[e] = product(d, cast_side(w13[e], grad_input.b, True), grad_input)
     for slot in range(ids.shape[1]):  # the order of combine()
         for e, (tokens, slots) in enumerate(rows_of(ids, experts)):
             chosen = slots == slot

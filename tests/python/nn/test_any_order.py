@@ -100,7 +100,7 @@ class Orders(RuleBasedStateMachine):
             models.save(other, f"{folder}/kept")
             loaded = models.load(new_model(), f"{folder}/kept")
         for layer in (0, 2):
-            codes = octofold.quantize(self.truth[layer], granularity=granularity)
+            codes = octofold.quantize(self.truth[layer], granularity)
             assert torch.equal(loaded[layer].weight.view(torch.uint8), codes.data.view(torch.uint8))
 
     def results(self, x):

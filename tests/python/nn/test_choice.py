@@ -74,7 +74,7 @@ def test_bfloat16_is_what_the_matrix_says(name, has, monkeypatch):
 
 def test_products_that_cast(monkeypatch):
     monkeypatch.setattr(kernels, "_has_kernels_once", lambda operation, index: index == 0)
-    weight = octofold.quantize(torch.zeros(48, 256), granularity="128x128")
+    weight = octofold.quantize(torch.zeros(48, 256), "128x128")
     most = choice.CAST_IN_GEMM_MAX_ROWS
 
     def casts(shape=(most, 256), weight=weight, recipe="blockwise", device=GPU):

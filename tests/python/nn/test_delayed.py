@@ -87,13 +87,10 @@ def test_scales_are_used():
     x = random(65, 300) * 100  # beyond the scale of the step before: saturates
     scale = layer.amax_history[INPUT].max() / 448
     weight = octofold.quantize(
-        layer.weight.detach(),
-        granularity="tensor",
-        profile="te",
-        scale=layer.amax_history[WEIGHT].max().view(1) / 448,
+        layer.weight.detach(), "tensor te", scale=layer.amax_history[WEIGHT].max().view(1) / 448
     )
     expected = octofold.gemm(
-        octofold.quantize(x, granularity="tensor", profile="te", scale=scale.view(1)),
+        octofold.quantize(x, "tensor te", scale=scale.view(1)),
         weight,
         out_dtype="float32",
     )

@@ -23,15 +23,16 @@ torch = pytest.importorskip("torch")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 RECIPES = ("blockwise", "rowwise", "tensorwise")
+LINES, SQUARE = "1x128 torchao", "128x128 torchao"
 FINE = Recipe(
-    output=Product("1x128", "128x128"),
-    grad_input=Product("1x128", "128x128"),
-    grad_weight=Product("1x128", "1x128"),
+    output=Product(LINES, SQUARE),
+    grad_input=Product(LINES, SQUARE),
+    grad_weight=Product(LINES, LINES),
 )
 SQUARES = Recipe(
-    output=Product("1x128", "128x128"),
-    grad_input=Product("1x128", "128x128"),
-    grad_weight=Product("1x128", "128x128"),
+    output=Product(LINES, SQUARE),
+    grad_input=Product(LINES, SQUARE),
+    grad_weight=Product(LINES, SQUARE),
 )
 
 
@@ -186,12 +187,11 @@ def test_fp8_weights(recipe, granularity):
     with squares of the same bits."""
     given, ids, dy = operands(dtype=BF16), choices(), random(70, HIDDEN, dtype=BF16)
     (expected_y,), expected = differentiated(run(ids, recipe), given, [dy])
-    options = {"power_of_two": recipe == "rowwise", "profile": "torchao"}
+    power_of_two = recipe == "rowwise"
+    format = octofold.Format("e4m3", granularity, rule="torchao", power_of_two=power_of_two)
     frozen = {}
     for name in ("w13", "w2"):
-        each = [
-            octofold.quantize(weight, granularity=granularity, **options) for weight in given[name]
-        ]
+        each = [octofold.quantize(weight, format) for weight in given[name]]
         frozen[name] = ScaledTensor(
             torch.stack([cast.data for cast in each]),
             torch.stack([cast.scale for cast in each]),
@@ -216,10 +216,7 @@ def test_fp8_weights(recipe, granularity):
 def test_flat_scales_of_squares():
     """As a cast of all experts gives them, where their rows are a multiple of 128."""
     given, ids = operands(dtype=BF16, inner=128), choices()
-    frozen = {
-        name: octofold.quantize(given[name], granularity="128x128", profile="torchao")
-        for name in ("w13", "w2")
-    }
+    frozen = {name: octofold.quantize(given[name], "128x128 torchao") for name in ("w13", "w2")}
     assert frozen["w13"].scale.dim() == 2
     dy = random(70, HIDDEN, dtype=BF16)
     rest = {name: given[name] for name in ("x", "topk_weights")}
@@ -297,7 +294,7 @@ def test_second_derivatives_are_refused():
         (
             {
                 "recipe": Recipe(
-                    output=Product("128x128", "128x128"),
+                    output=Product(SQUARE, SQUARE),
                     grad_input=FINE.grad_input,
                     grad_weight=FINE.grad_weight,
                 )
@@ -314,7 +311,7 @@ def test_bad_input(wrong, words):
 
 def test_bad_fp8_weights():
     given, ids = operands(), choices()
-    cast = octofold.quantize(given.pop("w2"), granularity="channel")
+    cast = octofold.quantize(given.pop("w2"), "channel")
     with pytest.raises(InvalidArgumentError, match="'w2': expected scales of 128x128, as"):
         run(ids)(**given, w2=cast)
     with pytest.raises(InvalidArgumentError, match=r"w2\.channel_scale"):

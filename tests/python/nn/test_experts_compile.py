@@ -75,7 +75,7 @@ def test_main_grad():
 def test_fp8_weights():
     layer = nn.Experts(HIDDEN, 128, EXPERTS, dtype=BF16)
     frozen = [
-        octofold.quantize(weight.detach(), granularity="128x128", profile="torchao")
+        octofold.quantize(weight.detach(), "128x128 torchao")
         for weight in (layer.gate_up_proj, layer.down_proj)
     ]
     module = nn.Experts.from_weights(*frozen)

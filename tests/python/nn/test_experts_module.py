@@ -65,30 +65,17 @@ def test_computes_what_the_function_does(recipe, name):
         assert torch.equal(actual[parameter], grads[key])
 
 
-def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(monkeypatch):
-    from octofold.nn.casting import expert_casts
-
-    seen = []
-
-    def recording(function):
-        def record(x, *arguments, **options):
-            seen.append(tuple(x.shape))
-            return function(x, *arguments, **options)
-
-        return record
-
-    for name in ("quantize", "quantize_both"):
-        monkeypatch.setattr(expert_casts, name, recording(getattr(expert_casts, name)))
+def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(casts):
     module, ids, weights, x = case()
     for _ in range(2):
         experts_step(module, ids, weights, x)
-    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
-    in_each = len(seen) // 2
-    seen.clear()
+    assert casts[: len(casts) // 2] == casts[len(casts) // 2 :]
+    in_each = len(casts) // 2
+    casts.clear()
     with octofold.nn.keep_casts(module):
         for _ in range(2):
             experts_step(module, ids, weights, x)
-    assert len(seen) == in_each
+    assert len(casts) == in_each
 
 
 def test_copies_files_and_devices():
@@ -159,8 +146,8 @@ def test_main_grad(recipe):
 
 def fp8(weight, granularity="128x128", **options):
     """Each expert's, as a list."""
-    options = {"profile": "torchao"} | options
-    return [octofold.quantize(one, granularity=granularity, **options) for one in weight]
+    format = octofold.Format("e4m3", granularity, rule="torchao", **options)
+    return [octofold.quantize(one, format) for one in weight]
 
 
 def checkpoint_of(module, inner, granularity="128x128", **options):

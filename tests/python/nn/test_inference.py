@@ -13,7 +13,11 @@ from octofold.nn.autograd import linear as functional  # noqa: E402
 from octofold.nn.autograd import products  # noqa: E402
 
 nn = octofold.nn
-EXACT = dataclasses.replace(nn.recipes.blockwise, power_of_two=True)
+SQUARES, LINES = (
+    octofold.Format("e4m3", unit, rule="torchao", power_of_two=True)
+    for unit in ("128x128", "1x128")
+)
+EXACT = nn.Recipe(output=nn.Product(LINES, SQUARES), grad_input=None, grad_weight=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -106,7 +110,7 @@ def test_reads_a_converted_checkpoint(tmp_path):
     octofold.quantize_checkpoint(source, target)
     model = torch.nn.Sequential(nn.InferenceLinear(300, 200))
     model.load_state_dict(safetensors.load_file(target))
-    expected = octofold.quantize(linear.weight.detach(), granularity="128x128")
+    expected = octofold.quantize(linear.weight.detach(), "128x128")
     assert model[0].scaled_weight.equals(expected)
     x = random(5, 300)
     assert relative_error(model(x), linear(x)) < 0.05

@@ -3,6 +3,7 @@ each recipe stands for."""
 
 import octofold
 import pytest
+from casting import cast_side
 from layer_support import STATELESS, exact, gradients, random, relative_error
 from octofold import ScaledTensor
 
@@ -55,8 +56,8 @@ def test_is_what_its_recipe_says(recipe):
     x, weight, bias, dy = case(tokens=(130,))
 
     def cast(tensor, granularity, dtype="e4m3", transpose=False):
-        options = {"power_of_two": power_of_two, "profile": "torchao", "transpose": transpose}
-        return octofold.quantize(tensor, dtype, granularity, **options)
+        format = octofold.Format(dtype, granularity, rule="torchao", power_of_two=power_of_two)
+        return cast_side(tensor, format, transpose)
 
     def product(a, b, **options):
         return octofold.gemm(a, b, out_dtype="float32", **options)
@@ -70,8 +71,7 @@ def test_is_what_its_recipe_says(recipe):
     else:
         dy_columns = cast(dy, dy_of_dw, gradient, transpose=True)
         assert torch.equal(dw, product(dy_columns, cast(x, x_of_dw, transpose=True)))
-    *_, columns = octofold.quantize_with_columns(dy)
-    assert torch.equal(db, columns.sums)
+    assert torch.equal(db, octofold.ops.cast(dy, rows="1x128", columns="sums").sums)
 
 
 def test_outlier_channels():

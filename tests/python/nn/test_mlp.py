@@ -145,7 +145,7 @@ def test_without_gradients(recipe, name, fused_casts):
     with torch.no_grad():
         assert torch.equal(fused(recipe, name)(**operands), with_gradient)
     one_kernel = recipe == "blockwise" and name in GATES
-    first = ["gated_gemm"] if one_kernel else ["gemm", "quantize_activation"]
+    first = ["gated_gemm"] if one_kernel else ["gemm", "Activated"]
     assert [call for call, _ in fused_casts] == [*first, "gemm"]
 
 
@@ -168,7 +168,7 @@ def test_bytes_kept(recipe):
 
 def test_only_what_needs_a_gradient(fused_casts):
     operands, dy = case()
-    activate, gradient = "quantize_activation", "quantize_activation_gradient"
+    activate, gradient = "Activated", "ActivationGradient"
     for needs, backward in (
         ("x", ["gemm", gradient, "gemm"]),
         ("gate_up_weight", ["gemm", gradient, "gemm"]),
@@ -280,7 +280,9 @@ def test_compiles_whole(recipe, kind):
 
 
 def test_a_recipe_with_gradients_in_high_precision():
-    recipe = nn.Recipe(output=nn.Product("1x128", "128x128"), grad_input=None, grad_weight=None)
+    recipe = nn.Recipe(
+        output=nn.Product("torchao", "128x128 torchao"), grad_input=None, grad_weight=None
+    )
     operands, dy = case()
     _, grads = differentiated(fused(recipe), operands, dy)
     _, expected = differentiated(exact(), wide(operands), [dy[0].double()])

@@ -69,8 +69,8 @@ def test_goes_back_from_what_the_codes_stand_for(recipe, name):
     gate_up = octofold.linear(x, gate_up_weight, recipe=recipe)
     h = activation(gate_up.detach().double(), name).to(BF16).requires_grad_()
     octofold.linear(h, down_weight, recipe=recipe).backward(dy[0])
-    profile = octofold.nn.recipes.NAMED[recipe].profile
-    kept = octofold.quantize(gate_up.detach(), profile=profile).dequantize("bfloat16")
+    rule = octofold.nn.recipes.NAMED[recipe].output.a.rule
+    kept = octofold.quantize(gate_up.detach(), octofold.Format(rule=rule)).dequantize("bfloat16")
     leaf = kept.double().requires_grad_()
     activation(leaf, name).backward(h.grad.double())
     gate_up.backward(leaf.grad.to(BF16))

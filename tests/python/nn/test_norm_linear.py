@@ -93,19 +93,17 @@ def test_is_the_unfused_composition(recipe, kind, dtype):
 
 
 @pytest.mark.parametrize("recipe", STATELESS)
-def test_is_cast_by_quantize_norm(recipe):
+def test_is_the_cast_of_a_norm(recipe):
     """Bit for bit, of casts and products by hand."""
     operands, _ = case(BF16)
     x, residual, norm_weight, norm_bias, weight, bias = operands.values()
     product = nn.recipes.NAMED[recipe].output
-    options = {"profile": "torchao", "power_of_two": nn.recipes.NAMED[recipe].power_of_two}
-    of_x = octofold.quantize_norm(
-        x, norm_weight, norm_bias, residual, norm="layer", granularity=product.a, **options
-    )
-    of_weight = octofold.quantize(weight, granularity=product.b, **options)
+    normed = octofold.ops.Normed(x, norm_weight, norm_bias, kind="layer", residual=residual)
+    of_x = octofold.ops.cast(normed, rows=product.a)
+    of_weight = octofold.quantize(weight, product.b)
     y, total = fused("layer", recipe)(**operands)
     assert torch.equal(y, octofold.gemm(of_x.rows, of_weight, bias=bias, out_dtype="bfloat16"))
-    assert torch.equal(total, of_x.sum)
+    assert torch.equal(total, of_x.norm.sum)
 
 
 @pytest.mark.parametrize("recipe", STATELESS)
@@ -125,11 +123,11 @@ def test_bytes_kept(recipe):
 def test_only_what_needs_a_gradient(fused_casts):
     operands, dy = case()
     for needs, forward, backward in (
-        ("weight", ["quantize_norm", "quantize_norm", "gemm"], ["gemm"]),
-        ("bias", ["quantize_norm", "gemm"], []),
-        ("x", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
-        ("residual", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
-        ("norm_weight", ["quantize_norm", "gemm"], ["gemm", "norm_backward"]),
+        ("weight", ["Normed", "Normed", "gemm"], ["gemm"]),
+        ("bias", ["Normed", "gemm"], []),
+        ("x", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
+        ("residual", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
+        ("norm_weight", ["Normed", "gemm"], ["gemm", "norm_gradient"]),
     ):
         leaves = {name: operand.clone() for name, operand in operands.items()}
         leaves[needs].requires_grad_()
@@ -142,7 +140,7 @@ def test_only_what_needs_a_gradient(fused_casts):
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needs]
     fused_casts.clear()
     fused("rms", "blockwise")(**operands)
-    assert [name for name, _ in fused_casts] == ["quantize_norm", "gemm"]
+    assert [name for name, _ in fused_casts] == ["Normed", "gemm"]
 
 
 @pytest.mark.parametrize("recipe", STATELESS)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 nn = octofold.nn
 Product, Recipe = nn.Product, nn.Recipe
 FP8 = Product("tensor", "tensor")
+ROUNDED = octofold.Format(granularity="tensor", power_of_two=True)
 
 
 def test_names():
@@ -54,18 +55,6 @@ def test_each_product_may_stay_in_high_precision(missing):
     ("change", "message"),
     [
         ({"output": "blockwise"}, "'output': expected a Product, or None .*, got 'blockwise'"),
-        ({"output": Product("2x2", "tensor")}, "'output.a': expected one of tensor, .*'2x2'"),
-        ({"grad_input": Product("tensor", None)}, "'grad_input.b': expected one of .*None"),
-        (
-            {"grad_weight": Product("1x128", "channel", True)},
-            "'grad_weight.fast_accumulation': expected False, as 1x128 scales vary .*, got True",
-        ),
-        ({"output": Product("channel", "channel", 1)}, "'output.fast_accumulation': .*True or"),
-        ({"input_dtype": "e3m4"}, "'input_dtype': expected one of e4m3, e5m2, got 'e3m4'"),
-        ({"weight_dtype": torch.float8_e4m3fn}, "'weight_dtype': expected one of e4m3, e5m2"),
-        ({"gradient_dtype": "float16"}, "'gradient_dtype': expected one of e4m3, e5m2"),
-        ({"power_of_two": None}, "'power_of_two': expected True or False, got None"),
-        ({"profile": "mine"}, "'profile': expected one of deepgemm, .*, got 'mine'"),
         ({"delayed": True}, "'delayed': expected a Delayed or None, got True"),
         ({"delayed": nn.Delayed(history=0)}, "'delayed.history': expected .* at least 1, got 0"),
         ({"delayed": nn.Delayed(margin=-1)}, "'delayed.margin': expected .* at least 0, got -1"),
@@ -75,7 +64,13 @@ def test_each_product_may_stay_in_high_precision(missing):
             "'grad_input.b': expected tensor, as scales are delayed, got 'channel'",
         ),
         ({"delayed": nn.Delayed(), "output": None}, "'output': expected a Product, as .*None"),
-        ({"delayed": nn.Delayed(), "power_of_two": True}, "'power_of_two': expected False, .*True"),
+        (
+            {"delayed": nn.Delayed(), "output": Product(ROUNDED, ROUNDED)},
+            "'output.a': expected power_of_two=False, as delayed scales .*, got True",
+        ),
+        ({"grad_weight": Product("tensor", "e5m2 tensor")}, "'grad_weight.b': .* e4m3, got e5m2"),
+        ({"grad_input": Product("tensor", "tensor te")}, "'grad_input.b': .* deepgemm, got te"),
+        ({"grad_weight": Product(ROUNDED, "tensor")}, "'grad_weight.a': .* None, got True"),
     ],
 )
 def test_bad_fields(change, message):
@@ -84,11 +79,20 @@ def test_bad_fields(change, message):
         Recipe(**(fields | change))
 
 
-def test_profiles_are_those_of_the_casts():
-    x = torch.randn(3, 256)
-    for profile in nn.recipes.PROFILES:
-        octofold.quantize(x, profile=profile)
-    with pytest.raises(octofold.InvalidArgumentError) as caught:
-        octofold.quantize(x, profile="mine")
-    listed = str(caught.value)
-    assert all(profile in listed for profile in nn.recipes.PROFILES)
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("2x2", "tensor"), {}, "'a': expected at most one word of each kind .*, got '2x2'"),
+        (("tensor", None), {}, "'b': expected a Format or a text, got None"),
+        (
+            ("1x128", "channel"),
+            {"fast_accumulation": True},
+            "'fast_accumulation': expected False, as 1x128 scales vary .*, got True",
+        ),
+        (("channel", "channel"), {"fast_accumulation": 1}, "'fast_accumulation': .*True or"),
+        (("1x128", "channel"), {"two_level": True}, "'two_level': expected False, as .* channel"),
+    ],
+)
+def test_bad_products(arguments, options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match="^Product: argument " + message):
+        Product(*arguments, **options)

@@ -14,7 +14,9 @@ nn = octofold.nn
 
 
 def operations():
-    octofold.convert(torch.zeros(1), "e4m3")  # the first call with a tensor registers them
+    octofold.ops.convert_dtype(
+        torch.zeros(1), "e4m3"
+    )  # the first call with a tensor registers them
     from octofold._core.ops import TABLE
 
     return [getattr(torch.ops.octofold, name).default for name in TABLE]

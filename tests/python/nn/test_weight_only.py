@@ -5,18 +5,18 @@ import weakref
 
 import octofold
 import pytest
+from casting import GRANULARITIES
 from layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 DTYPES = [torch.float16, torch.bfloat16]
 
 
 def layer_of(granularity="128x128", dtype=torch.float16, bias=True, weight_dtype="e4m3"):
     linear = torch.nn.Linear(300, 200, bias=bias, dtype=dtype)
-    return linear, nn.WeightOnlyLinear.from_linear(linear, granularity, weight_dtype)
+    return linear, nn.WeightOnlyLinear.from_linear(linear, f"{weight_dtype} {granularity}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,9 +102,7 @@ def test_state_is_that_of_checkpoints(granularity, name):
     state = layer.state_dict()
     assert set(state) == {"weight", f"weight_scale{name}", "bias"}
     assert state["weight"].dtype == torch.float8_e5m2
-    other = nn.WeightOnlyLinear(
-        300, 200, dtype=torch.float16, granularity=granularity, weight_dtype="e5m2"
-    )
+    other = nn.WeightOnlyLinear(300, 200, dtype=torch.float16, format=f"e5m2 {granularity}")
     assert [key for key, _ in other.named_parameters()] == ["bias"]
     other.load_state_dict(state)
     x = random(5, 300, dtype=torch.float16)
@@ -139,7 +137,7 @@ def test_models_are_converted():
     assert nn.convert_weight_only(model, module_filter_fn=lambda m, fqn: fqn != "2").model is model
     assert isinstance(model[0], nn.WeightOnlyLinear)
     assert type(model[2]) is torch.nn.Linear
-    nn.convert_weight_only(model, "channel", "e5m2")
+    nn.convert_weight_only(model, "e5m2 channel")
     assert "granularity=channel" in repr(model[2])
     assert 1e-3 < relative_error(model(x), expected) < 0.1
 
@@ -162,8 +160,8 @@ def test_old_weights_are_let_go_one_by_one(monkeypatch):
     ("call", "message"),
     [
         (lambda: nn.WeightOnlyLinear(0, 3), "'in_features': expected a whole number"),
-        (lambda: nn.WeightOnlyLinear(3, 3, granularity="1x64"), "'granularity': expected one of"),
-        (lambda: nn.WeightOnlyLinear(3, 3, weight_dtype="int8"), "'weight_dtype': expected one of"),
+        (lambda: nn.WeightOnlyLinear(3, 3, format="1x64"), "'format': expected .*got '1x64'"),
+        (lambda: nn.WeightOnlyLinear(3, 3, format="int8"), "'format': expected .*got 'int8'"),
         (lambda: nn.WeightOnlyLinear.from_linear(3), "'linear': expected a torch.nn.Linear"),
         (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 3)), "'x': expected float16 or bfloat16"),
         (lambda: nn.WeightOnlyLinear(3, 5)(random(2, 4).half()), r"'x': expected \[..., 3\]"),

@@ -95,9 +95,7 @@ def test_every_granularity_and_output_passes_its_check(
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
 def test_some_rows_are_dequantized_as_all_are(rng: np.random.Generator, granularity: str) -> None:
-    x = octofold.quantize(
-        rng.standard_normal((300, 200)).astype(np.float32), granularity=granularity
-    )
+    x = octofold.quantize(rng.standard_normal((300, 200)).astype(np.float32), granularity)
     rows = np.array([299, 0, 127, 128, 5])
     np.testing.assert_array_equal(products.dequantized_rows(x, rows), x.dequantize()[rows])
 

@@ -97,7 +97,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_scales_as_torch_wants_them(pair: tuple[str, str], m: int) -> None:
     """aten's is_blockwise_1x128_scaling and is_blockwise_128x128_scaling check these strides."""
     a, b = (
-        octofold.quantize(torch.randn(rows, 1024), granularity=granularity)
+        octofold.quantize(torch.randn(rows, 1024), granularity)
         for rows, granularity in zip((m, 272), pair, strict=True)
     )
     scale_a, scale_b = peers.torch_scale(a), peers.torch_scale(b)

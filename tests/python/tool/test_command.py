@@ -218,7 +218,7 @@ def test_quantize_writes_what_safetensors_reads(
     assert set(written) == {*tensors, "layer.weight_scale_inv"}
     assert written["layer.weight_scale_inv"]["shape"] == [2, 3]
     assert written["layer.weight"]["dtype"] == "F8_E4M3"
-    expected = octofold.quantize(weight, granularity="128x128")
+    expected = octofold.quantize(weight, "128x128")
     assert bytes(written["layer.weight"]["data"]) == expected.data.tobytes()
     assert bytes(written["head.weight"]["data"]) == tensors["head.weight"].tobytes()
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import octofold
 import torch
-from octofold import Depth, Masked, Rows, ScaledTensor, tuning
+from octofold import Depth, Format, Masked, Rows, ScaledTensor, tuning
 from octofold._timing import Call
 from octofold.tuning import Problem, ProductProblem, WeightOnlyProblem
 from torch import Tensor
@@ -49,6 +49,11 @@ class Kind:
 
     problem: Callable[[Shape, GemmOptions, int], Problem]
     prepare: Callable[[Shape, GemmOptions, int, torch.device], Case]
+
+
+def _formats(options: GemmOptions) -> tuple[Format, Format]:
+    a, b = map(Format, options.dtypes, options.granularities)
+    return a, b
 
 
 def _nothing() -> None:
@@ -127,16 +132,14 @@ def _stacked(shape: tuple[int, int, int], options: GemmOptions, device: torch.de
     """b [G, N, K], and the matrix of each group."""
     groups, n, k = shape
     w = torch.randn(groups, n, k, device=device)
-    dtype, granularity = options.dtypes[1], options.granularities[1]
-    b = octofold.quantize(w, dtype=dtype, granularity=granularity, matrices=groups)
-    return b, [octofold.quantize(each, dtype=dtype, granularity=granularity) for each in w]
+    format = _formats(options)[1]
+    b = octofold.quantize(w, format, matrices=groups)
+    return b, [octofold.quantize(each, format) for each in w]
 
 
 def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
     m, n, k = shape
-    a = octofold.quantize(
-        torch.randn(m, k, device=device), options.dtypes[0], options.granularities[0]
-    )
+    a = octofold.quantize(torch.randn(m, k, device=device), _formats(options)[0])
     b, each = _stacked((groups, n, k), options, device)
     bounds = [g * m // groups for g in range(groups + 1)]
     rows = Rows(torch.tensor(bounds, dtype=torch.int32, device=device))
@@ -155,10 +158,8 @@ def _rows(shape: Shape, options: GemmOptions, groups: int, device: torch.device)
 
 def _masked(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
     m, n, k = shape
-    a = octofold.quantize(
-        torch.randn(groups, m, k, device=device), options.dtypes[0], options.granularities[0],
-        matrices=groups,
-    )  # fmt: skip
+    x = torch.randn(groups, m, k, device=device)
+    a = octofold.quantize(x, _formats(options)[0], matrices=groups)
     b, each = _stacked((groups, n, k), options, device)
     counts = Masked(torch.full((groups,), m, dtype=torch.int32, device=device))
     out, fast = _empty(options, device, groups, m, n), options.fast_accumulation
@@ -200,20 +201,19 @@ def _depth(shape: Shape, options: GemmOptions, groups: int, device: torch.device
 
 def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
     m, n, k = shape
-    a = octofold.quantize(torch.randn(m, k, device=device), options.dtypes[0], "1x128")
+    a = octofold.quantize(torch.randn(m, k, device=device), Format(options.dtypes[0]))
     bounds = torch.arange(groups + 1, device=device) * m // groups
     rows = None if groups == 1 else Rows(bounds.int())
     w = torch.randn(*(() if rows is None else (groups,)), 2 * n, k, device=device) / k**0.5
     matrices = None if rows is None else groups
-    b = octofold.quantize(w, options.dtypes[1], "128x128", matrices=matrices)
+    b = octofold.quantize(w, Format(options.dtypes[1], "128x128"), matrices=matrices)
     out = octofold.ops.gated_gemm(a, b, rows)
     checked = min(m // groups, CHECKED_ROWS)  # rows, of the first group
     first = float64_rows(b, torch.arange(2 * n, device=device)) if rows is None else None
     if first is None:
         first = octofold.ScaledTensor(b.data[0], b.scale[0], "128x128").dequantize("float32")
-    gate, up = (float64_rows(a, torch.arange(checked, device=device)) @ first.double().T).split(
-        n, dim=1
-    )
+    both = float64_rows(a, torch.arange(checked, device=device)) @ first.double().T
+    gate, up = both[:, :n], both[:, n:]
     expected = torch.nn.functional.silu(gate) * up
 
     def call(name: str) -> None:
@@ -231,9 +231,7 @@ def _gated(shape: Shape, options: GemmOptions, groups: int, device: torch.device
 def _weight_only(shape: Shape, options: GemmOptions, groups: int, device: torch.device) -> Case:
     m, n, k = shape
     x = torch.randn(m, k, device=device).bfloat16()
-    w = octofold.quantize(
-        torch.randn(n, k, device=device), options.dtypes[1], options.granularities[1]
-    )
+    w = octofold.quantize(torch.randn(n, k, device=device), _formats(options)[1])
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
 
     def call(name: str) -> None:

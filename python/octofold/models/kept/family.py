@@ -47,10 +47,10 @@ def why_not(record: Record, module: Module) -> str | None:
     if any(size % _BLOCK for size in divided):
         return f"its sizes {list(sizes)} are no multiples of {_BLOCK}, which readers divide by"
     if record["kind"] == "InferenceLinear":
-        recipe = record["recipe"]
-        inputs = recipe["output"]["a"]
-        if inputs not in _OF_INPUTS or recipe["input_dtype"] != "e4m3":
-            return f"its inputs are cast {inputs} to {recipe['input_dtype']}"
+        format = record["recipe"]["output"]["a"]
+        inputs, dtype = format["granularity"], format["dtype"]
+        if inputs not in _OF_INPUTS or dtype != "e4m3":
+            return f"its inputs are cast {inputs} to {dtype}"
     return None
 
 
@@ -89,7 +89,7 @@ def config_of(layers: Mapping[str, Record]) -> dict[str, Any]:
 def _inputs_of(record: Record) -> str | None:
     """How the layer casts x; None: it does not."""
     if record["kind"] == "InferenceLinear":
-        return str(record["recipe"]["output"]["a"])
+        return str(record["recipe"]["output"]["a"]["granularity"])
     return "1x128" if record["kind"] == STORED and record["native"] is not False else None
 
 

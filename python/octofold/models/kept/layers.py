@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.layers.fp8_weight import Fp8Weight
@@ -99,8 +100,7 @@ def layer_of(
         layer.hold(weight, bias)
     else:
         kind = _FROZEN[record["kind"]]
-        options = {name: record[name] for name in ("granularity", "weight_dtype")}
-        layer = kind(*sizes, False, "meta", **options)
+        layer = kind(*sizes, False, "meta", format=_format(record))
         layer.hold(weight, None if bias is None else Parameter(bias))
     return layer.train(module.training)
 
@@ -112,8 +112,7 @@ def require_record(record: Any) -> None:
     if kind == _INFERENCE:
         InferenceLinear(1, 1, False, "meta", recipe=_recipe(record["recipe"]))
     elif kind in _FROZEN:
-        options = {name: record[name] for name in ("granularity", "weight_dtype")}
-        _FROZEN[kind](1, 1, False, "meta", **options)
+        _FROZEN[kind](1, 1, False, "meta", format=_format(record))
     elif kind == STORED:
         for name in ("weight_dtype", "compute_dtype", "wide_dtype"):
             DTYPES[record[name]]
@@ -126,10 +125,19 @@ def require_record(record: Any) -> None:
         raise ValueError(f"kind {kind!r}")
 
 
+def _format(record: Record) -> Format:
+    return Format(record["weight_dtype"], record["granularity"])
+
+
 def _recipe(values: dict[str, Any]) -> Recipe:
     made = dict(values)
     for name in ("output", "grad_input", "grad_weight"):
-        made[name] = None if made[name] is None else Product(**made[name])
+        made[name] = None if made[name] is None else _product(made[name])
     if made.get("delayed") is not None:
         made["delayed"] = Delayed(**made["delayed"])
     return Recipe(**{field.name: made[field.name] for field in fields(Recipe)})
+
+
+def _product(values: dict[str, Any]) -> Product:
+    operands = {name: Format(**values[name]) for name in ("a", "b")}
+    return Product(**{**values, **operands})

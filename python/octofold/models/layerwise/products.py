@@ -18,7 +18,7 @@ _NAME: Final = "models (a linear layer with its weight in FP8)"
 _RECIPES: Final = {
     torch.float8_e4m3fn: Recipe(output=_blockwise.output, grad_input=None, grad_weight=None),
     torch.float8_e5m2: Recipe(
-        output=Product("1x128", "128x128"), grad_input=None, grad_weight=None, weight_dtype="e5m2"
+        output=Product("1x128 torchao", "e5m2 128x128 torchao"), grad_input=None, grad_weight=None
     ),
 }
 """By the weight's dtype. x is cast to e4m3 with a scale for 128 of its values."""

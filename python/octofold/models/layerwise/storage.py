@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._core.formats import Format, Rule
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.casts import quantize
+from ..._ops.quantize import quantize
 
 
 @dataclass
@@ -37,7 +38,8 @@ def cast_to_storage(weight: Tensor, dtype: str, granularity: str) -> tuple[Tenso
     """Codes of the weight's shape and strides, and float32 scales: powers of two, so that codes
     times scales are exact in bfloat16 and float32, and a second cast of them changes nothing."""
     weight = weight.detach()
-    cast = quantize(as_matrix(weight), dtype, granularity, True, profile="torchao")
+    format = Format(dtype, granularity, rule=Rule.TORCHAO, power_of_two=True)
+    cast = quantize(as_matrix(weight), format)
     return of_matrix(cast.data, weight), cast.scale
 
 

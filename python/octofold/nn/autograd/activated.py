@@ -1,6 +1,5 @@
 """The activation between two linear layers: its casts, and itself where no cast will do."""
 
-from functools import partial
 from typing import Final
 
 import torch
@@ -8,10 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.activations import GATED, quantize_activation, quantize_activation_gradient
-from ..casting.casts import Casts, GradientCasts, cast_by, cast_with_sums
+from ..._ops.cast import AnyCasts
+from ..._ops.cast_sources import GATED, ActivationGradient
+from ..casting.casts import cast_as_wanted
 from ..recipes.recipe import Recipe
-from .products import gradient_granularities
+from .products import gradient_formats
 
 ACTIVATIONS: Final = (*GATED, "silu", "gelu", "gelu-tanh", "relu-squared")
 _CURVES: Final = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
@@ -23,21 +23,6 @@ def is_gated(activation: str) -> bool:
     return activation in GATED
 
 
-def cast_activation(
-    gate_up: Tensor, activation: str, rows: str | None, transposed: str | None, recipe: Recipe
-) -> Casts:
-    """Casts of h = activation(gate_up), and of its transpose, at these granularities."""
-    function = partial(
-        quantize_activation,
-        gate_up,
-        activation,
-        dtype=recipe.input_dtype,
-        power_of_two=recipe.power_of_two,
-        profile=recipe.profile,
-    )
-    return cast_by(function, rows, transposed)
-
-
 def cast_activation_gradient(
     dh: Tensor,
     gate_up: Tensor | ScaledTensor,
@@ -46,22 +31,12 @@ def cast_activation_gradient(
     for_input: bool,
     for_weight: bool,
     for_bias: bool,
-) -> GradientCasts:
+) -> AnyCasts:
     """Casts of the gradient by gate_up, and of its transpose, as far as the products that go back
     from it are wanted and in FP8; with the sums for a bias, where there is a cast."""
-    function = partial(
-        quantize_activation_gradient,
-        dh,
-        gate_up,
-        activation,
-        dtype=recipe.gradient_dtype,
-        power_of_two=recipe.power_of_two,
-        profile=recipe.profile,
-    )
-    granularities = gradient_granularities(recipe, for_input, for_weight)
-    if for_bias:
-        return cast_with_sums(function, *granularities)
-    return GradientCasts(*cast_by(function, *granularities))
+    formats = gradient_formats(recipe, for_input, for_weight)
+    columns = "sums" if for_bias else None
+    return cast_as_wanted(ActivationGradient(dh, gate_up, activation), *formats, columns=columns)
 
 
 def activated(x: Tensor, activation: str) -> Tensor:

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast_sources import Activated
 from ..._ops.gated_gemm import gated_gemm
-from ..casting.casts import Casts, cast
+from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.kernels import has_kernels
 from ..recipes.recipe import Recipe
-from .activated import cast_activation, is_gated
-from .normed import Norm, cast_norm
-from .products import input_format, output_product
+from .activated import is_gated
+from .normed import Norm, norm_source
+from .products import output_product
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Layer(NamedTuple):
 
     weights: tuple[Tensor, ...]
     bias: Tensor | None
-    casts: Casts
+    casts: WeightCasts
     main_grads: tuple[Tensor | None, ...] = ()
     """For each weight what its gradient is added to, instead of weight.grad."""
 
@@ -79,11 +80,13 @@ def compute(
     of_h = grad_weight.b if keep_h and grad_weight is not None else None
     rstd = mean = gate_up = h_transposed = None
     if chain.norm is None:
-        rows, x_transposed = cast(x, recipe.input_dtype, output.a, of_x, recipe)
+        rows, x_transposed, *_ = cast_as_wanted(x, output.a, of_x)
     else:
-        rows, x_transposed, x, rstd, mean = cast_norm(
-            x, norm_weight, norm_bias, residual, chain.norm, output.a, of_x, recipe
-        )
+        source = norm_source(x, norm_weight, norm_bias, residual, chain.norm)
+        rows, x_transposed, _, _, statistics = cast_as_wanted(source, output.a, of_x)
+        assert statistics is not None
+        total, rstd, mean = statistics
+        x = x if total is None else total
     weight = first.casts[0]
     if chain.activation is None or second is None:
         y = output_product(rows, weight, first.bias, recipe, dtype)
@@ -91,11 +94,12 @@ def compute(
     in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
     if keep_gate_up or keep_h or not in_one:
         gate_up = output_product(rows, weight, first.bias, recipe, dtype)
-        h, h_transposed = cast_activation(gate_up, chain.activation, output.a, of_h, recipe)
+        activated = Activated(gate_up, chain.activation)
+        h, h_transposed, *_ = cast_as_wanted(activated, output.a, of_h)
     else:
         assert rows is not None
         assert weight is not None
-        h = gated_gemm(rows, weight, activation=chain.activation, format=input_format(recipe))
+        h = gated_gemm(rows, weight, activation=chain.activation, format=output.a)
     y = output_product(h, second.casts[0], second.bias, recipe, dtype)
     return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
 
@@ -118,7 +122,7 @@ def gated_in_one(
         and has_kernels("gated products", weight.data.device)
     )
     return (
-        (output.a, output.b) == ("1x128", "128x128")
+        (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
         and is_gated(activation)
         and bias is None
         and dtype == torch.bfloat16

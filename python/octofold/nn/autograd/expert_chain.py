@@ -1,22 +1,21 @@
 """What experts compute, and with which casts."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.activations import quantize_activation
+from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
-from ..._ops.gathered import quantize_gathered
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine
-from ..casting.casts import Casts, cast_grouped, cast_options
+from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.recipe import Product, Recipe
 from .chain import gated_in_one
-from .products import addable, input_format
+from .products import addable
 
 
 class Projection(NamedTuple):
@@ -25,7 +24,7 @@ class Projection(NamedTuple):
 
     weight: Tensor | None
     bias: Tensor | None
-    casts: Casts
+    casts: WeightCasts
     main_grad: Tensor | None = None
     """What the weights' gradient is added to, instead of weight.grad."""
 
@@ -64,24 +63,23 @@ def compute_experts(
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
     assert grad_weight is not None
-    of_cast = cast_options(recipe, recipe.input_dtype)
-    cast = partial(quantize_gathered, x, sources, positions.shape[-1], **of_cast)
     of_transpose = grad_weight.b if keep_x else None
-    rows, x_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
+    gathered = Gathered(x, sources, slots=positions.shape[-1])
+    rows, x_transposed, *_ = cast_as_wanted(gathered, output.a, of_transpose, offsets=offsets)
     weight = first.casts[0]
     assert rows is not None
     assert weight is not None
     h: ScaledTensor | None
     gate_up = h_transposed = None
     if not (keep_gate_up or keep_h) and gated_in_one(recipe, activation, weight, first.bias, dtype):
-        h = gated_gemm(
-            rows, weight, Rows(offsets), activation=activation, format=input_format(recipe)
-        )
+        h = gated_gemm(rows, weight, Rows(offsets), activation=activation, format=output.a)
     else:
-        gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, output.a)
-        cast = partial(quantize_activation, gate_up, activation, **of_cast)
+        of_h = output.a
+        gate_up = grouped_product(output, rows, weight, offsets, dtype, first.bias, of_h)
         of_transpose = grad_weight.b if keep_h else None
-        h, h_transposed = cast_grouped(cast, output.a, of_transpose, offsets)
+        h, h_transposed, *_ = cast_as_wanted(
+            Activated(gate_up, activation), of_h, of_transpose, offsets=offsets
+        )
     y = grouped_product(output, h, second.casts[0], offsets, dtype, second.bias)
     out = combine(y, positions, weights, out_dtype=dtype)
     return Made(out, y, x_transposed, gate_up, h_transposed)
@@ -94,13 +92,15 @@ def grouped_product(
     offsets: Tensor,
     dtype: torch.dtype,
     bias: Tensor | None = None,
-    cast_to: str | None = None,
+    cast_to: Format | None = None,
 ) -> Tensor:
-    """Rows [R, out]. cast_to: the granularity of the cast that takes them."""
+    """Rows [R, out]. cast_to: the format of the cast that takes them."""
     assert a is not None
     assert b is not None
     out = None
-    if cast_to == "tensor":  # which sees all rows, those too that are nobody's
+    if (
+        cast_to is not None and cast_to.granularity == "tensor"
+    ):  # which sees all rows, those too that are nobody's
         out = a.data.new_zeros((a.shape[0], b.shape[1]), dtype=dtype)
     bias, fast = addable(bias, dtype), product.fast_accumulation
     y: Tensor = grouped_gemm(

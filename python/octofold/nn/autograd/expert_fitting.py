@@ -19,7 +19,7 @@ def expert_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
     if recipe.grad_input is None or recipe.grad_weight is None:
         expected = "one whose products are all in FP8"
         raise invalid_argument(operation, "recipe", expected, str(recipe))
-    if "128x128" in (recipe.output.a, recipe.grad_input.a):
+    if "128x128" in (recipe.output.a.granularity, recipe.grad_input.a.granularity):
         expected = "one whose rows have scales of 1x128, channel or tensor: squares are of tokens "
         expected += "of several experts"
         raise invalid_argument(operation, "recipe", expected, str(recipe))
@@ -114,8 +114,9 @@ def _require_weight(
     if isinstance(weight, ScaledTensor):
         require_one_level(operation, name, weight)
         assert recipe.output is not None
-        if weight.granularity != recipe.output.b:
-            expected = f"scales of {recipe.output.b}, as the recipe {recipe} has weights"
+        granularity = recipe.output.b.granularity
+        if weight.granularity != granularity:
+            expected = f"scales of {granularity}, as the recipe {recipe} has weights"
             raise invalid_argument(operation, name, expected, weight.granularity)
         if not isinstance(weight.data, Tensor):
             got = type(weight.data).__qualname__

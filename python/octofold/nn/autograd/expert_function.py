@@ -1,18 +1,16 @@
 """Experts with a gradient."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.activations import quantize_activation_gradient
-from ..._ops.gathered import quantize_gathered
+from ..._ops.cast_sources import ActivationGradient, Gathered
 from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
-from ..casting.casts import cast_grouped, cast_options, cast_weight, walkable
+from ..casting.casts import cast_as_wanted, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
 from ..recipes.recipe import Recipe
 from .activated import activated_gradient
@@ -21,6 +19,7 @@ from .first_order import refuse_in_backward, refuse_transforms
 from .flat import Layout, flatten, save, saved
 from .linear import result_dtype
 from .main_grad import mark_gradient
+from .products import gradient_formats
 
 
 def run_experts(
@@ -160,8 +159,8 @@ class _Experts(torch.autograd.Function):
         needs, kept = _needs(ctx.layout, ctx), saved(ctx)
         offsets, sources, positions = kept.routing
         recipe, dtype, gate_up = ctx.recipe, ctx.dtype, kept.gate_up
-        grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
-        of_cast = cast_options(recipe, recipe.gradient_dtype)
+        grad_input = recipe.grad_input
+        assert grad_input is not None
         dx = d_weights = d_first = d_second = d_first_bias = d_second_bias = None
         dy = walkable(dy)
         if needs.weights:
@@ -169,24 +168,20 @@ class _Experts(torch.autograd.Function):
         if needs.second_bias:
             d_second_bias = _bias_gradient(dy, kept.ids, kept.weights, offsets)
             d_second_bias = d_second_bias.to(ctx.second.bias_dtype)
-        cast = partial(quantize_gathered, dy, sources, positions.shape[-1], kept.weights, **of_cast)
-        rows, transposed = cast_grouped(
-            cast,
-            grad_input.a if needs.gate_up else None,
-            grad_weight.a if needs.second else None,
-            offsets,
+        rows, transposed, *_ = cast_as_wanted(
+            Gathered(dy, sources, slots=positions.shape[-1], factors=kept.weights),
+            *gradient_formats(recipe, needs.gate_up, needs.second),
+            offsets=offsets,
         )
         if needs.second:
             d_second = ctx.second.gradient(transposed, kept.h_transposed, offsets, recipe)
         if needs.gate_up:
             weight = _transposed(kept.second, recipe)
             dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
-            cast = partial(quantize_activation_gradient, dh, gate_up, ctx.activation, **of_cast)
-            rows, transposed = cast_grouped(
-                cast,
-                grad_input.a if needs.x else None,
-                grad_weight.a if needs.first else None,
-                offsets,
+            rows, transposed, *_ = cast_as_wanted(
+                ActivationGradient(dh, gate_up, ctx.activation),
+                *gradient_formats(recipe, needs.x, needs.first),
+                offsets=offsets,
             )
             if needs.first_bias:
                 d = activated_gradient(dh, gate_up, ctx.activation)

@@ -5,9 +5,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.casts import quantize
-from ..casting.casts import GradientCasts, walkable
+from ..._ops.cast import AnyCasts
+from ..._ops.quantize import quantize
+from ..casting.casts import walkable
 from ..recipes.recipe import Recipe
 from .activated import activated, activated_gradient, cast_activation_gradient
 from .chain import Chain, Layer, compute
@@ -19,7 +21,7 @@ from .normed import norm_gradients, normed
 from .products import (
     bias_gradient,
     cast_gradient,
-    gradient_granularities,
+    gradient_formats,
     input_gradient,
     weight_gradient,
 )
@@ -172,7 +174,8 @@ class _Chain(torch.autograd.Function):
         if needs.first_bias:
             d_bias = bias_gradient(d, casts.sums, ctx.first.bias_dtype)
         if needs.x:
-            dx = input_gradient(d, casts.rows, *kept.first, recipe, ctx.x_dtype)
+            weights, transposed = kept.first
+            dx = input_gradient(d, casts.rows, weights, transposed, recipe, ctx.x_dtype)
             if chain.norm is not None:
                 of_sum = None if of_sum is None else walkable(of_sum)
                 operands = kept.x, kept.rstd, kept.mean, kept.norm_weight, kept.norm_bias
@@ -219,7 +222,7 @@ class _Targets(NamedTuple):
     def gradients(
         self,
         dy: Tensor | None,
-        casts: GradientCasts,
+        casts: AnyCasts,
         x: Tensor | None,
         x_transposed: ScaledTensor | None,
         recipe: Recipe,
@@ -231,7 +234,9 @@ class _Targets(NamedTuple):
         else:
             is_added = any(main_grad is not None for main_grad in self.main_grads)
             whole = weight_gradient(*operands, torch.float32 if is_added else self.dtypes[0])
-            parts = zip(whole.split(self.rows), self.main_grads, self.dtypes, strict=True)
+            parts = zip(
+                torch.split(whole, list(self.rows)), self.main_grads, self.dtypes, strict=True
+            )
             made = [
                 part.to(dtype) if main_grad is None else main_grad.add_(part)
                 for part, main_grad, dtype in parts
@@ -265,7 +270,8 @@ def _as_it_waits(gate_up: Tensor | None, chain: Chain) -> Tensor | ScaledTensor 
     """What the activation's gradient is computed from, as it is kept for backward."""
     if gate_up is None or not chain.keep_fp8:
         return gate_up
-    return quantize(gate_up, granularity=_KEPT, profile=chain.recipe.profile)
+    assert chain.recipe.output is not None
+    return quantize(gate_up, Format(granularity=_KEPT, rule=chain.recipe.output.a.rule))
 
 
 def _wide(x: Tensor | ScaledTensor, dtype: torch.dtype) -> Tensor:
@@ -290,12 +296,12 @@ def _normed_of(kept: _Kept, chain: Chain, dtype: torch.dtype) -> Tensor:
 
 def _through_activation(
     dh: Tensor, gate_up: Tensor | ScaledTensor, chain: Chain, needs: _Needs
-) -> tuple[Tensor | None, GradientCasts]:
+) -> tuple[Tensor | None, AnyCasts]:
     """The gradient by gate_up: itself, only where it is needed in high precision or there is no
     cast whose sums are the bias's gradient, and its casts."""
     assert chain.activation is not None
     recipe = chain.recipe
-    is_cast = gradient_granularities(recipe, needs.x, needs.first) != (None, None)
+    is_cast = gradient_formats(recipe, needs.x, needs.first) != (None, None)
     if (
         (needs.first_bias and not is_cast)
         or (needs.x and recipe.grad_input is None)

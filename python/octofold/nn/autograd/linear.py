@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..casting.casts import Casts, cast, cast_two_level, cast_weight, walkable
+from ..._ops.cast import Target, cast
+from ..casting.casts import WeightCasts, cast_as_wanted, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
 from ..recipes.recipe import Recipe, recipe_of
@@ -19,6 +20,7 @@ from .products import (
     bias_gradient,
     cast_gradient,
     dynamic_output_product,
+    gradient_formats,
     input_gradient,
     output_product,
     weight_gradient,
@@ -56,7 +58,7 @@ def linear_with_casts(
     weight: Tensor,
     bias: Tensor | None,
     recipe: Recipe,
-    casts: Casts,
+    casts: WeightCasts,
     main_grad: Tensor | None = None,
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
@@ -157,10 +159,14 @@ def _forward(
     x_transposed: ScaledTensor | None
     amax = None
     if factors is not None:
-        x_rows, x_transposed, amax = cast_two_level(x, recipe.input_dtype, of_rows, recipe, factors)
+        assert grad_weight is not None
+        two_level = Target(grad_weight.b, channel_scale=factors)
+        x_rows, x_transposed, _, amax, _ = cast(
+            x, rows=of_rows, transposed=two_level, columns="amax"
+        )
     else:
         of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
-        x_rows, x_transposed = cast(x, recipe.input_dtype, of_rows, of_columns, recipe, x_scale)
+        x_rows, x_transposed, *_ = cast_as_wanted(x, of_rows, of_columns, scale=x_scale)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
@@ -189,8 +195,8 @@ class _Linear(torch.autograd.Function):
         if needs.x and inputs.transposed is not None:
             kept = kept._replace(transposed=inputs.transposed)
         elif needs.x:
-            delayed = recipe.delayed is not None and inputs.rows is not None
-            scale = inputs.rows.scale if delayed else None
+            rows = inputs.rows
+            scale = None if recipe.delayed is None or rows is None else rows.scale
             kept = kept._replace(weight=weight, weight_scale=scale)
         save(ctx, kept)
         ctx.layout, ctx.recipe = layout, recipe
@@ -233,10 +239,8 @@ class _Linear(torch.autograd.Function):
 def _gradient_scale(ctx: Any, dy: Tensor, needs: Any) -> Tensor | None:
     """The static scale of the gradient's casts, under delayed scaling."""
     recipe: Recipe = ctx.recipe
-    is_cast = (needs.x and recipe.grad_input is not None) or (
-        needs.weight and recipe.grad_weight is not None
-    )
-    if recipe.delayed is None or not is_cast:
+    rows, transposed = gradient_formats(recipe, needs.x, needs.weight)
+    format = transposed if rows is None else rows
+    if recipe.delayed is None or format is None:
         return None
-    history = ctx.amax_history[GRADIENT]
-    return delayed_scale(dy, history, recipe.gradient_dtype, recipe.delayed)
+    return delayed_scale(dy, ctx.amax_history[GRADIENT], format.dtype, recipe.delayed)

@@ -1,17 +1,15 @@
 """The norm before a linear layer: its casts, its gradients, and itself where no cast will do."""
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..._core.errors import invalid_argument
-from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.norms import NormGradients, norm_backward, quantize_norm
-from ..recipes.recipe import Recipe
+from ..._ops.cast_sources import Normed
+from ..._ops.norm_gradient import NormGradients, norm_gradient
 from .fitting import require_vector, require_wide
 
 NORMS: Final = ("rms", "layer")
@@ -23,17 +21,6 @@ class Norm:
 
     kind: str
     epsilon: float
-
-
-class NormCasts(NamedTuple):
-    """Of y = norm(x): the casts of y and of its transpose, and what its gradients need."""
-
-    rows: ScaledTensor | None
-    transposed: ScaledTensor | None
-    x: Tensor
-    """What was normed: with a residual the sum."""
-    rstd: Tensor
-    mean: Tensor | None
 
 
 def norm_of(operation: str, norm: object, epsilon: object) -> Norm:
@@ -68,35 +55,18 @@ def require_norm_fitting(
         raise invalid_argument(operation, "residual", expected, got)
 
 
-def cast_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    norm: Norm,
-    rows: str,
-    transposed: str | None,
-    recipe: Recipe,
-) -> NormCasts:
-    """Casts of norm(x + residual), and of its transpose (None: not at all), at these
-    granularities."""
-    function = partial(
-        quantize_norm,
-        norm=norm.kind,
+def norm_source(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, norm: Norm
+) -> Normed:
+    """norm(x + residual), to be cast."""
+    return Normed(
+        x,
+        _fitted(weight, x),
+        _fitted(bias, x),
+        kind=norm.kind,
         epsilon=norm.epsilon,
-        dtype=recipe.input_dtype,
-        power_of_two=recipe.power_of_two,
-        profile=recipe.profile,
+        residual=residual,
     )
-    weight, bias = _fitted(weight, x), _fitted(bias, x)
-    targets = "both" if rows == transposed else "rows"
-    first = function(x, weight, bias, residual, granularity=rows, targets=targets)
-    normed = x if first.sum is None else first.sum
-    columns = first.transposed
-    if transposed is not None and columns is None:
-        second = function(normed, weight, bias, granularity=transposed, targets="transposed")
-        columns = second.transposed
-    return NormCasts(first.rows, columns, normed, first.rstd, first.mean)
 
 
 def norm_gradients(
@@ -113,7 +83,7 @@ def norm_gradients(
     assert x is not None
     assert rstd is not None
     weight, bias = _fitted(weight, x), _fitted(bias, x)
-    return norm_backward(dy, x, rstd, mean, weight, bias, residual_gradient=of_x, norm=norm.kind)
+    return norm_gradient(dy, x, rstd, mean, weight, bias, kind=norm.kind, residual_gradient=of_x)
 
 
 def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:

@@ -1,15 +1,13 @@
 """The three products of a linear layer, from casts or in high precision as its recipe says."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from ..._core.formats import Format
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.casts import quantize_with_columns
+from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
-from ..casting.casts import GradientCasts, cast, cast_weight, cast_with_sums, joined
+from ..casting.casts import cast_as_wanted, cast_weight, joined
 from ..recipes.recipe import Product, Recipe
 
 
@@ -34,17 +32,9 @@ def dynamic_output_product(
 ) -> Tensor:
     """The same of an x that is yet to be cast, in one operation."""
     assert weight is not None
-    y: Tensor = gemm(
-        x, weight, bias=addable(bias, dtype), format=input_format(recipe), out_dtype=dtype
-    )
+    assert recipe.output is not None
+    y: Tensor = gemm(x, weight, bias=addable(bias, dtype), format=recipe.output.a, out_dtype=dtype)
     return y
-
-
-def input_format(recipe: Recipe) -> Format:
-    """Of activations that a product casts, or whose activation it casts."""
-    return Format(
-        recipe.input_dtype, "1x128", rule=recipe.profile, power_of_two=recipe.power_of_two
-    )
 
 
 def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -53,9 +43,9 @@ def addable(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return bias if bias is None or bias.dtype in (dtype, torch.float32) else bias.to(dtype)
 
 
-def gradient_granularities(
+def gradient_formats(
     recipe: Recipe, for_input: bool, for_weight: bool
-) -> tuple[str | None, str | None]:
+) -> tuple[Format | None, Format | None]:
     """Of dY and of its transpose, as far as its products are wanted and in FP8."""
     grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
     return (
@@ -71,21 +61,12 @@ def cast_gradient(
     for_weight: bool,
     for_bias: bool,
     scale: Tensor | None = None,
-) -> GradientCasts:
+) -> AnyCasts:
     """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
     tensor scale [1] if one is given; else with the sums for a bias, where there is a cast."""
-    rows, transposed = gradient_granularities(recipe, for_input, for_weight)
-    if scale is not None or not for_bias:
-        return GradientCasts(*cast(dy, recipe.gradient_dtype, rows, transposed, recipe, scale))
-    function = partial(
-        quantize_with_columns,
-        dy,
-        columns=None,
-        dtype=recipe.gradient_dtype,
-        power_of_two=recipe.power_of_two,
-        profile=recipe.profile,
-    )
-    return cast_with_sums(function, rows, transposed)
+    columns = "sums" if for_bias and scale is None else None
+    formats = gradient_formats(recipe, for_input, for_weight)
+    return cast_as_wanted(dy, *formats, columns=columns, scale=scale)
 
 
 def input_gradient(

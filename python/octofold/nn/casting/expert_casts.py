@@ -1,60 +1,24 @@
-"""Casts of experts' weights [experts, out, in], each expert's as if it were a layer alone."""
+"""FP8 weights of experts [experts, out, in]."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.casts import quantize, quantize_both
+from ..._ops.cast import cast
 from ..recipes.recipe import Recipe
-
-# Of rows and transposes that one operation casts to, beside those of the same granularity.
-_TOGETHER: Final = (("1x128", "channel"), ("1x128", "128x128"))
-
-
-def cast_experts(
-    weight: Tensor, rows: str | None, transposed: str | None, recipe: Recipe
-) -> tuple[ScaledTensor | None, ScaledTensor | None]:
-    """weight [experts, out, in] and the transposes [experts, in, out], at these granularities
-    (None: not at all), with the scales that grouped_gemm() takes: [experts, …] of each one's own.
-    Both from one read, where one operation casts to both granularities."""
-    if rows is not None and (rows == transposed or (rows, transposed) in _TOGETHER):
-        return quantize_both(
-            _walkable(weight),
-            *_options(rows, recipe),
-            transposed_granularity=transposed,
-            matrices=weight.shape[0],
-        )
-    return (
-        None if rows is None else _cast(weight, rows, recipe, False),
-        None if transposed is None else _cast(weight, transposed, recipe, True),
-    )
-
-
-def _cast(weight: Tensor, granularity: str, recipe: Recipe, transpose: bool) -> ScaledTensor:
-    options = _options(granularity, recipe)
-    return quantize(_walkable(weight), *options, transpose, matrices=weight.shape[0])
-
-
-def _options(granularity: str, recipe: Recipe) -> tuple[str, str, bool, str, str]:
-    return recipe.weight_dtype, granularity, recipe.power_of_two, "saturate", recipe.profile
-
-
-def _walkable(weight: Tensor) -> Tensor:
-    return weight if weight.is_contiguous() else weight.contiguous()
 
 
 def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
     """The transposes of FP8 weights [experts, out, in] as products with gradients take them: the
     same values where squares share a scale, else cast from the values in bfloat16."""
     assert recipe.grad_input is not None
-    granularity = recipe.grad_input.b
+    granularity = recipe.grad_input.b.granularity
     if granularity != weight.granularity or granularity not in ("tensor", "128x128"):
         values: Tensor = weight.dequantize("bfloat16")
-        return _cast(values, granularity, recipe, True)
+        return cast(values, transposed=recipe.grad_input.b, matrices=values.shape[0]).transposed
     scale = weight.scale
     if granularity == "128x128":
         if scale.dim() == 2:  # of a cast of all experts' rows, squares below each other

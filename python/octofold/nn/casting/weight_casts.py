@@ -11,7 +11,7 @@ from torch.nn import Module
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..recipes.history import WEIGHT, delayed_scale
 from ..recipes.recipe import Recipe
-from .casts import Casts, cast_weight, joined
+from .casts import WeightCasts, cast_weight, joined
 
 _NAME: Final = "octofold.nn.keep_casts"
 
@@ -57,7 +57,7 @@ def weight_casts(
     transposed: bool,
     remember: bool,
     sharded: bool = False,
-) -> Casts:
+) -> WeightCasts:
     """The casts of a layer's weight as it is now, the transposed one if wanted.
 
     weights: one, or several that are one below the other in a product.
@@ -99,7 +99,7 @@ class _Kept:
             for parameter in model.parameters()
             if type(parameter) is torch.nn.Parameter and not parameter.is_inference()
         }
-        self._casts: dict[_Key, Casts] = {}
+        self._casts: dict[_Key, WeightCasts] = {}
 
     def holds(self, weights: tuple[Tensor, ...]) -> bool:
         return all(id(weight) in self._versions for weight in weights)
@@ -111,7 +111,7 @@ class _Kept:
         amax_history: Tensor | None,
         transposed: bool,
         remember: bool,
-    ) -> Casts:
+    ) -> WeightCasts:
         """As of weight_casts(). Raises InvalidArgumentError for weights that have changed."""
         if not all(self._versions[id(weight)].is_current() for weight in weights):
             raise _changed(weights)
@@ -144,13 +144,13 @@ def _cast(
     amax_history: Tensor | None,
     transposed: bool,
     remember: bool,
-) -> Casts:
+) -> WeightCasts:
     weight = joined(weights)
     scale = _weight_scale(weight, recipe, amax_history, remember)
     return cast_weight(weight, recipe, True, transposed, scale)
 
 
-def _with_transposed(casts: Casts, weight: Tensor, recipe: Recipe) -> Casts:
+def _with_transposed(casts: WeightCasts, weight: Tensor, recipe: Recipe) -> WeightCasts:
     rows = casts[0]
     scale = rows.scale if recipe.delayed is not None and rows is not None else None
     return rows, cast_weight(weight, recipe, False, True, scale)[1]
@@ -162,5 +162,6 @@ def _weight_scale(
     """A layer's static scale of its weight, if its recipe is a delayed one."""
     if recipe.delayed is None or amax_history is None:
         return None
+    assert recipe.output is not None
     history = amax_history[WEIGHT]
-    return delayed_scale(weight, history, recipe.weight_dtype, recipe.delayed, remember)
+    return delayed_scale(weight, history, recipe.output.b.dtype, recipe.delayed, remember)

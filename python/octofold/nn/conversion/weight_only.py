@@ -1,12 +1,12 @@
 """The conversion of models to layers whose weights alone are FP8."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn import Module
 
+from ..._core.formats import FormatLike, format_of
 from ..layers.conv1d import conv1ds
-from ..layers.frozen_linear import require_cast
 from ..layers.weight_only import WeightOnlyLinear
 from .linear import replaced
 from .picking import ModuleFilter, pick
@@ -21,15 +21,14 @@ _CONV1D: Final = (
 @torch.no_grad()
 def convert_weight_only(
     model: Module,
-    granularity: str = "128x128",
-    weight_dtype: Any = "e4m3",
+    format: FormatLike = "128x128",
     module_filter_fn: ModuleFilter | None = None,
 ) -> Conversion:
     """Make each torch.nn.Linear of a model an octofold.nn.WeightOnlyLinear.
 
     model: changed in place; a torch.nn.Linear itself is left as it is. Everything that is not
         linear stays as it is: have the model in float16 or bfloat16, or use autocast.
-    granularity, weight_dtype: of the weights' scales and codes, as in octofold.quantize().
+    format: how weights are cast, an octofold.Format or its words.
     module_filter_fn: as in octofold.nn.convert().
 
     Whatever the filter says, the layers that convert() always leaves alone are left alone here too:
@@ -39,11 +38,11 @@ def convert_weight_only(
     became of each layer.
     Raises InvalidArgumentError, which names the argument; the model is then as it was.
     """
-    require_cast(_NAME, granularity, weight_dtype)
+    format = format_of(_NAME, format)
     picked = pick(_NAME, model, module_filter_fn, but=conv1ds(model, _CONV1D))
-    converted = dict.fromkeys(picked.layers, f"octofold.nn.WeightOnlyLinear, {granularity}")
+    converted = dict.fromkeys(picked.layers, f"octofold.nn.WeightOnlyLinear, {format.granularity}")
     while picked.layers:  # one after another, so that memory never holds two of each
         _, linear = picked.layers.popitem()
-        layer = WeightOnlyLinear.from_linear(linear, granularity, weight_dtype)
+        layer = WeightOnlyLinear.from_linear(linear, format)
         model = replaced(model, {id(linear): layer})
     return Conversion(model, converted, picked.left_alone)

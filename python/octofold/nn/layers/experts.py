@@ -176,7 +176,7 @@ class Experts(Module):
         if scale is None:
             return weight
         assert self._recipe.output is not None
-        return ScaledTensor(weight, scale, self._recipe.output.b)
+        return ScaledTensor(weight, scale, self._recipe.output.b.granularity)
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
@@ -226,7 +226,8 @@ class Experts(Module):
 
     def _scale_name(self, name: str) -> str:
         assert self._recipe.output is not None
-        return f"{name}_scale_inv" if self._recipe.output.b == "128x128" else f"{name}_scale"
+        squares = self._recipe.output.b.granularity == "128x128"
+        return f"{name}_scale_inv" if squares else f"{name}_scale"
 
     def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
         bias = getattr(self, f"{name}_bias")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._core.formats import Format
 from ..._core.ops import scale_shape
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES
@@ -46,15 +47,14 @@ class Fp8Weight(Module):
         bias: bool,
         device: torch.device | str | int | None,
         dtype: torch.dtype | None,
-        granularity: str,
-        weight_dtype: str,
+        format: Format,
     ) -> None:
-        """Uninitialized. dtype: of the bias; the others as in quantize()."""
+        """Uninitialized. dtype: of the bias."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self._granularity = granularity
+        self._granularity = granularity = format.granularity
         shape = (out_features, in_features)
-        weight = torch.empty(shape, device=device, dtype=DTYPES[weight_dtype])
+        weight = torch.empty(shape, device=device, dtype=DTYPES[format.dtype])
         scale = torch.empty(scale_shape(granularity, *shape), dtype=torch.float32, device=device)
         self.hold(
             ScaledTensor(weight, scale, granularity),

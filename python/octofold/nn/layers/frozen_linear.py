@@ -1,18 +1,15 @@
 """The base of linear layers whose weight stays FP8: everything except their product."""
 
-from typing import Any, Final, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..._core.dtypes import FP8, dtype_name
-from ..._core.errors import invalid_argument
-from ..._ops.casts import quantize
+from ..._core.formats import FormatLike, format_of
+from ..._ops.quantize import quantize
 from ..autograd.fitting import require_features
 from .fp8_weight import Fp8Weight, linear_of
-
-_GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
 
 
 class FrozenLinear(Fp8Weight):
@@ -20,7 +17,7 @@ class FrozenLinear(Fp8Weight):
 
     in_features, out_features, bias, device: as in torch.nn.Linear.
     dtype: of the bias; it need not be that of x.
-    granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
+    format: how the weight is cast, an octofold.Format or its words.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight.
@@ -35,45 +32,27 @@ class FrozenLinear(Fp8Weight):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
-        granularity: str = "128x128",
-        weight_dtype: str = "e4m3",
+        format: FormatLike = "128x128",
     ) -> None:
         require_features(self.own_name, in_features, out_features)
-        codes = require_cast(self.own_name, granularity, weight_dtype)
-        super().__init__(in_features, out_features, False, device, dtype, granularity, codes)
+        self._format = format_of(self.own_name, format)
+        super().__init__(in_features, out_features, False, device, dtype, self._format)
         if bias:
             empty = torch.empty(out_features, device=device, dtype=dtype)
             self.hold(self.scaled_weight, Parameter(empty))
 
     @classmethod
-    def from_linear(
-        cls, linear: torch.nn.Linear, granularity: str = "128x128", weight_dtype: str = "e4m3"
-    ) -> Self:
+    def from_linear(cls, linear: torch.nn.Linear, format: FormatLike = "128x128") -> Self:
         """Make the twin of a torch.nn.Linear with its weight cast. The bias is shared."""
         operation = f"{cls.own_name}.from_linear"
         linear = linear_of(operation, linear)
-        codes = require_cast(operation, granularity, weight_dtype)
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            False,
-            "meta",
-            granularity=granularity,
-            weight_dtype=codes,
-        )
-        layer.hold(quantize(linear.weight.detach(), codes, granularity), linear.bias)
+        format = format_of(operation, format)
+        layer = cls(linear.in_features, linear.out_features, False, "meta", format=format)
+        layer.hold(quantize(linear.weight.detach(), format), linear.bias)
         return layer.train(linear.training)
 
     def recast(self, weight: Tensor) -> None:
-        self.hold(quantize(weight, self.weight.dtype, self._granularity), self.bias)
+        self.hold(quantize(weight, self._format), self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self._granularity}, dtype={self.weight.dtype}"
-
-
-def require_cast(operation: str, granularity: object, weight_dtype: Any) -> str:
-    """That these are of a cast: octofold's name of the dtype."""
-    if granularity not in _GRANULARITIES:
-        expected = f"one of {', '.join(_GRANULARITIES)}"
-        raise invalid_argument(operation, "granularity", expected, repr(granularity))
-    return dtype_name(operation, "weight_dtype", weight_dtype, FP8)

@@ -48,9 +48,7 @@ class InferenceLinear(Fp8Weight):
         require_features(_NAME, in_features, out_features)
         recipe = recipe_of(_NAME, recipe)
         product = _output_of(_NAME, recipe)
-        super().__init__(
-            in_features, out_features, bias, device, dtype, product.b, recipe.weight_dtype
-        )
+        super().__init__(in_features, out_features, bias, device, dtype, product.b)
         self._recipe = recipe
 
     @classmethod

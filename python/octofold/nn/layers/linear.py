@@ -146,8 +146,10 @@ class Linear(torch.nn.Linear):
         if recipe.keeps_state:
             self._place_state()
         if recipe.delayed is not None:
-            history, dtype = self.amax_history, recipe.input_dtype
+            history = self.amax_history
             assert history is not None
+            assert recipe.output is not None
+            dtype = recipe.output.a.dtype
             x_scale = delayed_scale(input, history[INPUT], dtype, recipe.delayed, self.training)
         both = torch.is_grad_enabled() and input.requires_grad
         casts = weight_casts((weight,), recipe, history, both, self.training, self._is_sharded)

@@ -24,7 +24,7 @@ class WeightOnlyLinear(FrozenLinear):
 
     in_features, out_features, bias, device: as in torch.nn.Linear.
     dtype: of the bias; it need not be that of x.
-    granularity, weight_dtype: of the weight's scales and codes, as in octofold.quantize().
+    format: how the weight is cast, an octofold.Format or its words.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.

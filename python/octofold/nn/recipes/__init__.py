@@ -13,8 +13,6 @@ Others are made of parts:
 
 from .recipe import (
     NAMED,
-    PROFILES,
-    TWO_LEVEL,
     Delayed,
     Product,
     Recipe,
@@ -29,8 +27,6 @@ from .recipe import (
 
 __all__ = [
     "NAMED",
-    "PROFILES",
-    "TWO_LEVEL",
     "Delayed",
     "Product",
     "Recipe",

@@ -73,7 +73,7 @@ def product_casts(
         device.type == "cuda"
         and output is not None
         and weight is not None
-        and (output.a, output.b) == ("1x128", "128x128")
+        and (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
         and row_count(shape) <= CAST_IN_GEMM_MAX_ROWS
         # What its kernels can address.
         and weight.data.stride(0) % 16 == 0

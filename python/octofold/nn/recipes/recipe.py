@@ -1,40 +1,57 @@
 """Recipes as values: the parts that they are made of, and the named ones."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from ..._core.dtypes import FP8
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ..._core.formats import Format, FormatLike, Rule, format_of, require_alike
 
-_GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
-TWO_LEVEL: Final = "two-level"
 _CONSTANT_ALONG_K: Final = ("tensor", "channel")
-PROFILES: Final = (
-    "deepgemm",
-    "vllm",
-    "vllm-per-token",
-    "te",
-    "torchao",
-    "torchao-tensor",
-    "deepseek",
-    "compressed-tensors",
-    "compressed-tensors-0.12",
-)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Product:
-    """How one product a · bᵀ is made in FP8: what shares a scale in each operand, as in quantize(),
-    and in gemm() the accumulation. "channel" is a scale for each row of the operand as the product
-    reads it, so one that is constant along the dimension that is summed. "two-level", for x in the
-    weight gradient only: a factor for each of x's features, from the largest magnitudes of the step
-    before, and 128x128 scales of x divided by them.
+    """How one product a · bᵀ is made in FP8: the formats to which its operands are cast, each a
+    Format or its words, and how gemm() accumulates. "channel" is a scale for each row of the
+    operand as the product reads it, so one that is constant along the dimension that is summed.
+
+    fast_accumulation: sum all of K in the tensor core; for "tensor" and "channel" scales only.
+    two_level: b, which is x in the weight gradient, has two-level scales: a factor for each of x's
+        features, from the largest magnitudes of the step before, and scales of "128x128" of x
+        divided by them. For the weight gradient alone.
+
+    Raises InvalidArgumentError that names the argument.
     """
 
-    a: str
-    b: str
+    a: Format
+    b: Format
     fast_accumulation: bool = False
-    """Sum all of K in the tensor core; for "tensor" and "channel" scales only."""
+    two_level: bool = False
+
+    def __init__(
+        self,
+        a: FormatLike,
+        b: FormatLike,
+        *,
+        fast_accumulation: bool = False,
+        two_level: bool = False,
+    ) -> None:
+        object.__setattr__(self, "a", format_of("Product", a, "a"))
+        object.__setattr__(self, "b", format_of("Product", b, "b"))
+        object.__setattr__(self, "fast_accumulation", fast_accumulation)
+        object.__setattr__(self, "two_level", two_level)
+        for name in ("fast_accumulation", "two_level"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise invalid_argument("Product", name, "True or False", repr(value))
+        granularities = self.a.granularity, self.b.granularity
+        varying = [scales for scales in granularities if scales not in _CONSTANT_ALONG_K]
+        if fast_accumulation and varying:
+            expected = f"False, as {varying[0]} scales vary along K"
+            raise invalid_argument("Product", "fast_accumulation", expected, "True")
+        if two_level and self.b.granularity != "128x128":
+            expected = f"False, as scales of {self.b.granularity} have one level"
+            raise invalid_argument("Product", "two_level", expected, "True")
 
 
 @dataclass(frozen=True)
@@ -60,46 +77,50 @@ class Recipe:
     | `grad_input`  | dY · weight   | dY [tokens, out] | weightᵀ [in, out]      | out       |
     | `grad_weight` | dYᵀ · x       | dYᵀ [out, tokens]| xᵀ [in, tokens]        | tokens    |
 
+    An operand that stands in two products is cast for both at once: its two formats differ in
+    granularity alone. Gradients are small: the rule "deepgemm" would give units below 1e-4 the
+    scale of 1e-4. "te" lets infinities saturate, and "deepseek" makes NaN of zeros.
     Raises InvalidArgumentError that names the field.
     """
 
     output: Product | None
     grad_input: Product | None
     grad_weight: Product | None
-    input_dtype: str = "e4m3"
-    weight_dtype: str = "e4m3"
-    gradient_dtype: str = "e4m3"
-    power_of_two: bool = False
-    """Scales rounded to powers of two, by the rule of the profile."""
-    profile: str = "torchao"
-    """Whose arithmetic the casts follow, as in quantize(). Gradients are small: "deepgemm" would
-    give units below 1e-4 the scale of 1e-4. "te" lets infinities saturate, and "deepseek" makes NaN
-    of zeros."""
     delayed: Delayed | None = None
     """For products of "tensor" scales, `output` among them; None: scales are those of the data."""
 
     def __post_init__(self) -> None:
         for name in ("output", "grad_input", "grad_weight"):
             _require_product(name, getattr(self, name), self.delayed is not None)
-        for name in ("input_dtype", "weight_dtype", "gradient_dtype"):
-            _require_one_of(name, getattr(self, name), FP8)
-        _require_one_of("profile", self.profile, PROFILES)
-        _require_type("power_of_two", self.power_of_two, bool, "True or False")
+        for left, right in (
+            ("output.a", "grad_weight.b"),
+            ("output.b", "grad_input.b"),
+            ("grad_input.a", "grad_weight.a"),
+        ):
+            a, b = self._format(left), self._format(right)
+            if a is not None and b is not None:
+                require_alike("Recipe", left, a, right, b)
         if self.delayed is None:
             return
-        _require_type("delayed", self.delayed, Delayed, "a Delayed or None")
+        if not isinstance(self.delayed, Delayed):
+            raise _wrong("delayed", "a Delayed or None", self.delayed)
         if self.output is None:
             raise _wrong("output", "a Product, as scales are delayed", None)
         _require_at_least("delayed.history", self.delayed.history, 1)
         _require_at_least("delayed.margin", self.delayed.margin, 0)
-        if self.power_of_two:
-            expected = "False, as delayed scales are not rounded"
-            raise _wrong("power_of_two", expected, self.power_of_two)
+
+    def _format(self, operand: str) -> Format | None:
+        """Of an operand, "output.a", that is cast."""
+        name, _, side = operand.partition(".")
+        product: Product | None = getattr(self, name)
+        if product is None:
+            return None
+        return product.a if side == "a" else product.b
 
     @property
     def two_level(self) -> bool:
         """Whether x has two-level scales in the weight gradient."""
-        return self.grad_weight is not None and self.grad_weight.b == TWO_LEVEL
+        return self.grad_weight is not None and self.grad_weight.two_level
 
     @property
     def keeps_state(self) -> bool:
@@ -125,16 +146,6 @@ def _wrong(field: str, expected: str, got: object) -> InvalidArgumentError:
     return invalid_argument("Recipe", field, expected, repr(got))
 
 
-def _require_type(field: str, value: object, kind: type, words: str) -> None:
-    if not isinstance(value, kind):
-        raise _wrong(field, words, value)
-
-
-def _require_one_of(field: str, value: object, among: tuple[str, ...]) -> None:
-    if value not in among:
-        raise _wrong(field, f"one of {', '.join(among)}", value)
-
-
 def _require_at_least(field: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise _wrong(field, f"a whole number of at least {least}", value)
@@ -145,66 +156,62 @@ def _require_product(field: str, product: object, delayed: bool) -> None:
         return
     if not isinstance(product, Product):
         raise _wrong(field, "a Product, or None for high precision", product)
-    for operand, granularity in (("a", product.a), ("b", product.b)):
-        may_be_two_level = (field, operand) == ("grad_weight", "b")
-        among = (*_GRANULARITIES, TWO_LEVEL) if may_be_two_level else _GRANULARITIES
-        _require_one_of(f"{field}.{operand}", granularity, among)
-        if delayed and granularity != "tensor":
-            raise _wrong(f"{field}.{operand}", "tensor, as scales are delayed", granularity)
-    _require_type(f"{field}.fast_accumulation", product.fast_accumulation, bool, "True or False")
-    varying = [scales for scales in (product.a, product.b) if scales not in _CONSTANT_ALONG_K]
-    if product.fast_accumulation and varying:
-        expected = f"False, as {varying[0]} scales vary along K"
-        raise _wrong(f"{field}.fast_accumulation", expected, True)
+    if product.two_level and field != "grad_weight":
+        raise _wrong(f"{field}.two_level", "False, as grad_weight alone may have it", True)
+    for operand, format in (("a", product.a), ("b", product.b)):
+        if delayed and format.granularity != "tensor":
+            raise _wrong(f"{field}.{operand}", "tensor, as scales are delayed", format.granularity)
+        if delayed and format.power_of_two:
+            expected = "power_of_two=False, as delayed scales are not rounded"
+            raise _wrong(f"{field}.{operand}", expected, True)
 
 
 blockwise: Final = Recipe(
-    output=Product("1x128", "128x128"),
-    grad_input=Product("1x128", "128x128"),
-    grad_weight=Product("1x128", "channel"),
+    output=Product("1x128 torchao", "128x128 torchao"),
+    grad_input=Product("1x128 torchao", "128x128 torchao"),
+    grad_weight=Product("1x128 torchao", "channel torchao"),
 )
 """DeepSeek-V3's: fine scales, which outliers hardly harm. For the weight gradient each input
 feature has one scale over all tokens: as accurate as 1x128 on both sides, and a factor less to
 apply for each 128 tokens."""
 
 blockwise_two_level: Final = Recipe(
-    output=Product("1x128", "128x128"),
-    grad_input=Product("1x128", "128x128"),
-    grad_weight=Product("1x128", TWO_LEVEL),
+    output=Product("1x128 torchao", "128x128 torchao"),
+    grad_input=Product("1x128 torchao", "128x128 torchao"),
+    grad_weight=Product("1x128 torchao", "128x128 torchao", two_level=True),
 )
 """`blockwise` whose x is read once, not twice: for the weight gradient the factor of each input
 feature is its largest magnitude in the step before, and 128x128 scales are of the data as it is."""
 
+_ROWS: Final = Format(granularity="channel", rule=Rule.TORCHAO, power_of_two=True)
+
 rowwise: Final = Recipe(
-    output=Product("channel", "channel", fast_accumulation=True),
-    grad_input=Product("channel", "channel"),
-    grad_weight=Product("channel", "channel"),
-    power_of_two=True,
+    output=Product(_ROWS, _ROWS, fast_accumulation=True),
+    grad_input=Product(_ROWS, _ROWS),
+    grad_weight=Product(_ROWS, _ROWS),
 )
 """torchao's: a scale for each row of every operand."""
 
 rowwise_with_gw_hp: Final = Recipe(
-    output=Product("channel", "channel", fast_accumulation=True),
-    grad_input=Product("channel", "tensor"),
+    output=Product(_ROWS, _ROWS, fast_accumulation=True),
+    grad_input=Product(_ROWS, replace(_ROWS, granularity="tensor")),
     grad_weight=None,
-    power_of_two=True,
 )
 """torchao's: the weight gradient in high precision, for which x itself is kept."""
 
 tensorwise: Final = Recipe(
-    output=Product("tensor", "tensor", fast_accumulation=True),
-    grad_input=Product("tensor", "tensor"),
-    grad_weight=Product("tensor", "tensor"),
-    gradient_dtype="e5m2",
+    output=Product("tensor torchao", "tensor torchao", fast_accumulation=True),
+    grad_input=Product("e5m2 tensor torchao", "tensor torchao"),
+    grad_weight=Product("e5m2 tensor torchao", "tensor torchao"),
 )
 """torchao's default: one scale for each tensor, gradients in e5m2."""
 
+_DELAYED: Final = Format(granularity="tensor", rule=Rule.TRANSFORMER_ENGINE, power_of_two=False)
+
 delayed: Final = Recipe(
-    output=Product("tensor", "tensor", fast_accumulation=True),
-    grad_input=Product("tensor", "tensor"),
-    grad_weight=Product("tensor", "tensor"),
-    gradient_dtype="e5m2",
-    profile="te",
+    output=Product(_DELAYED, _DELAYED, fast_accumulation=True),
+    grad_input=Product(replace(_DELAYED, dtype="e5m2"), _DELAYED),
+    grad_weight=Product(replace(_DELAYED, dtype="e5m2"), _DELAYED),
     delayed=Delayed(),
 )
 """Transformer Engine's DelayedScaling: one scale for each tensor, from the steps before."""

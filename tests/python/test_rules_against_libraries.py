@@ -1,4 +1,4 @@
-"""Casts on a CPU against the libraries whose names the profiles carry, where they are installed.
+"""Casts on a CPU against the libraries whose names the rules carry, where they are installed.
 
 Scales to the bit; codes to the bit but for the sign of a NaN, which libraries leave to chance.
 """
@@ -9,6 +9,7 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
@@ -59,14 +60,14 @@ def units(x, granularity):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_compressed_tensors(granularity, source, rng):
     package = pytest.importorskip("compressed_tensors")
     quantization = pytest.importorskip("compressed_tensors.quantization")
     helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
     forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
     version = tuple(map(int, package.__version__.split(".")[:2]))
-    profile = "compressed-tensors" if version >= (0, 13) else "compressed-tensors-0.12"
+    rule = "compressed-tensors" if version >= (0, 13) else "compressed-tensors-0.12"
     strategy = {
         "tensor": {"strategy": "tensor"},
         "channel": {"strategy": "channel"},
@@ -80,13 +81,13 @@ def test_compressed_tensors(granularity, source, rng):
             low, high = low.reshape(1), high.reshape(1)
         scale, zero_point = helpers.calculate_qparams(low, high, args)
         codes = forward.quantize(x, scale, zero_point, args, dtype=torch.float8_e4m3fn)
-        actual = octofold.quantize(x, granularity=granularity, profile=profile)
+        actual = octofold.quantize(x, octofold.Format(granularity=granularity, rule=rule))
         assert_same_cast(actual, codes, scale)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("granularity", reference.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_torchao_tensors(granularity, dtype, source, rng):
     torchao = pytest.importorskip("torchao.quantization")
     for x in matrices(rng, source):
@@ -97,7 +98,7 @@ def test_torchao_tensors(granularity, dtype, source, rng):
             "128x128": torchao.PerBlock([128, 128]),
         }[granularity]
         expected = torchao.Float8Tensor.from_hp(x, FORMATS[dtype], unit)
-        actual = octofold.quantize(x, dtype, granularity=granularity, profile="torchao-tensor")
+        actual = octofold.quantize(x, octofold.Format(dtype, granularity, rule="torchao-tensor"))
         assert_same_cast(actual, expected.qdata, expected.scale)
 
 
@@ -123,7 +124,8 @@ def test_torchao_training(dtype, source, rng):
                 round_scales_to_power_of_2=power_of_two,
             )
             actual = octofold.quantize(
-                x, dtype, granularity=granularity, power_of_two=power_of_two, profile="torchao"
+                x,
+                octofold.Format(dtype, granularity, rule="torchao", power_of_two=power_of_two),
             )
             # torchao keeps the factor.
             assert_same_cast(actual, expected._data, expected._scale.reciprocal())

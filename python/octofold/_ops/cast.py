@@ -1,0 +1,327 @@
+"""The cast to FP8: what is read times what is written."""
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from .._core.arrays import framework_for
+from .._core.calls import Op
+from .._core.dtypes import FP8, dtype_name
+from .._core.errors import invalid_argument
+from .._core.formats import Format, FormatLike, format_of, require_alike
+from .._core.frameworks import Array
+from .._core.ops import Arrays, Options
+from .._core.scaled_tensor import ScaledTensor
+from .._core.streams import StreamLike
+from .cast_sources import PLAIN, Normed, NormStatistics, Source
+
+_OPERATION = "cast"
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A cast that is wanted, where there is more to say of it than its format.
+
+    format: a Format or its words.
+    scale: static scales, float32, in the shape that scale_shape() gives for the result: it is cast
+        with them, and holds them. None: each unit's scale is computed.
+    channel_scale: two-level scales, with granularity "128x128": a factor for each row of the
+        result, float32 [rows], contiguous. What is cast are the FP32 products of the values and the
+        reciprocals of the factors, and the result holds the factors; they may come from data that
+        is much like this. A factor that is no positive normal number counts as 1.
+    out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
+        the codes alone). A channel_scale of its own is not looked at. As in gemm(), nothing may
+        require a gradient.
+    """
+
+    format: FormatLike
+    _: KW_ONLY
+    scale: Array | None = None
+    channel_scale: Array | None = None
+    out: ScaledTensor | None = None
+
+
+R_co = TypeVar("R_co", bound=ScaledTensor | None, covariant=True)
+T_co = TypeVar("T_co", bound=ScaledTensor | None, covariant=True)
+
+
+class Casts(NamedTuple, Generic[R_co, T_co]):
+    """What cast() writes; None for what was not asked for.
+
+    rows: the cast of the matrix, [..., cols].
+    transposed: that of its transpose, [cols, rows].
+    sums: of each column over all rows, float32 [cols]: 0 of no rows, NaN and infinities by IEEE
+        rules. Of a gradient it is that by the bias.
+    amax: the largest magnitude of each column, float32 [cols], NaN where a column has one.
+    norm: what a Normed source works out beside the casts.
+    """
+
+    rows: R_co
+    transposed: T_co
+    sums: Array | None = None
+    amax: Array | None = None
+    norm: NormStatistics | None = None
+
+
+Wanted = FormatLike | Target
+AnyCasts = Casts[ScaledTensor | None, ScaledTensor | None]
+
+
+@overload
+def cast(
+    source: Array | Source,
+    *,
+    rows: Wanted,
+    transposed: Wanted,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> Casts[ScaledTensor, ScaledTensor]: ...
+@overload
+def cast(
+    source: Array | Source,
+    *,
+    rows: Wanted,
+    transposed: None = None,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> Casts[ScaledTensor, None]: ...
+@overload
+def cast(
+    source: Array | Source,
+    *,
+    rows: None = None,
+    transposed: Wanted,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> Casts[None, ScaledTensor]: ...
+@overload
+def cast(
+    source: Array | Source,
+    *,
+    rows: Wanted,
+    transposed: Wanted | None,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> Casts[ScaledTensor, ScaledTensor | None]: ...
+@overload
+def cast(
+    source: Array | Source,
+    *,
+    rows: Wanted | None = None,
+    transposed: Wanted | None = None,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> AnyCasts: ...
+def cast(
+    source: Array | Source,
+    *,
+    rows: Wanted | None = None,
+    transposed: Wanted | None = None,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> AnyCasts:
+    """Cast a matrix, its transpose or both to FP8, with FP32 scales, and reduce its columns.
+
+    source: an array [..., cols], float32, float16 or bfloat16, columns contiguous, any row stride
+        (leading dimensions are more rows, as far as one stride can walk them); or a matrix that is
+        worked out on the way: ops.Activated, ActivationGradient, Normed or Gathered. The result is,
+        bit for bit on the same device, the cast of that matrix in memory.
+    rows: how the matrix itself is cast: a Format, its words, or a Target. None: not at all.
+    transposed: how its transpose [cols, rows] is cast, without a copy of it; all leading dimensions
+        count as rows. Where both are wanted, they differ in granularity alone. They come from as
+        few reads of the source as that takes: one, for block scales of one granularity or for
+        "128x128" beside rows of "1x128".
+    columns: what to compute of each column over all rows: "sums", "amax" (the largest magnitudes)
+        or "both". On a GPU sums are added in FP32, on the CPU in FP64 and rounded once; the same
+        input gives the same bits. Not beside `offsets` or `matrices`. Rows of "channel" alone are
+        read twice on a GPU.
+    offsets: of a source whose rows are sorted by group: int32 [groups + 1], where each group
+        begins, and where the last one ends; the cast of rows behind that is undefined. It takes a
+        transpose, which then has the K-group layout: [cols, 128 · (rows // 128 + groups)], where
+        the rows offsets[g] ... of group g are the columns from 128 · (offsets[g] // 128 + g) on,
+        and zeros up to the next multiple of 128; other columns, and their scales, are not written.
+        So a scale of "1x128" or "128x128" is for rows of one group alone; one of "tensor" or
+        "channel" is for all groups. Rows may not be of "128x128" from the same read. Sizes may be
+        0. On a GPU what offsets hold is not looked at before: no numbers make it read or write
+        outside of the arrays.
+    matrices: of an array that is a stack of so many matrices, one below another: as in quantize().
+        The transposes are [matrices, cols, rows / matrices].
+    stream: as in gemm().
+
+    Returns Casts, in the framework of the source. On a GPU 1x128 scales have the strides that
+    gemm() reads fastest, (1, rows rounded up to a multiple of 4). NaN and infinities follow IEEE
+    rules. Nothing is differentiated: backward through it raises RuntimeError.
+    Raises InvalidArgumentError that names the argument.
+    """
+    of_rows = None if rows is None else _target("rows", rows)
+    of_transpose = None if transposed is None else _target("transposed", transposed)
+    if isinstance(source, Source):
+        _require_taken(source, (of_rows, of_transpose), columns, offsets, matrices)
+    if of_rows is None or of_transpose is None:
+        if of_rows is None and of_transpose is None:
+            expected = "a format here, or for 'transposed'"
+            raise invalid_argument(_OPERATION, "rows", expected, "None")
+        return _read_once(source, of_rows, of_transpose, columns, offsets, matrices, stream)
+    require_alike(_OPERATION, "rows", of_rows.format, "transposed", of_transpose.format)
+    if _share_a_read(source, of_rows, of_transpose):
+        return _read_once(source, of_rows, of_transpose, columns, offsets, matrices, stream)
+    first = _read_once(source, of_rows, None, None, None, matrices, stream)
+    if isinstance(source, Normed) and first.norm is not None and first.norm.sum is not None:
+        source = replace(source, x=first.norm.sum, residual=None)
+    second = _read_once(source, None, of_transpose, columns, offsets, matrices, stream)
+    return Casts(first.rows, second.transposed, second.sums, second.amax, first.norm)
+
+
+class _Target(NamedTuple):
+    """A Target whose format is one."""
+
+    format: Format
+    scale: Array | None
+    channel_scale: Array | None
+    out: ScaledTensor | None
+
+
+def _target(argument: str, wanted: Wanted) -> _Target:
+    if not isinstance(wanted, Target):
+        return _Target(format_of(_OPERATION, wanted, argument), None, None, None)
+    format = format_of(_OPERATION, wanted.format, f"{argument}.format")
+    if wanted.out is not None:
+        require_format(_OPERATION, f"{argument}.out", wanted.out, format)
+    return _Target(format, wanted.scale, wanted.channel_scale, wanted.out)
+
+
+def require_format(operation: str, argument: str, out: ScaledTensor, format: Format) -> None:
+    """That what is written to is of this dtype and granularity."""
+    if not isinstance(out, ScaledTensor):
+        raise invalid_argument(operation, argument, "a ScaledTensor", type(out).__qualname__)
+    held = dtype_name(operation, argument, out.dtype, FP8)
+    if (held, out.granularity) != (format.dtype, format.granularity):
+        expected = f"codes and scales of the format: {format.dtype} {format.granularity}"
+        raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
+
+
+def _require_taken(
+    source: Source,
+    targets: tuple[_Target | None, _Target | None],
+    columns: str | None,
+    offsets: Array | None,
+    matrices: int | None,
+) -> None:
+    """That the library takes with this source what is given beside it."""
+    given: dict[str, Any] = {"columns": columns, "offsets": offsets, "matrices": matrices}
+    for argument, target in zip(("rows", "transposed"), targets, strict=True):
+        if target is not None:
+            given[f"{argument}.scale"] = target.scale
+            given[f"{argument}.channel_scale"] = target.channel_scale
+    for argument, value in given.items():
+        if value is not None and argument.split(".")[-1] in source.lacks:
+            expected = f"None, as the source is {type(source).__name__}: cast its array for that"
+            raise invalid_argument(_OPERATION, argument, expected, "one")
+
+
+def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
+    """Whether one call of the library writes both casts. All of Octofold asks here alone."""
+    pair = rows.format.granularity, transposed.format.granularity
+    static = rows.scale is not None
+    if static != (transposed.scale is not None):
+        return False
+    if (rows.out is None) != (transposed.out is None):
+        return False  # a call writes into memory of its caller, or into new memory
+    if pair[0] == pair[1]:
+        return (rows.channel_scale is None) == (transposed.channel_scale is None)
+    if isinstance(source, Normed):
+        return False
+    return pair == ("1x128", "channel") or (pair == ("1x128", "128x128") and not static)
+
+
+def _read_once(
+    source: Array | Source,
+    rows: _Target | None,
+    transposed: _Target | None,
+    columns: str | None,
+    offsets: Array | None,
+    matrices: int | None,
+    stream: StreamLike | None,
+) -> AnyCasts:
+    """cast() of targets that one call of the library writes."""
+    inputs: Arrays
+    options: Options
+    if isinstance(source, Source):
+        row = source.row
+        inputs, options = source.operands()
+    else:
+        row, inputs, options = PLAIN, (source,), ()
+    first, second = rows or _NONE, transposed or _NONE
+    inputs += (first.scale, first.channel_scale, second.scale, second.channel_scale, offsets)
+    format = first.format if rows is not None else second.format
+    options += (
+        None if rows is None else format.granularity,
+        None if transposed is None else second.format.granularity,
+        format.power_of_two,
+        format.overflow,
+        format.rule.value,
+        matrices,
+        columns,
+    )
+    out = _written(row, inputs, options, first.out, second.out, columns, stream)
+    data, scale, transposed_data, transposed_scale, sums, amax, _, *norm = row(
+        inputs, options, format.dtype, out, stream
+    )
+    return Casts(
+        None if rows is None else _result(rows, data, scale),
+        None if transposed is None else _result(transposed, transposed_data, transposed_scale),
+        sums,
+        amax,
+        NormStatistics(*norm) if norm else None,
+    )
+
+
+_NONE = _Target(Format(), None, None, None)
+
+
+def _result(target: _Target, data: Array, scale: Array | None) -> ScaledTensor:
+    out = target.out
+    if out is not None and target.scale is None and target.channel_scale is out.channel_scale:
+        return out
+    granularity = target.format.granularity
+    return ScaledTensor(
+        data, scale if target.scale is None else target.scale, granularity, target.channel_scale
+    )
+
+
+def _written(
+    row: Op,
+    inputs: Arrays,
+    options: Options,
+    rows: ScaledTensor | None,
+    transposed: ScaledTensor | None,
+    columns: str | None,
+    stream: StreamLike | None,
+) -> Arrays | None:
+    """What a row is to write to: None for new memory, else that of the caller, and new memory for
+    what he has given none for."""
+    if rows is None and transposed is None:
+        return None
+    rows_scale, _, transposed_scale, _, _ = inputs[-5:]
+    written: Arrays = (
+        None if rows is None else rows.data,
+        None if rows is None or rows_scale is not None else rows.scale,
+        None if transposed is None else transposed.data,
+        None if transposed is None or transposed_scale is not None else transposed.scale,
+    )
+    if columns is None and len(row.results) == 7:
+        return (*written, None, None, None)
+    framework = framework_for(_OPERATION, "source", inputs[0], stream)
+    beside = (*options[:-7], None, None, *options[-5:])
+    return written + row.allocate(framework, inputs, beside, "")[4:]

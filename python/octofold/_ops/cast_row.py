@@ -1,0 +1,178 @@
+"""The rows of the casts, one for each source: they differ in what they read, nothing else.
+
+After what a source reads, every row has the same inputs (what is given for the two targets, and
+where groups begin), the same results and the same options.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from .._core.calls import Op
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
+from .words_of_errors import in_words_of
+
+# As the library's messages have them.
+_NAMES: Final = {
+    **{f"out.{name}": name for name in ("rows", "transposed", "columns")},
+    **{
+        f"out.{target}.{part}": f"{target}.{part}"
+        for target in ("rows", "transposed")
+        for part in ("scale", "channel_scale")
+    },
+    **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
+    "scale": "ada_scale",
+    "shift": "ada_shift",
+    "norm": "kind",
+}
+
+ShapeOf: TypeAlias = Callable[[Arrays, Options], Sequence[int]]
+"""Shape [..., cols] of the matrix that a source is, from the inputs and options of its row. Raises
+InvalidArgumentError where it is none."""
+
+Allocate: TypeAlias = Callable[[Framework, Arrays, Options], Arrays]
+"""What a source writes beside the casts."""
+
+GIVEN: Final[dict[str, Any]] = {
+    "rows.scale": Array | None,
+    "rows.channel_scale": Array | None,
+    "transposed.scale": Array | None,
+    "transposed.channel_scale": Array | None,
+    "offsets": Array | None,
+}
+"""The inputs after those of the source."""
+
+RESULTS: Final = (
+    "out.rows?",
+    "out.rows.scale?",
+    "out.transposed?",
+    "out.transposed.scale?",
+    "out.sums?",
+    "out.amax?",
+    "out.workspace?",
+)
+"""The results before those of the source. A target whose scales are given has none of its own."""
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "rows": str | None,
+    "transposed": str | None,
+    "power_of_two": bool | None,
+    "overflow": str,
+    "rule": str,
+    "matrices": int | None,
+    "columns": str | None,
+}
+"""The options after those of the source: the granularity of either target (None: it is not wanted),
+what both have in common, and what is wanted of the columns."""
+
+
+def cast_row(
+    name: str,
+    reads: Mapping[str, Any],
+    shape: ShapeOf,
+    function: Callable[..., None],
+    options: Mapping[str, Any] | None = None,
+    writes: Sequence[str] = (),
+    allocate: Allocate | None = None,
+) -> Op:
+    """The row of a source.
+
+    name: of the torch op.
+    reads, options: names and types of its inputs and options.
+    shape: of the matrix that is cast.
+    function: calls the library with the arguments of the row, in its order.
+    writes, allocate: names of what it writes beside the casts, and that.
+    """
+    reads_scaled = sum(1 for kind in reads.values() if kind is not Array and kind != Array | None)
+    first_given = len(reads) + reads_scaled
+
+    def results(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+        casts = _allocate(framework, shape(inputs, options), inputs[first_given:], options, dtype)
+        return casts if allocate is None else casts + allocate(framework, inputs, options)
+
+    parameters = {**reads, **GIVEN, **(options or {}), **_OPTIONS}
+    named = in_words_of("cast", function, _NAMES)
+    return Op(name, parameters, (*RESULTS, *writes), results, lambda: named)
+
+
+def _allocate(
+    framework: Framework, shape: Sequence[int], given: Arrays, options: Options, dtype: str
+) -> Arrays:
+    """RESULTS for a matrix of `shape`."""
+    rows_scale, _, transposed_scale, _, offsets = given
+    rows, transposed, _, _, _, matrices, columns = options[-len(_OPTIONS) :]
+    require_stack("cast", shape, matrices)
+    of_rows: Arrays = (None, None)
+    of_transpose: Arrays = (None, None)
+    if rows is not None:
+        of_rows = _allocate_target(framework, shape, dtype, rows, matrices, rows_scale)
+    group_columns = _columns_of_groups(row_count(shape), offsets, transposed is not None)
+    if transposed is not None:
+        *leading, of_matrix = transposed_shape(shape, matrices)
+        across = of_matrix if offsets is None else group_columns
+        of_transpose = _allocate_target(
+            framework, (*leading, across), dtype, transposed, matrices, transposed_scale
+        )
+    return of_rows + of_transpose + _allocate_columns(framework, shape, columns)
+
+
+def transposed_shape(shape: Sequence[int], matrices: int | None = None) -> tuple[int, ...]:
+    """Of the transpose of [..., cols], whose leading dimensions count as rows; of so many matrices
+    one below another, of the stack of theirs."""
+    if matrices is None:
+        return shape[-1], row_count(shape)
+    return matrices, shape[-1], row_count(shape) // matrices
+
+
+def _columns_of_groups(rows: int, offsets: Array | None, transposed: bool) -> int:
+    """Columns of a transpose of so many rows in the K-group layout."""
+    if offsets is None:
+        return 0
+    shape = tuple(offsets.shape)
+    if not transposed:
+        expected = "None without a transposed target, whose layout it decides"
+        raise invalid_argument("cast", "offsets", expected, f"{shape}")
+    if len(shape) != 1 or shape[0] < 2:
+        expected = "int32 [groups + 1], of at least one group"
+        raise invalid_argument("cast", "offsets", expected, f"{shape}")
+    groups: int = shape[0] - 1
+    return 128 * (rows // 128 + groups)
+
+
+def _allocate_target(
+    framework: Framework,
+    shape: Sequence[int],
+    dtype: str,
+    granularity: str,
+    matrices: int | None,
+    scale: Array | None,
+) -> Arrays:
+    """Codes of `shape`, and their scales unless some are given."""
+    data = framework.empty(shape, dtype)
+    if scale is not None:
+        return data, None
+    scale_shape = quick_scale_shape(granularity, shape, matrices)
+    return data, framework.empty_scale(scale_shape, granularity)
+
+
+def _allocate_columns(framework: Framework, shape: Sequence[int], columns: str | None) -> Arrays:
+    """The sums, the largest magnitudes, and the memory to work them out in."""
+    if columns is None:
+        return None, None, None
+    if columns not in ("sums", "amax", "both"):
+        expected = "one of sums, amax, both, or None"
+        raise invalid_argument("cast", "columns", expected, repr(columns))
+    of_sums, of_amax = columns != "amax", columns != "sums"
+    cols = shape[-1]
+    workspace = (workspace_rows(row_count(shape), of_sums, of_amax), cols)
+    return (
+        framework.empty((cols,), "float32") if of_sums else None,
+        framework.empty((cols,), "float32") if of_amax else None,
+        framework.empty(workspace, "float32"),
+    )
+
+
+def workspace_rows(rows: int, of_sums: bool, of_amax: bool) -> int:
+    """column_workspace_rows() of the library, for torch's symbolic sizes too."""
+    return (of_sums + of_amax) * ((rows + 127) // 128)

@@ -1,0 +1,316 @@
+"""What a cast reads: a matrix as it is, or one that is worked out on the way and is nowhere in
+memory."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+from .._core.calls import Op
+from .._core.dtypes import WIDE, dtype_name
+from .._core.errors import invalid_argument
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, require_matrix, row_count
+from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .cast_row import RESULTS, cast_row
+
+GATED: Final = ("swiglu", "geglu-tanh", "geglu")
+
+
+class NormStatistics(NamedTuple):
+    """What a cast of a norm works out beside it: norm_gradient() takes these.
+
+    sum: x + residual, of the shape and dtype of x; None without a residual.
+    rstd: 1 / deviation, or 1 / root mean square, of each row: float32 [rows].
+    mean: of each row, float32 [rows]; None of an RMSNorm.
+    """
+
+    sum: Array | None
+    rstd: Array
+    mean: Array | None
+
+
+class Source:
+    """What is read, where it is no array as it is."""
+
+    row: ClassVar[Op]
+    lacks: ClassVar[tuple[str, ...]]
+    """Options of cast() that the library does not take with this source."""
+
+    def operands(self) -> tuple[Arrays, Options]:
+        """The inputs and options of the source's row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Activated(Source):
+    """activation(x), [..., cols].
+
+    x: [..., 2·cols] of a gated activation, else [..., cols]; float32, float16 or bfloat16, columns
+        contiguous. The activation is computed in FP32 and rounded to this dtype once. Or a
+        ScaledTensor of any granularity: the same as of x.dequantize(dtype), bit for bit.
+    activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function), or one
+        that is not gated: "silu", "gelu", "gelu-tanh", "relu-squared".
+    layout: where gate and up are: "halves" of the last dimension, gate first, or "interleaved".
+    dtype: "bfloat16" (None), "float16" or "float32", to which the values of a ScaledTensor are
+        rounded; None for an array, which has a dtype.
+
+    NaN and infinities follow IEEE rules; at -inf SiLU and GELU are NaN.
+    """
+
+    x: Array | ScaledTensor
+    activation: str = "swiglu"
+    _: KW_ONLY
+    layout: str = "halves"
+    dtype: Any = None
+
+    lacks = ("scale", "channel_scale", "matrices")
+
+    def operands(self) -> tuple[Arrays, Options]:
+        data, scale, granularity = _parts(self.x)
+        dtype = self.dtype
+        if dtype is not None:
+            if scale is None:
+                expected = "None for an array, which has one"
+                raise invalid_argument("cast", "source.dtype", expected, repr(dtype))
+            dtype = dtype_name("cast", "source.dtype", dtype, WIDE)
+        return (data, scale), (granularity, self.activation, self.layout, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationGradient(Source):
+    """The gradient by x of activation(x), of the shape of x: what the linear layer before the
+    activation goes back with. With columns="sums" the sums are the gradient by that layer's bias.
+
+    gradient: by activation(x), [..., cols], of the dtype of x. Of a ScaledTensor x float32, float16
+        or bfloat16: the result is that of x.dequantize() in this dtype, bit for bit.
+    x, activation, layout: as in Activated.
+    """
+
+    gradient: Array
+    x: Array | ScaledTensor
+    activation: str = "swiglu"
+    _: KW_ONLY
+    layout: str = "halves"
+
+    lacks = ("scale", "channel_scale", "matrices")
+
+    def operands(self) -> tuple[Arrays, Options]:
+        data, scale, granularity = _parts(self.x)
+        return (self.gradient, data, scale), (granularity, self.activation, self.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class Normed(Source):
+    """A norm y = norm(x + residual), [..., cols].
+
+    Of each row: n = (x - mean) / sqrt(variance + epsilon), or x / sqrt(mean of squares + epsilon);
+    y = n · weight + bias; then y · (1 + ada_scale) + ada_shift. What is left out changes nothing.
+
+    x: [..., cols] float32, float16 or bfloat16, columns contiguous.
+    weight, bias: [cols], contiguous, of the dtype of x or float32.
+    kind: "rms" or "layer".
+    epsilon: at least 0.
+    residual: of the shape and dtype of x. It is added first; the sum is rounded to this dtype, and
+        is a result too.
+    ada_scale, ada_shift: [batch, cols], of the dtype of x or float32, as adaptive norms (AdaLN) of
+        diffusion transformers have them. `batch` divides the rows; those of one batch follow each
+        other.
+
+    Statistics are float32, y is computed in FP32 and rounded to the dtype of x once. (Statistics of
+    CPU and GPU may differ in their last bits.) On a GPU "channel" and "1x128" scales of rows alone
+    take one kernel; others, and `columns`, one more than the cast.
+    """
+
+    x: Array
+    weight: Array | None = None
+    bias: Array | None = None
+    _: KW_ONLY
+    kind: str = "rms"
+    epsilon: float = 1e-6
+    residual: Array | None = None
+    ada_scale: Array | None = None
+    ada_shift: Array | None = None
+
+    lacks = ("scale", "channel_scale", "matrices", "offsets")
+
+    def operands(self) -> tuple[Arrays, Options]:
+        vectors = self.weight, self.bias, self.residual, self.ada_scale, self.ada_shift
+        return (self.x, *vectors), (self.kind, self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered(Source):
+    """The rows x[sources // slots], [rows, cols]: what each expert multiplies.
+
+    x: [..., cols] float32, float16 or bfloat16, columns contiguous: the rows of T tokens.
+    sources: int32 [rows], contiguous: the flat place, token · slots + slot, of each row that is
+        cast. Of -1 (and, on a GPU, of all others outside of [0, T · slots)) there is none: rows of
+        the cast are not written there; in its transpose they count as zeros.
+    slots: places of a row of x, at least 1: to how many experts a token goes.
+    factors: float32 [..., slots], contiguous, by which rows are multiplied, in FP32, rounded to the
+        dtype of x before they are cast: the rows x[sources // slots] * factors.flat[sources].
+    """
+
+    x: Array
+    sources: Array
+    _: KW_ONLY
+    slots: int = 1
+    factors: Array | None = None
+
+    lacks = ("scale", "channel_scale", "matrices", "columns")
+
+    def operands(self) -> tuple[Arrays, Options]:
+        return (self.x, self.sources, self.factors), (self.slots,)
+
+
+def _parts(x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
+    """The inputs and the option that x is."""
+    if not isinstance(x, ScaledTensor):
+        return x, None, None
+    require_one_level("cast", "source.x", x)
+    return x.data, x.scale, x.granularity
+
+
+def _plain_shape(inputs: Arrays, options: Options) -> Sequence[int]:
+    shape: Sequence[int] = inputs[0].shape
+    require_matrix("cast", "x", shape)
+    return shape
+
+
+def _activated_shape(inputs: Arrays, options: Options) -> Sequence[int]:
+    shape = _plain_shape(inputs, options)
+    activation = options[1]
+    *leading, cols = shape
+    if activation not in GATED:
+        return shape
+    if cols % 2 != 0:
+        expected = f"an even last dimension, gate and up, as {activation} takes them"
+        raise invalid_argument("cast", "x", expected, f"{tuple(shape)}")
+    return (*leading, cols // 2)
+
+
+def _gradient_shape(inputs: Arrays, options: Options) -> Sequence[int]:
+    return _plain_shape(inputs[1:], options)
+
+
+def _gathered_shape(inputs: Arrays, options: Options) -> Sequence[int]:
+    x, sources, *_ = inputs
+    require_matrix("cast", "x", x.shape)
+    if len(sources.shape) != 1:
+        raise invalid_argument("cast", "sources", "int32 [rows]", f"{tuple(sources.shape)}")
+    return sources.shape[0], x.shape[-1]
+
+
+def _statistics(framework: Framework, inputs: Arrays, options: Options) -> Arrays:
+    x, _, _, residual, *_ = inputs
+    rows = (row_count(x.shape),)
+    of_x = dtype_name("cast", "x", x.dtype, WIDE)
+    return (
+        None if residual is None else framework.empty(x.shape, of_x),
+        framework.empty(rows, "float32"),
+        framework.empty(rows, "float32") if options[0] == "layer" else None,
+    )
+
+
+# From the order of a row, the same for all, to that of each function of the library.
+
+
+def _cast_plain(*arguments: Any) -> None:
+    x, rows_scale, factors, transposed_scale, transposed_factors, offsets = arguments[:6]
+    data, scale, transposed, its_scale, sums, amax, workspace = arguments[6:13]
+    rows, of_transpose, power_of_two, overflow, rule, matrices, _, stream = arguments[13:]
+    library.quantize(
+        *(x, factors, transposed_factors, offsets),
+        *(data, scale if rows_scale is None else rows_scale),
+        *(transposed, its_scale if transposed_scale is None else transposed_scale),
+        *(sums, amax, workspace, rows or of_transpose, of_transpose),
+        *(power_of_two, overflow, rule),
+        *(rows_scale is not None or transposed_scale is not None, matrices, stream),
+    )
+
+
+def _cast_activated(*arguments: Any) -> None:
+    inputs, (*of_source, x_dtype), results, format, offsets, stream = _split(arguments, 2, 4)
+    rows, transposed, power_of_two, overflow, rule = format
+    unit = rows or transposed
+    library.quantize_activation(
+        *(*inputs, offsets, *results, *of_source),
+        *(unit, transposed, power_of_two, overflow, rule, x_dtype, stream),
+    )
+
+
+def _cast_gradient(*arguments: Any) -> None:
+    inputs, of_source, results, format, offsets, stream = _split(arguments, 3, 3)
+    rows, transposed, power_of_two, overflow, rule = format
+    library.quantize_activation_gradient(
+        *(*inputs, offsets, *results, *of_source),
+        *(rows or transposed, transposed, power_of_two, overflow, rule, stream),
+    )
+
+
+def _cast_normed(*arguments: Any) -> None:
+    inputs, of_source, results, format, _, stream = _split(arguments, 6, 2, 3)
+    rows, transposed, *in_common = format
+    library.quantize_norm(*inputs, *results, *of_source, rows or transposed, *in_common, stream)
+
+
+def _cast_gathered(*arguments: Any) -> None:
+    inputs, of_source, results, format, offsets, stream = _split(arguments, 3, 1)
+    rows, transposed, *in_common = format
+    library.quantize_gathered(
+        *(*inputs, offsets, *results[:4], *of_source),
+        *(rows or transposed, transposed, *in_common, stream),
+    )
+
+
+def _split(arguments: Arrays, inputs: int, options: int, written: int = 0) -> tuple[Any, ...]:
+    """The arguments of a row of so many inputs, options and results of its own: these inputs, these
+    options, the results, what the targets' formats say, the offsets, the stream."""
+    first_result = inputs + 5
+    first_option = first_result + len(RESULTS) + written
+    first_shared = first_option + options
+    return (
+        arguments[:inputs],
+        arguments[first_option:first_shared],
+        arguments[first_result:first_option],
+        arguments[first_shared : first_shared + 5],
+        arguments[first_result - 1],
+        arguments[-1],
+    )
+
+
+PLAIN: Final = cast_row("cast", {"x": Array}, _plain_shape, _cast_plain)
+Activated.row = cast_row(
+    "cast_activated",
+    {"x": Array | ScaledTensor},
+    _activated_shape,
+    _cast_activated,
+    {"activation": str, "layout": str, "x.dtype": str | None},
+)
+ActivationGradient.row = cast_row(
+    "cast_activation_gradient",
+    {"gradient": Array, "x": Array | ScaledTensor},
+    _gradient_shape,
+    _cast_gradient,
+    {"activation": str, "layout": str},
+)
+Normed.row = cast_row(
+    "cast_normed",
+    {
+        "x": Array,
+        **dict.fromkeys(("weight", "bias", "residual", "ada_scale", "ada_shift"), Array | None),
+    },
+    _plain_shape,
+    _cast_normed,
+    {"norm": str, "epsilon": float},
+    ("norm.sum?", "norm.rstd", "norm.mean?"),
+    _statistics,
+)
+Gathered.row = cast_row(
+    "cast_gathered",
+    {"x": Array, "sources": Array, "factors": Array | None},
+    _gathered_shape,
+    _cast_gathered,
+    {"slots": int},
+)

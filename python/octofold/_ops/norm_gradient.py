@@ -1,0 +1,105 @@
+"""The gradients of RMSNorm and LayerNorm."""
+
+from typing import Final, NamedTuple
+
+from .._core.calls import Op
+from .._core.dtypes import WIDE, dtype_name
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, require_matrix
+from .._core.streams import StreamLike
+from .words_of_errors import in_words_of
+
+
+class NormGradients(NamedTuple):
+    """What norm_gradient() writes: gradients by what made the norm, None where it was not given.
+
+    dx: by x, and by the residual: of the shape and dtype of `gradient`. The others are float32.
+    d_weight, d_bias: [cols].
+    d_ada_scale, d_ada_shift: [batch, cols].
+    """
+
+    dx: Array
+    d_weight: Array | None
+    d_bias: Array | None
+    d_ada_scale: Array | None
+    d_ada_shift: Array | None
+
+
+def norm_gradient(
+    gradient: Array,
+    x: Array,
+    rstd: Array,
+    mean: Array | None = None,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    kind: str = "rms",
+    ada_scale: Array | None = None,
+    ada_shift: Array | None = None,
+    residual_gradient: Array | None = None,
+    stream: StreamLike | None = None,
+) -> NormGradients:
+    """The gradients of a norm y by everything that made it.
+
+    gradient: by y, [..., cols] float32, float16 or bfloat16.
+    x: what was normed, of the shape and dtype of `gradient`: with a residual, the sum.
+    rstd, mean: the NormStatistics that cast() gave.
+    weight, bias, ada_scale, ada_shift, kind: as ops.Normed had them. For each of these that is
+        given here, its gradient is computed.
+    residual_gradient: of the shape and dtype of `gradient`, added to dx: the gradient by the sum
+        that does not come through the norm, as in a transformer that norms first.
+    stream: as in gemm().
+
+    Arithmetic is FP32 (on the CPU FP64), each result rounded once; the same input gives the same
+    bits. Raises InvalidArgumentError that names the argument.
+    """
+    inputs = gradient, x, rstd, mean, weight, bias, ada_scale, ada_shift, residual_gradient
+    dx, *of_operands, _workspace = _NORM_GRADIENT(inputs, (kind,), "", None, stream)
+    return NormGradients(dx, *of_operands)
+
+
+def _gradients(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    gradient, _, _, _, *operands, _ = inputs
+    require_matrix("norm_gradient", "gradient", gradient.shape)
+
+    def like(operand: Array | None) -> Array | None:
+        return None if operand is None else framework.empty(operand.shape, "float32")
+
+    _, _, ada_scale, ada_shift = operands
+    cols = gradient.shape[-1]
+    by_batch = ada_shift if ada_scale is None else ada_scale
+    batches = 1 if by_batch is None else by_batch.shape[0]
+    workspace = None
+    if any(operand is not None for operand in operands):
+        workspace = framework.empty((_workspace_rows(cols, batches), cols), "float32")
+    of_gradient = dtype_name("norm_gradient", "gradient", gradient.dtype, WIDE)
+    return framework.empty(gradient.shape, of_gradient), *map(like, operands), workspace
+
+
+def _workspace_rows(cols: int, batches: int) -> int:
+    """norm_workspace_rows() of the library, for torch's symbolic sizes too."""
+    spans = 264 * max(1, min(8, 4096 // max(cols, 1)))
+    return 2 * max(batches, spans)
+
+
+# As the library's messages have them.
+NORM_NAMES: Final = {
+    "dy": "gradient",
+    "scale": "ada_scale",
+    "shift": "ada_shift",
+    "dweight": "d_weight",
+    "dbias": "d_bias",
+    "dscale": "d_ada_scale",
+    "dshift": "d_ada_shift",
+    "norm": "kind",
+}
+
+
+_NORM_GRADIENT: Final = Op(
+    "norm_gradient",
+    norm_gradient.__annotations__,
+    results=("dx", "d_weight?", "d_bias?", "d_ada_scale?", "d_ada_shift?", "workspace?"),
+    allocate=_gradients,
+    function=lambda: in_words_of("norm_gradient", library.norm_backward, NORM_NAMES),
+)

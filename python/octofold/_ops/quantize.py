@@ -1,0 +1,112 @@
+"""The cast of an array to FP8, as most callers want it."""
+
+from typing import Final
+
+from .._core.calls import Op
+from .._core.errors import InvalidArgumentError
+from .._core.formats import FormatLike, format_of
+from .._core.frameworks import Array, Framework
+from .._core.library import library
+from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix, require_stack
+from .._core.scaled_tensor import ScaledTensor
+from .._core.streams import StreamLike
+from .cast import require_format
+
+
+def quantize(
+    x: Array,
+    format: FormatLike = "1x128",
+    *,
+    scale: Array | None = None,
+    matrices: int | None = None,
+    out: ScaledTensor | None = None,
+    stream: StreamLike | None = None,
+) -> ScaledTensor:
+    """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
+
+    x: [..., cols] float32, float16 or bfloat16; columns contiguous, any row stride. Leading
+        dimensions are more rows, as far as one stride can walk them.
+    format: a Format, or words such as "128x128", "e5m2 channel" or "1x128 torchao", each a dtype, a
+        granularity or a rule.
+    scale: static scales, float32, in the shape that ops.scale_shape() gives for x: x is cast with
+        them, and the result holds them. None: each unit's scale is computed.
+    matrices: x is a stack of so many matrices, one below another, as the weights of experts
+        [experts, out, in] are: each is cast as if it were alone, by one launch on a GPU. Scales are
+        [matrices] of "tensor", [matrices, ...] of "128x128" then (scale_shape() has them), as
+        grouped_gemm() takes them. A divisor of the rows.
+    out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
+        the codes alone). As in gemm(), nothing may require a gradient.
+    stream: as in gemm().
+
+    Returns `out` (with given scales: its codes and these), or a ScaledTensor in the framework of x.
+    On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows rounded up to a
+    multiple of 4). NaN and infinities follow IEEE rules. Nothing is differentiated: backward
+    through it raises RuntimeError. The transpose, two-level scales, sums of columns, and casts of
+    what is not in memory: ops.cast().
+    Raises InvalidArgumentError that names the argument.
+    """
+    format = format_of("quantize", format)
+    rule = format.rule.value
+    options = format.granularity, format.power_of_two, format.overflow, rule, matrices
+    if out is None:
+        data, computed = _QUANTIZE((x, scale), options, format.dtype, None, stream)
+        return ScaledTensor(data, computed if scale is None else scale, format.granularity)
+    require_format("quantize", "out", out, format)
+    written = (out.data, out.scale if scale is None else None)
+    _QUANTIZE((x, scale), options, "", written, stream)
+    if scale is None and out.channel_scale is None:
+        return out
+    return ScaledTensor(out.data, out.scale if scale is None else scale, format.granularity)
+
+
+def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    x, scale = inputs
+    granularity, *_, matrices = options
+    require_matrix("quantize", "x", x.shape)
+    require_stack("quantize", x.shape, matrices)
+    data = framework.empty(x.shape, dtype)
+    if scale is not None:
+        return data, None
+    shape = quick_scale_shape(granularity, x.shape, matrices)
+    return data, framework.empty_scale(shape, granularity)
+
+
+def _quantize(
+    x: Array,
+    given: Array | None,
+    data: Array,
+    computed: Array | None,
+    granularity: str,
+    power_of_two: bool | None,
+    overflow: str,
+    rule: str,
+    matrices: int | None,
+    stream: int | None,
+) -> None:
+    static = given is not None
+    options = granularity, None, power_of_two, overflow, rule, static, matrices, stream
+    try:
+        library.quantize(
+            *(x, None, None, None, data, given if static else computed, *[None] * 5, *options)
+        )
+    except InvalidArgumentError as error:  # in words of the one target
+        text = str(error).replace("'out.rows", "'rows")
+        text = text.replace("'rows.scale'", "'scale'" if static else "'out.scale'")
+        raise InvalidArgumentError(text.replace("'rows'", "'out'")) from None
+
+
+_QUANTIZE: Final = Op(
+    "quantize",
+    {
+        "x": Array,
+        "scale": Array | None,
+        "granularity": str,
+        "power_of_two": bool | None,
+        "overflow": str,
+        "rule": str,
+        "matrices": int | None,
+    },
+    results=("out", "out.scale?"),
+    allocate=_codes,
+    function=lambda: _quantize,
+)
