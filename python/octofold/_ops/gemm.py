@@ -49,8 +49,8 @@ def gemm(
     Partial sums over at most 128 values of K are scaled and added in FP32; channel scales multiply
     the finished sums; the result is rounded once. For an array `a` the result is that of
     gemm(quantize(a, format), b), to the bit unless the two split K differently. That is meant for
-    few
-    rows, as in decoding: it saves a kernel, and casts `a` once for each 64 columns of the result.
+    few rows, as in decoding: it saves a kernel, and casts `a` once for each 64 columns of the
+    result.
     Returns `out`, or a new array in the framework of a. (CuPy lacks some dtypes; such results are
     tvm_ffi.Tensor in CuPy's memory.)
     Raises InvalidArgumentError, which names the argument; UnsupportedError for an `out` where

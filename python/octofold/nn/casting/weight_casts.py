@@ -36,9 +36,9 @@ def keep_casts(model: Module) -> Iterator[None]:
     model: a module; its parameters are those that it has as the context is entered.
 
     The casts take 2 bytes for each element of a weight in training, 1 in evaluation, until the
-    context
-    is left. Some weights are still cast in each forward: under torch.compile, while a CUDA graph is
-    captured, under FSDP, and if they are no parameter of the model, as with a parametrization.
+    context is left. Some weights are still cast in each forward: under torch.compile, while a CUDA
+    graph is captured, under FSDP, and if they are no parameter of the model, as with a
+    parametrization.
     Raises InvalidArgumentError for what is not a module.
     """
     if not isinstance(model, Module):
