@@ -133,8 +133,7 @@ def quantize_checkpoint(
     Each 2-D floating-point `*.weight` (of FP64 too) that no skip pattern matches becomes F8_E4M3
     with FP32 scales, named and shaped as the family has them, and so do fused 3-D experts in the
     family finegrained-fp8. Everything else is copied. A weight that the libraries of the family
-    would
-    read wrong stays as it is, logged and named in `left_alone`: matrices stored as [in, out]
+    would read wrong stays as it is, logged and named in `left_alone`: matrices stored as [in, out]
     (transformers' Conv1D in GPT-2), experts stored so or with biases, and sizes that are no
     multiples of 128 where the family's scales are of whole blocks.
 
@@ -152,7 +151,6 @@ def quantize_checkpoint(
         beside those of default_skip_patterns() unless use_default_skips is false.
     progress: called now and then with the bytes of input read so far and in all. An exception that
         it raises ends the run and is raised here.
-    family: one of checkpoint_families().
 
     Memory use does not grow with the checkpoint. Weights with NaN or infinity are logged and
     reported.
