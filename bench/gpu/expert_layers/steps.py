@@ -9,7 +9,6 @@ from octofold import ops
 from octofold._timing import Call
 from octofold.nn.casting.casts import cast_weight
 from octofold.nn.recipes import NAMED, Recipe
-from torch import Tensor
 
 from .cases import Inputs, Layer
 
@@ -37,9 +36,10 @@ class Steps:
         self.run("top_k", partial(ops.top_k, i.logits, k, normalize=True))
         sort = partial(ops.sort_by_expert, i.ids, experts)
         offsets, sources, positions = self.run("sort", sort)
-        rows = self.run("gather + cast", partial(ops.cast, gathered(x, sources, k), rows=format))
+        source = ops.Gathered(x, sources, slots=k)
+        rows = self.run("gather + cast", partial(ops.cast, source, rows=format)).rows
         groups = octofold.Rows(offsets)
-        gated = partial(ops.gated_gemm, rows.rows, w13, groups, format=format)
+        gated = partial(ops.gated_gemm, rows, w13, groups, format=format)
         h = self.run("first product + SwiGLU + cast", gated)
         y = self.run("second product", partial(octofold.grouped_gemm, h, w2, groups))
         self.run("combine", partial(ops.combine, y, positions, routed))
@@ -60,7 +60,7 @@ class Steps:
         cast = partial(ops.cast, offsets=offsets)
         of_input = {"rows": recipe.output.a, "transposed": recipe.grad_weight.b}
         of_gradient = {"rows": recipe.grad_input.a, "transposed": recipe.grad_weight.a}
-        gather = partial(cast, gathered(x, sources, k), **of_input)
+        gather = partial(cast, ops.Gathered(x, sources, slots=k), **of_input)
         of_x = self.run("gather + casts of x", gather)
         groups, depth = octofold.Rows(offsets), octofold.Depth(offsets)
         product = partial(octofold.grouped_gemm, of_x.rows, w13, groups)
@@ -69,7 +69,7 @@ class Steps:
         y = self.run("second product", partial(octofold.grouped_gemm, h.rows, w2, groups))
         self.run("combine", partial(ops.combine, y, positions, routed))
         self.run("gradient by weights", partial(ops.combine_gradient, dy, y, positions))
-        gather = partial(cast, gathered(dy, sources, k, routed), **of_gradient)
+        gather = partial(cast, ops.Gathered(dy, sources, slots=k, factors=routed), **of_gradient)
         of_y = self.run("gather + casts of dY", gather)
         by_weight = partial(octofold.grouped_gemm, groups=depth, out_dtype="bfloat16")
         self.run("gradient by w2", partial(by_weight, of_y.transposed, h.transposed))
@@ -81,10 +81,6 @@ class Steps:
         dx = self.run("gradient by rows of x", partial(by_rows, of_h.rows, w13_transposed))
         self.run("sum of these", partial(ops.combine, dx, positions))
         return self.calls
-
-
-def gathered(x: Tensor, sources: Tensor, slots: int, factors: Tensor | None = None) -> ops.Gathered:
-    return ops.Gathered(x, sources, slots=slots, factors=factors)
 
 
 def casts_of_weights(inputs: Inputs, recipe: str) -> dict[str, Call]:
