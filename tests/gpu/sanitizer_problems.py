@@ -12,9 +12,12 @@ import argparse
 import itertools
 import sys
 from functools import partial
+from pathlib import Path
 
 import octofold
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # for what its tests share
 from attention_problems import attention_problems
 from casting import cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
