@@ -13,6 +13,7 @@ import math
 import sys
 from functools import partial
 
+import octofold
 import torch
 from common.bandwidth import beside_copy, cast_error, keeping
 from common.measure import Build, Implementation
@@ -30,13 +31,13 @@ def casts():
     for granularity in ("1x128", "128x128", "channel", "tensor"):
         one_pass = granularity in ("1x128", "128x128")
         reads = 1 if one_pass else 2
-        for rule in RULES:
-            name = f"{granularity} {rule}"
-            yield name, 1 if granularity == "channel" else reads, 1, partial(cast, rows=name)
+        for name in (f"{granularity} {rule}" for rule in RULES):
+            rows = partial(octofold.quantize, format=name)
+            yield name, 1 if granularity == "channel" else reads, 1, rows
             yield f"{name} transposed", reads, 1, partial(cast, transposed=name)
             yield f"{name} both", reads, 2, partial(cast, rows=name, transposed=name)
     # What a layer makes of x: rows, and the transpose for the weight gradient.
-    both = partial(cast, rows="torchao", transposed="channel torchao")
+    both = partial(cast, rows="1x128 torchao", transposed="channel torchao")
     yield "1x128 torchao, channel transposed", 2, 2, both
     for columns in (None, "amax"):
         name = f"1x128 torchao, two-level transposed{', amax' if columns else ''}"
@@ -44,8 +45,8 @@ def casts():
 
 
 def two_level(columns, x):
-    squares = Target("128x128 torchao", channel_scale=factors(x.shape[1], x.device))
-    return cast(x, rows="torchao", transposed=squares, columns=columns)
+    transposed = Target("128x128 torchao", channel_scale=factors(x.shape[1], x.device))
+    return cast(x, rows="1x128 torchao", transposed=transposed, columns=columns)
 
 
 @functools.cache
@@ -61,11 +62,7 @@ def stacked_casts():
         name = f"{granularity}{'' if transposed is None else f', {transposed}'} both"
         yield f"stack {name}", 1, 2, lambda x, both=both: both(x, matrices=len(x))
         yield f"one matrix {name}", 1, 2, lambda x, both=both: both(x.flatten(0, 1))
-    yield "stack 128x128 transposed", 1, 1, transposed_stack
-
-
-def transposed_stack(x):
-    return cast(x, transposed="128x128", matrices=len(x))
+    yield "stack 128x128 transposed", 1, 1, lambda x: cast(x, transposed="128x128", matrices=len(x))
 
 
 def measure_cast(run, shape, dtype, name, reads, writes, call):

@@ -10,7 +10,7 @@ import octofold
 import torch
 from common import candidates
 from common.measure import ERROR_LIMITS, Implementation
-from common.operands import poison, relative_error, sets_of
+from common.operands import cast_activated, poison, relative_error, sets_of
 from common.run import Run
 from octofold import Masked, Rows, ScaledTensor
 from torch import Tensor

@@ -11,6 +11,7 @@ from common.measure import Build, Implementation, geometric_mean, measure
 from common.operands import calls_of, normal, relative_error, sets_of
 from common.run import Run, print_table, text_of
 from octofold._timing import Method
+from octofold.ops import Target, cast
 from torch import Tensor, nn
 
 from .checks import BFLOAT16_ERRORS, FP8_ERRORS, layer_errors
@@ -85,10 +86,9 @@ def product_of(recipe_name: str, product: str, sizes: Shape, run: Run):
     kinds = None if recipe is None else getattr(recipe, product)
     call = partial(torch.mm, a, b.t(), out=out)
     if kinds is not None:
-        a8 = octofold.quantize(a, kinds.a)
         factors = b.abs().amax(1).float() if kinds.two_level else None
-        target = octofold.ops.Target(kinds.b, channel_scale=factors)
-        b8 = octofold.ops.cast(b, rows=target).rows
+        b8 = cast(b, rows=Target(kinds.b, channel_scale=factors)).rows
+        a8 = octofold.quantize(a, kinds.a)
         call = partial(octofold.gemm, a8, b8, out=out, fast_accumulation=kinds.fast_accumulation)
 
     def error() -> float:
