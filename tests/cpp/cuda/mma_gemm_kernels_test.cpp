@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "jit/kernel_cache.h"
 #include "plan/mma_gemm.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
@@ -22,7 +23,7 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
   void expect_sound(const config::MmaGemmConfig& config) const {
     const std::string description = plan::describe(config);
     const jit::Binary binary =
-        jit::compile({config.kHeader, plan::kernel_name(config.kKernel, config),
+        jit::compile_cached({config.kHeader, plan::kernel_name(config.kKernel, config),
                       plan::architecture(gpu_), description},
                      kernel_headers());
     test::record_resources({.kernel = plan::kernel_name(config.kKernel, config),

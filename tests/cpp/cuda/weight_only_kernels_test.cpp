@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/kernel_headers.h"
+#include "jit/kernel_cache.h"
 #include "plan/weight_only.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -32,7 +33,7 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
   void expect_sound(const WeightOnlyConfig& config) {
     plan::KernelPlan kernel = plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
     const jit::Binary binary =
-        jit::compile({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
+        jit::compile_cached({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
                      kernel_headers());
     kernel.shared_bytes = config.shared_bytes();
     test::record_resources(kernel, binary.resources);
@@ -129,7 +130,7 @@ TEST_P(WeightOnlyKernelsTest, OfADepthThatBlocksShare) {
   expect_sound(plan.config.config);
   const plan::KernelPlan& combine = plan.kernels[1];
   const jit::Binary binary =
-      jit::compile({combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
+      jit::compile_cached({combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
                    kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0);
   EXPECT_LE(binary.resources.registers, 64);
