@@ -1,5 +1,6 @@
-"""Fresh random numbers for each run: the seed is in the header, --seed repeats a run. And which tests
-run: --quarantine=without leaves those of quarantine.txt out, --quarantine=only runs no others."""
+"""Fresh random numbers for each run: the seed is in the header, --seed repeats a run. And which
+tests run: --quarantine=without leaves those of quarantine.txt out, --quarantine=only runs no
+others."""
 
 import secrets
 from pathlib import Path

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from project_support import REPOSITORY, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 SCRIPT = REPOSITORY / "tests" / "gpu" / "bench_linear.py"

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "gpu" / "measure_advisor.py"
 
 

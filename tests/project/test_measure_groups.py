@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from project_support import REPOSITORY, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 GROUPED = REPOSITORY / "tests" / "gpu" / "measure_grouped.py"

@@ -226,6 +226,7 @@ def test_with_torch(rng):
     assert leading.equals(rows)
 
 
+@pytest.mark.slow
 def test_compiled(rng):
     torch = pytest.importorskip("torch")
 

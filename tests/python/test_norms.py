@@ -256,6 +256,7 @@ def test_bad_gradients_are_named(arguments, message):
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_compiles(normal):
     x, weight, residual = normal(6, 300), normal(300), normal(6, 300)
 
@@ -281,6 +282,7 @@ def test_nothing_is_differentiated(normal):
         result.sum.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_all", [False, True])
 def test_opcheck_norms(opcheck, with_all, normal):
     codes = torch.zeros(130, 300).to(torch.float8_e4m3fn)

@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 
 def random(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)

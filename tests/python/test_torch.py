@@ -238,6 +238,7 @@ def test_compiles_whole(dynamic):
             assert torch.equal(left.float(), right.float())
 
 
+@pytest.mark.slow
 def test_compiles_without_recompiling_for_sizes():
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
@@ -247,6 +248,7 @@ def test_compiles_without_recompiling_for_sizes():
         compiled(random(260, 300), w, bias)
 
 
+@pytest.mark.slow
 def test_activations_compile():
     x, gradient = random(130, 600), random(130, 300)
 

@@ -24,8 +24,8 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
     const std::string description = plan::describe(config);
     const jit::Binary binary =
         jit::compile_cached({config.kHeader, plan::kernel_name(config.kKernel, config),
-                      plan::architecture(gpu_), description},
-                     kernel_headers());
+                             plan::architecture(gpu_), description},
+                            kernel_headers());
     test::record_resources({.kernel = plan::kernel_name(config.kKernel, config),
                             .threads = config.threads(),
                             .shared_bytes = config.shared_bytes()},

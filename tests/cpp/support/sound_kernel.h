@@ -32,7 +32,8 @@ class Compiler {
   void expect_sound(const std::vector<plan::KernelPlan>& plans) {
     for (const plan::KernelPlan& plan : plans) {
       if (!compiled_.insert(plan.kernel).second) continue;
-      const jit::Binary binary = jit::compile_cached(cuda::program_of(plan, gpu_), cuda::kernel_headers());
+      const jit::Binary binary =
+          jit::compile_cached(cuda::program_of(plan, gpu_), cuda::kernel_headers());
       record_resources(plan, binary.resources);
       EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
@@ -52,8 +53,8 @@ inline void expect_sound(const config::Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const jit::Binary binary =
       jit::compile_cached({plan::kGemmHeader, plan::kernel_name(plan::kGemmKernel, config),
-                    plan::architecture(plan::kHopper), description},
-                   cuda::kernel_headers());
+                           plan::architecture(plan::kHopper), description},
+                          cuda::kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
   EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
   EXPECT_EQ(count_operations(binary.image, SassOperation::kLdl), 0) << description;
