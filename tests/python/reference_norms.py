@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from reference import GRANULARITIES
 
 OPERANDS = ("weight", "bias", "scale", "shift")
 
@@ -80,6 +81,6 @@ def options():
     turns = itertools.cycle(
         ({"profile": "deepgemm"}, {"profile": "vllm", "dtype": "e5m2"}, {"power_of_two": True})
     )
-    for granularity in ("tensor", "channel", "1x128", "128x128"):
+    for granularity in GRANULARITIES:
         for targets in ("rows", "transposed", "both"):
             yield {"granularity": granularity, "targets": targets, **next(turns)}

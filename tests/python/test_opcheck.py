@@ -4,6 +4,7 @@ import math
 
 import octofold
 import pytest
+from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
@@ -14,7 +15,6 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)
 
 
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 OPTIONS = (None, "saturate", "te")  # of casts
 
 

@@ -11,6 +11,7 @@ import reference
 from octofold._core.frameworks import column_stride
 from octofold._core.ops import quick_scale_shape
 from octofold._library import library
+from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -267,9 +268,6 @@ def test_activations_compile():
     assert torch.equal(from_fp8, octofold.quantize_activation_gradient(gradient, kept).dequantize())
     assert torch.equal(forward, octofold.quantize_activation(x, "geglu").dequantize())
     assert torch.equal(backward, octofold.quantize_activation_gradient(gradient, x).dequantize())
-
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 @pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])

@@ -6,10 +6,9 @@ import sys
 
 import octofold
 import pytest
+from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
-
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
 
 
 def random(*shape):

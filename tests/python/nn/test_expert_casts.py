@@ -4,12 +4,12 @@ import itertools
 
 import octofold
 import pytest
+from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
 from octofold.nn import expert_casts, recipes  # noqa: E402
 
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 RECIPE = recipes.blockwise
 
 

@@ -6,11 +6,11 @@ import weakref
 import octofold
 import pytest
 from layer_support import random, relative_error
+from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 DTYPES = [torch.float16, torch.bfloat16]
 
 
