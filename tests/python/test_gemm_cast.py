@@ -106,6 +106,7 @@ def test_torch(rng):
     assert torch.equal(compiled(x, b, bias), expected)
 
 
+@pytest.mark.slow
 def test_opcheck(opcheck):
     torch = pytest.importorskip("torch")
     x, bias = torch.randn(5, 300), torch.randn(400)

@@ -1,5 +1,9 @@
 """torch tensors, and the registered torch ops."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import octofold
 import pytest
@@ -242,6 +246,7 @@ def test_compiles_whole(dynamic):
             assert torch.equal(left.float(), right.float())
 
 
+@pytest.mark.slow
 def test_compiles_without_recompiling_for_sizes():
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
@@ -251,6 +256,7 @@ def test_compiles_without_recompiling_for_sizes():
         compiled(random(260, 300), w, bias)
 
 
+@pytest.mark.slow
 def test_activations_compile():
     x, gradient = random(130, 600), random(130, 300)
 
@@ -267,6 +273,25 @@ def test_activations_compile():
     compiled = torch.compile(casts, fullgraph=True)(gradient, x)
     for actual, expected in zip(compiled, casts(gradient, x), strict=True):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
+def test_import_leaves_cuda_alone(users, seen):
+    """torch asks the management library, unless the user has it otherwise; else no child by fork
+    could use a GPU."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    script = f"""
+import os, torch
+asked = []
+torch.cuda.is_available = lambda: asked.append(os.environ.get({name!r})) or False
+import octofold
+assert set(asked) <= {{{seen!r}}}, asked
+assert os.environ.get({name!r}) == {users!r}
+"""
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    if users is not None:
+        environment[name] = users
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
