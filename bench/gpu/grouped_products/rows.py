@@ -36,10 +36,6 @@ class Operands:
     out: Tensor  # [rows, N]
 
 
-def cast_activated(x: Tensor, activation: str) -> ScaledTensor:
-    return octofold.ops.cast(octofold.ops.Activated(x, activation), rows="1x128").rows
-
-
 def operands(rows: int, groups: int, n: int, k: int, pair: Pair, device: Any) -> Operands:
     x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
     w = torch.randn(groups, n, k, dtype=torch.bfloat16, device=device)

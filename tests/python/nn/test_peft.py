@@ -8,7 +8,6 @@ import octofold
 import pytest
 from casting import GRANULARITIES
 from layer_support import relative_error
-from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -7,7 +7,6 @@ import octofold
 import pytest
 from casting import GRANULARITIES
 from layer_support import random, relative_error
-from reference import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
