@@ -24,7 +24,7 @@ using OptionalBool = tvm::ffi::Optional<bool>;
 using OptionalInt = tvm::ffi::Optional<std::int64_t>;
 using tvm::ffi::String;
 
-constexpr std::string_view kWide = "bfloat16, float16 or float32";
+constexpr std::string_view kOutputTypes = "bfloat16, float16 or float32";
 constexpr std::string_view kAddend = "that of 'out' or float32";
 
 // How an operand in high precision is cast.
@@ -76,7 +76,7 @@ void gemm(Tensor a, OptionalTensor a_scale, Tensor b, Tensor b_scale, OptionalTe
   GemmArguments arguments{
       .a = a_of(kOperation, a, a_scale, a_granularity, {dtype, power_of_two, overflow, rule}),
       .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
-      .out = view_of(kOperation.name, "out", out, kWide),
+      .out = view_of(kOperation.name, "out", out, kOutputTypes),
       .c = kOperation.optional("c", c, kAddend),
       .bias = kOperation.optional("bias", bias, kAddend),
       .fast_accumulation = fast_accumulation,
@@ -93,7 +93,7 @@ void grouped_gemm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor num
   octofold::grouped_gemm({.a = kOperation.scaled_input("a", a, a_scale, a_granularity),
                           .b = kOperation.scaled_input("b", b, b_scale, b_granularity),
                           .groups = groups_of(kOperation, view_of(groups), numbers, expected_rows),
-                          .out = view_of(kOperation.name, "out", out, kWide),
+                          .out = view_of(kOperation.name, "out", out, kOutputTypes),
                           .c = kOperation.optional("c", c, kAddend),
                           .bias = kOperation.optional("bias", bias, kAddend),
                           .fast_accumulation = fast_accumulation,

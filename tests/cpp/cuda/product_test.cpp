@@ -185,7 +185,7 @@ TEST_F(ProductTest, OperandsThatTmaCannotAddressAreNamedOnce) {
   const core::Product stride_off = product(1000, 512, 641);
   const core::Product output_off = product(1000, 510, 640);
   for (int i = 0; i < 2; ++i) {
-    for (const core::Product* each : {&address_off, &stride_off, &output_off}) multiply(*each);
+    for (const core::Product& each : {address_off, stride_off, output_off}) multiply(each);
   }
   ASSERT_EQ(log_.size(), 4u);
   EXPECT_THAT(log_[0], HasSubstr("gemm 1000×512×640: argument 'b': its address is not a multiple"));

@@ -38,7 +38,7 @@ class ShardedCheckpoint : public testing::Test {
   void write_index(const json& index) { test::write_file(in() / kIndex, index.dump()); }
   void write_map(const json& map) { write_index({{"weight_map", map}}); }
 
-  CheckpointReport convert_dtype(const QuantizeCheckpointOptions& options = {}) {
+  CheckpointReport convert(const QuantizeCheckpointOptions& options = {}) {
     return quantize_checkpoint(in() / kIndex, out() / kIndex, options);
   }
 
@@ -65,7 +65,7 @@ class ShardedCheckpoint : public testing::Test {
 TEST_F(ShardedCheckpoint, IsRewrittenShardByShard) {
   test::write_file(in() / "config.json", R"({"model_type":"x","eps":1e-06,"n":[1]})");
   std::int64_t last = 0;
-  const auto report = convert_dtype({.progress = [&](std::int64_t done, std::int64_t total) {
+  const auto report = convert({.progress = [&](std::int64_t done, std::int64_t total) {
     EXPECT_GE(done, last);
     EXPECT_EQ(total, 4 * (200 * 150 + 200 + 64 * 64 + 100));
     last = done;
@@ -133,7 +133,7 @@ TEST_F(ShardedCheckpoint, FailuresLeaveNothingBehind) {
     const auto progress = [&](std::int64_t done, std::int64_t) {
       if (done >= stop) throw std::runtime_error("stop");
     };
-    EXPECT_THROW(convert_dtype({.progress = progress}), std::runtime_error);
+    EXPECT_THROW(convert({.progress = progress}), std::runtime_error);
     EXPECT_EQ(folder_.names(), Names{"in"});
   }
   const test::FileSizeLimit limit(20'000);
@@ -147,7 +147,7 @@ TEST_F(ShardedCheckpoint, FolderThatFillsMeanwhileIsNotReplaced) {
     test::write_file(out() / "precious", "data");
   };
   expect_error(ErrorCode::kIo, {out().string(), "not empty"},
-               [&] { convert_dtype({.progress = progress}); });
+               [&] { convert({.progress = progress}); });
   EXPECT_EQ(folder_.names(), (Names{"in", "out"}));
   EXPECT_EQ(test::read_file(out() / "precious"), "data");
 }

@@ -34,8 +34,9 @@ struct Problem {
   std::vector<float> c = std::vector<float>(kM * kN, 1.0f);
 
   GemmArguments arguments() {
-    return {.a = {matrix(a.data(), DType::kE4M3, kM, kK),
-                  matrix(a_scale.data(), DType::kFloat32, kM, 3), Granularity::kBlock1x128},
+    return {.a = ScaledTensorView{matrix(a.data(), DType::kE4M3, kM, kK),
+                                  matrix(a_scale.data(), DType::kFloat32, kM, 3),
+                                  Granularity::kBlock1x128},
             .b = {matrix(b.data(), DType::kE4M3, kN, kK),
                   matrix(b_scale.data(), DType::kFloat32, 2, 3), Granularity::kBlock128x128},
             .out = matrix(d.data(), DType::kFloat32, kM, kN)};
@@ -318,8 +319,8 @@ TEST(ArgumentFuzzTest, RandomViewsNeverCrash) {
       return spoil(shape.size() == 1 ? vector(memory.data(), DType::kFloat32, shape[0])
                                      : matrix(memory.data(), DType::kFloat32, shape[0], shape[1]));
     };
-    GemmArguments arguments{.a = {spoil(matrix(memory.data(), DType::kE4M3, m, k)),
-                                  scale(granularity_a, m), granularity_a},
+    GemmArguments arguments{.a = ScaledTensorView{spoil(matrix(memory.data(), DType::kE4M3, m, k)),
+                                                  scale(granularity_a, m), granularity_a},
                             .b = {spoil(matrix(memory.data(), DType::kE5M2, n, k)),
                                   scale(granularity_b, n), granularity_b},
                             .out = spoil(matrix(memory.data(), DType::kFloat32, m, n)),

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "octofold/cast.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"

@@ -44,7 +44,7 @@ TEST_P(GemmTest, MatchesFp64) {
   const auto product = [&] {
     const bool in_place = row.c == "in_place";
     Matrix d = in_place ? *c : Matrix(row.d_dtype, row.m, row.n, row.row_padding);
-    GemmArguments arguments{.a = a.mutable_view(), .b = b.mutable_view(), .out = d.view()};
+    GemmArguments arguments{.a = a.target(), .b = b.target(), .out = d.view()};
     if (c) arguments.c = in_place ? d.view() : c->view();
     if (bias) arguments.bias = bias->row_vector();
     gemm(arguments);
@@ -125,7 +125,7 @@ TEST(GemmSpecialValuesTest, NanAndInfinityReachTheirRowsAndColumnsOnly) {
   static_cast<std::uint8_t*>(a.codes.data())[1 * 200 + 150] = 0x7C;  // row 1: +Inf
   static_cast<std::uint8_t*>(b.codes.data())[2 * 200 + 3] = 0x7F;    // column 2: NaN
   Matrix d(DType::kFloat32, 3, 4);
-  gemm({.a = a.mutable_view(), .b = b.mutable_view(), .out = d.view()});
+  gemm({.a = a.target(), .b = b.target(), .out = d.view()});
   for (std::int64_t i = 0; i < 3; ++i) {
     for (std::int64_t j = 0; j < 4; ++j) {
       EXPECT_EQ(std::isnan(d.at(i, j)), j == 2) << i << "," << j;
@@ -138,8 +138,8 @@ TEST(GemmSpecialValuesTest, ScalesMayBeFarApart) {
   // 2^100 and 2^-100 cancel: dequantizing the operands first would lose everything to overflow.
   std::uint8_t code_a = 0x38, code_b = 0x38;  // 1.0
   float scale_a = 0x1p100f, scale_b = 0x1p-100f, d = 0;
-  gemm({.a = {matrix(&code_a, DType::kE4M3, 1, 1), vector(&scale_a, DType::kFloat32, 1),
-              Granularity::kTensor},
+  gemm({.a = ScaledTensorView{matrix(&code_a, DType::kE4M3, 1, 1),
+                              vector(&scale_a, DType::kFloat32, 1), Granularity::kTensor},
         .b = {matrix(&code_b, DType::kE4M3, 1, 1), vector(&scale_b, DType::kFloat32, 1),
               Granularity::kTensor},
         .out = matrix(&d, DType::kFloat32, 1, 1)});

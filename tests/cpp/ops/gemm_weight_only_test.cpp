@@ -71,8 +71,7 @@ TEST(GemmWeightOnlyTest, MatchesFp64) {
         }
         const auto product = [&] {
           Matrix out(out_type, m, n, 9);
-          GemmWeightOnlyArguments arguments{
-              .x = x.view(), .w = w.mutable_view(), .out = out.view()};
+          GemmWeightOnlyArguments arguments{.x = x.view(), .w = w.target(), .out = out.view()};
           if (bias) arguments.bias = bias->row_vector();
           gemm_weight_only(arguments);
           return out;
@@ -104,7 +103,7 @@ TEST(GemmWeightOnlyGradientTest, MatchesFp64) {
         const Matrix gradient = test::random_addend(random, type, m, n, 3);
         Matrix out(variant % 3 == 0 ? DType::kFloat32 : type, m, k, 9);
         gemm_weight_only_gradient(
-            {.gradient = gradient.view(), .w = w.mutable_view(), .out = out.view()});
+            {.gradient = gradient.view(), .w = w.target(), .out = out.view()});
         const std::vector<double> weights = w.dequantized();
         EXPECT_EQ(verdict(out, gradient, std::nullopt,
                           [&](std::int64_t j, std::int64_t depth) {
@@ -132,21 +131,20 @@ TEST(GemmWeightOnlyTest, LeadingDimensionsAreRows) {
   test::Operand w(random, DType::kE4M3, Granularity::kChannel, 40, 200, 0, false);
   Matrix x = test::random_addend(random, DType::kFloat16, 6, 200, 0);
   Matrix expected(DType::kFloat16, 6, 40), out(DType::kFloat16, 6, 40);
-  gemm_weight_only({.x = x.view(), .w = w.mutable_view(), .out = expected.view()});
-  gemm_weight_only({.x = stacked(x.view()), .w = w.mutable_view(), .out = stacked(out.view())});
+  gemm_weight_only({.x = x.view(), .w = w.target(), .out = expected.view()});
+  gemm_weight_only({.x = stacked(x.view()), .w = w.target(), .out = stacked(out.view())});
   EXPECT_EQ(out.bytes(), expected.bytes());
 
   Matrix back(DType::kFloat16, 6, 200), again(DType::kFloat16, 6, 200);
+  gemm_weight_only_gradient({.gradient = expected.view(), .w = w.target(), .out = back.view()});
   gemm_weight_only_gradient(
-      {.gradient = expected.view(), .w = w.mutable_view(), .out = back.view()});
-  gemm_weight_only_gradient(
-      {.gradient = stacked(expected.view()), .w = w.mutable_view(), .out = stacked(again.view())});
+      {.gradient = stacked(expected.view()), .w = w.target(), .out = stacked(again.view())});
   EXPECT_EQ(again.bytes(), back.bytes());
 
   Matrix one(DType::kFloat16, 1, 40), row(DType::kFloat16, 1, 40);
-  gemm_weight_only({.x = x.row_vector(), .w = w.mutable_view(), .out = one.row_vector()});
+  gemm_weight_only({.x = x.row_vector(), .w = w.target(), .out = one.row_vector()});
   gemm_weight_only(
-      {.x = matrix(x.data(), DType::kFloat16, 1, 200), .w = w.mutable_view(), .out = row.view()});
+      {.x = matrix(x.data(), DType::kFloat16, 1, 200), .w = w.target(), .out = row.view()});
   EXPECT_EQ(one.bytes(), row.bytes());
 }
 

@@ -34,7 +34,7 @@ void expect_product(test::Operand& w, const DotOperand& x, DType dtype, At&& x_a
   const std::int64_t rows = x.data.shape[0];
   const auto product = [&] {
     Matrix out(dtype, rows, w.rows, 3);
-    gemv({.w = w.mutable_view(), .x = x, .out = out.view()});
+    gemv({.w = w.target(), .x = x, .out = out.view()});
     return out;
   };
   const Matrix out = product();
@@ -82,7 +82,7 @@ TEST(GemvTest, OfCodesOfAnyGranularities) {
       for (const Granularity x_granularity : kGranularities) {
         test::Operand w(random, DType::kE4M3, w_granularity, n, k, 0, false);
         test::Operand x(random, DType::kE5M2, x_granularity, rows, k, 7, false);
-        const ScaledTensorView view = x.mutable_view();
+        const ScaledTensorView view = x.target();
         expect_product(w, {view.data, view.scale, view.granularity}, DType::kFloat32,
                        [&](std::int64_t i, std::int64_t j) { return x.at(i, j); });
       }
@@ -103,10 +103,8 @@ TEST(GemvTest, LeadingDimensionsAreCountedTogether) {
   test::Operand w(random, DType::kE4M3, Granularity::kBlock1x128, 40, 200, 0, false);
   test::Operand x(random, DType::kE4M3, Granularity::kBlock1x128, 6, 200, 0, false);
   Matrix expected(DType::kFloat32, 6, 40), out(DType::kFloat32, 6, 40);
-  const ScaledTensorView flat = x.mutable_view();
-  gemv({.w = w.mutable_view(),
-        .x = {flat.data, flat.scale, flat.granularity},
-        .out = expected.view()});
+  const ScaledTensorView flat = x.target();
+  gemv({.w = w.target(), .x = {flat.data, flat.scale, flat.granularity}, .out = expected.view()});
 
   const auto stacked = [](auto view, std::int64_t columns) {
     view.rank = 3;
@@ -114,15 +112,15 @@ TEST(GemvTest, LeadingDimensionsAreCountedTogether) {
     view.strides = {3 * columns, columns, 1};
     return view;
   };
-  gemv({.w = w.mutable_view(),
+  gemv({.w = w.target(),
         .x = {stacked(flat.data, 200), stacked(flat.scale, 2), flat.granularity},
         .out = stacked(out.view(), 40)});
   EXPECT_EQ(out.bytes(), expected.bytes());
 
   const Matrix one = test::random_addend(random, DType::kFloat16, 1, 200, 0);
   Matrix row(DType::kFloat32, 1, 40), vector(DType::kFloat32, 1, 40);
-  gemv({.w = w.mutable_view(), .x = {.data = one.view()}, .out = row.view()});
-  gemv({.w = w.mutable_view(), .x = {.data = one.row_vector()}, .out = vector.row_vector()});
+  gemv({.w = w.target(), .x = {.data = one.view()}, .out = row.view()});
+  gemv({.w = w.target(), .x = {.data = one.row_vector()}, .out = vector.row_vector()});
   EXPECT_EQ(vector.bytes(), row.bytes());
 }
 
@@ -178,7 +176,7 @@ TEST(GemvTest, NanStaysInItsRow) {
   static_cast<std::uint8_t*>(w.codes.data())[31 * 300 + 222] = 0x7F;
   const Matrix x = test::random_addend(random, DType::kBFloat16, 2, 300, 0);
   Matrix out(DType::kFloat32, 2, 50);
-  gemv({.w = w.mutable_view(), .x = {.data = x.view()}, .out = out.view()});
+  gemv({.w = w.target(), .x = {.data = x.view()}, .out = out.view()});
   for (int row = 0; row < 2; ++row) {
     for (int col = 0; col < 50; ++col) EXPECT_EQ(std::isnan(out.at(row, col)), col == 31);
   }

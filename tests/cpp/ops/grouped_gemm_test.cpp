@@ -25,7 +25,7 @@ constexpr std::int32_t kOffsets[] = {0, 17, 17, 40}, kCounts[] = {40, 0, 11};
 
 class GroupedGemmTest : public testing::Test {
  protected:
-  ScaledTensorView b() { return in_groups(b_.mutable_view(), kGroups); }
+  ScaledTensorView b() { return in_groups(b_.target(), kGroups); }
   static ScaledTensorView in_groups(ScaledTensorView view, std::int64_t groups) {
     const std::int64_t rows = view.data.shape[0] / groups, columns = view.data.shape[1];
     view.data.rank = 3;
@@ -45,7 +45,7 @@ class GroupedGemmTest : public testing::Test {
                    std::int64_t end) {
     Matrix expected(DType::kFloat32, end - begin, kN);
     gemm({.a = row_slice(a, begin, end),
-          .b = row_slice(ScaledTensorView(b_.mutable_view()), group * kN, (group + 1) * kN),
+          .b = row_slice(ScaledTensorView(b_.target()), group * kN, (group + 1) * kN),
           .out = expected.view()});
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::int64_t col = 0; col < kN; ++col) {
@@ -61,13 +61,13 @@ class GroupedGemmTest : public testing::Test {
 TEST_F(GroupedGemmTest, RowsOfGroups) {
   test::Operand a(random_, DType::kE4M3, Granularity::kBlock1x128, kRows, kK, 0, false);
   Matrix out(DType::kFloat32, kRows, kN);
-  grouped_gemm({.a = a.mutable_view(),
+  grouped_gemm({.a = a.target(),
                 .b = b(),
                 .groups = RowGroups{vector<const void>(kOffsets, DType::kInt32, kGroups + 1)},
                 .out = out.view()});
   for (std::int64_t g = 0; g < kGroups; ++g) {
     if (kOffsets[g] == kOffsets[g + 1]) continue;
-    expect_rows(out, a.mutable_view(), g, kOffsets[g], kOffsets[g + 1]);
+    expect_rows(out, a.target(), g, kOffsets[g], kOffsets[g + 1]);
   }
 }
 
@@ -75,14 +75,14 @@ TEST_F(GroupedGemmTest, MaskedRows) {
   test::Operand a(random_, DType::kE4M3, Granularity::kBlock1x128, kGroups * kRows, kK, 0, false);
   Matrix out(DType::kFloat32, kGroups * kRows, kN);
   GroupedGemmArguments arguments{
-      .a = in_groups(ScaledTensorView(a.mutable_view()), kGroups),
+      .a = in_groups(ScaledTensorView(a.target()), kGroups),
       .b = b(),
       .groups = MaskedGroups{vector<const void>(kCounts, DType::kInt32, kGroups)},
       .out = in_groups(out.view(), kGroups)};
   grouped_gemm(arguments);
   for (std::int64_t g = 0; g < kGroups; ++g) {
     if (kCounts[g] == 0) continue;
-    expect_rows(out, a.mutable_view(), g, g * kRows, g * kRows + kCounts[g]);
+    expect_rows(out, a.target(), g, g * kRows, g * kRows + kCounts[g]);
   }
   arguments.c = arguments.out;
   EXPECT_THAT(test::error_of([&] { grouped_gemm(arguments); }),
@@ -100,12 +100,12 @@ TEST_F(GroupedGemmTest, DepthHasNoBias) {
   Matrix out(DType::kFloat32, 16, 24), expected(DType::kFloat32, 16, 24);
   const std::vector<float> bias(24);
   GroupedGemmArguments arguments{
-      .a = a.mutable_view(),
-      .b = w.mutable_view(),
+      .a = a.target(),
+      .b = w.target(),
       .groups = DepthGroups{vector<const void>(offsets, DType::kInt32, 2)},
       .out = in_groups(out.view(), 1)};
   grouped_gemm(arguments);
-  gemm({.a = a.mutable_view(), .b = w.mutable_view(), .out = expected.view()});
+  gemm({.a = a.target(), .b = w.target(), .out = expected.view()});
   EXPECT_EQ(out.at(15, 23) == expected.at(15, 23), true);
   arguments.bias = vector<const void>(bias.data(), DType::kFloat32, 24);
   EXPECT_THAT(test::error_of([&] { grouped_gemm(arguments); }),

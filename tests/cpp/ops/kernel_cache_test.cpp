@@ -13,6 +13,7 @@
 
 #include "octofold/cast.h"
 #include "octofold/gemm.h"
+#include "octofold/scale_layout.h"
 
 #include "cuda/fake_runtime.h"
 #include "cuda/kernel_headers.h"

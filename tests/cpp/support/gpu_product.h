@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "octofold/cast_targets.h"
 #include "octofold/scale_layout.h"
 
 #include "core/product.h"
