@@ -70,6 +70,7 @@ void WeightCaster::cast_tile(const CastMatrix& matrix, const Tile& tile, ScaleSo
   codes_.resize(tile.size());
   tile_scales_.assign(shape[0] * blocks, 0);
   CastTarget target{.data = octofold::matrix(codes_.data(), DType::kE4M3, tile.rows, tile.cols),
+                    .scale = {},
                     .format = format_,
                     .scales = source};
   target.format.granularity = matrix.granularity;
