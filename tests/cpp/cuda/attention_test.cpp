@@ -50,7 +50,7 @@ class AttentionTest : public FakeGpuTest {
                                  .v = {.data = tensor_at(0x3000, kE5M2, {2, 700, 4, 64})},
                                  .out = tensor_at(0x4000, kFloat16, {2, 3, 8, 64}),
                                  .workspace = tensor_at(0x5000, kFloat32, {1000})};
-    arguments.scale = 0.5f;
+    arguments.softmax_scale = 0.5f;
     return arguments;
   }
 

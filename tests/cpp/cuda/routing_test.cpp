@@ -51,7 +51,7 @@ TEST_F(RoutingTest, TopKGetsTheArguments) {
          .normalize = true,
          .groups = 8,
          .top_groups = 3,
-         .scale = 2.5f},
+         .scaling_factor = 2.5f},
         {&stream_});
   const auto params = only_params<config::TopKParams>();
   EXPECT_EQ(state().launches[0].blocks, kTokens / 4);
@@ -77,7 +77,7 @@ TEST_F(RoutingTest, TopKGradientGetsTheArguments) {
                   .logits = matrix_at(0x2000, DType::kFloat16, kTokens, kExperts, 2),
                   .ids = matrix_at(0x3000, DType::kInt32, kTokens, kSlots, 3),
                   .logits_gradient = matrix_at(0x4000, DType::kFloat16, kTokens, kExperts, 4)},
-                 {.normalize = true, .scale = 0.5f}, {&stream_});
+                 {.normalize = true, .scaling_factor = 0.5f}, {&stream_});
   const auto params = only_params<config::TopKGradientParams>();
   EXPECT_EQ(params.gradient, address(0x1000));
   EXPECT_EQ(params.gradient_stride, kSlots + 1);

@@ -126,8 +126,8 @@ TEST_F(AttentionErrors, OfQueries) {
               HasSubstr("'query_offsets': expected dtype int32"));
   EXPECT_THAT(error(packed(), [](auto& a) { a.query_offsets->shape[0] = 1; }),
               HasSubstr("'query_offsets'"));
-  EXPECT_THAT(spoiled([](auto& a) { a.scale = std::numeric_limits<float>::infinity(); }),
-              HasSubstr("'scale': expected a finite number, got inf"));
+  EXPECT_THAT(spoiled([](auto& a) { a.softmax_scale = std::numeric_limits<float>::infinity(); }),
+              HasSubstr("'softmax_scale': expected a finite number, got inf"));
 }
 
 TEST_F(AttentionErrors, OfKeysAndValues) {

@@ -78,7 +78,7 @@ class Attention {
                  .v = operand(p.v_type, p.v_scales, v_, v_scale_),
                  .out = q_view(out_),
                  .log_sum_exp = sums_view(),
-                 .scale = p.scale,
+                 .softmax_scale = p.scale,
                  .window_left = p.window_left,
                  .window_right = p.window_right,
                  .workspace = vector(workspace_.data(), DType::kFloat32, std::ssize(workspace_))};

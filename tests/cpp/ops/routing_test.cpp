@@ -65,7 +65,7 @@ TEST_F(TopKTest, NamesWhatIsWrong) {
               HasSubstr("'top_groups': expected from 1 to the 2 groups, got 3"));
   EXPECT_THAT(error([](auto&, auto& o) { o.groups = 4; }),
               HasSubstr("'top_groups': expected so many groups that they hold 3 experts, got 1"));
-  EXPECT_THAT(error([](auto&, auto& o) { o.scale = NAN; }), HasSubstr("'scale'"));
+  EXPECT_THAT(error([](auto&, auto& o) { o.scaling_factor = NAN; }), HasSubstr("'scaling_factor'"));
   EXPECT_THAT(error([&](auto& a, auto& o) {
                 o = {};
                 a.bias = vector(bias_.data(), DType::kFloat32, 8);
