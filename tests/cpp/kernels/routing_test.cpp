@@ -271,7 +271,7 @@ void expect_top_k(std::int64_t experts, std::int64_t slots, const TopKOptions& o
                                   .normalize = options.normalize,
                                   .groups = static_cast<int>(options.groups),
                                   .top_groups = static_cast<int>(options.top_groups),
-                                  .scale = options.scale,
+                                  .scale = options.scaling_factor,
                                   .ids = ids.data(),
                                   .weights = weights.data(),
                                   .weights_stride = slots};
@@ -293,15 +293,18 @@ TEST(TopKKernelTest, ChoosesAsTheCpu) {
   constexpr config::TopKConfig kSoftmax{.per_lane = 1};
   constexpr config::TopKConfig kHalves{.in = DType::kBFloat16, .per_lane = 4};
   expect_top_k<kSoftmax>(8, 2, {.normalize = true});
-  expect_top_k<kSoftmax>(31, 31, {.scale = 2.5f});
+  expect_top_k<kSoftmax>(31, 31, {.scaling_factor = 2.5f});
   expect_top_k<kHalves>(128, 8, {});
   constexpr config::TopKConfig kSigmoid{
       .in = DType::kFloat16, .scoring = Scoring::kSigmoid, .per_lane = 32};
   expect_top_k<kSigmoid>(1000, 32, {.scoring = Scoring::kSigmoid, .normalize = true});
   constexpr config::TopKConfig kDeepSeek{
       .scoring = Scoring::kSigmoid, .biased = true, .grouped = true, .per_lane = 8};
-  const TopKOptions options{
-      .scoring = Scoring::kSigmoid, .normalize = true, .groups = 8, .top_groups = 4, .scale = 2.5f};
+  const TopKOptions options{.scoring = Scoring::kSigmoid,
+                            .normalize = true,
+                            .groups = 8,
+                            .top_groups = 4,
+                            .scaling_factor = 2.5f};
   expect_top_k<kDeepSeek>(256, 8, options);
   expect_top_k<kDeepSeek>(240, 6, options);
 }
@@ -341,7 +344,7 @@ void expect_logits_gradient(std::int64_t experts, std::int64_t slots, const TopK
                                           .experts = static_cast<int>(experts),
                                           .slots = static_cast<int>(slots),
                                           .normalize = options.normalize,
-                                          .scale = options.scale,
+                                          .scale = options.scaling_factor,
                                           .logits_gradient = out.data(),
                                           .logits_gradient_stride = experts};
   test::launch(2, kConfig.threads(), [&] { top_k_gradient_kernel<kConfig>(params); });
@@ -362,7 +365,7 @@ void expect_logits_gradient(std::int64_t experts, std::int64_t slots, const TopK
 TEST(TopKGradientKernelTest, IsNearTheCpus) {
   constexpr config::TopKGradientConfig kSoftmax{.per_lane = 2};
   for (const bool normalize : {false, true}) {
-    expect_logits_gradient<kSoftmax>(60, 6, {.normalize = normalize, .scale = 2.5f});
+    expect_logits_gradient<kSoftmax>(60, 6, {.normalize = normalize, .scaling_factor = 2.5f});
     constexpr config::TopKGradientConfig kSigmoid{
         .in = DType::kBFloat16, .scoring = Scoring::kSigmoid, .per_lane = 8};
     expect_logits_gradient<kSigmoid>(256, 8,
