@@ -98,7 +98,7 @@ def measure(shape: Shape, options: GemmOptions) -> ShapeResult:
     a = random.standard_normal((m, k), np.float32)
     b = random.standard_normal((n, k), np.float32)
     a8, b8 = (
-        octofold.quantize(x, octofold.Format(f"{dtype} {granularity}"))
+        octofold.quantize(x, octofold.Format(dtype, granularity))
         for x, dtype, granularity in zip((a, b), options.dtypes, options.granularities, strict=True)
     )
     out = octofold.gemm(a8, b8, out_dtype=options.out_dtype)

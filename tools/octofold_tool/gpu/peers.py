@@ -61,7 +61,7 @@ def quantized(
     x: Tensor, w: Tensor, dtypes: tuple[str, str], granularities: tuple[str, str]
 ) -> tuple[octofold.ScaledTensor, octofold.ScaledTensor]:
     a, b = (
-        octofold.quantize(matrix, octofold.Format(f"{dtype} {granularity}"))
+        octofold.quantize(matrix, octofold.Format(dtype, granularity))
         for matrix, dtype, granularity in zip((x, w), dtypes, granularities, strict=True)
     )
     return a, b
