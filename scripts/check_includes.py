@@ -112,7 +112,7 @@ def check_cpp(path: Path, text: str) -> Iterator[str]:
 # the library itself, which runs candidates by their names.
 PRIVATE = {
     "tools": ("octofold._timing",),
-    "bench": ("octofold._timing", "octofold._core.library"),
+    "bench": ("octofold._timing", "octofold._core.library", "octofold._ops"),
 }
 
 

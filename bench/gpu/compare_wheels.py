@@ -9,7 +9,7 @@ module. Sections:
     products  the shapes of docs/performance.md
     host      host time of a call, with torch.mm(out=) in the same turns
     chains    four layers at few rows, where what lies between two kernels counts: a cast and a
-              product, a product that casts its input (dynamic_gemm), a product of codes that lie
+              product, one that casts its input (gemm of an array), a product of codes that lie
               ready, or torch.mm in BF16, each of the result of the one before
 
 Prints times over the first build's; exit code 1 if a product of the last takes longer than --bound
@@ -120,8 +120,8 @@ def chains(worker, rows, width):
         "BF16": (lambda value, weight, out: torch.mm(value, weight.t(), out=out), wide),
     }
     if rows <= 8:
-        dynamic = octofold.dynamic_gemm
-        layers["dynamic_gemm"] = (lambda value, weight, _: dynamic(value, weight), weights)
+        dynamic = getattr(octofold, "dynamic_gemm", octofold.gemm)  # of earlier wheels
+        layers["gemm of an array"] = (lambda value, weight, _: dynamic(value, weight), weights)
 
     def run(layer, group):
         value = x

@@ -18,11 +18,11 @@ from functools import partial
 
 import torch
 from common.run import Run, new_parser, sizes, text_of
+from octofold import tuning
 from octofold._timing import COLD_BYTES, captured, event_seconds, new_event, take_turns
 from octofold_tool.gpu.check import error_of
 from octofold_tool.gpu.gemm import PEER_ERROR_LIMIT, prepare
 from octofold_tool.gpu.peers import OCTOFOLD
-from octofold_tool.gpu.tune import by_candidate
 from octofold_tool.products import GemmOptions
 
 SHAPES = ((4096, 4096, 7168), (4096, 7168, 16384), (4096, 24576, 1536))
@@ -92,7 +92,9 @@ def measured(nvml, shape, run, options):
     products, missing = prepare(shape, form, run.device, COLD_BYTES)
     for name in options.candidate:
         products[name] = [
-            dataclasses.replace(product, run=by_candidate(product, name, form))
+            dataclasses.replace(
+                product, run=partial(tuning.gemm, product.a, product.b, name, out=product.out)
+            )
             for product in products[OCTOFOLD.name]
         ]
     windows = {}

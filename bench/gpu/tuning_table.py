@@ -12,7 +12,6 @@ tiles of rows, so the same work. Copy OUT.json to src/plan/tables/<name of the G
 
 import argparse
 import csv
-import dataclasses
 import itertools
 import json
 import time
@@ -21,10 +20,7 @@ import octofold
 import torch
 from octofold import tuning
 from octofold._timing import COLD_BYTES, GRAPH, timings
-from octofold_tool.gpu.check import error_of
-from octofold_tool.gpu.gemm import check_ours, prepare
-from octofold_tool.gpu.peers import OCTOFOLD
-from octofold_tool.gpu.tune import by_candidate, problem_of
+from octofold_tool.gpu.tune import Wanted, require_right
 from octofold_tool.products import GemmOptions
 
 ROWS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256)
@@ -33,6 +29,7 @@ FEWEST_SIZES = 10  # of M; other N,K of TIMES were drawn at random
 NEARLY = 1100  # thousandths of the best
 MOST = 6  # candidates of a product
 OPTIONS = GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "bfloat16", rounds=7)
+WANTED = Wanted(OPTIONS)
 
 
 def read(path):
@@ -49,12 +46,10 @@ def read(path):
 
 def measured(shape, names):
     """Microseconds by name."""
-    products = prepare(shape, OPTIONS, torch.device("cuda"), COLD_BYTES, (OCTOFOLD,))[0]
-    sets = products[OCTOFOLD.name]
-    calls = {name: [by_candidate(product, name, OPTIONS) for product in sets] for name in names}
-    for ours in calls.values():
-        product = dataclasses.replace(sets[0], run=ours[0])
-        check_ours(shape, error_of(product), product, OPTIONS)
+    cases = WANTED.prepare(shape, torch.device("cuda"), COLD_BYTES)
+    calls = {name: [case.by(name) for case in cases] for name in names}
+    for name, ours in calls.items():
+        require_right(f"{shape} by {name}", cases[0], ours[0])
     samplers = {name: GRAPH.sampler(ours) for name, ours in calls.items()}
     times = timings(samplers, OPTIONS.rounds)
     return {name: timing.microseconds for name, timing in times.items()}
@@ -83,7 +78,7 @@ def main():
             if time.monotonic() - begin > options.seconds:
                 print(f"no time for {m},{n},{k}", flush=True)
                 continue
-            problem = problem_of((m, n, k), OPTIONS)
+            problem = WANTED.problem((m, n, k))
             planned = tuning.planned(problem, gpu.multiprocessors)
             times = measured((m, n, k), dict.fromkeys([*of_m[m], planned]))
             best = min(times, key=times.get)

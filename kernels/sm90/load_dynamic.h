@@ -5,7 +5,7 @@
 // Its warps take turns, each with some rows of a stage, and each has the rows of its next turns on
 // their way while it casts, as loads take longer than a stage does. Every tile casts its rows anew:
 // it pays up to 8 rows of A and loses from 16 on, earlier than a count of instructions says
-// (docs/kernels.md, "Products that cast their A").
+// (docs/kernels/gemm-variants.md, "Products that cast their A").
 #pragma once
 
 #include "kernels/numeric/caster.h"

@@ -5,7 +5,8 @@
 // Nobody waits for C or needs its addresses, and nothing is added in memory, where L2 adds at 2.45
 // TB/s (read and written) and a copy moves 4.28: 32 groups of K of 256 take 2289 µs in place of
 // 3066 (DeepGEMM 3107). It leaves room for tiles of 128×160 and smaller ones, so that deep K is
-// better off with larger tiles that add in memory (docs/kernels.md, "FP32, and sums in place").
+// better off with larger tiles that add in memory (docs/kernels/gemm-sm90.md, "FP32, and
+// sums in place").
 #pragma once
 
 #include "kernels/sm90/store_fp32.h"

@@ -18,7 +18,7 @@ struct Names {
   std::string_view of(Enum value) const {
     const auto index = static_cast<std::size_t>(value);
     if (index < kCount) return texts[index];
-    core::fail(ErrorCode::kInvalidArgument, "{} {} is none of: {}", kind,
+    core::fail(ErrorCode::kInvalidArgument, "{} {} is not one of: {}", kind,
                static_cast<std::int64_t>(value), fmt::join(texts, ", "));
   }
 

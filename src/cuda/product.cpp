@@ -32,15 +32,15 @@ void require_operands(const core::Product& product, const plan::GemmProblem& pro
   const std::string_view operation = plan::operation_of(problem);
   if (product.gated && problem.product.n % kScaleBlock != 0) {
     core::fail(ErrorCode::kUnsupported,
-               "{}: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, where no "
+               "{}: argument 'b': expected 2·N rows with N a multiple of {} on a GPU, because no "
                "block of scales may have gates and ups, got N = {}{}",
                operation, kScaleBlock, problem.product.n, instead);
   }
   const auto require = [&](std::string_view argument, const char* obstacle) {
     if (obstacle == nullptr) return;
     core::fail(ErrorCode::kUnsupported,
-               "{}: argument '{}': expected what TMA can address on a GPU, but {}{}", operation,
-               argument, obstacle, instead);
+               "{}: argument '{}': expected a matrix that TMA can address on a GPU, but {}{}",
+               operation, argument, obstacle, instead);
   };
   if (!product.cast_a) require("a", plan::tma_obstacle(product.a.data));
   require("b", plan::tma_obstacle(product.b.data));

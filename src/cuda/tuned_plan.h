@@ -19,7 +19,7 @@ auto follow_table(Device& device, const Problem& problem, MakePlan&& plan) {
     try {
       return plan(tuned);
     } catch (const Error& error) {  // the table was edited: this version has all that it wrote
-      core::log(LogLevel::kWarning, "cuda:{}: the tuning table has no candidate of {}: {}",
+      core::log(LogLevel::kWarning, "cuda:{}: the tuning table names no candidate of {}: {}",
                 device.index(), plan::describe(problem), error.what());
     }
   }

@@ -68,7 +68,8 @@ std::string mark(std::vector<CapabilityTarget>& targets, const GpuInfo& gpu, int
 std::string_view name(Way way) {
   const auto index = static_cast<std::size_t>(way);
   if (index < kWays.size()) return kWays[index];
-  core::fail(ErrorCode::kInvalidArgument, "way {} is none of: {}", index, fmt::join(kWays, ", "));
+  core::fail(ErrorCode::kInvalidArgument, "way {} is not one of: {}", index,
+             fmt::join(kWays, ", "));
 }
 
 Capabilities ops::capabilities_of(const cuda::DriverProbe& probe, const Component& nvrtc,

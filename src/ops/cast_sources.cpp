@@ -54,10 +54,10 @@ NumbersOrCodes checked_x(const core::Arguments& check, const NumbersOrCodes& giv
   check.require_enumerator("layout", layout);
   const TensorView& data = data_of(given);
   if (is_gated(activation) && data.shape[data.rank - 1] % 2 != 0) {
-    check.fail(
-        "x",
-        core::format("an even last dimension, gate and up, as {} takes them", name(activation)),
-        core::describe(data));
+    check.fail("x",
+               core::format("an even last dimension, gate and up, because {} takes both",
+                            name(activation)),
+               core::describe(data));
   }
   return x;
 }
@@ -160,8 +160,7 @@ void require_places(const core::Arguments& check, const GatheredRows& rows) {
   for (std::int64_t i = 0; i < rows.sources.shape[0]; ++i) {
     if (sources[i] >= -1 && (sources[i] < 0 || sources[i] / rows.slots < rows.x.shape[0])) continue;
     check.fail("sources",
-               core::format("places from 0 on, before {} rows of {} slots, or -1", rows.x.shape[0],
-                            rows.slots),
+               core::format("places in {} rows of {} slots, or -1", rows.x.shape[0], rows.slots),
                core::format("{} at [{}]", sources[i], i));
   }
 }

@@ -37,7 +37,8 @@ void check_factors(const core::Arguments& check, const std::string& argument,
   check.require_disjoint(argument + ".scale", target.scale, factors, *target.channel_scale);
   if (target.scales == ScaleSource::kGiven) {
     check.fail(factors,
-               "none beside given scales, as scales of two levels are found with the codes", "one");
+               "none beside given scales, because two-level scales are computed with the codes",
+               "one");
   }
 }
 
@@ -73,7 +74,8 @@ config::CastFormat format_of(const core::Arguments& check, const Format& format,
   const config::CastRule& rule = rule_of(check, format.rule);
   const bool given = scales == ScaleSource::kGiven;
   if (given && format.power_of_two.value_or(false)) {
-    check.fail("power_of_two", "unset or false, as given scales are taken as they are", "true");
+    check.fail("power_of_two", "unset or false, because given scales are taken as they are",
+               "true");
   }
   return {.in = in,
           .out = format.dtype,

@@ -103,7 +103,7 @@ ColumnTargets checked_columns(const core::Arguments& check, const ColumnTargets&
   const bool needed = columns.sums || columns.amax;
   if (columns.workspace.has_value() != needed) {
     check.fail(kWorkspace,
-               needed ? "one, as sums or amax of columns are wanted"
+               needed ? "one, because sums or amax of columns are wanted"
                       : "none without sums and amax of columns",
                needed ? "none" : "one");
   }
@@ -124,16 +124,16 @@ std::int64_t check_groups(const core::Arguments& check, const CastTargets& out, 
   constexpr std::string_view kOffsets = "offsets";
   const std::int64_t groups = core::require_offsets(check, kOffsets, *out.offsets, device);
   if (!out.transposed) {
-    check.fail(kOffsets, "none without 'out.transposed', whose layout they decide", "some");
+    check.fail(kOffsets, "none without 'out.transposed', because they decide its layout", "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'offsets', as columns are reduced over all rows",
+    check.fail("out.columns", "none beside 'offsets', because columns are reduced over all rows",
                "some");
   }
   if (out.rows && out.rows->format.granularity == Granularity::kBlock128x128) {
     check.fail("out.rows",
-               "granularity tensor, channel or 1x128 beside 'offsets', as squares would have rows "
-               "of two groups",
+               "granularity tensor, channel or 1x128 beside 'offsets', because squares could have "
+               "rows of two groups",
                name(out.rows->format.granularity));
   }
   if (is_on_cpu(device)) core::require_ascending_offsets(check, kOffsets, *out.offsets, rows);
@@ -145,19 +145,20 @@ void check_stack(const core::Arguments& check, const CastTargets& out, std::int6
                  bool is_plain) {
   constexpr std::string_view kMatrices = "matrices";
   if (!is_plain) {
-    check.fail(kMatrices,
-               "none but for a matrix in memory: what is worked out or gathered is one matrix",
-               core::format("{}", *out.matrices));
+    check.fail(
+        kMatrices,
+        "none except for a matrix in memory: a source that is computed or gathered is one matrix",
+        core::format("{}", *out.matrices));
   }
   if (*out.matrices < 1 || rows % *out.matrices != 0) {
-    check.fail(kMatrices, core::format("a number from 1 on that divides {} rows", rows),
+    check.fail(kMatrices, core::format("a number of at least 1 that divides {} rows", rows),
                core::format("{}", *out.matrices));
   }
   if (out.offsets) {
-    check.fail("offsets", "none beside 'matrices', which say where rows begin", "some");
+    check.fail("offsets", "none beside 'matrices', which say where the rows of each begin", "some");
   }
   if (reduces(out.columns)) {
-    check.fail("out.columns", "none beside 'matrices', as columns are reduced over all rows",
+    check.fail("out.columns", "none beside 'matrices', because columns are reduced over all rows",
                "some");
   }
 }

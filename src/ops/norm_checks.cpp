@@ -43,7 +43,7 @@ void check_batches(const core::Arguments& check, std::string_view argument,
                core::format("{}", matrix.shape[1]));
   }
   if (batches == 0 ? rows > 0 : rows % batches != 0) {
-    check.fail(argument, core::format("as many rows as divide the {} of x", rows),
+    check.fail(argument, core::format("a number of rows that divides the {} of x", rows),
                core::format("{}", batches));
   }
 }

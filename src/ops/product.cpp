@@ -32,7 +32,7 @@ bool is_same_memory(const TensorView& left, const TensorView& right) {
 void require_accumulation(const core::Arguments& check, Granularity a, Granularity b, bool fast) {
   if (!fast || (!varies_along_k(a) && !varies_along_k(b))) return;
   check.fail("fast_accumulation",
-             "false for scales that vary along K, which promote every 128 of K",
+             "false for scales that vary along K, because these are applied after every 128 of K",
              core::format("true for {} × {}", name(a), name(b)));
 }
 
@@ -90,7 +90,7 @@ void run(std::string_view operation, const core::Product& product, Stream stream
   const Device device = product.out.device;
   if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
   if (!product.candidate.empty()) {
-    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one way",
+    core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",
                         product.candidate);
   }
   cpu::multiply(product);
@@ -120,7 +120,7 @@ void set_operands(const core::Arguments& check, const CastOperand& given_a,
   check.require_dtype("dtype", {.dtype = format.dtype}, {DType::kE4M3, DType::kE5M2});
   check.require_enumerator("granularity", format.granularity);
   if (format.granularity != Granularity::kBlock1x128) {
-    check.fail("granularity", "1x128, which a tile of the product finds by itself",
+    check.fail("granularity", "1x128, the only scales that the product can compute",
                name(format.granularity));
   }
   const TensorView a = core::flatten(check, "a", given_a.data);
@@ -190,7 +190,7 @@ void require_gated(const core::Arguments& check, const GatedGemmArguments& given
                name(given.activation));
   }
   if (given.out.scales != ScaleSource::kComputed) {
-    check.fail("out.scales", "kComputed, as the product finds them", "another ScaleSource");
+    check.fail("out.scales", "kComputed, because the product computes them", "another ScaleSource");
   }
 }
 

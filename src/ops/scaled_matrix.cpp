@@ -108,8 +108,8 @@ ScaledMatrix ScaledMatrix::to(Device device) const {
 void ScaledMatrix::require_host() const {
   if (ops::is_on_cpu(device_)) return;
   core::fail(ErrorCode::kInvalidArgument,
-             "{}: codes and scales are on cuda:{}, where the host cannot read them: to() copies "
-             "them here",
+             "{}: codes and scales are on cuda:{}, where the host cannot read them: copy them to "
+             "the host by to()",
              kOperation, device_.index);
 }
 

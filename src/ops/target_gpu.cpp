@@ -23,7 +23,7 @@ plan::Gpu target_gpu(std::string_view operation, std::string_view architecture,
     if (names.back() == architecture) return gpu;
   }
   core::fail(ErrorCode::kUnsupported,
-             "{}: no products for the architecture '{}': there are some for {}", operation,
+             "{}: there are no products for the architecture '{}', only for {}", operation,
              architecture, fmt::join(names, ", "));
 }
 
@@ -40,7 +40,7 @@ void require_form(std::string_view operation, const GemmForm& form) {
   check.require_enumerator("b.granularity", form.b.scales);
   require_accumulation(check, form.a.scales, form.b.scales, form.fast_accumulation);
   if (form.b_channel_scale && form.b.scales != Granularity::kBlock128x128) {
-    check.fail("b_channel_scale", "false, but for scales of b of granularity 128x128", "true");
+    check.fail("b_channel_scale", "false, except for 128x128 scales of b", "true");
   }
 }
 

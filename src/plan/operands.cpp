@@ -82,7 +82,7 @@ std::optional<Refusal> refusal(const OperandRule& rule, std::string_view argumen
   if (rule.taken.has(form)) return std::nullopt;
   if (has_factors(form) && rule.taken.has(Form::kBlock128x128)) {
     return Refusal{core::format("{}.channel_scale", argument),
-                   "none, as two-level scales are for 'b' of gemm()", "one"};
+                   "none, because two-level scales are for 'b' of gemm() alone", "one"};
   }
   std::vector<std::string_view> taken;
   for (const Form each : kForms) {
@@ -100,12 +100,13 @@ std::optional<Refusal> refusal_beside(Form rows, Form transposed, bool scales_gi
   const bool by_channel = lines && of_transpose == Form::kChannel;
   const bool by_squares = lines && !scales_given && of_transpose == Form::kBlock128x128;
   if (of_transpose != of_rows && !by_channel && !by_squares) {
-    return Refusal{"out.transposed",
-                   core::format("granularity {}, as 'out.rows'{}", word(of_rows),
-                                !lines         ? ""
-                                : scales_given ? ", or channel (squares are found with the codes)"
-                                               : ", or channel, or 128x128"),
-                   std::string(word(of_transpose))};
+    return Refusal{
+        "out.transposed",
+        core::format("granularity {}, as 'out.rows'{}", word(of_rows),
+                     !lines         ? ""
+                     : scales_given ? ", or channel (squares are computed with the codes)"
+                                    : ", or channel, or 128x128"),
+        std::string(word(of_transpose))};
   }
   if (of_transpose == of_rows && has_factors(rows) != has_factors(transposed)) {
     return Refusal{

@@ -61,7 +61,8 @@ std::string planned_candidate(const GemmProblem& problem, const Gpu& gpu) {
   const std::vector<ProductCandidate> candidates = product_candidates(problem, gpu);
   const auto found = std::ranges::find(candidates, config, &ProductCandidate::config);
   if (found != candidates.end()) return found->name;
-  core::fail(ErrorCode::kInternal, "{}: planned what is no candidate", operation_of(problem));
+  core::fail(ErrorCode::kInternal, "{}: the planned configuration is no candidate",
+             operation_of(problem));
 }
 
 }  // namespace octofold::plan

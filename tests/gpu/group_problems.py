@@ -7,6 +7,7 @@ from functools import partial
 
 import octofold
 import torch
+from casting import cast_with
 from octofold import Depth, Masked, Rows, tuning
 from octofold._ops.grouped_gemm import multiply_groups
 
@@ -110,7 +111,7 @@ def stack(device, x, options):
     """Codes and scales of both casts."""
 
     def run(x):
-        casts = octofold.quantize_both(x, matrices=GROUPS, **options)
+        casts = cast_with(x, targets="both", matrices=GROUPS, **options)[:2]
         parts = [part for cast in casts for part in (cast.data.view(torch.uint8), cast.scale)]
         return torch.cat([part.flatten().float().cpu() for part in parts])
 

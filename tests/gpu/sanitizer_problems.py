@@ -16,6 +16,7 @@ from functools import partial
 import octofold
 import torch
 from attention_problems import attention_problems
+from casting import cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
 from octofold import tuning
 from octofold._ops.gated_gemm import multiply_gated
@@ -114,13 +115,17 @@ def candidates():
 def activation(x, gradient, options):
     """Both casts of it, or of its gradient where there is one; few codes differ by one step."""
     if gradient is None:
-        cast, arguments = octofold.quantize_activation, (x,)
+        source, arguments = octofold.ops.Activated, (x,)
     else:
-        cast, arguments = octofold.quantize_activation_gradient, (gradient, x)
-    on_device = cast(*(array.to(DEVICE) for array in arguments), **options, targets="both")
+        source, arguments = octofold.ops.ActivationGradient, (gradient, x)
+    kind = {name: options[name] for name in ("activation", "layout") if name in options}
+    options = {name: value for name, value in options.items() if name not in kind}
     results = [
-        torch.cat([result.dequantize().flatten().cpu() for result in results])
-        for results in (on_device, cast(*arguments, **options, targets="both"))
+        torch.cat([result.dequantize().flatten().cpu() for result in casts[:2]])
+        for casts in (
+            cast_with(source(*arrays, **kind), targets="both", **options)
+            for arrays in ([array.to(DEVICE) for array in arguments], arguments)
+        )
     ]
     return results[0], results[1]
 
@@ -130,8 +135,8 @@ def two_level(x, factors):
 
     def run(x, factors):
         options = {"transposed_granularity": "128x128", "transposed_channel_scale": factors}
-        *both, magnitudes = octofold.quantize_with_columns(x, "amax", **options)
-        return flat([*both, magnitudes.amax])
+        casts = cast_with(x, columns="amax", targets="both", **options)
+        return flat([casts.rows, casts.transposed, casts.amax])
 
     return run(x.to(DEVICE), factors.to(DEVICE)), run(x, factors)
 
@@ -149,12 +154,11 @@ def in_groups(x, offsets, sources, factors):
     offsets, sources = offsets.to(DEVICE), sources.to(DEVICE)
     for granularity, transposed in (("1x128", None), ("1x128", "128x128"), ("1x128", "channel")):
         options = {"granularity": granularity, "transposed_granularity": transposed}
-        octofold.quantize_both(x.to(DEVICE), offsets=offsets, **options)
-        octofold.quantize_gathered(
-            x.to(DEVICE), sources, factors.shape[1], factors.to(DEVICE), targets="both",
-            offsets=offsets, **options,
-        )  # fmt: skip
-    rows = octofold.quantize_gathered(x.to(DEVICE), sources, 1, granularity="channel")
+        options |= {"targets": "both", "offsets": offsets}
+        cast_with(x.to(DEVICE), **options)
+        of_places = {"slots": factors.shape[1], "factors": factors.to(DEVICE)}
+        cast_with(octofold.ops.Gathered(x.to(DEVICE), sources, **of_places), **options)
+    rows = cast_side(octofold.ops.Gathered(x.to(DEVICE), sources), "channel")
     return rows.dequantize()[::2], octofold.quantize(x, "channel").dequantize()[::2]
 
 
@@ -245,7 +249,9 @@ def norm(x, operands, options):
     """Casts, sum and statistics; few codes differ by one step."""
 
     def run(x, operands):
-        return octofold.quantize_norm(x, **operands, residual=x, norm="layer", **options)
+        source = octofold.ops.Normed(x, **operands, residual=x, kind="layer")
+        casts = cast_with(source, **options)
+        return [*casts[:2], *casts.norm]
 
     on_device = {name: operand.to(DEVICE) for name, operand in operands.items()}
     return flat(run(x.to(DEVICE), on_device)), flat(run(x, operands))
@@ -253,8 +259,8 @@ def norm(x, operands, options):
 
 def norm_gradients(x, operands):
     def run(x, rstd, operands):
-        return octofold.norm_backward(
-            x, x, rstd, 0 * rstd, **operands, residual_gradient=x, norm="layer"
+        return octofold.ops.norm_gradient(
+            x, x, rstd, 0 * rstd, **operands, residual_gradient=x, kind="layer"
         )
 
     rstd = torch.rand(x.shape[0])
@@ -269,7 +275,7 @@ def norms():
     ):
         x = torch.randn(rows, cols).to(dtype)
         operands = {name: torch.randn(cols).to(dtype) for name in ("weight", "bias")}
-        operands |= {name: torch.randn(2, cols) for name in ("scale", "shift")}
+        operands |= {name: torch.randn(2, cols) for name in ("ada_scale", "ada_shift")}
         yield f"norm gradients {rows},{cols} {dtype}", partial(norm_gradients, x, operands)
         for granularity, targets in itertools.product(
             ("tensor", "channel", "1x128", "128x128"), ("rows", "both")
@@ -280,8 +286,8 @@ def norms():
 
 def cast(x, options):
     """The same bits, so the same values."""
-    on_device = octofold.quantize(x.to(DEVICE), **options)
-    return on_device.dequantize(), octofold.quantize(x, **options).dequantize()
+    on_device, on_cpu = (only(cast_with(given, **options)) for given in (x.to(DEVICE), x))
+    return on_device.dequantize(), on_cpu.dequantize()
 
 
 def casts():
@@ -294,18 +300,17 @@ def casts():
     )
     # Rows that clusters share; more of them than clusters run at one time.
     wide = [("channel", (150, 40_000), dtype, "vllm", False) for dtype in FLOATS]
-    for granularity, shape, dtype, profile, transpose in itertools.chain(problems, wide):
+    for granularity, shape, dtype, rule, transpose in itertools.chain(problems, wide):
         x = torch.randn(shape).to(dtype)
-        options = {"granularity": granularity, "profile": profile, "transpose": transpose}
+        options = {"granularity": granularity, "rule": rule}
+        options["targets"] = "transposed" if transpose else "rows"
         yield f"cast {options} {shape} {dtype}", partial(cast, x, options)
 
 
 def columns(x, options):
     """Casts, sums and largest magnitudes of columns."""
-    on_device = octofold.quantize_with_columns(x.to(DEVICE), "both", **options)
     of_device, of_cpu = (
-        flat([*casts, *of_columns])
-        for *casts, of_columns in (on_device, octofold.quantize_with_columns(x, "both", **options))
+        flat(cast_with(given, columns="both", **options)[:4]) for given in (x.to(DEVICE), x)
     )
     return of_device, of_cpu
 

@@ -4,6 +4,7 @@ import itertools
 
 import octofold
 import pytest
+from casting import cast_with, only
 from gpu_support import DEVICE, DTYPES, GRANULARITIES, bits, needs_gpu, normal, torch
 
 GATED = ("swiglu", "geglu-tanh", "geglu")
@@ -67,14 +68,24 @@ def assert_cast(cast, values, source, dtype, granularity):
     assert torch.allclose(cast.scale, whole.scale, rtol=2 * rounding, atol=0)
 
 
+def activated(x, activation="swiglu", layout="halves", x_dtype=None, **options):
+    source = octofold.ops.Activated(x, activation, layout=layout, dtype=x_dtype)
+    return only(cast_with(source, **options))
+
+
+def activation_gradient(gradient, x, activation="swiglu", layout="halves", **options):
+    source = octofold.ops.ActivationGradient(gradient, x, activation, layout=layout)
+    return only(cast_with(source, **options))
+
+
 def check(generator, activation, layout, shape, source, dtype, granularity):
     gradient, x = inputs(generator, activation, *shape, source)
     value, slope = expected_values(gradient, x, activation, layout)
     for values, cast in (
-        (value, lambda **o: octofold.quantize_activation(x, activation, layout, **o)),
+        (value, lambda **o: activated(x, activation, layout, **o)),
         (
             slope,
-            lambda **o: octofold.quantize_activation_gradient(gradient, x, activation, layout, **o),
+            lambda **o: activation_gradient(gradient, x, activation, layout, **o),
         ),
     ):
         options = {"dtype": dtype, "granularity": granularity}
@@ -109,10 +120,10 @@ def test_values_are_nearly_those_of_the_cpu(generator):
     """Of activations rounded to BF16, few differ, and by one step."""
     gradient, x = inputs(generator, "swiglu", 256, 1024, "bfloat16")
     for actual, expected in (
-        (octofold.quantize_activation(x), octofold.quantize_activation(x.cpu())),
+        (activated(x), activated(x.cpu())),
         (
-            octofold.quantize_activation_gradient(gradient, x),
-            octofold.quantize_activation_gradient(gradient.cpu(), x.cpu()),
+            activation_gradient(gradient, x),
+            activation_gradient(gradient.cpu(), x.cpu()),
         ),
     ):
         differ = (bits(actual.data.cpu()) != bits(expected.data)).float().mean()
@@ -123,18 +134,16 @@ def test_rows_of_any_stride(generator):
     _, x = inputs(generator, "swiglu", 200, 384, "bfloat16")
     wide = torch.zeros((200, 900), dtype=x.dtype, device=DEVICE)
     wide[:, 16 : 16 + x.shape[1]] = x
-    assert octofold.quantize_activation(wide[:, 16 : 16 + x.shape[1]]).equals(
-        octofold.quantize_activation(x)
-    )
+    assert activated(wide[:, 16 : 16 + x.shape[1]]).equals(activated(x))
 
 
 @needs_gpu
 def test_in_a_graph(generator):
     gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
-    expected = octofold.quantize_activation_gradient(gradient, x, targets="both")
+    expected = activation_gradient(gradient, x, targets="both")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = octofold.quantize_activation_gradient(gradient, x, targets="both")
+        captured = activation_gradient(gradient, x, targets="both")
     graph.replay()
     torch.cuda.synchronize()
     for actual, value in zip(captured, expected, strict=True):
@@ -164,10 +173,10 @@ def check_from_fp8(
     def activate(x, **options):
         if isinstance(x, octofold.ScaledTensor):
             options["x_dtype"] = source
-        return octofold.quantize_activation(x, activation, layout, **options)
+        return activated(x, activation, layout, **options)
 
     def go_back(x, **options):
-        return octofold.quantize_activation_gradient(gradient, x, activation, layout, **options)
+        return activation_gradient(gradient, x, activation, layout, **options)
 
     for cast in (activate, go_back):
         expected = cast(values, granularity=granularity, targets="both")
@@ -219,7 +228,7 @@ def test_nan_from_fp8(generator):
     x[3, 17] = torch.nan
     codes = octofold.quantize(x)
     assert codes.dequantize()[3, :128].isnan().all()
-    actual = octofold.quantize_activation_gradient(gradient, codes).dequantize()
+    actual = activation_gradient(gradient, codes).dequantize()
     assert actual[3, :128].isnan().all()
     assert actual[3, 512:640].isnan().all()
     assert actual[3, 128:512].isfinite().all()
@@ -230,10 +239,10 @@ def test_nan_from_fp8(generator):
 def test_from_fp8_in_a_graph(generator):
     gradient, x = inputs(generator, "swiglu", 256, 512, "bfloat16")
     codes = octofold.quantize(x)
-    expected = octofold.quantize_activation_gradient(gradient, codes, targets="both")
+    expected = activation_gradient(gradient, codes, targets="both")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = octofold.quantize_activation_gradient(gradient, codes, targets="both")
+        captured = activation_gradient(gradient, codes, targets="both")
     graph.replay()
     torch.cuda.synchronize()
     for actual, value in zip(captured, expected, strict=True):

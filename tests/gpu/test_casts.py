@@ -7,16 +7,17 @@ import itertools
 
 import octofold
 import pytest
+from casting import cast_side, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
 
 # The two others differ from one of these in a floor.
-PROFILES = ("deepgemm", "vllm", "te", "torchao", "torchao-tensor", "deepseek", "compressed-tensors")
+RULES = ("deepgemm", "vllm", "te", "torchao", "torchao-tensor", "deepseek", "compressed-tensors")
 GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 SOURCES = ("bfloat16", "float16", "float32")
 FORMATS = ("e4m3", "e5m2")
 OVERFLOWS = ("saturate", "nan")
 
-# Profiles, granularities and powers of two with each other; formats and overflow take turns, as
+# Rules, granularities and powers of two with each other; formats and overflow take turns, as
 # each combination is a kernel to compile.
 OPTIONS = [
     {
@@ -24,10 +25,10 @@ OPTIONS = [
         "granularity": granularity,
         "power_of_two": power_of_two,
         "overflow": OVERFLOWS[(index // 4 + index // 8) % 2],
-        "profile": profile,
+        "rule": rule,
     }
-    for index, (profile, granularity, power_of_two) in enumerate(
-        itertools.product(PROFILES, GRANULARITIES, (False, True))
+    for index, (rule, granularity, power_of_two) in enumerate(
+        itertools.product(RULES, GRANULARITIES, (False, True))
     )
 ]
 OPTION_NAMES = ["-".join(map(str, options.values())) for options in OPTIONS]
@@ -77,8 +78,17 @@ def assert_same_cast(actual, expected):
     )
 
 
+def one_cast(x, transpose=False, scale=None, **options):
+    """Of options one by one."""
+    return cast_side(x, octofold.Format(**options), transpose, scale=scale)
+
+
+def both_casts(x, **options):
+    return only(cast_with(x, targets="both", **options))
+
+
 def check(x, **options):
-    assert_same_cast(octofold.quantize(x, **options), octofold.quantize(x.cpu(), **options))
+    assert_same_cast(one_cast(x, **options), one_cast(x.cpu(), **options))
 
 
 @both_ways
@@ -90,19 +100,19 @@ def test_every_rule(options, transpose, generator):
 
 
 @every_source
-@pytest.mark.parametrize("profile", ["vllm", "torchao"])
-def test_transpose_by_channels_beside_rows_of_blocks(profile, source, generator):
-    options = {"profile": profile, "transposed_granularity": "channel"}
+@pytest.mark.parametrize("rule", ["vllm", "torchao"])
+def test_transpose_by_channels_beside_rows_of_blocks(rule, source, generator):
+    options = {"rule": rule, "transposed_granularity": "channel"}
     for rows, cols in ((256, 512), (264, 400), (129, 77)):
         x = spread_out(generator, rows, cols, source)
-        actual = octofold.quantize_both(x, **options)
-        for cast, expected in zip(actual, octofold.quantize_both(x.cpu(), **options), strict=True):
+        actual = both_casts(x, **options)
+        for cast, expected in zip(actual, both_casts(x.cpu(), **options), strict=True):
             assert_same_cast(cast, expected)
 
 
 @every_source
-@pytest.mark.parametrize("profile", ["deepgemm", "vllm", "te", "torchao", "compressed-tensors"])
-def test_two_level_scales(profile, source, generator):
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm", "te", "torchao", "compressed-tensors"])
+def test_two_level_scales(rule, source, generator):
     """The bytes of the CPU, from one read beside rows of 1x128, or alone."""
     for (rows, cols), padding in itertools.product(
         ((256, 512), (264, 400), (129, 77), (1, 1), (0, 16), (1000, 24)), (0, 3)
@@ -123,19 +133,18 @@ def test_two_level_scales(profile, source, generator):
         }
         for options in (both, beside_lines):
             on_cpu = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-            actual = octofold.quantize_both(x, profile=profile, **options)
-            expected = octofold.quantize_both(x.cpu(), profile=profile, **on_cpu)
+            actual = both_casts(x, rule=rule, **options)
+            expected = both_casts(x.cpu(), rule=rule, **on_cpu)
             for cast, other in zip(actual, expected, strict=True):
                 assert_same_cast(cast, other)
         if rows:
-            actual = octofold.quantize_with_columns(x, "amax", profile=profile, **beside_lines)
+            actual = cast_with(x, targets="both", columns="amax", rule=rule, **beside_lines)
             assert_same_cast(actual[1], expected[1])
-            same_numbers(actual[-1].amax, x.cpu().float().abs().amax(0))
+            same_numbers(actual.amax, x.cpu().float().abs().amax(0))
         for transpose, factor in zip((False, True), factors.values(), strict=True):
-            options = {"granularity": "128x128", "profile": profile, "transpose": transpose}
             assert_same_cast(
-                octofold.quantize(x, channel_scale=factor, **options),
-                octofold.quantize(x.cpu(), channel_scale=factor.cpu(), **options),
+                cast_side(x, f"128x128 {rule}", transpose, channel_scale=factor),
+                cast_side(x.cpu(), f"128x128 {rule}", transpose, channel_scale=factor.cpu()),
             )
 
 
@@ -189,35 +198,35 @@ def test_all_bit_patterns(source, granularity, transpose):
 def test_both_ways_are_two_casts(options, source, generator):
     for rows, cols in ((256, 384), (136, 400), (131, 77)):
         x = spread_out(generator, rows, cols, source)
-        out, transposed = octofold.quantize_both(x, **options)
-        assert_same_cast(out, octofold.quantize(x.cpu(), **options))
-        assert_same_cast(transposed, octofold.quantize(x.cpu(), **options, transpose=True))
+        out, transposed = both_casts(x, **options)
+        assert_same_cast(out, one_cast(x.cpu(), **options))
+        assert_same_cast(transposed, one_cast(x.cpu(), **options, transpose=True))
 
 
 # Rows around what 256 threads hold, 512, clusters of 2, 4 and 8 blocks, and more than that; one
 # that is not to be copied in whole vectors.
-@pytest.mark.parametrize("profile", ["deepgemm", "vllm"])
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm"])
 @every_source
-def test_wide_rows(source, profile, generator):
+def test_wide_rows(source, rule, generator):
     for cols in (16_384, 16_392, 32_768, 32_776, 40_007, 53_248, 131_072, 300_000, 500_000):
         x = spread_out(generator, 5, cols, source)
-        check(x, granularity="channel", profile=profile)
+        check(x, granularity="channel", rule=rule)
         # The largest magnitude by turns in each part of the row.
         x = normal(generator, 8, cols, dtype=source)
         x[torch.arange(8), torch.arange(8) * cols // 8 + cols // 16] = 1000
-        check(x, granularity="channel", profile=profile)
+        check(x, granularity="channel", rule=rule)
     # Many more rows than run at one time.
     x = normal(generator, 400, 40_000) * torch.rand((400, 1), generator=generator, device=DEVICE)
-    check(x.to(DTYPES[source]), granularity="channel", profile=profile)
+    check(x.to(DTYPES[source]), granularity="channel", rule=rule)
 
 
 @every_granularity
 def test_large(granularity, generator):
     """Many more tiles than run at one time."""
     x = normal(generator, 8192, 8192, dtype="bfloat16")
-    out, transposed = octofold.quantize_both(x, granularity=granularity)
+    out, transposed = both_casts(x, granularity=granularity)
     for transpose, cast in ((False, out), (True, transposed)):
-        expected = octofold.quantize(x.cpu(), granularity=granularity, transpose=transpose)
+        expected = cast_side(x.cpu(), granularity, transpose)
         assert_same_cast(cast, expected)
 
 
@@ -242,18 +251,18 @@ def test_same_input_same_bits(generator):
 # A rule of each form; codes that saturate and codes that are 0, special values, scales of any sign.
 @every_source
 @every_granularity
-@pytest.mark.parametrize("profile", ["deepgemm", "vllm", "te", "compressed-tensors"])
-def test_given_scales(profile, granularity, source, generator):
+@pytest.mark.parametrize("rule", ["deepgemm", "vllm", "te", "compressed-tensors"])
+def test_given_scales(rule, granularity, source, generator):
     for (rows, cols), transpose in itertools.product(((256, 384), (131, 77)), (False, True)):
         options = {"granularity": granularity, "transpose": transpose}
         x = spread_out(generator, rows, cols, source)
-        scale = octofold.quantize(x, **options).scale.nan_to_num(1.0, 2.0, -2.0)
+        scale = one_cast(x, **options).scale.nan_to_num(1.0, 2.0, -2.0)
         exponents = 40 * torch.rand(scale.shape, generator=generator, device=DEVICE) - 20
         scale = scale * torch.exp2(exponents) * torch.sign(exponents + 18)
         for overflow in OVERFLOWS:
-            given = {**options, "profile": profile, "overflow": overflow}
-            cast = octofold.quantize(x, scale=scale, **given)
-            on_cpu = octofold.quantize(x.cpu(), scale=scale.cpu(), **given)
+            given = {**options, "rule": rule, "overflow": overflow}
+            cast = one_cast(x, scale=scale, **given)
+            on_cpu = one_cast(x.cpu(), scale=scale.cpu(), **given)
             assert torch.equal(bits(cast.data.cpu()), bits(on_cpu.data))
             assert torch.equal(bits(cast.scale.cpu()), bits(scale.cpu()))
 

@@ -5,6 +5,7 @@ import itertools
 
 import octofold
 import pytest
+from casting import cast_side, cast_with, only, with_columns
 from gpu_support import (
     DEVICE,
     DTYPES,
@@ -52,7 +53,7 @@ def assert_same_casts(actual, expected):
 
 def plain_casts(x, targets, granularity):
     return [
-        octofold.quantize(x, granularity=granularity, transpose=transpose)
+        cast_side(x, granularity, transpose)
         for transpose in (False, True)
         if targets in ("both", "transposed" if transpose else "rows")
     ]
@@ -66,8 +67,8 @@ def test_beside_every_cast(source, granularity, generator):
         x = uneven(generator, *shape, source)
         first = None
         for targets in TARGETS if is_usual else ("both",):
-            *casts, columns = octofold.quantize_with_columns(
-                x, "both", granularity=granularity, targets=targets
+            *casts, columns = with_columns(
+                cast_with(x, columns="both", targets=targets, granularity=granularity)
             )
             assert_columns_of(columns, x)
             assert_same_casts(casts, plain_casts(x, targets, granularity))
@@ -78,26 +79,30 @@ def test_beside_every_cast(source, granularity, generator):
 def test_the_same_bits_whatever_is_cast(generator):
     for shape in SHAPES:
         x = uneven(generator, *shape, "bfloat16")
-        *_, expected = octofold.quantize_with_columns(x, "both")
+        *_, expected = with_columns(cast_with(x, columns="both", targets="both"))
         for granularity in GRANULARITIES:
-            *_, columns = octofold.quantize_with_columns(x, "both", granularity=granularity)
+            *_, columns = with_columns(
+                cast_with(x, columns="both", targets="both", granularity=granularity)
+            )
             assert_same_columns(columns, expected)
-        *casts, columns = octofold.quantize_with_columns(
-            x, "both", transposed_granularity="channel"
+        *casts, columns = with_columns(
+            cast_with(x, columns="both", targets="both", transposed_granularity="channel")
         )
         assert_same_columns(columns, expected)
-        assert_same_casts(casts, octofold.quantize_both(x, transposed_granularity="channel"))
-        *_, sums = octofold.quantize_with_columns(x, "sums")
-        *_, amax = octofold.quantize_with_columns(x, "amax")
+        assert_same_casts(
+            casts, only(cast_with(x, targets="both", transposed_granularity="channel"))
+        )
+        *_, sums = with_columns(cast_with(x, columns="sums", targets="both"))
+        *_, amax = with_columns(cast_with(x, columns="amax", targets="both"))
         assert_same_columns((sums.sums, amax.amax), expected)
 
 
 def test_same_input_same_bits(generator):
     x = uneven(generator, 8192, 4096, "bfloat16")
-    *_, first = octofold.quantize_with_columns(x, "both")
+    *_, first = with_columns(cast_with(x, columns="both", targets="both"))
     assert_columns_of(first, x)
     for _ in range(20):
-        *_, again = octofold.quantize_with_columns(x, "both")
+        *_, again = with_columns(cast_with(x, columns="both", targets="both"))
         assert_same_columns(again, first)
 
 
@@ -106,19 +111,19 @@ def test_strides_and_unaligned_addresses(source, generator):
     x = uneven(generator, 136, 272, source)
     for padding, offset in ((16, 0), (1, 0), (0, 1), (5, 3)):
         view = surrounded_copy(x, padding, offset)
-        assert_columns_of(octofold.quantize_with_columns(view, "both")[-1], x)
+        assert_columns_of(with_columns(cast_with(view, columns="both", targets="both"))[-1], x)
     for view in (x[::2, 16:], x[5:6].expand(150, 272), x.as_strided((100, 256), (16, 1))):
-        assert_columns_of(octofold.quantize_with_columns(view, "both")[-1], view)
+        assert_columns_of(with_columns(cast_with(view, columns="both", targets="both"))[-1], view)
     leading = x.view(2, 68, 272)
-    assert_columns_of(octofold.quantize_with_columns(leading, "both")[-1], x)
+    assert_columns_of(with_columns(cast_with(leading, columns="both", targets="both"))[-1], x)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_of_no_rows(granularity):
     for shape, targets in itertools.product(((0, 300), (0, 16), (5, 0), (0, 0)), TARGETS):
         x = torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)
-        *_, columns = octofold.quantize_with_columns(
-            x, "both", granularity=granularity, targets=targets
+        *_, columns = with_columns(
+            cast_with(x, columns="both", targets=targets, granularity=granularity)
         )
         for result in columns:
             assert result.shape == shape[1:]
@@ -132,7 +137,7 @@ def test_special_values_stay_in_their_columns(source):
     x[:, 4] = -0.0
     x = x.to(DTYPES[source])
     for targets in TARGETS:
-        *_, columns = octofold.quantize_with_columns(x, "both", targets=targets)
+        *_, columns = with_columns(cast_with(x, columns="both", targets=targets))
         sums, amax = (result.cpu() for result in columns)
         torch.testing.assert_close(
             sums[:6], torch.tensor([300, torch.nan, -torch.inf, torch.nan, 0, 300]), equal_nan=True
@@ -143,6 +148,11 @@ def test_special_values_stay_in_their_columns(source):
         assert not sums[4].signbit()
         assert bool((sums[5:] == 300).all())
         assert bool((amax[5:] == 1).all())
+
+
+def results(source, **options):
+    casts = cast_with(source, **options)
+    return only(casts) if options["columns"] is None else with_columns(casts)
 
 
 def assert_columns_of_what_is_cast(cast, values, source):
@@ -178,13 +188,13 @@ def test_of_activations_and_their_gradients(source, layout, generator):
         value = torch.nn.functional.silu(halves[0]) * halves[1]
         (slope,) = torch.autograd.grad(value, wide, gradient.double())
         assert_columns_of_what_is_cast(
-            lambda x=x, **o: octofold.quantize_activation(x, layout=layout, **o),
+            lambda x=x, **o: results(octofold.ops.Activated(x, layout=layout), **o),
             value.detach(),
             source,
         )
         assert_columns_of_what_is_cast(
-            lambda g=gradient, x=x, **o: octofold.quantize_activation_gradient(
-                g, x, layout=layout, **o
+            lambda g=gradient, x=x, **o: results(
+                octofold.ops.ActivationGradient(g, x, layout=layout), **o
             ),
             slope,
             source,
@@ -196,11 +206,7 @@ def test_of_norms(norm, generator):
     x, weight = uneven(generator, 300, 640, "bfloat16"), normal(generator, 640, dtype="bfloat16")
 
     def cast(**options):
-        result = octofold.quantize_norm(x, weight, norm=norm, epsilon=1e-5, **options)
-        casts = [c for c in (result.rows, result.transposed) if c is not None]
-        if options["columns"] is None:
-            return casts[0] if len(casts) == 1 else casts
-        return *casts, result.columns
+        return results(octofold.ops.Normed(x, weight, kind=norm, epsilon=1e-5), **options)
 
     wide = x.double()
     if norm == "rms":
@@ -213,10 +219,10 @@ def test_of_norms(norm, generator):
 @needs_gpu
 def test_in_a_graph(generator):
     x = uneven(generator, 500, 640, "bfloat16")
-    *_, expected = octofold.quantize_with_columns(x, "both")
+    *_, expected = with_columns(cast_with(x, columns="both", targets="both"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        *_, captured = octofold.quantize_with_columns(x, "both")
+        *_, captured = with_columns(cast_with(x, columns="both", targets="both"))
     for result in captured:
         result.fill_(torch.nan)
     graph.replay()

@@ -5,6 +5,7 @@ import itertools
 
 import octofold
 import pytest
+from casting import RULES
 from gpu_support import (
     DEVICE,
     DTYPES,
@@ -28,7 +29,6 @@ from gpu_support import (
     with_scale,
 )
 from octofold._ops.gemm import multiply
-from reference import PROFILES
 
 skip_without("products that cast A")
 
@@ -82,7 +82,8 @@ def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", profile="deepgemm", *
 def apart(candidate, x, b, out_dtype="bfloat16", bias=None, dtype="e4m3", **cast):
     """quantize() and gemm() by the same configuration. Both operands fit TMA, as those of the
     product that casts do."""
-    a = octofold.quantize(x, dtype, **cast)
+    rule = cast.pop("profile", "deepgemm")
+    a = octofold.quantize(x, octofold.Format(dtype, rule=rule, **cast))
     if a.shape[1] % 16:
         a = with_data(a, surrounded_copy(a.data, -a.shape[1] % 16))
     m, n = x.shape[0], b.shape[0]
@@ -152,7 +153,7 @@ def test_every_granularity_of_the_weight(candidate, granularity, generator):
             check(candidate, x, with_scale(b, rows_major(b.scale)))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", RULES)
 def test_every_profile(profile, generator):
     """Magnitudes of all sizes too, and rows of zeros, where a factor may be infinite."""
     candidate = CANDIDATES[0]
@@ -212,8 +213,11 @@ def test_empty(generator):
 @needs_gpu
 def test_what_no_kernel_takes_is_named(generator):
     for k, message in (
-        (120, "argument 'b': expected what TMA can address on a GPU, but its row stride"),
-        (0, "argument 'b': expected what TMA can address on a GPU, but it has no elements"),
+        (120, "argument 'b': expected a matrix that TMA can address on a GPU, but its row stride"),
+        (
+            0,
+            "argument 'b': expected a matrix that TMA can address on a GPU, but it has no elements",
+        ),
     ):
         with pytest.raises(octofold.UnsupportedError) as error:
             octofold.gemm(*case(generator, 10, 200, k))
@@ -285,10 +289,9 @@ def test_layers_use_it(generator):
 
     linear = torch.nn.Linear(1024, 384, device=DEVICE, dtype=torch.bfloat16)
     layer = octofold.nn.InferenceLinear.from_linear(linear)
-    bias, rule = linear.bias.detach(), layer.recipe.output.a.rule
+    bias, format = linear.bias.detach(), layer.recipe.output.a
     for tokens in (1, choice.CAST_IN_GEMM_MAX_ROWS, choice.CAST_IN_GEMM_MAX_ROWS + 1):
         x = rows_of(generator, tokens, 1024)
-        format = octofold.Format(rule=rule)
         within = octofold.gemm(x, layer.scaled_weight, bias=bias, format=format)
         cast = octofold.quantize(x, format)
         after = octofold.gemm(cast, layer.scaled_weight, bias=bias)

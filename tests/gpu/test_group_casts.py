@@ -7,11 +7,12 @@ import math
 
 import octofold
 import pytest
+from casting import cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
 from octofold._core.library import library
 
 SOURCES = ("bfloat16", "float16", "float32")
-PROFILES = ("deepgemm", "vllm", "te", "deepseek")
+RULES = ("deepgemm", "vllm", "te", "deepseek")
 POISON = 0xAA
 # Of the rows; of the transpose; what there is.
 KINDS = (
@@ -108,26 +109,26 @@ class Written:
         return texts
 
 
-def options_of(kind, profile):
+def options_of(kind, rule):
     granularity, transposed_granularity, _ = kind
-    return granularity, transposed_granularity, None, "saturate", profile
+    return granularity, transposed_granularity, None, "saturate", rule
 
 
 def stream():
     return torch.cuda.current_stream().cuda_stream if ON_GPU else None
 
 
-def write_plain(written, x, offsets, kind, profile):
+def write_plain(written, x, offsets, kind, rule):
     library.quantize(
         x, None, None, offsets, *written.results, None, None, None,
-        *options_of(kind, profile), False, None, stream(),
+        *options_of(kind, rule), False, None, stream(),
     )  # fmt: skip
 
 
-def write_gathered(written, x, sources, slots, factors, offsets, kind, profile):
+def write_gathered(written, x, sources, slots, factors, offsets, kind, rule):
     library.quantize_gathered(
         x, sources, factors, offsets, *written.results, slots,
-        *options_of(kind, profile), stream(),
+        *options_of(kind, rule), stream(),
     )  # fmt: skip
 
 
@@ -161,8 +162,8 @@ def test_groups(kind, source, generator):
         rows = sum(sizes) + behind
         x = surrounded_copy(spread_out(generator, rows, cols, source), padding)
         offsets = offsets_of(sizes)
-        for profile in PROFILES if source == "bfloat16" else PROFILES[:1]:
-            as_on_cpu(write_plain, (rows, cols), offsets, kind, (x, offsets), kind, profile)
+        for rule in RULES if source == "bfloat16" else RULES[:1]:
+            as_on_cpu(write_plain, (rows, cols), offsets, kind, (x, offsets), kind, rule)
 
 
 @every_source
@@ -227,13 +228,13 @@ def test_gathered_as_torch_gathers(generator):
     sources = sources_of(generator, 300, 200, share=0)
     values = (x[sources // 4].float() * factors.flatten()[sources][:, None]).bfloat16()
     offsets = offsets_of([100, 0, 150])
-    given = (x, sources, 4, factors)
-    rows, groups = octofold.quantize_gathered(*given, targets="both")
-    expected = octofold.quantize_both(values)
+    given = octofold.ops.Gathered(x, sources, slots=4, factors=factors)
+    rows, groups = only(cast_with(given, targets="both"))
+    expected = only(cast_with(values, targets="both"))
     for cast, wanted in ((rows, expected[0]), (groups, expected[1])):
         assert torch.equal(bits(cast.data), bits(wanted.data))
         assert torch.equal(cast.scale, wanted.scale)
-    groups = octofold.quantize_gathered(*given, targets="transposed", offsets=offsets)
+    groups = only(cast_with(given, targets="transposed", offsets=offsets))
     expected = octofold.ops.cast(values[100:250], transposed="1x128").transposed
     assert torch.equal(bits(groups.data[:, 256:406]), bits(expected.data))  # group 2, slot 0 + 2
     assert torch.equal(groups.scale[:, 2:4], expected.scale)
@@ -250,17 +251,19 @@ def test_activations(source, layout, generator):
         gradient = normal(generator, rows, cols, dtype=source)
         offsets = offsets_of(sizes)
         kept = octofold.quantize(x) if of_codes else x
-        of_type = {"x_dtype": source} if of_codes else {}
+        of_type = {"dtype": source} if of_codes else {}
         for transposed in ("1x128", "128x128"):
             check_groups(
-                lambda kept, gradient, of_type=of_type, **options: octofold.quantize_activation(
-                    kept, "swiglu", layout, **of_type, **options
+                lambda kept, gradient, of_type=of_type, **options: only(
+                    cast_with(octofold.ops.Activated(kept, layout=layout, **of_type), **options)
                 ),
                 kept, gradient, offsets, transposed,
             )  # fmt: skip
             check_groups(
-                lambda kept, gradient, **options: octofold.quantize_activation_gradient(
-                    gradient, kept, "swiglu", layout, **options
+                lambda kept, gradient, **options: only(
+                    cast_with(
+                        octofold.ops.ActivationGradient(gradient, kept, layout=layout), **options
+                    )
                 ),
                 kept, gradient, offsets, transposed,
             )  # fmt: skip

@@ -1,9 +1,12 @@
 """Norms with their casts on the GPU, bit for bit against the cast of a norm that torch works out
 from the same statistics; statistics and gradients against FP64 and the CPU backend."""
 
+import dataclasses
+
 import octofold
 import pytest
 import reference_norms as reference
+from casting import cast_side, cast_with
 from gpu_support import (
     DEVICE,
     DTYPES,
@@ -19,7 +22,9 @@ every_source = pytest.mark.parametrize("source", ["bfloat16", "float16", "float3
 # Rows that a warp holds, several, 256 threads, 512, and none; ragged ones.
 SHAPES = ((8, 128), (6, 512), (132, 1000), (4, 77), (1, 1), (64, 4096), (30, 7168), (16, 20_000))
 WIDE_SHAPES = ((6, 28_672), (4, 40_000), (3, 70_001), (2, 131_072))
-OPTIONS = list(reference.options())
+OPTIONS = [
+    {**dataclasses.asdict(format), "targets": targets} for format, targets in reference.options()
+]
 OPTION_NAMES = ["-".join(map(str, options.values())) for options in OPTIONS]
 
 
@@ -33,6 +38,15 @@ def problem(draw, form, rows, cols, source, batches=None):
     return reference.problem(draw, form, rows, cols, DTYPES[source], batches)
 
 
+def normed(x, weight=None, bias=None, norm="rms", epsilon=1e-6, residual=None,
+           ada_scale=None, ada_shift=None, **options):  # fmt: skip
+    source = octofold.ops.Normed(
+        x, weight, bias, kind=norm, epsilon=epsilon, residual=residual,
+        ada_scale=ada_scale, ada_shift=ada_shift,
+    )  # fmt: skip
+    return cast_with(source, **options)
+
+
 def assert_same_casts(actual, expected):
     for left, right in zip(actual[:2], expected[:2], strict=True):
         assert (left is None) == (right is None)
@@ -41,25 +55,25 @@ def assert_same_casts(actual, expected):
 
 
 def check(x, operands, kind, options, residual=None):
-    """Returns what quantize_norm() does."""
-    result = octofold.quantize_norm(x, **operands, residual=residual, norm=kind, **options)
+    """Returns the casts and the statistics."""
+    result = normed(x, **operands, residual=residual, norm=kind, **options)
     if residual is not None:
-        assert_same_bits(result.sum, (x.float() + residual.float()).to(x.dtype))
-        x = result.sum
+        assert_same_bits(result.norm.sum, (x.float() + residual.float()).to(x.dtype))
+        x = result.norm.sum
     mean, rstd = reference.statistics(x, kind, 1e-6)
-    torch.testing.assert_close(result.rstd.double(), rstd, rtol=1e-5, atol=0)
+    torch.testing.assert_close(result.norm.rstd.double(), rstd, rtol=1e-5, atol=0)
     if kind == "layer":
         size = x.double().abs().mean(-1)
-        assert bool(((result.mean.double() - mean).abs() <= 2e-6 * size + 1e-30).all())
+        assert bool(((result.norm.mean.double() - mean).abs() <= 2e-6 * size + 1e-30).all())
     else:
-        assert result.mean is None
-    y = reference.apply(x, result.mean, result.rstd, operands).to(x.dtype)
+        assert result.norm.mean is None
+    y = reference.apply(x, result.norm.mean, result.norm.rstd, operands).to(x.dtype)
     options = dict(options)
     targets = options.pop("targets", "rows")
     for cast, target in ((result.rows, "rows"), (result.transposed, "transposed")):
         assert (cast is not None) == (targets in (target, "both"))
         if cast is not None:
-            assert cast.equals(octofold.quantize(y, **options, transpose=target == "transposed"))
+            assert cast.equals(cast_side(y, octofold.Format(**options), target == "transposed"))
     return result
 
 
@@ -84,8 +98,8 @@ def test_every_granularity_and_target(options, source, draw):
 @pytest.mark.parametrize(
     "options",
     [
-        {"profile": profile, "power_of_two": power_of_two, "dtype": dtype, "overflow": overflow}
-        for profile, power_of_two, dtype, overflow in (
+        {"rule": rule, "power_of_two": power_of_two, "dtype": dtype, "overflow": overflow}
+        for rule, power_of_two, dtype, overflow in (
             ("vllm", False, "e4m3", "nan"),
             ("vllm", True, "e5m2", "saturate"),
             ("te", True, "e4m3", "saturate"),
@@ -135,12 +149,12 @@ def test_a_row_has_the_same_bits_among_others(draw):
     kind, x, operands = problem(draw, "layer", 5003, 2048, "bfloat16")
     residual = draw(*x.shape).to(x.dtype)
     arguments = {**operands, "norm": kind, "granularity": "channel"}
-    whole = octofold.quantize_norm(x, **arguments, residual=residual)
+    whole = normed(x, **arguments, residual=residual)
     for start, rows in ((0, 1), (17, 5), (1000, 131), (3000, 2003)):
         some = slice(start, start + rows)
-        part = octofold.quantize_norm(x[some], **arguments, residual=residual[some])
+        part = normed(x[some], **arguments, residual=residual[some])
         for name in ("sum", "rstd", "mean"):
-            assert_same_bits(getattr(part, name), getattr(whole, name)[some])
+            assert_same_bits(getattr(part.norm, name), getattr(whole.norm, name)[some])
         for name in ("data", "scale"):
             assert_same_bits(getattr(part.rows, name), getattr(whole.rows, name)[some])
 
@@ -158,17 +172,22 @@ def test_rows_that_nobody_holds(form, source, draw):
 def test_strides_and_unaligned_addresses(source, draw):
     kind, x, operands = problem(draw, "everything", 36, 272, source)
     residual = draw(36, 272).to(x.dtype)
-    expected = octofold.quantize_norm(x, **operands, residual=residual, norm=kind)
+    expected = normed(x, **operands, residual=residual, norm=kind)
     dy = draw(36, 272).to(x.dtype)
-    arguments = {**operands, "norm": kind}
-    gradients = octofold.norm_backward(
-        dy, x, expected.rstd, expected.mean, **arguments, residual_gradient=residual
+    arguments = {**operands, "kind": kind}
+    gradients = octofold.ops.norm_gradient(
+        dy, x, expected.norm.rstd, expected.norm.mean, **arguments, residual_gradient=residual
     )
     for padding, offset in ((16, 0), (1, 0), (0, 1), (5, 3)):
         view, other, moved = (surrounded_copy(m, padding, offset) for m in (x, residual, dy))
         check(view, operands, kind, {}, other)
-        actual = octofold.norm_backward(
-            moved, view, expected.rstd, expected.mean, **arguments, residual_gradient=other
+        actual = octofold.ops.norm_gradient(
+            moved,
+            view,
+            expected.norm.rstd,
+            expected.norm.mean,
+            **arguments,
+            residual_gradient=other,
         )
         for left, right in zip(actual, gradients, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-2, atol=1e-2)
@@ -186,7 +205,7 @@ def test_infinity_and_nan(draw):
     x = draw(8, 4096).bfloat16()
     x[1, 7], x[2, 9], x[3] = torch.nan, torch.inf, 0
     for kind in ("rms", "layer"):
-        result = octofold.quantize_norm(x, norm=kind)
+        result = normed(x, norm=kind)
         values = result.rows.dequantize()
         assert bool(values[1].isnan().all())
         assert bool(values[2].isnan().any())
@@ -199,15 +218,17 @@ def test_infinity_and_nan(draw):
 def test_empty(kind, shape):
     x = torch.zeros(shape, device=DEVICE)
     operands = {name: torch.zeros(shape[1], device=DEVICE) for name in ("weight", "bias")}
-    operands |= {name: torch.zeros(1, shape[1], device=DEVICE) for name in ("scale", "shift")}
+    operands |= {
+        name: torch.zeros(1, shape[1], device=DEVICE) for name in ("ada_scale", "ada_shift")
+    }
     for granularity in ("tensor", "channel", "1x128", "128x128"):
         for targets in ("rows", "both"):
-            result = octofold.quantize_norm(
-                x, **operands, norm=kind, granularity=granularity, targets=targets
-            )
+            result = normed(x, **operands, norm=kind, granularity=granularity, targets=targets)
             assert result.rows.equals(octofold.quantize(x, granularity))
-            assert bool(torch.isclose(result.rstd, torch.tensor(1e3, device=DEVICE)).all())
-    gradients = octofold.norm_backward(x, x, result.rstd, result.mean, **operands, norm=kind)
+            assert bool(torch.isclose(result.norm.rstd, torch.tensor(1e3, device=DEVICE)).all())
+    gradients = octofold.ops.norm_gradient(
+        x, x, result.norm.rstd, result.norm.mean, **operands, kind=kind
+    )
     assert all(not bool(gradient.any()) for gradient in gradients)
 
 
@@ -215,12 +236,12 @@ def test_empty(kind, shape):
 def test_values_are_nearly_those_of_the_cpu(source, draw):
     """Statistics differ in their last bits: few roundings fall otherwise."""
     kind, x, operands = problem(draw, "everything", 128, 1024, source)
-    result = octofold.quantize_norm(x, **operands, norm=kind, power_of_two=True)
-    on_cpu = octofold.quantize_norm(
+    result = normed(x, **operands, norm=kind, power_of_two=True)
+    on_cpu = normed(
         x.cpu(), **{name: value.cpu() for name, value in operands.items()}, norm=kind,
         power_of_two=True,
     )  # fmt: skip
-    torch.testing.assert_close(result.rstd.cpu(), on_cpu.rstd, rtol=1e-5, atol=0)
+    torch.testing.assert_close(result.norm.rstd.cpu(), on_cpu.norm.rstd, rtol=1e-5, atol=0)
     differ = result.rows.dequantize().cpu() != on_cpu.rows.dequantize()
     assert float(differ.float().mean()) < 5e-3
 
@@ -248,9 +269,9 @@ def check_gradients(draw, form, source, rows, cols, with_residual):
     kind, x, operands = problem(draw, form, rows, cols, source)
     dy = draw(rows, cols).to(x.dtype)
     addend = draw(rows, cols).to(x.dtype) if with_residual else None
-    norm = octofold.quantize_norm(x, **operands, norm=kind)
-    actual = octofold.norm_backward(
-        dy, x, norm.rstd, norm.mean, **operands, residual_gradient=addend, norm=kind
+    norm = normed(x, **operands, norm=kind)
+    actual = octofold.ops.norm_gradient(
+        dy, x, norm.norm.rstd, norm.norm.mean, **operands, residual_gradient=addend, kind=kind
     )
     expected = reference.gradients(dy, x, kind, 1e-6, operands, addend)
     for name, gradient in zip(("x", *reference.OPERANDS), actual, strict=True):
@@ -269,12 +290,12 @@ def test_same_input_same_bits(draw):
     residual = draw(512, 4096).bfloat16()
 
     def run():
-        norm = octofold.quantize_norm(x, **operands, residual=residual, norm=kind, targets="both")
-        gradients = octofold.norm_backward(
-            residual, norm.sum, norm.rstd, norm.mean, **operands, norm=kind
+        norm = normed(x, **operands, residual=residual, norm=kind, targets="both")
+        gradients = octofold.ops.norm_gradient(
+            residual, norm.norm.sum, norm.norm.rstd, norm.norm.mean, **operands, kind=kind
         )
         casts = [part for cast in norm[:2] for part in (cast.data, cast.scale.contiguous())]
-        return [*casts, norm.sum, norm.rstd, norm.mean, *gradients]
+        return [*casts, norm.norm.sum, norm.norm.rstd, norm.norm.mean, *gradients]
 
     first = run()
     for _ in range(10):
@@ -296,9 +317,9 @@ def test_in_a_graph(draw):
     kind, x, operands = problem(draw, "everything", 256, 1024, "bfloat16")
 
     def run():
-        norm = octofold.quantize_norm(x, **operands, residual=x, norm=kind)
-        return norm, octofold.norm_backward(
-            x, norm.sum, norm.rstd, norm.mean, **operands, norm=kind
+        norm = normed(x, **operands, residual=x, norm=kind)
+        return norm, octofold.ops.norm_gradient(
+            x, norm.norm.sum, norm.norm.rstd, norm.norm.mean, **operands, kind=kind
         )
 
     run()

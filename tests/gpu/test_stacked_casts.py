@@ -5,10 +5,10 @@ import itertools
 
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, Surrounded, bits, needs_gpu, normal, torch
 
 SOURCES = ("bfloat16", "float16", "float32")
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 # Of the rows and of the transposes; None: not written.
 KINDS = (
     *((granularity, granularity) for granularity in GRANULARITIES),
@@ -49,16 +49,10 @@ def spread_out(generator, matrices, rows, cols, source):
 
 def cast(x, kind, matrices=None, **options):
     """Of rows and transposes, as far as there are."""
-    of_rows, of_transpose = kind
-    if of_rows is not None and of_transpose is not None:
-        both = {"granularity": of_rows, "transposed_granularity": of_transpose}
-        return octofold.quantize_both(x, **both, matrices=matrices, **options)
-    transpose = of_rows is None
-    granularity = of_transpose if transpose else of_rows
-    result = octofold.quantize(
-        x, granularity=granularity, transpose=transpose, matrices=matrices, **options
+    rows, transposed = (
+        None if unit is None else octofold.Format(granularity=unit, **options) for unit in kind
     )
-    return (None, result) if transpose else (result, None)
+    return octofold.ops.cast(x, rows=rows, transposed=transposed, matrices=matrices)[:2]
 
 
 def without_nans(scale):
@@ -94,11 +88,11 @@ def test_each_matrix_is_cast_as_if_alone(kind, source, generator):
 
 
 @every_kind
-@pytest.mark.parametrize("profile", ["vllm", "te", "torchao", "deepseek", "compressed-tensors"])
-def test_every_rule(kind, profile, generator):
+@pytest.mark.parametrize("rule", ["vllm", "te", "torchao", "deepseek", "compressed-tensors"])
+def test_every_rule(kind, rule, generator):
     for index, stack in enumerate(((3, 136, 272), (2, 131, 77))):
         options = {"dtype": ("e5m2", "e4m3")[index], "overflow": ("nan", "saturate")[index]}
-        check(spread_out(generator, *stack, SOURCES[index]), kind, profile=profile, **options)
+        check(spread_out(generator, *stack, SOURCES[index]), kind, rule=rule, **options)
 
 
 @every_kind
@@ -117,9 +111,9 @@ def test_rows_may_lie_anywhere(kind, generator):
             assert torch.equal(left.scale.flatten(), right.scale.flatten())
 
 
-@pytest.mark.parametrize("profile", ["deepgemm", "torchao"])
+@pytest.mark.parametrize("rule", ["deepgemm", "torchao"])
 @every_source
-def test_two_level_scales(profile, source, generator):
+def test_two_level_scales(rule, source, generator):
     for matrices, rows, cols in ((3, 136, 272), (2, 131, 77)):
         x = spread_out(generator, matrices, rows, cols, source)
         factors = [
@@ -134,15 +128,18 @@ def test_two_level_scales(profile, source, generator):
             options = {
                 "granularity": granularity,
                 "transposed_granularity": "128x128",
-                "profile": profile,
+                "rule": rule,
+                "targets": "both",
             }
             flat = {name: factor.flatten() for name, factor in given.items()}
-            stacks = octofold.quantize_both(x, matrices=matrices, **flat, **options)
+            stacks = only(cast_with(x, matrices=matrices, **flat, **options))
             each = [
-                octofold.quantize_both(
-                    x[index].cpu(),
-                    **{name: factor[index].cpu() for name, factor in given.items()},
-                    **options,
+                only(
+                    cast_with(
+                        x[index].cpu(),
+                        **{name: factor[index].cpu() for name, factor in given.items()},
+                        **options,
+                    )
                 )
                 for index in range(matrices)
             ]
@@ -153,7 +150,6 @@ def test_two_level_scales(profile, source, generator):
 @pytest.mark.parametrize("transpose", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_given_scales(granularity, transpose, generator):
-    options = {"granularity": granularity, "transpose": transpose}
     for stack, source in itertools.product(((3, 136, 272), (2, 131, 77)), SOURCES):
         matrices, rows, cols = stack
         x = normal(generator, *stack, dtype=source)
@@ -163,10 +159,10 @@ def test_given_scales(granularity, transpose, generator):
             generator=generator,
             device=DEVICE,
         )
-        result = octofold.quantize(x, matrices=matrices, scale=scale, **options)
+        result = cast_side(x, granularity, transpose, matrices=matrices, scale=scale)
         assert result.scale is scale
         each = [
-            octofold.quantize(x[i].cpu(), scale=scale[i : i + 1].cpu().view(one), **options)
+            cast_side(x[i].cpu(), granularity, transpose, scale=scale[i : i + 1].cpu().view(one))
             for i, one in enumerate([octofold.ops.scale_shape(granularity, *shape[1:])] * matrices)
         ]
         assert_each_alone(result, each)
@@ -191,8 +187,7 @@ def test_nothing_else_is_written(granularity, generator):
         octofold.ops.cast(x, transposed=target, matrices=matrices)
         memory.assert_only_view_written()
         scale.assert_only_view_written()
-        options = {"granularity": granularity, "transpose": True}
-        assert_each_alone(out, [octofold.quantize(matrix.cpu(), **options) for matrix in x])
+        assert_each_alone(out, [cast_side(matrix.cpu(), granularity, True) for matrix in x])
 
 
 def test_products_of_experts_take_them(generator):

@@ -2,6 +2,7 @@
 
 import octofold
 import pytest
+from casting import GRANULARITIES, cast_side
 from gpu_support import DEVICE, ON_GPU, PAIR_NAMES, PAIRS, assert_same_bits, bits, operands, torch
 
 
@@ -58,9 +59,6 @@ def opcheck(monkeypatch):
     return torch.library.opcheck
 
 
-GRANULARITIES = ["tensor", "channel", "1x128", "128x128"]
-
-
 def fp8(*shape):
     return torch.zeros(shape, device=DEVICE).to(torch.float8_e4m3fn)
 
@@ -68,13 +66,21 @@ def fp8(*shape):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("shape", [(130, 300), (256, 128), (127, 1)])
-def test_opcheck_quantize(opcheck, granularity, transpose, shape):
+def test_opcheck_cast(opcheck, granularity, transpose, shape):
     x = random(*shape)
-    like = octofold.quantize(x, granularity=granularity, transpose=transpose)
+    like = cast_side(x, granularity, transpose)
     results = fp8(*like.shape), torch.zeros_like(like.scale)
-    options = (granularity, None, "saturate", "te", transpose, None)
-    opcheck(torch.ops.octofold.quantize.out, (x, None, None, *results, *options))
-    opcheck(torch.ops.octofold.quantize.default, (x, None, None, *options, "e4m3"))
+    in_common = None, "saturate", "te", None
+    if not transpose:
+        options = granularity, *in_common
+        opcheck(torch.ops.octofold.quantize.out, (x, None, *results, *options))
+        opcheck(torch.ops.octofold.quantize.default, (x, None, *options, "e4m3"))
+    inputs = x, *[None] * 5
+    both = (None, None, *results) if transpose else (*results, None, None)
+    units = (None, granularity) if transpose else (granularity, None)
+    options = *units, *in_common, None
+    opcheck(torch.ops.octofold.cast.out, (*inputs, *both, None, None, None, *options))
+    opcheck(torch.ops.octofold.cast.default, (*inputs, *options, "e4m3"))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -86,9 +92,9 @@ def test_opcheck_dequantize(opcheck, granularity):
     opcheck(torch.ops.octofold.dequantize.default, (*operands, granularity, "bfloat16"))
 
 
-def test_opcheck_convert(opcheck):
-    opcheck(torch.ops.octofold.convert.out, (random(130, 300), fp8(130, 300), "nan"))
-    opcheck(torch.ops.octofold.convert.default, (random(130, 300), "nan", "e4m3"))
+def test_opcheck_convert_dtype(opcheck):
+    opcheck(torch.ops.octofold.convert_dtype.out, (random(130, 300), fp8(130, 300), "nan"))
+    opcheck(torch.ops.octofold.convert_dtype.default, (random(130, 300), "nan", "e4m3"))
 
 
 def test_to_device():

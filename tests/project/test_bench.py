@@ -20,7 +20,7 @@ ON_A_CPU = {
     "attention.py": ([], {"attention"}),
     "casts.py": (["--only", "1x128"], {"cast"}),
     "dot.py": ([], {"dot"}),
-    "dynamic_gemm.py": ([], {"dynamic gemm"}),
+    "gemm_cast.py": ([], {"gemm with cast"}),
     "experts.py": (["--no-peers"], {"layer", "step", "host"}),
     "fused_casts.py": (["--only", "norm"], {"fused cast"}),
     "gated_gemm.py": ([], {"gated gemm"}),

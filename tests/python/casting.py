@@ -1,11 +1,22 @@
 """Casts in few words, for tests that go through their options."""
 
-from octofold import Rule, ops
+from typing import NamedTuple
+
+from octofold import Format, Rule, ops
 from octofold._core.formats import GRANULARITIES
 
 RULES = tuple(map(str, Rule))
 
-__all__ = ["GRANULARITIES", "RULES", "cast_side", "formats", "sides_of"]
+__all__ = [
+    "GRANULARITIES",
+    "RULES",
+    "cast_side",
+    "cast_with",
+    "formats",
+    "only",
+    "sides_of",
+    "with_columns",
+]
 
 
 def cast_side(
@@ -28,3 +39,47 @@ def sides_of(casts):
     """The casts that there are, and whether they are transposes."""
     pairs = ((casts.rows, False), (casts.transposed, True))
     return [(cast, transpose) for cast, transpose in pairs if cast is not None]
+
+
+def cast_with(
+    source,
+    *,
+    targets="rows",
+    dtype="e4m3",
+    granularity="1x128",
+    transposed_granularity=None,
+    channel_scale=None,
+    transposed_channel_scale=None,
+    columns=None,
+    offsets=None,
+    matrices=None,
+    **options,
+):
+    """cast() of options one by one, as parametrized tests have them. targets: "rows", "transposed"
+    or "both"; the other options are those of a Format."""
+    units = granularity, transposed_granularity or granularity
+    if targets == "transposed" and transposed_granularity is None:
+        units = granularity, granularity
+    factors = channel_scale, transposed_channel_scale
+    wanted = {
+        side: ops.Target(Format(dtype, unit, **options), channel_scale=factor)
+        for side, unit, factor in zip(("rows", "transposed"), units, factors, strict=True)
+        if targets in (side, "both")
+    }
+    return ops.cast(source, **wanted, columns=columns, offsets=offsets, matrices=matrices)
+
+
+class Columns(NamedTuple):
+    sums: object
+    amax: object
+
+
+def only(casts):
+    """A cast alone as it is, else (rows, transposed)."""
+    one, *others = (cast for cast, _ in sides_of(casts))
+    return (one, *others) if others else one
+
+
+def with_columns(casts):
+    """The casts that there are, and then the reductions of columns."""
+    return *(cast for cast, _ in sides_of(casts)), Columns(casts.sums, casts.amax)

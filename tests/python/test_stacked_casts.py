@@ -1,5 +1,7 @@
 """Casts of stacks of matrices: those of each matrix alone, byte for byte."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import octofold
@@ -186,3 +188,29 @@ X = np.zeros((3, 130, 200), np.float32)
 def test_errors_name_the_argument(call, message):
     with pytest.raises(octofold.InvalidArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("rows", [128, 150])
+@pytest.mark.parametrize(("leading", "matrices"), [((3,), 3), ((6,), 2), ((2, 3), 6), ((1,), 1)])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_parts_have_the_values_of_the_whole(granularity, leading, matrices, rows, rng):
+    """Of whole matrices, and of a part of one; or the error says which parts there are."""
+    x = rng.normal(0, 1, (*leading, rows, 200)).astype(np.float32)
+    x *= np.exp2(rng.integers(-5, 5, (leading[0], *[1] * len(x.shape[1:]))))
+    stack = octofold.quantize(x, granularity, matrices=matrices)
+    values = stack.dequantize()
+    np.testing.assert_allclose(values, x, rtol=0, atol=np.abs(x).max() / 16)
+    assert pickle.loads(pickle.dumps(stack)).equals(stack)
+    for part in (*range(leading[0]), slice(0, 1), slice(1, None), slice(0, 3), slice(0, 0)):
+        if leading == (6,) and not can_be_cut(granularity, rows, part):
+            with pytest.raises(octofold.InvalidArgumentError, match="'rows': expected a slice"):
+                stack[part]
+        else:
+            np.testing.assert_array_equal(stack[part].dequantize(), values[part])
+
+
+def can_be_cut(granularity, rows, part):
+    """Of two matrices, each of three times so many rows."""
+    if granularity in ("channel", "1x128") or part in (slice(0, 3), slice(0, 0)):
+        return True
+    return part != slice(1, None) and (granularity == "tensor" or rows == 128)

@@ -1,130 +1,84 @@
 """Octofold's products by a kernel configuration that is named, else as they are planned (None)."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
 
-import octofold
-import torch
-from octofold import ScaledTensor
+from octofold import Rows, ScaledTensor
 from octofold._core.library import library
+from octofold._ops.gated_gemm import multiply_gated
+from octofold._ops.gemm import multiply
+from octofold._ops.grouped_gemm import multiply_groups
+from octofold._ops.groups import Groups
 from octofold._timing import Call
+from octofold.tuning import ProductProblem
 from torch import Tensor
 
-CAST = (None, "saturate", "deepgemm")  # options of the casts within products
 PLAIN = "128x128.w2.c1x1x1.b1.early"
 """Does not sum K in slices: it rounds its sums as the gated kernels do."""
 
 
-def problem(pair: Sequence[str], out: str, c: str | None = None, fast: bool = False) -> dict:
-    operands = {"a": "e4m3", "a_granularity": pair[0], "b": "e4m3", "b_granularity": pair[1]}
-    sizes = {"m": 1, "n": 1, "k": 1}  # which do not matter
-    return {**sizes, **operands, "out": out, "c": c, "bias": None, "fast_accumulation": fast}
+def names_of(
+    pair: Sequence[str], out: str, c: str | None = None, aligned: bool = True, **fields: object
+) -> list[str]:
+    """Of a tuning.ProductProblem, whose sizes do not matter, of aligned tensors or of others."""
+    scales = {"a_granularity": pair[0], "b_granularity": pair[1]}
+    problem = asdict(ProductProblem(1, 1, 1, out=out, c=c)) | scales | fields
+    for tensors in ("operands_are", "out_is", "c_is"):
+        problem[f"{tensors}_aligned"] = aligned
+    return [str(name) for name in library.product_candidates(problem, "sm_90a", 132)]
 
 
 def gemm_names(pair: Sequence[str], out: str, add: bool, fast: bool, aligned: bool) -> list[str]:
-    form = problem(pair, out, out if add else None, fast)
-    return [str(name) for name in library.gemm_candidates(form, aligned, aligned, aligned)]
+    return names_of(pair, out, out if add else None, aligned, fast_accumulation=fast)
 
 
-def dynamic_gemm_names() -> list[str]:
-    return [str(name) for name in library.dynamic_gemm_candidates()]
+def cast_gemm_names() -> list[str]:
+    return names_of(("1x128", "128x128"), "bfloat16", cast_from="bfloat16")
 
 
 def gated_gemm_names() -> list[str]:
-    return [str(name) for name in library.gated_gemm_candidates()]
+    return names_of(("1x128", "128x128"), "e4m3", gated="swiglu")
 
 
 def grouped_gemm_names(pair: Sequence[str], out: str, add: bool, in_depth: bool) -> list[str]:
-    form = problem(pair, out, out if add else None)
-    return [str(name) for name in library.grouped_gemm_candidates(form, in_depth)]
-
-
-def call_of(function: str, name: str | None, *arguments: Any) -> Call:
-    """A call of the library, on whatever stream is the current one as it is called."""
-    run = getattr(library, function if name is None else f"{function}_by_candidate")
-    named = () if name is None else (name,)
-
-    def call() -> None:
-        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else None
-        run(*arguments, stream, *named)
-
-    return call
-
-
-def parts(a: ScaledTensor, b: ScaledTensor) -> tuple[Tensor, ...]:
-    return a.data, a.scale, b.data, b.scale
+    grouping = "depth" if in_depth else "rows"
+    return names_of(pair, out, out if add else None, grouping=grouping)
 
 
 def gemm(
-    a: ScaledTensor,
+    a: Tensor | ScaledTensor,
     b: ScaledTensor,
     out: Tensor,
     name: str | None,
     c: Tensor | None = None,
     fast: bool = False,
 ) -> Call:
-    if name is None:
-        return partial(octofold.gemm, a, b, c=c, out=out, fast_accumulation=fast)
-    options = a.granularity, b.granularity, fast
-    return call_of("gemm", name, *parts(a, b), c, None, None, out, *options)
-
-
-def dynamic_gemm(x: Tensor, b: ScaledTensor, out: Tensor, name: str | None) -> Call:
-    options = b.granularity, "e4m3", *CAST
-    return call_of("dynamic_gemm", name, x, b.data, b.scale, None, out, *options)
+    """Of a tensor `a`, which the product casts itself, too."""
+    return partial(multiply, a, b, c, None, "1x128", None, fast, out, None, name)
 
 
 def gated_gemm(
-    a: ScaledTensor, b: ScaledTensor, activation: str, out: ScaledTensor, name: str | None
-) -> Call:
-    options = a.granularity, b.granularity, activation, *CAST
-    return call_of("gated_gemm", name, *parts(a, b), out.data, out.scale, *options)
-
-
-def grouped_gemm(
-    a: ScaledTensor, b: ScaledTensor, offsets: Tensor, out: Tensor, name: str | None
-) -> Call:
-    if name is None:
-        return partial(octofold.grouped_gemm, a, b, offsets, out=out)
-    options = a.granularity, b.granularity, False
-    return call_of("grouped_gemm", name, *parts(a, b), offsets, None, None, out, *options)
-
-
-def masked_gemm(
-    a: ScaledTensor, b: ScaledTensor, counts: Tensor, expected: int, out: Tensor, name: str | None
-) -> Call:
-    if name is None:
-        return partial(octofold.masked_gemm, a, b, counts, out=out, expected_rows=expected)
-    options = a.granularity, b.granularity, False, expected
-    return call_of("masked_gemm", name, *parts(a, b), counts, None, out, *options)
-
-
-def grouped_gemm_k(
     a: ScaledTensor,
     b: ScaledTensor,
-    offsets: Tensor,
-    out: Tensor,
-    c: Tensor | None,
-    name: str | None,
-) -> Call:
-    if name is None:
-        return partial(octofold.grouped_gemm_k, a, b, offsets, out=out, c=c)
-    options = a.granularity, b.granularity, False
-    return call_of("grouped_gemm_k", name, *parts(a, b), offsets, c, out, *options)
-
-
-def grouped_gated_gemm(
-    a: ScaledTensor,
-    b: ScaledTensor,
-    offsets: Tensor,
     activation: str,
     out: ScaledTensor,
     name: str | None,
+    offsets: Tensor | None = None,
 ) -> Call:
-    options = a.granularity, b.granularity, activation, *CAST
-    tensors = (*parts(a, b), offsets, out.data, out.scale)
-    return call_of("grouped_gated_gemm", name, *tensors, *options)
+    groups = None if offsets is None else Rows(offsets)
+    return partial(multiply_gated, a, b, groups, activation, "1x128", out, None, name)
+
+
+def grouped_gemm(
+    a: ScaledTensor,
+    b: ScaledTensor,
+    groups: Groups,
+    out: Tensor,
+    name: str | None,
+    c: Tensor | None = None,
+) -> Call:
+    return partial(multiply_groups, a, b, groups, c, None, None, False, out, None, name)
 
 
 def sensible_swapped(name: str, m: int) -> bool:

@@ -50,9 +50,11 @@ class Steps:
         profile = {"profile": self.recipe.profile}
         gather = partial(octofold.quantize_gathered, x, sources, k, **profile)
         rows = self.run("gather + cast", gather)
-        gated = partial(octofold.grouped_gated_gemm, rows, w13, offsets, **profile)
+        format = octofold.Format(rule=self.recipe.profile)
+        groups = octofold.Rows(offsets)
+        gated = partial(octofold.ops.gated_gemm, rows, w13, groups, format=format)
         h = self.run("first product + SwiGLU + cast", gated)
-        y = self.run("second product", partial(octofold.grouped_gemm, h, w2, offsets))
+        y = self.run("second product", partial(octofold.grouped_gemm, h, w2, groups))
         self.run("combine", partial(octofold.combine, y, positions, routed))
         return self.calls
 
@@ -80,27 +82,28 @@ class Steps:
             of_gradient["transposed_granularity"] = None
         gather = partial(octofold.quantize_gathered, x, sources, k, **of_input)
         rows, x_transposed = self.run("gather + casts of x", gather)
-        product = partial(octofold.grouped_gemm, rows, w13, offsets)
+        groups, depth = octofold.Rows(offsets), octofold.Depth(offsets)
+        product = partial(octofold.grouped_gemm, rows, w13, groups)
         gate_up = self.run("first product", product)
         activate = partial(octofold.quantize_activation, gate_up, "swiglu", **of_input)
         h, h_transposed = self.run("SwiGLU + casts", activate)
-        y = self.run("second product", partial(octofold.grouped_gemm, h, w2, offsets))
+        y = self.run("second product", partial(octofold.grouped_gemm, h, w2, groups))
         self.run("combine", partial(octofold.combine, y, positions, routed))
         self.run("gradient by weights", partial(octofold.combine_gradient, dy, y, positions))
         gather = partial(octofold.quantize_gathered, dy, sources, k, routed, **of_gradient)
         rows, transposed = self.run("gather + casts of dY", gather)
         bfloat16 = {"out_dtype": "bfloat16"}
-        product = partial(octofold.grouped_gemm_k, transposed, h_transposed, offsets, **bfloat16)
+        product = partial(octofold.grouped_gemm, transposed, h_transposed, depth, **bfloat16)
         self.run("gradient by w2", product)
-        dh = self.run("gradient by h", partial(octofold.grouped_gemm, rows, w2_transposed, offsets))
+        dh = self.run("gradient by h", partial(octofold.grouped_gemm, rows, w2_transposed, groups))
         activate = partial(
             octofold.quantize_activation_gradient, dh, gate_up, "swiglu", **of_gradient
         )
         rows, transposed = self.run("SwiGLU's gradient + casts", activate)
-        product = partial(octofold.grouped_gemm_k, transposed, x_transposed, offsets, **bfloat16)
+        product = partial(octofold.grouped_gemm, transposed, x_transposed, depth, **bfloat16)
         self.run("gradient by w13", product)
         dx = self.run(
-            "gradient by rows of x", partial(octofold.grouped_gemm, rows, w13_transposed, offsets)
+            "gradient by rows of x", partial(octofold.grouped_gemm, rows, w13_transposed, groups)
         )
         self.run("sum of these", partial(octofold.combine, dx, positions))
         return self.calls

@@ -13,7 +13,7 @@ from common import candidates
 from common.measure import ERROR_LIMITS, Implementation
 from common.operands import NAN_CODE, poison, sets_of, with_scales
 from common.run import Run
-from octofold import ScaledTensor
+from octofold import Depth, ScaledTensor
 from torch import Tensor
 
 from . import peers
@@ -133,7 +133,7 @@ def ours(
     adds = out.dtype == torch.float32
     scaled = [(with_scales(s.a, pair[0]), with_scales(s.b, pair[1]), s.out) for s in sets]
     calls = [
-        candidates.grouped_gemm_k(a, b, where, out, out if adds else None, candidate)
+        candidates.grouped_gemm(a, b, Depth(where), out, candidate, out if adds else None)
         for a, b, out in scaled
     ]
     a, b, _ = scaled[0]
@@ -144,7 +144,8 @@ def ours(
         alone = 0.0
         if candidate is None or not adds:
             poison(out)
-            (calls[0] if not adds else partial(octofold.grouped_gemm_k, a, b, where, out=out))()
+            by_itself = partial(octofold.grouped_gemm, a, b, Depth(where), out=out)
+            (by_itself if adds else calls[0])()
             alone = reference.error(out)
         if not adds:
             return alone

@@ -12,7 +12,7 @@ from common import candidates
 from common.measure import ERROR_LIMITS, Implementation
 from common.operands import poison, relative_error, sets_of
 from common.run import Run
-from octofold import ScaledTensor
+from octofold import Masked, Rows, ScaledTensor
 from torch import Tensor
 
 from . import peers
@@ -88,7 +88,7 @@ def ours(
 ) -> Implementation:
     first = sets[0]
     offsets = on_device(offsets_of(sizes), first.x.device)
-    calls = [candidates.grouped_gemm(s.a, s.b, offsets, s.out, candidate) for s in sets]
+    calls = [candidates.grouped_gemm(s.a, s.b, Rows(offsets), s.out, candidate) for s in sets]
     reference = RowsReference(first.a, first.flat_b, row_ranges(sizes))
 
     def error() -> float:
@@ -156,7 +156,8 @@ def masked(case: Case, pair: Pair, most: int, run: Run, suffix: str = "") -> Ite
         calls = []
         for s in sets:
             out = s.out.unflatten(0, (case.groups, -1))
-            calls.append(candidates.masked_gemm(three(s.a), s.b, counts, case.each, out, candidate))
+            groups = Masked(counts, case.each)
+            calls.append(candidates.grouped_gemm(three(s.a), s.b, groups, out, candidate))
 
         def error() -> float:
             first.out.fill_(torch.nan)
@@ -194,7 +195,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
 
     def fused(offsets: Tensor, candidate: str | None = None) -> Implementation:
         calls = [
-            candidates.grouped_gated_gemm(s.a, s.b, offsets, activation, out, candidate)
+            candidates.gated_gemm(s.a, s.b, activation, out, candidate, offsets)
             for s, out in zip(sets, codes, strict=True)
         ]
 
@@ -208,7 +209,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
         return Implementation(calls, error, 3e-2)
 
     def alone(offsets: Tensor, s: Operands) -> Tensor:
-        return octofold.grouped_gemm(s.a, s.b, offsets, out=s.out)
+        return octofold.grouped_gemm(s.a, s.b, Rows(offsets), out=s.out)
 
     def apart(offsets: Tensor, s: Operands) -> ScaledTensor:
         return octofold.quantize_activation(alone(offsets, s), activation)

@@ -107,37 +107,62 @@ class ScaledTensor(Scaled):
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             expected = "a slice of step 1 or a whole number"
             raise invalid_argument("ScaledTensor[]", "rows", expected, repr(rows))
-        size = self.shape[0]
-        begin, end, _ = rows.indices(size)
+        begin, end, _ = rows.indices(self.shape[0])
         end = max(begin, end)
-        scale, factors = self.scale, self.channel_scale
-        if self.granularity in ("channel", "1x128") or self._is_stack():
-            scale = scale[begin:end]
-            if factors is not None:
-                each = row_count(self.shape[1:])
-                factors = factors[begin * each : end * each]
-        elif self.granularity == "128x128":
-            each = row_count(self.shape[1:]) if len(self.shape) > 2 else 1
-            factors = None if factors is None else factors[begin * each : end * each]
-            for row in (begin, end):
-                if row != size and row * each % 128:
-                    below = row * each // 128 * 128
-                    raise invalid_argument(
-                        "ScaledTensor[]",
-                        "rows",
-                        "a slice between rows that are multiples of 128, where scales of 128x128 "
-                        f"begin (here {below} or {below + 128}), or to the end",
-                        f"{begin}:{end}" if each == 1 else f"{begin}:{end} of {each} rows each",
-                    )
-            scale = scale[begin * each // 128 : (end * each + 127) // 128]
-        elif self.granularity != "tensor":
+        each = row_count(self.shape[1:])  # rows of one of the first dimension
+        factors = self.channel_scale
+        if factors is not None:
+            factors = factors[begin * each : end * each]
+        if self.granularity in ("channel", "1x128"):
+            scale = self.scale[begin:end]
+        elif self.granularity in ("tensor", "128x128"):
+            scale = self._scale_of(begin, end, each)
+        else:
+            expected = "tensor, channel, 1x128 or 128x128"
             raise invalid_argument(
-                "ScaledTensor[]",
-                "granularity",
-                "tensor, channel, 1x128 or 128x128",
-                repr(self.granularity),
+                "ScaledTensor[]", "granularity", expected, repr(self.granularity)
             )
         return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
+
+    def _scale_of(self, begin: int, end: int, each: int) -> Array:
+        """The scales of a slice of the first dimension, where they are those of whole matrices or
+        of squares."""
+        scale, matrices = self.scale, self._matrices()
+        if matrices is None:
+            return self._squares_of(scale, begin, end, each, 0, self.shape[0] * each)
+        rows = self.shape[0] * each // matrices
+        if rows == 0:
+            return scale[begin:end]
+        first, last = begin * each, end * each
+        if first % rows == 0 and last % rows == 0:
+            return scale[first // rows : last // rows]
+        index = first // rows
+        if last > (index + 1) * rows:
+            expected = f"a slice within a matrix of {rows} rows or of whole ones, of such a stack"
+            got = f"{begin}:{end} of {each} rows each"
+            raise invalid_argument("ScaledTensor[]", "rows", expected, got)
+        if self.granularity == "tensor":
+            return scale[index : index + 1]
+        return self._squares_of(scale[index], begin, end, each, index * rows, rows)
+
+    def _squares_of(
+        self, scale: Array, begin: int, end: int, each: int, first_row: int, rows: int
+    ) -> Array:
+        """The scales of a slice of a matrix, which begins at this row and has so many."""
+        if self.granularity == "tensor":
+            return scale
+        first, last = begin * each - first_row, end * each - first_row
+        for row in (first, last):
+            if row != rows and row % 128:
+                below = row // 128 * 128
+                raise invalid_argument(
+                    "ScaledTensor[]",
+                    "rows",
+                    "a slice between rows that are multiples of 128, where scales of 128x128 "
+                    f"begin (here {below} or {below + 128}), or to the end",
+                    f"{begin}:{end}" if each == 1 else f"{begin}:{end} of {each} rows each",
+                )
+        return scale[first // 128 : (last + 127) // 128]
 
     def _at(self, index: int) -> "ScaledTensor":
         """Of the first dimension, which goes."""
@@ -150,16 +175,18 @@ class ScaledTensor(Scaled):
         index %= size
         one = self[index : index + 1]
         scale = one.scale
-        if self.granularity != "tensor" and (self.granularity != "128x128" or self._is_stack()):
+        is_one_of_stack = one.granularity == "128x128" and one._matrices() == 1
+        if one.granularity in ("channel", "1x128") or is_one_of_stack:
             scale = scale[0]
         return ScaledTensor(one.data[0], scale, self.granularity, one.channel_scale)
 
-    def _is_stack(self) -> bool:
-        """Whether squares begin with each matrix [rows, cols] of data, or a tensor's scale does."""
+    def _matrices(self) -> int | None:
+        """How many matrices data is a stack of, each with squares or a scale of its own; None if it
+        is none."""
         shape = tuple(self.scale.shape)
         if self.granularity == "tensor":
-            return len(self.shape) > 2 and shape == (self.shape[0],) != (1,)
-        return self.granularity == "128x128" and len(shape) == 3
+            return shape[0] if len(shape) == 1 and shape != (1,) else None
+        return shape[0] if self.granularity == "128x128" and len(shape) == 3 else None
 
     @property
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)

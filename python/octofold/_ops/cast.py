@@ -103,6 +103,17 @@ def cast(
 def cast(
     source: Array | Source,
     *,
+    rows: Wanted,
+    transposed: Wanted | None,
+    columns: str | None = None,
+    offsets: Array | None = None,
+    matrices: int | None = None,
+    stream: StreamLike | None = None,
+) -> Casts[ScaledTensor, ScaledTensor | None]: ...
+@overload
+def cast(
+    source: Array | Source,
+    *,
     rows: Wanted | None = None,
     transposed: Wanted | None = None,
     columns: str | None = None,

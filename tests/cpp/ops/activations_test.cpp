@@ -175,7 +175,7 @@ struct FromFp8 {
 
   FromFp8(const Matrix& wide, Granularity granularity, DType codes, DType dtype, Activation of,
           GateLayout in)
-      : x(wide.rows(), wide.cols(), granularity, codes),
+      : x(wide.rows(), wide.cols(), {.dtype = codes, .granularity = granularity}),
         values(dtype, wide.rows(), wide.cols(), 3),
         gradient(dtype, wide.rows(), is_gated(of) ? wide.cols() / 2 : wide.cols(), 5),
         activation(of),

@@ -268,15 +268,15 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
       error_of([&] { convert_dtype(source, matrix(y.data(), DType::kFloat32, 2, 4), overflow); }),
       HasSubstr("convert_dtype: argument 'overflow'"));
   EXPECT_THAT(error_of([&] { dequantize(out.view(), matrix(y.data(), dtype, 2, 4)); }),
-              HasSubstr("decast: argument 'out'"));
+              HasSubstr("dequantize: argument 'out'"));
   const std::vector<GemmProblem> problems{
       {.m = 1, .n = 1, .k = 1, .form = {.a = {.scales = granularity}}}};
   EXPECT_THAT(error_of([&] { warm_kernel_cache(problems); }), HasSubstr("granularity"));
   EXPECT_EQ(error_of([&] { name(dtype); }),
-            "dtype 99 is none of: float32, float16, bfloat16, e4m3, e5m2, int32");
-  EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is none of"));
-  EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is none of"));
-  EXPECT_THAT(error_of([&] { name(rule); }), HasSubstr("rule 99 is none of"));
+            "dtype 99 is not one of: float32, float16, bfloat16, e4m3, e5m2, int32");
+  EXPECT_THAT(error_of([&] { name(granularity); }), HasSubstr("granularity 99 is not one of"));
+  EXPECT_THAT(error_of([&] { name(overflow); }), HasSubstr("overflow 99 is not one of"));
+  EXPECT_THAT(error_of([&] { name(rule); }), HasSubstr("rule 99 is not one of"));
 }
 
 TEST(NamesTest, ParseWhatTheyPrint) {

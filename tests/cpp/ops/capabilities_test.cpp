@@ -120,7 +120,7 @@ TEST(CapabilitiesTest, SaysWhatIsMissing) {
 TEST(CapabilitiesTest, WaysHaveNames) {
   EXPECT_EQ(name(Way::kNative), "native");
   EXPECT_EQ(name(Way::kNone), "none");
-  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is none of"));
+  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is not one of"));
 }
 
 bool multiply(const CapabilityRow& row, const MutableTensorView& out) {

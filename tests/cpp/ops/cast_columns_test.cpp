@@ -171,7 +171,7 @@ TEST_F(CastColumnsTest, ErrorsNameTheArgument) {
   EXPECT_THAT(error([](auto& t) { t.columns.sums->data = t.rows->data.data; }),
               HasSubstr("apart from 'out.rows'"));
   EXPECT_THAT(error([](auto& t) { t.columns.workspace.reset(); }),
-              HasSubstr("'out.columns.workspace': expected one, as sums or amax of columns"));
+              HasSubstr("'out.columns.workspace': expected one, because sums or amax of columns"));
   EXPECT_THAT(error([](auto& t) { t.columns.amax.reset(); }),
               HasSubstr("'out.columns.workspace': expected shape [2, 600]"));
   EXPECT_THAT(error([](auto& t) { t.columns.amax.reset(), t.columns.sums.reset(); }),

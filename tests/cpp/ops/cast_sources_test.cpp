@@ -221,7 +221,7 @@ TEST_F(CastSourcesTest, OthersThanPlainOnesAreNoStacks) {
     const CastTargets targets{.rows = out.target(), .matrices = 3};
     const std::string error = test::error_of([&] { cast(each.source, targets); });
     EXPECT_THAT(error, HasSubstr(each.is_plain ? "no error"
-                                               : "'matrices': expected none but for a matrix in "
+                                               : "'matrices': expected none except for a matrix in "
                                                  "memory"));
   }
 }

@@ -115,7 +115,7 @@ TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
   overlapping.data.data = out.codes().data();
   EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
               HasSubstr("'out.transposed': expected memory of its own, apart from 'out.rows'"));
-  overlapping = columns.view();
+  overlapping = columns.target();
   overlapping.scale.data = out.scales().data();
   EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
               HasSubstr("'out.transposed.scale': expected memory of its own"));

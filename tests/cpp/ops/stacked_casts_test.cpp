@@ -214,7 +214,8 @@ TEST_F(StackedCastsTest, NoOtherSourceTakesThem) {
   Stack rows(kBlock1x128, kRows, kCols);
   const CastTargets out{.rows = rows.target(), .matrices = kMatrices};
   const auto expect_refused = [](const std::function<void()>& call) {
-    EXPECT_THAT(error_of(call), HasSubstr("'matrices': expected none but for a matrix in memory"));
+    EXPECT_THAT(error_of(call),
+                HasSubstr("'matrices': expected none except for a matrix in memory"));
   };
   expect_refused([&] {
     cast(Activated{.x = x(), .activation = Activation::kSilu, .layout = GateLayout::kHalves}, out);

@@ -104,15 +104,15 @@ TEST_F(TwoLevelTest, CastsAreThoseOfTheQuotients) {
 
 TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
   const std::vector<float> of_rows = factors(kRows);
-  ScaledMatrix cast(kRows, kCols, {.granularity = kSquares});
-  const CastTarget view = with_factors(cast, of_rows);
+  ScaledMatrix codes(kRows, kCols, {.granularity = kSquares});
+  const CastTarget view = with_factors(codes, of_rows);
   cast(x(), {.rows = view});
   std::vector<float> values(data_.size()), inner(data_.size());
   const auto out = [&](std::vector<float>& floats) {
     return matrix(floats.data(), DType::kFloat32, kRows, kCols);
   };
   dequantize(view, out(values));
-  dequantize(cast.view(), out(inner));
+  dequantize(codes.view(), out(inner));
   for (std::int64_t i = 0; i < kRows * kCols; ++i) {
     const float held = of_rows[static_cast<std::size_t>(i / kCols)];
     const auto index = static_cast<std::size_t>(i);
@@ -168,9 +168,7 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   ScaledMatrix lines(kRows, kCols, {.granularity = Granularity::kBlock1x128}),
       squares(kRows, kCols, {.granularity = kSquares});
   ScaledMatrix columns(kCols, kRows, {.granularity = kSquares});
-  const auto cast_error = [&](const CastTargets& out, const Format& options = {}) {
-    return error_of([&] { cast(x(), test::by(options, out)); });
-  };
+  const auto cast_error = [&](const CastTargets& out) { return error_of([&] { cast(x(), out); }); };
   EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
               HasSubstr("'out.rows.channel_scale': expected none, except beside 128x128 scales, "
                         "got one beside 1x128 scales"));
@@ -191,11 +189,11 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   view = with_factors(squares, of_rows);
   view.channel_scale->data = view.data.data;
   EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
-  EXPECT_THAT(cast_error({.rows = with_factors(squares, of_rows)}, {.scales = ScaleSource::kGiven}),
-              HasSubstr("'out.rows.channel_scale': expected none beside given scales, got one"));
-  EXPECT_THAT(cast_error({.rows = lines.target(), .transposed = columns.target()},
-                         {.scales = ScaleSource::kGiven}),
-              HasSubstr("granularity 1x128, as 'out.rows', or channel, got 128x128"));
+  EXPECT_THAT(cast_error(test::given({.rows = with_factors(squares, of_rows)})),
+              HasSubstr("'out.rows.channel_scale': expected none beside given scales, as"));
+  EXPECT_THAT(
+      cast_error(test::given({.rows = lines.target(), .transposed = columns.target()})),
+      HasSubstr("granularity 1x128, as 'out.rows', or channel (squares are found with the codes)"));
   EXPECT_THAT(
       cast_error({.rows = squares.target(), .transposed = with_factors(columns, of_columns)}),
       HasSubstr("'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"));
@@ -221,8 +219,8 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
 
 TEST_F(TwoLevelTest, SlicesOfRowsHaveTheirFactors) {
   const std::vector<float> of_columns = factors(kCols);
-  ScaledMatrix cast(kCols, kRows, {.granularity = kSquares});
-  const CastTarget slice = row_slice(with_factors(cast, of_columns), 128, kCols);
+  ScaledMatrix codes(kCols, kRows, {.granularity = kSquares});
+  const CastTarget slice = row_slice(with_factors(codes, of_columns), 128, kCols);
   ASSERT_TRUE(slice.channel_scale.has_value());
   EXPECT_EQ(slice.channel_scale->shape[0], kCols - 128);
   EXPECT_EQ(slice.channel_scale->data, of_columns.data() + 128);

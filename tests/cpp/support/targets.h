@@ -6,10 +6,10 @@
 namespace octofold::test {
 
 /// The same targets, cast by the rule, power_of_two and overflow of `format`.
-inline CastTargets by(const Format& format, CastTargets targets) {
+inline CastTargets by(const octofold::Format& format, CastTargets targets) {
   for (auto* target : {&targets.rows, &targets.transposed}) {
     if (!*target) continue;
-    Format& own = (*target)->format;
+    octofold::Format& own = (*target)->format;
     own = {own.dtype, own.granularity, format.rule, format.power_of_two, format.overflow};
   }
   return targets;

@@ -1,13 +1,13 @@
 """Products that cast their activations, beside what they take the place of: the cast and the
 product one after another, and BF16.
 
-    python bench/gpu/dynamic_gemm.py RESULTS.jsonl [M/M/...,N,K ...] [--dtype bfloat16]
+    python bench/gpu/gemm_cast.py RESULTS.jsonl [M/M/...,N,K ...] [--dtype bfloat16]
         [--only TEXT ...] [--planned]
 
 Each candidate is checked bit for bit against quantize() and gemm() by the candidate of the same
 name, and what is planned against FP32. All are screened in turns, and the best timed with the
 planner's own choice and the others once more. Last comes a table of BF16's time over theirs.
---planned: no candidates, only what dynamic_gemm() takes.
+--planned: no candidates, only what gemm() takes.
 """
 
 import sys
@@ -54,7 +54,7 @@ def measure_shape(run, options, names, m, n, k):
         return 0.0 if same else float("nan")
 
     def make(name):
-        calls = [candidates.dynamic_gemm(*operands, name) for operands in sets]
+        calls = [candidates.gemm(*operands, name) for operands in sets]
         limit = ERROR_LIMITS[torch.bfloat16] if name is None else 0.0
         return Implementation(calls, lambda: error(calls[0], name), limit)
 
@@ -79,7 +79,7 @@ def measure_shape(run, options, names, m, n, k):
     ]
     sensible = [name for name in names if candidates.sensible_swapped(name, m)]
     shape, facts = text_of((m, n, k)), {"shape": [m, n, k], "dtype": options.dtype}
-    return measure_candidates(run, "dynamic gemm", shape, sensible, make, others, **facts)[0]
+    return measure_candidates(run, "gemm with cast", shape, sensible, make, others, **facts)[0]
 
 
 def best(times):
@@ -110,7 +110,7 @@ def main():
     options = parser.parse_args()
     found = {}
     with Run(options) as run:
-        names = [] if options.planned or not run.on_gpu else candidates.dynamic_gemm_names()
+        names = [] if options.planned or not run.on_gpu else candidates.cast_gemm_names()
         names = candidates.of_texts(names, options.only)
         default = [f"{FEW},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,512"]
         for shape in run.cases(shapes_of(options.shapes or default)):
