@@ -6,25 +6,28 @@ SHELL := bash
 
 VENV := .venv/bin
 PRESET ?= release
+# Which of the preset's tests run: a test preset (release: all, quick: without the exhaustive ones).
+CTEST_PRESET ?= $(if $(filter release,$(PRESET)),quick,$(PRESET))
 # A worker for each core: threads of torch's on top of them would halve the speed.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile \
   tests/python tests/project
-# Not empty: what fails runs once more, and both runs are shown.
-RETRY ?=
+TIMES = $(CURDIR)/build/times
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CTEST_PARALLEL_LEVEL ?= $(CMAKE_BUILD_PARALLEL_LEVEL)
-# Build folders share what they compile alike, as the wheel's and the C++ tests' do: ccache then
-# sees paths from inside the build folder, and the compiler under one name.
+# ccache sees paths from inside the build folder, so that checkouts share what they compile alike; and
+# it takes precompiled headers.
 export CXX
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 
 WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOTICE \
   bindings cmake include kernels python src tools -type f -not -name '*.pyc')
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-cpp test-python bench wheel gpu-bundle format check tidy clean
+.PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
+  quarantine times bench wheel gpu-bundle format check tidy clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -32,15 +35,41 @@ help: ## this list
 demo: .venv/.demo ## FP8 in every linear layer of a real model: table, JSON, chart
 	$(VENV)/octofold demo
 
-test: test-cpp test-python ## all tests (OCTOFOLD_TORCH=skip: without PyTorch)
+test: .venv/.wheel test-cpp test-python times ## the quick tests: each operation, format and refusal
 
-test-cpp: .venv/.build ## the C++ tests (PRESET=dev, asan, tsan; else release)
+test-all: all-cpp all-python all-asan all-tsan all-fuzz times ## all tests: each kernel, sanitizers
+
+test-cpp: .venv/.build ## the quick C++ tests (PRESET=dev, asan, tsan: all in such a build)
 	cmake --preset $(PRESET)
 	cmake --build --preset $(PRESET)
-	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc ctest --preset $(PRESET) $(if $(RETRY),--repeat until-pass:2)
+	@mkdir -p $(TIMES)
+	nvrtc=$$(ls -d $(NVRTC)); OCTOFOLD_NVRTC=$$nvrtc \
+	  ctest --preset $(CTEST_PRESET) --output-junit $(TIMES)/$(CTEST_PRESET).xml
 
-test-python: .venv/.test ## the Python tests, with the wheel; the C++ package; the examples
-	$(PYTEST) $(if $(RETRY),|| $(PYTEST) --last-failed --last-failed-no-failures none)
+test-python: .venv/.test ## the quick Python tests, with the wheel; the C++ package; the examples
+	$(PYTEST) --quarantine=without -m "not slow" --hypothesis-profile=quick \
+	  --junitxml $(TIMES)/python.xml
+
+all-cpp: .venv/.wheel
+	$(MAKE) test-cpp CTEST_PRESET=release
+
+all-python: .venv/.test
+	$(PYTEST) --quarantine=without --junitxml $(TIMES)/python.xml
+
+all-asan all-tsan: all-%: .venv/.build
+	$(MAKE) test-cpp PRESET=$*
+
+all-fuzz: .venv/.build
+	cmake --preset asan
+	cmake --build --preset asan
+	OCTOFOLD_FUZZ_SECONDS=20 ctest --preset asan -R '[Ff]uzz'
+
+quarantine: .venv/.test ## the tests of tests/quarantine.txt
+	$(MAKE) test-cpp CTEST_PRESET=quarantine
+	$(PYTEST) --quarantine=only -n 0
+
+times: ## how long each area of the tests took when it last ran
+	@python3 scripts/test_times.py $(TIMES)
 
 bench: .venv/.demo ## speed on this machine, in C++ and from Python
 	cmake --preset bench

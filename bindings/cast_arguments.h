@@ -89,6 +89,7 @@ struct CastOperation {
                                    const Format& format, ScaleSource scales) const {
     if (!tensors.data) return std::nullopt;
     CastTarget target{.data = view_of(name, argument, *tensors.data, "e4m3 or e5m2"),
+                      .scale = {},
                       .format = format,
                       .scales = scales};
     if (tensors.scale) target.scale = view_of(name, argument + ".scale", *tensors.scale, "float32");

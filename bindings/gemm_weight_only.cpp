@@ -30,7 +30,7 @@ void gemm_weight_only(tvm::ffi::TensorView x, tvm::ffi::TensorView w, tvm::ffi::
       {.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),
        .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
        .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
-       .bias = kOperation.optional_input("bias", bias, "that of 'out' or float32"),
+       .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
        .workspace = workspace_of(kOperation, workspace),
        .candidate = candidate_of(candidate)},
       stream_of(stream, out));

@@ -33,6 +33,9 @@ function(octofold_room room)
   # A room's tests see what the room sees.
   set_property(TARGET octofold_${room} PROPERTY OCTOFOLD_DOORS src/${room} ${doors})
   target_link_libraries(octofold_${room} PUBLIC ${ARG_LIBRARIES} PRIVATE fmt::fmt-header-only)
+  if(NOT room STREQUAL core)
+    octofold_precompile(octofold_${room} octofold_core)
+  endif()
 endfunction()
 
 # Gives a target an include path with links to these folders of the project only. `config` stands

@@ -19,8 +19,9 @@ from common.bandwidth import beside_copy, cast_error, keeping
 from common.measure import Build, Implementation
 from common.operands import normal, sets_of
 from common.run import Run, new_parser, sizes, text_of
+from octofold.ops import Target, cast
 
-PROFILES = ("deepgemm", "vllm")  # one that multiplies, one that divides
+RULES = ("deepgemm", "vllm")  # one that multiplies, one that divides
 STACKS = ((32, 4096, 7168), (32, 7168, 2048))  # w13 and w2
 ERROR_LIMIT = 0.05
 
@@ -30,15 +31,13 @@ def casts():
     for granularity in ("1x128", "128x128", "channel", "tensor"):
         one_pass = granularity in ("1x128", "128x128")
         reads = 1 if one_pass else 2
-        for profile in PROFILES:
-            options = {"granularity": granularity, "profile": profile}
-            name, cast = f"{granularity} {profile}", partial(octofold.quantize, **options)
-            yield name, 1 if granularity == "channel" else reads, 1, cast
-            yield f"{name} transposed", reads, 1, partial(cast, transpose=True)
-            yield f"{name} both", reads, 2, partial(octofold.quantize_both, **options)
+        for name in (f"{granularity} {rule}" for rule in RULES):
+            rows = partial(octofold.quantize, format=name)
+            yield name, 1 if granularity == "channel" else reads, 1, rows
+            yield f"{name} transposed", reads, 1, partial(cast, transposed=name)
+            yield f"{name} both", reads, 2, partial(cast, rows=name, transposed=name)
     # What a layer makes of x: rows, and the transpose for the weight gradient.
-    of_layer = {"profile": "torchao", "transposed_granularity": "channel"}
-    both = partial(octofold.quantize_both, **of_layer)
+    both = partial(cast, rows="1x128 torchao", transposed="channel torchao")
     yield "1x128 torchao, channel transposed", 2, 2, both
     for columns in (None, "amax"):
         name = f"1x128 torchao, two-level transposed{', amax' if columns else ''}"
@@ -46,13 +45,8 @@ def casts():
 
 
 def two_level(columns, x):
-    return octofold.quantize_with_columns(
-        x,
-        columns,
-        profile="torchao",
-        transposed_granularity="128x128",
-        transposed_channel_scale=factors(x.shape[1], x.device),
-    )
+    transposed = Target("128x128 torchao", channel_scale=factors(x.shape[1], x.device))
+    return cast(x, rows="1x128 torchao", transposed=transposed, columns=columns)
 
 
 @functools.cache
@@ -64,16 +58,14 @@ def factors(channels, device):
 def stacked_casts():
     """Likewise, of x [matrices, rows, cols]: what forward and backward of experts take."""
     for granularity, transposed in (("128x128", None), ("1x128", "128x128"), ("1x128", None)):
-        options = {"granularity": granularity, "transposed_granularity": transposed}
-        cast = partial(octofold.quantize_both, **options)
+        both = partial(cast, rows=granularity, transposed=transposed or granularity)
         name = f"{granularity}{'' if transposed is None else f', {transposed}'} both"
-        yield f"stack {name}", 1, 2, lambda x, cast=cast: cast(x, matrices=len(x))
-        yield f"one matrix {name}", 1, 2, lambda x, cast=cast: cast(x.flatten(0, 1))
-    transposed = partial(octofold.quantize, granularity="128x128", transpose=True)
-    yield "stack 128x128 transposed", 1, 1, lambda x: transposed(x, matrices=len(x))
+        yield f"stack {name}", 1, 2, lambda x, both=both: both(x, matrices=len(x))
+        yield f"one matrix {name}", 1, 2, lambda x, both=both: both(x.flatten(0, 1))
+    yield "stack 128x128 transposed", 1, 1, lambda x: cast(x, transposed="128x128", matrices=len(x))
 
 
-def measure_cast(run, shape, dtype, name, reads, writes, cast):
+def measure_cast(run, shape, dtype, name, reads, writes, call):
     count, itemsize = math.prod(shape), torch.empty(0, dtype=getattr(torch, dtype)).itemsize
     inputs = sets_of(partial(normal, run, *shape, dtype=dtype), count * itemsize, run)
     moved = reads * itemsize * count + writes * count
@@ -81,9 +73,9 @@ def measure_cast(run, shape, dtype, name, reads, writes, cast):
     def make():
         def error():
             x = inputs[0].flatten(0, -2) if name.startswith("one") else inputs[0]
-            return cast_error(cast(inputs[0]), x)
+            return cast_error(call(inputs[0]), x)
 
-        return Implementation(keeping(cast, [(x,) for x in inputs]), error, ERROR_LIMIT)
+        return Implementation(keeping(call, [(x,) for x in inputs]), error, ERROR_LIMIT)
 
     case = f"{text_of(shape)} {dtype} {name}"
     beside_copy(run, "cast", case, moved, [Build(name, make, True, moved)])

@@ -106,7 +106,8 @@ def chains(worker, rows, width):
     count = worker.timing.set_count(CHAIN_LAYERS * width * width) if worker.on_gpu else 1
     x = normal(rows, width)
     wide = [[normal(width, width) / width**0.5 for _ in range(CHAIN_LAYERS)] for _ in range(count)]
-    weights = [[octofold.quantize(w, granularity="128x128") for w in group] for group in wide]
+    kind = {"format" if hasattr(octofold, "Format") else "granularity": "128x128"}
+    weights = [[octofold.quantize(w, **kind) for w in group] for group in wide]
     outs = [torch.empty_like(x) for _ in range(CHAIN_LAYERS)]
     codes, cast = octofold.quantize(x), octofold.quantize(x)
 

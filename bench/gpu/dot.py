@@ -41,7 +41,7 @@ def build(run, size, kind, call):
     def make():
         sets = [first, *sets_of(pair, read, run)[1:]]
         # torch.dot of FP16 rounds its result.
-        limit = 1e-5 if call is octofold.dot else 1e-2
+        limit = 1e-5 if call is octofold.ops.dot else 1e-2
         return Implementation(calls_of(call, sets), error, limit)
 
     def error():
@@ -50,7 +50,7 @@ def build(run, size, kind, call):
 
     first = pair()
     read = bytes_of(*first)
-    ours = call is octofold.dot
+    ours = call is octofold.ops.dot
     return Build(kind if ours else f"torch {kind}", make, ours, read)
 
 
@@ -62,7 +62,7 @@ def main():
         for size in run.cases(options.sizes or (SIZES if run.on_gpu else (1000,))):
             builds = functools.partial(build, run, size)
             cases = [
-                *((kind, octofold.dot) for kind in OURS),
+                *((kind, octofold.ops.dot) for kind in OURS),
                 *((kind, torch.dot) for kind in PEERS),
             ]
             measure(run, "dot", str(size), (builds(*case) for case in cases), "torch float32")

@@ -107,7 +107,7 @@ class Feather:
 
 def words(numbers):
     """Packed, in the type that Feather's kernels take."""
-    return octofold.as_words(numbers).view(torch.uint32)
+    return octofold.ops.as_words(numbers).view(torch.uint32)
 
 
 def unchanged(operands):
@@ -148,7 +148,9 @@ def dot_problem(run, feather, n):
         pairs = sets_of(lambda draw=draw: (draw(), draw()), 2 * n, run)
         a, b = (x.double() for x in pairs[0])
         error = error_of(a @ b, a.abs() @ b.abs())
-        yield from builds_of(f"octofold {name}", pairs, error, FP32_LIMIT, unchanged, octofold.dot)
+        yield from builds_of(
+            f"octofold {name}", pairs, error, FP32_LIMIT, unchanged, octofold.ops.dot
+        )
         # Of FP16 numbers Feather makes FP16 products.
         limit = FP32_LIMIT if name == "e5m2" else LIMITS["float16"]
         yield from builds_of(f"feather {name}", pairs, error, limit, *feather.dot_calls(name))
@@ -159,8 +161,8 @@ def dot_problem(run, feather, n):
 
 def with_scale(pair):
     w, x = pair
-    one = torch.ones(octofold.scale_shape("tensor", *w.shape), device=w.device)
-    return octofold.ScaledTensor(w, one, "tensor"), x
+    one = torch.ones(octofold.ops.scale_shape("tensor", *w.shape), device=w.device)
+    return x, octofold.ScaledTensor(w, one, "tensor")
 
 
 def gemv_problem(run, feather, n, k):
@@ -169,9 +171,8 @@ def gemv_problem(run, feather, n, k):
         pairs = sets_of(lambda draw=draw: (draw(n, k), draw(k)), n * k, run)
         w, x = pairs[0]
         error = error_of(w.double() @ x.double())
-        yield from builds_of(
-            f"octofold {name}", pairs, error, FP32_LIMIT, with_scale, octofold.gemv
-        )
+        ours = octofold.gemm_weight_only
+        yield from builds_of(f"octofold {name}", pairs, error, FP32_LIMIT, with_scale, ours)
         limit = FP32_LIMIT if name == "e5m2" else FEATHER_E4M3_LIMIT
         yield from builds_of(f"feather {name}", pairs, error, limit, *feather.gemv_calls(name))
         for kind in WIDE if name == "e5m2" else ():
@@ -213,7 +214,7 @@ def subnormals(run, feather):
     pair = codes.view(DTYPES["e4m3"]), torch.ones(4096, device=run.device).to(DTYPES["e4m3"])
     error = error_of(pair[0].double() @ pair[1].double())
     prepared, call, _ = feather.gemv_calls("e4m3")
-    ours = octofold.gemv(*with_scale(pair))
+    ours = octofold.gemm_weight_only(*with_scale(pair))
     return {"feather": error(call(*prepared(pair))), "octofold": error(ours)}
 
 

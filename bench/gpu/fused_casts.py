@@ -22,6 +22,7 @@ from common.bandwidth import beside_copy, cast_error, keeping
 from common.measure import Build, Implementation
 from common.operands import normal, sets_of
 from common.run import Run, new_parser, sizes, text_of
+from octofold.ops import Activated, ActivationGradient, Normed, cast
 
 ERROR_LIMIT = 0.08  # e5m2 makes 0.053
 TARGETS = ("rows", "both")
@@ -61,6 +62,16 @@ REFERENCES = {"rows": reference_cast, "both": reference_both}
 WRITTEN = {"rows": 1, "both": 2}
 
 
+def wanted(targets, rows="1x128", transposed="1x128"):
+    """Options of cast()."""
+    return {"rows": rows} | ({"transposed": transposed} if targets == "both" else {})
+
+
+def cast_of(source, options):
+    """A cast of what the source is made of: cast_of(Activated, options)(x)."""
+    return lambda *inputs: cast(source(*inputs), **options)
+
+
 def composed(cast, exact):
     return lambda *inputs: cast(exact(*inputs))
 
@@ -79,23 +90,16 @@ def swiglu_gradient(gradient, x):
 
 def activations(run, rows, cols):
     for targets, layout in itertools.product(TARGETS, LAYOUTS):
-        options = {"targets": targets, "layout": layout}
-        for name, widths, outputs, function, exact in (
-            ("swiglu", (2 * cols,), 1, octofold.quantize_activation, swiglu),
-            (
-                "swiglu gradient",
-                (cols, 2 * cols),
-                2,
-                octofold.quantize_activation_gradient,
-                swiglu_gradient,
-            ),
+        for name, widths, outputs, source, exact in (
+            ("swiglu", (2 * cols,), 1, Activated, swiglu),
+            ("swiglu gradient", (cols, 2 * cols), 2, ActivationGradient, swiglu_gradient),
         ):
             same = layout == "halves"
             yield Case(
                 f"{name} {targets} {layout}",
                 widths,
                 outputs * WRITTEN[targets] * cols,
-                partial(function, **options),
+                cast_of(partial(source, layout=layout), wanted(targets)),
                 exact if same else None,
                 composed(REFERENCES[targets], exact) if same else None,
             )
@@ -107,11 +111,11 @@ def activations_from_fp8(run, rows, cols):
         written = WRITTEN[targets] * cols * 33 / 32
         name = {"rows": "rows", "both": "both ways"}[targets]
         for layout in LAYOUTS:
-            cast = partial(octofold.quantize_activation_gradient, targets=targets, layout=layout)
+            gradient = cast_of(partial(ActivationGradient, layout=layout), wanted(targets))
             widths = cols, InFp8(2 * cols)
-            yield Case(f"SwiGLU gradient {name} from FP8 {layout}", widths, 2 * written, cast)
-        cast = partial(octofold.quantize_activation, targets=targets)
-        yield Case(f"SwiGLU {name} from FP8", (InFp8(2 * cols),), written, cast)
+            yield Case(f"SwiGLU gradient {name} from FP8 {layout}", widths, 2 * written, gradient)
+        value = cast_of(Activated, wanted(targets))
+        yield Case(f"SwiGLU {name} from FP8", (InFp8(2 * cols),), written, value)
 
 
 def rms_norm(weight, x):
@@ -128,21 +132,19 @@ def layer_norm(weight, bias, x):
 
 def norms(run, rows, cols):
     weight, bias = (normal(run, cols) for _ in "ab")
-    cast = octofold.quantize_norm
+    rms = partial(Normed, weight=weight)
     for targets, reference in REFERENCES.items():
-        written, options = WRITTEN[targets] * cols, {"targets": targets}
+        written, options = WRITTEN[targets] * cols, wanted(targets)
 
         def with_residual(x, residual, options=options):
-            return cast(x, weight, residual=residual, **options)
+            return cast(rms(x, residual=residual), **options)
 
         def compiled(x, residual, reference=reference):
             return (total := x + residual), *reference(rms_norm(weight, total))
 
         exact = partial(rms_norm, weight)
-        plain = partial(cast, weight=weight, **options)
-        yield Case(
-            f"rms norm {targets}", (cols,), written, plain, exact, composed(reference, exact)
-        )
+        plain, peer = cast_of(rms, options), composed(reference, exact)
+        yield Case(f"rms norm {targets}", (cols,), written, plain, exact, peer)
         exact = partial(residual_norm, weight)
         yield Case(
             f"residual rms norm {targets}",
@@ -153,15 +155,14 @@ def norms(run, rows, cols):
             compiled,
         )
         exact = partial(layer_norm, weight, bias)
-        layer = partial(cast, weight=weight, bias=bias, norm="layer", **options)
-        yield Case(
-            f"layer norm {targets}", (cols,), written, layer, exact, composed(reference, exact)
-        )
-    by_channel = partial(cast, weight=weight, granularity="channel")
+        layer = cast_of(partial(rms, bias=bias, kind="layer"), options)
+        peer = composed(reference, exact)
+        yield Case(f"layer norm {targets}", (cols,), written, layer, exact, peer)
+    by_channel = cast_of(rms, {"rows": "channel"})
     yield Case("rms norm rows channel", (cols,), cols, by_channel, partial(rms_norm, weight))
 
 
-def norm_backwards(run, rows, cols):
+def norm_gradients(run, rows, cols):
     """dx is written in BF16. Statistics of other rows are as good as any."""
     weight, bias = (normal(run, cols) for _ in "ab")
     rstd, mean = torch.ones(rows, device=run.device), torch.zeros(rows, device=run.device)
@@ -176,10 +177,10 @@ def norm_backwards(run, rows, cols):
         return gradients
 
     def rms(dy, x, residual=None):
-        return octofold.norm_backward(dy, x, rstd, weight=weight, residual_gradient=residual)
+        return octofold.ops.norm_gradient(dy, x, rstd, weight=weight, residual_gradient=residual)
 
     def layer(dy, x):
-        return octofold.norm_backward(dy, x, rstd, mean, weight, bias, norm="layer")
+        return octofold.ops.norm_gradient(dy, x, rstd, mean, weight, bias, kind="layer")
 
     two = cols, cols
     yield Case("rms norm backward", two, 2 * cols, rms, peer=compiled(rms_norm, weight))
@@ -190,23 +191,23 @@ def norm_backwards(run, rows, cols):
 
 def columns(run, rows, cols):
     """The cast of a gradient both ways, without and with what it works out of columns."""
-    for transposed, wanted in itertools.product((None, "channel"), (None, "sums", "both")):
-        name = "1x128" if transposed is None else f"1x128+{transposed}"
-        options = {"columns": wanted, "dtype": "e5m2", "transposed_granularity": transposed}
+    for transposed, reduced in itertools.product(("1x128", "channel"), (None, "sums", "both")):
+        name = "1x128" if transposed == "1x128" else f"1x128+{transposed}"
+        options = wanted("both", "e5m2 1x128", f"e5m2 {transposed}")
         yield Case(
-            f"cast both {name}" + (f" columns {wanted}" if wanted else ""),
+            f"cast both {name}" + (f" columns {reduced}" if reduced else ""),
             (cols,),
             2 * cols,
-            partial(octofold.quantize_with_columns, **options),
+            partial(cast, **options, columns=reduced),
             lambda x: x,
-            with_sums if wanted == "sums" and transposed is None else None,
+            with_sums if reduced == "sums" and transposed == "1x128" else None,
         )
-    for wanted in (None, "sums"):
+    for reduced in (None, "sums"):
         yield Case(
-            "swiglu gradient both" + (f" columns {wanted}" if wanted else ""),
+            "swiglu gradient both" + (f" columns {reduced}" if reduced else ""),
             (cols, 2 * cols),
             4 * cols,
-            partial(octofold.quantize_activation_gradient, targets="both", columns=wanted),
+            cast_of(ActivationGradient, wanted("both") | {"columns": reduced}),
             swiglu_gradient,
         )
 
@@ -215,7 +216,7 @@ def with_sums(x):
     return *reference_both(x), x.float().sum(0)
 
 
-FAMILIES = (activations, activations_from_fp8, norms, norm_backwards, columns)
+FAMILIES = (activations, activations_from_fp8, norms, norm_gradients, columns)
 
 
 def operand(run, rows, width):

@@ -15,7 +15,7 @@ import octofold
 import torch
 from common import candidates
 from common.measure import Build, Implementation, measure_candidates
-from common.operands import poison, scaled, sets_of
+from common.operands import cast_activated, poison, scaled, sets_of
 from common.run import Run, new_parser, shapes_of, text_of
 
 SHAPES = (
@@ -38,7 +38,7 @@ def measure_shape(run, activation, m, n, k):
     a, b, both, out = sets[0]
     # A product by slices of K would round its sums otherwise.
     candidates.gemm(a, b, both, candidates.PLAIN if run.on_gpu else None)()
-    expected = octofold.quantize_activation(both, activation)
+    expected = cast_activated(both, activation)
 
     def error(call):
         poison(out)
@@ -54,7 +54,7 @@ def measure_shape(run, activation, m, n, k):
         return octofold.gemm(a, b, out=both)
 
     def apart(a, b, both, _):
-        return octofold.quantize_activation(octofold.gemm(a, b, out=both), activation)
+        return cast_activated(octofold.gemm(a, b, out=both), activation)
 
     def other(function):
         return Implementation([partial(function, *s) for s in sets], lambda: 0.0)

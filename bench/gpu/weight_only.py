@@ -3,8 +3,8 @@
     python bench/gpu/weight_only.py RESULTS.jsonl [M/M/...,N,K ...] [--granularity 128x128]
         [--formats e4m3 e5m2]
 
-Up to 16 rows gemv() too, of x in BF16, FP16, FP32 and e4m3; for more rows, the gradient. From 1024
-rows on mma.sync alone (mma_ceiling.py) takes turns with them.
+Up to 16 rows x in FP32 and e4m3 too, and a single row as a vector; for more rows, the gradient.
+From 1024 rows on mma.sync alone (mma_ceiling.py) takes turns with them.
 """
 
 import sys
@@ -36,8 +36,8 @@ def build(run, name, pairs, call, values, size, ours=True):
     return Build(name, make, ours, n * k * pairs[0][1].data.itemsize, 2 * m * n * k)
 
 
-def gemv(x, w):
-    return octofold.gemv(w, x, out_dtype=torch.float32)
+def to_float32(x, w):
+    return octofold.gemm_weight_only(x, w, out_dtype=torch.float32)
 
 
 def builds(run, m, n, k, granularity, formats):
@@ -59,11 +59,15 @@ def builds(run, m, n, k, granularity, formats):
             )
         if m > 16:
             pairs = operands([normal(run, m, n) for _ in xs], "bfloat16")
-            call = octofold.gemm_weight_only_gradient
+            call = octofold.ops.gemm_weight_only_gradient
             yield build(run, f"gradient {name}", pairs, call, partial(values, False), size)
             continue
-        for dtype in ("bfloat16", "float16", "float32", "e4m3"):
-            yield build(run, f"gemv {name} x {dtype}", operands(xs, dtype), gemv, values, size)
+        for dtype in ("float32", "e4m3"):
+            title = f"weight only {name} x {dtype}"
+            yield build(run, title, operands(xs, dtype), to_float32, values, size)
+        for dtype in ("bfloat16", "float16", "float32", "e4m3") if m == 1 else ():
+            vectors = operands([x[0] for x in xs], dtype)
+            yield build(run, f"vector {name} x {dtype}", vectors, to_float32, values, size)
     wide = [normal(run, n, k) for _ in xs[: max(2, len(xs) // 2)]]
     pairs = list(zip(xs, (w.T for w in wide), strict=False))
     yield build(

@@ -11,19 +11,20 @@
 namespace octofold {
 
 /// Casts the source to FP8 with one FP32 scale per unit of each target, and writes codes and
-/// scales. Whatever the source, the codes and scales have the bits that the same cast has of the
-/// matrix in memory, on the same device.
+/// scales. Whatever the source, they have the bits that a cast of the same matrix in memory has, on
+/// the same device.
 ///
 /// NaN and Inf follow IEEE rules through the arithmetic of the rule.
 /// Throws Error: kInvalidArgument for wrong dtypes, shapes, strides or overlapping memory, and for
-/// targets that do not go together; on a GPU kUnsupported without kernels for it, kUnavailable
+/// targets that do not go together; on a GPU kUnsupported where there are no kernels, kUnavailable
 /// without a usable driver or compiler.
 OCTOFOLD_API void cast(const CastSource& source, const CastTargets& targets, Stream stream = {});
 
-/// Rows of the workspace of ColumnTargets for a source of so many rows.
+/// The number of rows of the workspace of ColumnTargets, for a source of `rows` rows.
 OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
 
-/// Columns of a transpose of so many rows in the K-group layout: 128 · (rows / 128 + groups).
+/// The number of columns of a transpose of `rows` rows in the K-group layout:
+/// 128 · (rows / 128 + groups).
 OCTOFOLD_API std::int64_t group_columns(std::int64_t rows, std::int64_t groups);
 
 }  // namespace octofold

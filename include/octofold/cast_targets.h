@@ -1,4 +1,4 @@
-// What a cast writes: FP8 matrices with their scales, and what it finds out about columns.
+// The targets of a cast: FP8 matrices with their scales, and reductions of columns.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace octofold {
 // | 128x128     | [ceil(rows / 128), ceil(K / 128)]                 |
 
 enum class ScaleSource : std::uint8_t {
-  kComputed,  ///< each unit's from its largest magnitude, and written
-  kGiven,     ///< the target's scales are read, never written: static scales
+  kComputed,  ///< computed from each unit's largest magnitude, and written
+  kGiven,     ///< read from the target and never written: static scales
 };
 
 /// An FP8 matrix to be written, and how.
@@ -34,63 +34,66 @@ struct CastTarget {
   MutableTensorView scale;  ///< float32 of any strides, in the shape of format.granularity
   Format format{};
   ScaleSource scales = ScaleSource::kComputed;
-  /// As in ScaledTensorView: it is read, never written. None beside given scales, as kernels find
-  /// scales of two levels with the codes.
+  /// As in ScaledTensorView: it is read, never written. Not allowed with given scales, because
+  /// kernels compute two-level scales with the codes.
   std::optional<TensorView> channel_scale{};
 
   /// What has been written can be read.
   operator ScaledTensorView() const { return {data, scale, format.granularity, channel_scale}; }
 };
 
-/// What is to be worked out of each column beside the casts, from the read that these take anyway:
-/// of the values that are cast, in their dtype. float32 [K], contiguous, apart from all else
-/// that is written.
+/// Reductions of each column, computed from the read that the casts take anyway, of the values that
+/// are cast, in their dtype. They are float32 [K], contiguous, and overlap nothing else that is
+/// written.
 struct ColumnTargets {
-  /// The sums over all rows, 0 of none. The sum of a gradient is the gradient by the bias. On a GPU
-  /// added in FP32, on the CPU in double and rounded once; in a fixed order, so that the same input
-  /// gives the same bits.
+  /// The sums over all rows, 0 for no rows. The sum of a gradient is the gradient by the bias. Sums
+  /// are added in FP32 on a GPU, in double on the CPU and rounded once; in a fixed order, so that
+  /// the same input gives the same bits.
   std::optional<MutableTensorView> sums{};
-  /// The largest magnitudes, 0 of no rows, NaN where a column has one.
+  /// The largest magnitudes, 0 for no rows, NaN for a column that has one.
   std::optional<MutableTensorView> amax{};
-  /// With either of them: float32 [column_workspace_rows(), K], contiguous. What it holds
-  /// afterwards is of no account.
+  /// Needed with either of them: float32 [column_workspace_rows(), K], contiguous. Its contents
+  /// afterwards do not matter.
   std::optional<MutableTensorView> workspace{};
 };
 
-/// Rows of the workspace of ColumnTargets for x of so many rows.
+/// The number of rows of the workspace of ColumnTargets, for x of `rows` rows.
 OCTOFOLD_API std::int64_t column_workspace_rows(std::int64_t rows, bool sums, bool amax);
 
-/// The casts to be made of one source, at least one; with block scales from one pass over it on a
-/// GPU. Both have one dtype, rule, power_of_two, overflow and source of scales, and one
-/// granularity, but that beside rows of 1x128 the transpose may be of channels, as a weight
-/// gradient wants it (then the source is read twice), or of 128x128 where scales are computed.
+/// The casts of one source, at least one. With block scales a GPU makes them in one pass over the
+/// source. Both have the same dtype, rule, power_of_two, overflow and source of scales. They have
+/// the same granularity too, except that beside rows of 1x128 the transpose may be of channels, as
+/// a weight gradient wants it (the source is then read twice), or, with computed scales, of
+/// 128x128.
 struct CastTargets {
-  /// Of the matrix [..., K] itself. data: its shape.
+  /// The cast of the matrix [..., K] itself. data has its shape.
   std::optional<CastTarget> rows{};
-  /// Of its transpose, written row-major. data: [K, rows]; with `offsets` [K, columns], with
-  /// `matrices` [matrices, K, rows / matrices].
+  /// The cast of its transpose, written row-major. data is [K, rows]; with `offsets` [K, columns],
+  /// with `matrices` [matrices, K, rows / matrices].
   std::optional<CastTarget> transposed{};
-  /// Of its columns. Rows alone that have one scale each are read twice for their sake.
+  /// Reductions of its columns. For them, rows alone with one scale each are read twice.
   ColumnTargets columns{};
-  /// With a transpose, where rows are sorted by group: int32 [groups + 1], contiguous, on the
-  /// source's device. The rows of group g are offsets[g] … offsets[g + 1] - 1, of any number, from
-  /// 0 on; rows behind the last group are not cast, in neither target.
+  /// For a transpose of rows that are sorted by group: int32 [groups + 1], contiguous, on the
+  /// source's device. Group g has the rows offsets[g] … offsets[g + 1] - 1, of which there may be
+  /// none. Rows behind the last group are cast in neither target.
   ///
   /// The transpose then has the K-group layout, in which it is summed group by group:
   /// group_columns(rows, groups) columns; those of group g stand from column 128 · (offsets[g] /
   /// 128 + g) on, and zeros behind them up to the next multiple of 128; other columns are not
-  /// written, nor are their scales. So scale units of 1x128 and 128x128 begin with a group, and
-  /// none has values of two; a scale of a tensor or channel is for all groups. No rows of 128x128,
-  /// which would; no `columns`, which are of all rows.
+  /// written, nor are their scales. So 1x128 and 128x128 units begin with a group, and none has
+  /// values of two groups; a tensor or channel scale is shared by all groups. Rows of 128x128 are
+  /// not allowed, because a square could have rows of two groups, and neither are `columns`, which
+  /// are reduced over all rows.
   ///
   /// The CPU backend throws kInvalidArgument for offsets that do not begin at 0, decrease or exceed
-  /// the rows. On a GPU they are not looked at before: whatever they are, nothing outside of the
-  /// tensors is read or written.
+  /// the rows. On a GPU they are not checked: whatever they are, nothing outside of the tensors is
+  /// read or written.
   std::optional<TensorView> offsets{};
-  /// Where the source is a matrix as it is: it is a stack of so many matrices [rows / matrices, K],
-  /// one below another, such as the weights of experts; at least 1, a divisor of the rows. Each is
-  /// cast as if it were alone, byte for byte, and the transposes too stand one below another. No
-  /// `offsets`, no `columns`, which are of all rows. The scales of codes [matrices, R, C]:
+  /// For a source that is a matrix in memory: the number of matrices [rows / matrices, K] that
+  /// stand in it one below another, such as the weights of experts; at least 1, a divisor of the
+  /// rows. Each is cast as if it were alone, byte for byte, and the transposes stand one below
+  /// another too. Neither `offsets` nor `columns` are allowed. The scales of codes [matrices, R,
+  /// C]:
   ///
   /// | granularity | scale                                       |
   /// |-------------|---------------------------------------------|
@@ -104,7 +107,7 @@ struct CastTargets {
   std::optional<std::int64_t> matrices{};
 };
 
-/// Rows [begin, end) of a target, as row_slice() of a ScaledTensorView (scale_layout.h).
+/// Rows [begin, end) of a target, like row_slice() of a ScaledTensorView (scale_layout.h).
 OCTOFOLD_API CastTarget row_slice(const CastTarget& target, std::int64_t begin, std::int64_t end);
 
 }  // namespace octofold

@@ -1,4 +1,4 @@
-// From one element type to another, element by element.
+// Conversion from one element type to another, element by element.
 #pragma once
 
 #include "octofold/export.h"
@@ -11,9 +11,8 @@ namespace octofold {
 /// Element-wise conversion between any two of float32, float16, bfloat16, e4m3 and e5m2, without
 /// scales, rounding to nearest even.
 /// `overflow` applies to FP8 results; float16 and bfloat16 overflow to infinity.
-/// x, out: the same shape [..., K], last dimension contiguous; x of any row stride, out with
-/// rows that do not overlap.
-/// Throws Error as cast() does (cast.h).
+/// x and out have the same shape [..., K] and a contiguous last dimension; x has any row stride,
+/// out has rows that do not overlap. Throws Error as cast() does (cast.h).
 OCTOFOLD_API void convert_dtype(const TensorView& x, const MutableTensorView& out,
                                 Overflow overflow = Overflow::kSaturate, Stream stream = {});
 

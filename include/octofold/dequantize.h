@@ -1,4 +1,4 @@
-// From FP8 codes and their scales back to numbers.
+// Conversion of FP8 codes and their scales back to numbers.
 #pragma once
 
 #include "octofold/export.h"

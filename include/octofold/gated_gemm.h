@@ -1,4 +1,4 @@
-// The first half of a gated MLP: both products, the activation and the cast of what it gives.
+// The first half of a gated MLP: both products, the activation and the cast of its result.
 #pragma once
 
 #include <optional>
@@ -18,16 +18,19 @@ namespace octofold {
 /// a: [..., K], scales 1x128; e4m3 or e5m2. With groups: [M, K], rows sorted by group.
 /// b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are Wg, the others Wu. With groups:
 ///   [G, 2·N, K], a group's gates, then its ups; scales as in grouped_gemm().
-/// groups: each row has the weights of its group. There are no products of masked groups.
-/// out: a target of cast(), of codes [..., N] and scales 1x128, which are computed. With groups,
-///   rows from the last offset on are not written.
+/// groups: if set, each row is multiplied with the weights of its group. There are no gated
+/// products
+///   of masked groups or of groups along K.
+/// out: a target as of cast(), with codes [..., N] and computed 1x128 scales. With groups, rows
+/// from
+///   the last offset on are not written.
 /// activation: a gated one (vocabulary.h).
 /// candidate: as in gemm().
 ///
-/// The same codes and scales as of gemm() to a bfloat16 [..., 2·N] and the cast() of that as
-/// Activated, gate and up in halves: gate and up are the sums rounded to BF16, the activation is
-/// worked out in FP32 and rounded to BF16, and what is cast is that. To the bit, but that a product
-/// which gemm() sums in slices of K may round its sums otherwise.
+/// The codes and scales are those of gemm() to a bfloat16 [..., 2·N] and cast() of that as
+/// Activated, with gate and up in halves: gate and up are the sums rounded to BF16, the activation
+/// is computed in FP32 and rounded to BF16, and that is cast. They agree to the bit, except where
+/// gemm() uses split-K and may round its sums differently.
 struct GatedGemmArguments {
   ScaledTensorView a;
   ScaledTensorView b;
@@ -40,10 +43,11 @@ struct GatedGemmArguments {
 /// All tensors lie on one device. On a GPU one kernel is queued on `stream`, as by gemm(), and may
 /// be captured in a CUDA graph.
 ///
-/// Throws Error: kInvalidArgument names the argument; kUnavailable: no usable driver or compiler;
-/// kUnsupported: as gemm(), and on a GPU for N that is no multiple of 128 (there a block of 128
-/// rows of b would scale gates and ups), for K = 0, and where addresses or row strides of a, b or
-/// out's codes are no multiples of 16 bytes. gemm() and cast() take those, and the CPU.
+/// Throws Error: kInvalidArgument, which names the argument; kUnavailable without a usable driver
+/// or compiler; kUnsupported as gemm(), and on a GPU for an N that is no multiple of 128 (a block
+/// of 128 rows of b would then scale gates and ups), for K = 0, and if addresses or row strides of
+/// a, b or out's codes are no multiples of 16 bytes. For these, call gemm() and cast(), or use the
+/// CPU.
 OCTOFOLD_API void gated_gemm(const GatedGemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

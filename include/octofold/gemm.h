@@ -26,13 +26,12 @@ struct CastOperand {
 ///
 /// A: e4m3 or e5m2 of any granularity, or numbers that the product casts.
 /// B: e4m3 or e5m2, of any granularity and type beside A's; two-level scales beside an A of FP8.
-/// Columns (K) of both are contiguous, row strides are any, 0 and negative ones too.
-/// out: bfloat16, float16 or float32; columns contiguous, rows apart from each other.
-/// C: of out's type or float32; either disjoint from out or exactly out (in place). None beside an
-/// A that is cast.
-/// bias: of out's type or float32, contiguous.
-/// A's leading dimensions, M rows together, are those of out and C.
-/// M, N, K ≥ 0; with K = 0 the sum is 0 (times the scales that do not vary along K, on a GPU).
+/// Columns (K) of both are contiguous; row strides are arbitrary, 0 and negative ones too.
+/// out: bfloat16, float16 or float32; columns contiguous, rows that do not overlap.
+/// C: of out's type or float32; either disjoint from out or exactly out (in place). Not allowed
+/// with an A that is cast. bias: of out's type or float32, contiguous. out and C have A's leading
+/// dimensions, which together are M rows. M, N, K ≥ 0; with K = 0 the sum is 0 (times the scales
+/// that do not vary along K, on a GPU).
 ///
 /// Arithmetic: codes are multiplied and summed over at most 128 values of K, and such partial sums
 /// are added in FP32. Scales that vary along K (1x128, 128x128) multiply each partial sum; those
@@ -40,10 +39,10 @@ struct CastOperand {
 /// and bias are added in FP32; one rounding to out's type. docs/numerics.md has the error limits.
 /// The same input gives the same bits.
 ///
-/// With an A that is cast the result is that of cast() and gemm() one after another, to the bit
-/// but for one thing: on a GPU both may take K in other slices, and round their sums otherwise. It
-/// is for few rows, as in decoding: each tile of out casts the rows that it takes, where cast()
-/// would have cast them once, and what is saved is a kernel. Many rows are right too, but slow.
+/// With an A that is cast, the result is that of cast() and gemm() one after another, to the bit,
+/// except that on a GPU both may split K differently, and then round their sums differently. This
+/// saves a kernel and is meant for few rows, as in decoding: each tile of out casts the rows that
+/// it takes, where cast() would cast them once. Many rows are correct too, but slow.
 struct GemmArguments {
   std::variant<ScaledTensorView, CastOperand> a;
   ScaledTensorView b;
@@ -53,23 +52,24 @@ struct GemmArguments {
   /// Lets a backend sum all of K inside the tensor core (about 14 significant bits on Hopper).
   /// For tensor and channel scales only; a backend that gains nothing by it does not use it.
   bool fast_accumulation = false;
-  /// On a GPU, the configuration of this name (tuning.h), planned anew in each call: to be timed in
-  /// a CUDA graph. Empty: the fastest, as measured or reckoned.
+  /// On a GPU, the name of the configuration to use (tuning.h). It is planned anew in each call,
+  /// and is meant to be timed in a CUDA graph. Empty: the fastest, by the tables or by prediction.
   std::string candidate{};
 };
 
 /// All tensors lie on one device. On a GPU (compute capability 8.9, 9.0 or 12.x; with an A that is
 /// cast 9.0) the product is queued on `stream` and the call returns; it may be captured in a CUDA
-/// graph. The first call of a problem compiles a kernel or finds it on disk. A and B whose
-/// addresses and row strides are multiples of 16 bytes are read fastest; the log names those that
-/// are not. Block scales 1x128 with strides (1, round_up(rows, 4)) are, too; any strides will do.
+/// graph. The first call of a problem compiles a kernel or finds it on disk. A and B are read
+/// fastest if their addresses and row strides are multiples of 16 bytes; the log names those that
+/// are not. 1x128 scales are read fastest with strides (1, round_up(rows, 4)); any strides are
+/// accepted.
 ///
 /// Example: octofold::gemm({.a = activations, .b = weights, .out = output, .bias = bias}, stream);
-/// Throws Error: kInvalidArgument names the argument, and lists the candidates where there is none
-/// of a name; kUnavailable: no usable driver or compiler; kUnsupported: a GPU without kernels,
-/// sizes or numbers of tiles near 2^31 and more, and, with an A that is cast, K = 0 and a B whose
-/// address or row stride is no multiple of 16 bytes. cast() and gemm() of its codes take those,
-/// and the CPU.
+/// Throws Error: kInvalidArgument, which names the argument, and lists the candidates if none has
+/// the given name; kUnavailable without a usable driver or compiler; kUnsupported for a GPU without
+/// kernels, for sizes or numbers of tiles near 2^31 or more, and, with an A that is cast, for K = 0
+/// and for a B whose address or row stride is no multiple of 16 bytes. For these, call cast() and
+/// gemm() of its codes, or use the CPU.
 OCTOFOLD_API void gemm(const GemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

@@ -1,4 +1,4 @@
-// Products whose weights alone are FP8, for GPUs with and without FP8 units.
+// Products with FP8 weights and wide activations, for GPUs with and without FP8 units.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@ namespace octofold {
 
 /// out[..., N] = x[..., K] · W[N, K]ᵀ (+ bias[N]).
 struct GemmWeightOnlyArguments {
-  /// float16, bfloat16; leading dimensions are M rows together; columns (K) contiguous, any row
-  /// stride.
+  /// float16 or bfloat16; the leading dimensions together are M rows; columns (K) contiguous, any
+  /// row stride.
   TensorView x;
-  /// e4m3 or e5m2, any granularity, two-level scales left out; columns (K) contiguous, any row
-  /// stride. As checkpoints have them: nothing is repacked.
+  /// e4m3 or e5m2, any granularity, but no two-level scales; columns (K) contiguous, any row
+  /// stride. The bytes are those of checkpoints: nothing is repacked.
   ScaledTensorView w;
-  /// Of x's type or float32; columns contiguous, rows apart from each other. Apart from all else.
+  /// Of x's type or float32; columns contiguous, rows that do not overlap, nor any other tensor.
   MutableTensorView out;
   /// Of out's type or float32, contiguous.
   std::optional<TensorView> bias{};
-  /// float32 [weight_only_workspace_size(M, N, K)], contiguous: with it blocks of a GPU share the
-  /// depth where that is faster, as it is for some tens of rows. What it holds is of no account.
+  /// float32 [weight_only_workspace_size(M, N, K)], contiguous. With it blocks of a GPU use split-K
+  /// where that is faster, as for some tens of rows. Its contents do not matter.
   std::optional<MutableTensorView> workspace{};
   /// As in gemm().
   std::string candidate{};
 };
 
-/// Elements of the workspace of a product of `rows` · `columns` sums of `depth` products; 0 where
-/// none is of use. The same whatever GPU computes. Throws Error(kInvalidArgument) for sizes below
-/// 0.
+/// The number of elements of the workspace, for `rows` · `columns` sums of `depth` products; 0
+/// where a workspace is of no use. It does not depend on the GPU. Throws Error(kInvalidArgument)
+/// for sizes below 0.
 OCTOFOLD_API std::int64_t weight_only_workspace_size(std::int64_t rows, std::int64_t columns,
                                                      std::int64_t depth);
 
@@ -40,9 +40,9 @@ OCTOFOLD_API std::int64_t weight_only_workspace_size(std::int64_t rows, std::int
 ///
 /// Codes become numbers of x's type exactly; their products are added in FP32 (in tensor cores for
 /// more than a few rows), in a fixed order: the same input gives the same bits. Scales that vary
-/// along K multiply the sums of their 128 values, those that do not the whole sum. Bias is added in
-/// FP32; one rounding to out's type. Throws Error as gemm() does; kUnsupported for bfloat16 on GPUs
-/// before 8.0, which have no products of it.
+/// along K multiply the sums of their 128 values, others the whole sum. The bias is added in FP32,
+/// and the result is rounded once to out's type. Throws Error as gemm() does; kUnsupported for
+/// bfloat16 on GPUs before 8.0, which have no products of it.
 OCTOFOLD_API void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Stream stream = {});
 
 /// out[..., K] = gradient[..., N] · W[N, K]: the gradient by x of gemm_weight_only().
@@ -51,7 +51,8 @@ struct GemmWeightOnlyGradientArguments {
   TensorView gradient;
   /// As in gemm_weight_only().
   ScaledTensorView w;
-  /// [..., K], of gradient's type or float32; columns contiguous, rows apart. Apart from all else.
+  /// [..., K], of gradient's type or float32; columns contiguous, rows that do not overlap, nor any
+  /// other tensor.
   MutableTensorView out;
   /// As in gemm_weight_only(), of weight_only_workspace_size(M, K, N).
   std::optional<MutableTensorView> workspace{};
@@ -59,8 +60,8 @@ struct GemmWeightOnlyGradientArguments {
   std::string candidate{};
 };
 
-/// As gemm_weight_only(). Scales multiply the codes as numbers of `gradient`'s type where they
-/// differ along N: one rounding of each weight more. (The CPU backend multiplies them in FP32.)
+/// As gemm_weight_only(). Scales that differ along N multiply the codes as numbers of `gradient`'s
+/// type, which rounds each weight once more. (The CPU backend multiplies them in FP32.)
 OCTOFOLD_API void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments,
                                             Stream stream = {});
 

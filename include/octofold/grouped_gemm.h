@@ -1,5 +1,5 @@
-// FP8 matrix products of groups of rows, or of K, whose sizes are numbers in device memory: those
-// of the experts of a layer. Each group's result has the bits of a product of its own.
+// FP8 matrix products of groups of rows, or of K, whose sizes are numbers in device memory, as for
+// the experts of a layer. Each group's result has the bits of a product of its own.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace octofold {
 
-// Types, granularities, arithmetic and rounding are those of gemm(); scales are of one level. The
-// host reads no size of a group, so that routing may change between replays of a CUDA graph.
-// Numbers of groups that make no sense are an error on the CPU; on a GPU nothing outside of the
-// given tensors is read or written, whatever they are, and what then is computed has no meaning.
+// Types, granularities, arithmetic and rounding are those of gemm(); scales have one level. The
+// host reads no size of a group, so routing may change between replays of a CUDA graph. Offsets and
+// counts that make no sense are an error on the CPU. On a GPU nothing outside of the given tensors
+// is read or written, whatever they are, and the results then mean nothing.
 //
-// b [G, N, K]: each group's matrix, row-major, all rows equally far apart, from group to group too.
-// Its scales, by granularity; those of 128x128 begin with the group:
+// b [G, N, K] has a matrix for each group, row-major, with one row stride, from group to group too.
+// The shape of its scales depends on the granularity; 128x128 squares begin with the group:
 //
 // | granularity | scale of b [G, N, K]                    |
 // |-------------|-----------------------------------------|
@@ -29,37 +29,37 @@ namespace octofold {
 // | 128x128     | [G, ceil(N / 128), ceil(K / 128)]; where N is a multiple of 128, what a cast of b
 // | |             | gives: [G · N / 128, ceil(K / 128)]     |
 
-/// Rows of a one group after another: out[rows of g] = a[rows of g] · b[g]ᵀ (+ c[rows of g])
+/// Groups of consecutive rows of a: out[rows of g] = a[rows of g] · b[g]ᵀ (+ c[rows of g])
 /// (+ bias[g]).
 ///
 /// a: [M, K]. b: [G, N, K]. out, c: [M, N]. bias: [G, N], contiguous.
 struct RowGroups {
-  /// int32 [G + 1], contiguous: the rows of g are those from offsets[g] up to offsets[g + 1], none
-  /// if these are equal. They begin at 0, never decrease, and end at M or before. Rows from the
+  /// int32 [G + 1], contiguous. Group g has the rows from offsets[g] up to offsets[g + 1], none if
+  /// these are equal. Offsets begin at 0, never decrease, and end at M or before. Rows from the
   /// last offset on are not written.
   TensorView offsets;
 };
 
-/// Rows in groups that have room for as many: out[g, i] = a[g, i] · b[g]ᵀ (+ bias[g]) for the first
-/// counts[g] rows i of each group. Others are not written.
+/// Groups with room for equally many rows each: out[g, i] = a[g, i] · b[g]ᵀ (+ bias[g]) for the
+/// first counts[g] rows i of each group. Others are not written.
 ///
 /// a: [G, rows, K]; its scales are those of the matrix [G · rows, K]. b: [G, N, K].
 /// out: [G, rows, N]. bias: [G, N], contiguous. There is no c.
 struct MaskedGroups {
   /// int32 [G], contiguous, from 0 to rows.
   TensorView counts;
-  /// How many rows a group is expected to have; the kernel is chosen by it. Unset: all.
+  /// The number of rows that a group is expected to have; the kernel is chosen by it. Unset: all.
   std::optional<std::int64_t> expected_rows{};
 };
 
-/// K in groups: out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]), the gradients by the weights of all
-/// experts.
+/// Groups along K: out[g] = a[:, K of g] · b[:, K of g]ᵀ (+ c[g]), the gradients by the weights of
+/// all experts.
 ///
-/// a: [M, columns], b: [N, columns], both as casts of transposes with these offsets have them
-///   (CastTargets::offsets): `columns` is group_columns() of the rows that were cast.
-/// out, c: [G, M, N]; c may be out: then it is added to in place. There is no bias.
+/// a: [M, columns], b: [N, columns], both as transposed casts with these offsets write them
+///   (CastTargets::offsets); `columns` is group_columns() of the rows that were cast.
+/// out, c: [G, M, N]; c may be out, to which the sums are then added in place. There is no bias.
 struct DepthGroups {
-  /// int32 [G + 1], contiguous, of the rows that were cast. Of no rows the sum is 0.
+  /// int32 [G + 1], contiguous, of the rows that were cast. The sum over no rows is 0.
   TensorView offsets;
 };
 
@@ -76,9 +76,9 @@ struct GroupedGemmArguments {
   std::string candidate{};         ///< as in gemm()
 };
 
-/// Throws Error as gemm(); kInvalidArgument for two-level scales, of `b` too, for a c beside
-/// MaskedGroups and a bias beside DepthGroups; kUnsupported for DepthGroups on a GPU where
-/// addresses or row strides of a or b are no multiples of 16 bytes.
+/// Throws Error as gemm() does; kInvalidArgument for two-level scales, of `b` too, for a c with
+/// MaskedGroups and for a bias with DepthGroups; kUnsupported for DepthGroups on a GPU if addresses
+/// or row strides of a or b are no multiples of 16 bytes.
 OCTOFOLD_API void grouped_gemm(const GroupedGemmArguments& arguments, Stream stream = {});
 
 }  // namespace octofold

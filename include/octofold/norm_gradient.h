@@ -11,7 +11,7 @@
 
 namespace octofold {
 
-/// What is read: matrices with contiguous columns and any row stride. cast_sources.h has the norm.
+/// The inputs: matrices with contiguous columns and any row stride. cast_sources.h has the norm.
 struct NormGradientArguments {
   NormKind kind = NormKind::kRms;
   TensorView gradient{};  ///< [..., K]: that by y; float32, float16 or bfloat16
@@ -23,25 +23,25 @@ struct NormGradientArguments {
   std::optional<TensorView> residual_gradient{};
 };
 
-/// What is written, overwriting what was there. dx has the gradient's shape and dtype, and rows
-/// that do not overlap; the others are float32, contiguous columns.
+/// The results, which overwrite what was there. dx has the gradient's shape and dtype, and rows
+/// that do not overlap; the others are float32 with contiguous columns.
 struct NormGradients {
   MutableTensorView dx{};                          ///< of x, and of the residual
   std::optional<MutableTensorView> dweight{};      ///< [K]
   std::optional<MutableTensorView> dbias{};        ///< [K]
   std::optional<MutableTensorView> d_ada_scale{};  ///< [batch, K]: with operands.ada_scale
   std::optional<MutableTensorView> d_ada_shift{};  ///< [batch, K]: with operands.ada_shift
-  /// Where any but dx is wanted: float32 [norm_workspace_rows(), K], contiguous. What it holds
-  /// afterwards is of no account.
+  /// Needed where more than dx is wanted: float32 [norm_workspace_rows(), K], contiguous. Its
+  /// contents afterwards do not matter.
   std::optional<MutableTensorView> workspace{};
 };
 
-/// Rows of the workspace of norm_gradient() for K columns and so many batches (1 without
-/// ada_scale and ada_shift). Depends on nothing else.
+/// The number of rows of the workspace of norm_gradient(), for K columns and `batches` batches (1
+/// without ada_scale and ada_shift). It depends on nothing else.
 OCTOFOLD_API std::int64_t norm_workspace_rows(std::int64_t cols, std::int64_t batches = 1);
 
-/// The gradients of y by everything that made it; arithmetic in float32 (on the CPU in double),
-/// each result rounded once. Sums over rows are added up span by span in a fixed order: the same
+/// Computes the gradients by all operands of y. Arithmetic is float32 (on the CPU double), and each
+/// result is rounded once. Sums over rows are added up span by span in a fixed order: the same
 /// input gives the same bits on a GPU, and on the CPU with any number of threads.
 /// Errors: as those of cast().
 OCTOFOLD_API void norm_gradient(const NormGradientArguments& arguments,

@@ -23,12 +23,12 @@ namespace octofold {
 ///   const ScaledMatrix w_on_gpu = w.to({DeviceType::kCuda, 0});
 class OCTOFOLD_API ScaledMatrix {
  public:
-  /// All codes and scales are zero. On a GPU the call returns when they are; memory is of the
-  /// device's primary context, as is the CUDA runtime's and torch's.
+  /// All codes and scales are zero, on a GPU too when the call returns. Memory on a GPU belongs to
+  /// the device's primary context, as that of the CUDA runtime and torch does.
   /// Throws Error: kInvalidArgument for sizes that are negative or that memory cannot hold, for a
-  /// format.dtype that is not FP8, for a device that is not there; kUnavailable without a usable
-  /// driver, and where the GPU has too little memory left. Throws std::bad_alloc where the host
-  /// has.
+  /// format.dtype that is not FP8, and for a device that does not exist; kUnavailable without a
+  /// usable driver, and if the GPU has too little memory left. Throws std::bad_alloc if the host
+  /// has too little.
   ScaledMatrix(std::int64_t rows, std::int64_t cols, const Format& format = {}, Device device = {});
 
   std::int64_t rows() const { return rows_; }
@@ -36,12 +36,13 @@ class OCTOFOLD_API ScaledMatrix {
   const Format& format() const { return format_; }
   Device device() const { return device_; }
 
-  /// What operations read, and what cast() writes; row_slice() makes either of some of the rows.
+  /// A view for operations to read, and a target for cast() to write; row_slice() takes rows of
+  /// either.
   ScaledTensorView view() const;
   CastTarget target();
 
-  /// A copy on another device, or on the same. It is there when the call returns. Work of other
-  /// streams than the legacy default one has to be waited for before.
+  /// A copy on another device, or on the same. It is complete when the call returns. Work on
+  /// streams other than the legacy default one has to be finished before.
   ScaledMatrix to(Device device) const;
 
   /// Codes, row by row, and scales, row-major, of a matrix in host memory. Throws

@@ -1,4 +1,5 @@
-// The kernels that products choose among, by name, and tables of the fastest: for tests and tuning.
+// The names of the kernels among which products choose, and tables of the fastest, for tests and
+// tuning.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +14,23 @@
 
 namespace octofold {
 
-/// Which GPU is planned for. There need be none at hand.
+/// The GPU for which kernels are planned. There need be none at hand.
 struct TargetGpu {
   /// As kernels are compiled for it: "sm_90a", "sm_89", "sm_120" or "sm_121".
   std::string architecture = "sm_90a";
   std::int32_t multiprocessors = 132;
 };
 
-/// What of the tensors the 16-byte copies of a GPU can address: addresses and row strides of A and
-/// B that are multiples of 16 bytes; those of out, and its rows' lengths; those of a C of out's
-/// type.
+/// Which tensors the 16-byte copies of a GPU can address: A and B, if their addresses and row
+/// strides are multiples of 16 bytes; out, if its rows' lengths are too; a C of out's type.
 struct TensorAlignment {
   bool operands = true;
   bool out = true;
   bool c = true;
 };
 
-/// Names of the configurations that can compute this problem: what `candidate` of the arguments may
-/// be. The sizes do not matter.
+/// The names of the configurations that can compute this problem, for `candidate` of the arguments.
+/// The sizes do not matter.
 ///
 /// Example, of Hopper: "64x16.swapped.w1.c1x1x2.b3" computes tiles of 64 rows of B and 16 of A by 1
 /// math warpgroup, in clusters of two blocks that share a tile, each with half of K, and three
@@ -46,12 +46,13 @@ OCTOFOLD_API std::vector<std::string> product_candidates(const ProductProblem& p
                                                          const TensorAlignment& alignment = {},
                                                          const TargetGpu& gpu = {});
 
-/// The candidate that is taken of contiguous tensors where no table has the product. Throws as the
+/// The candidate that is used for contiguous tensors if no table has the product. Throws as the
 /// product does for forms and sizes.
 OCTOFOLD_API std::string planned_candidate(const ProductProblem& problem,
                                            const TargetGpu& gpu = {});
 
-/// How tables name a product of contiguous tensors: "gemm: m 64, n 7168, k 2048, a e4m3 1x128, …".
+/// The name of a product of contiguous tensors in tables: "gemm: m 64, n 7168, k 2048, a e4m3
+/// 1x128, …".
 OCTOFOLD_API std::string tuning_key(const ProductProblem& problem);
 
 /// A call of gemm_weight_only(), or of its gradient, where m, n and k are the rows and columns of

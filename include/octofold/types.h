@@ -9,7 +9,7 @@
 
 namespace octofold {
 
-/// What becomes of values beyond the largest finite FP8 value.
+/// How a cast treats values beyond the largest finite FP8 value.
 /// kSaturate: to the largest finite value, infinities included; NaN stays NaN (CUDA's SATFINITE).
 /// kNan: e4m3 above 464 (the tie rounds down to 448) becomes NaN; e5m2 at 61440 and above becomes
 /// infinity (the rule of Python's ml_dtypes).

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/shared/group_walk.h"
+#include "kernels/sm90/cluster.h"
 #include "kernels/sm90/consumer.h"
 #include "kernels/sm90/gated_columns.h"
 #include "kernels/sm90/load_dynamic.h"

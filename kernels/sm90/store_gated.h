@@ -12,6 +12,7 @@
 #include "kernels/numeric/caster.h"
 #include "kernels/numeric/unit_cast.h"
 #include "kernels/numeric/vector.h"
+#include "kernels/sm90/consumer.h"
 #include "kernels/sm90/store_tile.h"
 
 namespace octofold::sm90 {

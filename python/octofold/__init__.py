@@ -1,7 +1,7 @@
 """Octofold: FP8 linear algebra. Casts with fine-grained scales, matrix products, checkpoints.
 
 >>> x8 = octofold.quantize(x)                             # activations [M, K], a scale per 1x128
->>> w8 = octofold.quantize(w, granularity="128x128")      # weights [N, K], a scale per 128x128
+>>> w8 = octofold.quantize(w, "128x128")                  # weights [N, K], a scale per 128x128
 >>> y = octofold.gemm(x8, w8, out_dtype="bfloat16")       # [M, N]
 
 Arrays are NumPy's (with ml_dtypes), torch's, or any others that speak DLPack. Results come back in

@@ -1,4 +1,4 @@
-"""Which operation runs how on which GPU, with operands of which forms."""
+"""How each operation runs on each GPU, with operands of each form."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -35,7 +35,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a launch on a GPU that is here."""
+    """The result of a launch on a GPU at hand."""
 
     worked: bool
     detail: str
@@ -129,13 +129,14 @@ class Capabilities:
 
 
 def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabilities:
-    """How each operation runs on each architecture with operands of each form, and why not better:
-    by the tables that operations and planners refuse by, whether such a GPU is here or not.
+    """How each operation runs on each architecture with operands of each form, and why not better.
+    The answers come from the tables by which operations and planners refuse, whether such a GPU is
+    at hand or not.
 
-    probe: on the GPUs that are here launch the smallest problem of each row, too, and compare it
-        with the CPU backend. That takes torch and NVRTC, and a minute or two where kernels are
-        compiled for the first time. `untried` says why it was not done.
-    progress: is called with how many rows were tried, and how many there are.
+    probe: launch the smallest problem of each row on the GPUs at hand, too, and compare it with the
+        CPU backend. This takes torch and NVRTC, and a minute or two where kernels are compiled for
+        the first time. `untried` says why it was not done.
+    progress: called with the number of rows that were tried, and of all.
     """
     matrix = library.capabilities()
     targets = tuple(
@@ -177,6 +178,8 @@ def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     name = str(fields["operation"])
     if name == "quantize" and "two-level" in operands.values():
         return None  # cast() has it
+    if name == "quantize_both" and support["cpu"].how == "none":
+        return None  # cast() reads twice for such a pair
     return Capability(_OPERATIONS.get(name, name), str(fields["kind"]), operands, support)
 
 

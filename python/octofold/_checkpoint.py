@@ -132,31 +132,31 @@ def quantize_checkpoint(
 
     Each 2-D floating-point `*.weight` (of FP64 too) that no skip pattern matches becomes F8_E4M3
     with FP32 scales, named and shaped as the family has them, and so do fused 3-D experts in the
-    family finegrained-fp8; all else is copied. What the libraries that load the family would not
-    read right stays as it is, logged and named in `left_alone`: matrices stored as [in, out]
-    (transformers' Conv1D in GPT-2), experts so stored or with biases, and sizes that are no
+    family finegrained-fp8. Everything else is copied. A weight that the libraries of the family
+    would read wrong stays as it is, logged and named in `left_alone`: matrices stored as [in, out]
+    (transformers' Conv1D in GPT-2), experts stored so or with biases, and sizes that are no
     multiples of 128 where the family's scales are of whole blocks.
 
     input: a `.safetensors` file, a `*.safetensors.index.json` of a sharded checkpoint, or a folder
         with either.
-    output: a path of the same kind, which must not exist yet (a folder may be there, empty). An
-        index and a folder take along what lies beside the weights (tokenizer, generation config)
-        and in folders below, but caches and weights in other formats, which are logged; config.json
-        gets its `quantization_config`. The output appears whole or not at all.
+    output: a path of the same kind, which must not exist yet (an empty folder may). With an index
+        or a folder, everything that lies beside the weights (tokenizer, generation config), in
+        folders below too, comes along, except caches and weights in other formats, which are
+        logged; config.json gets a `quantization_config`. The output appears whole or not at all.
     format: how weights are cast, a Format or its words: of e4m3, saturating, with a granularity
         that the family has. A text that names none, such as "torchao", leaves that to the family,
         whose first is taken.
     family: one of checkpoint_families().
-    skip: a glob pattern (`*`, `?`, `[...]`), or several, on tensor names to copy, beside
-        default_skip_patterns() unless use_default_skips is false.
-    progress: called now and then with bytes of input read so far and in all. What it raises ends
-        the run and is raised here.
+    skip: a glob pattern (`*`, `?`, `[...]`), or several: tensors whose names match are copied,
+        beside those of default_skip_patterns() unless use_default_skips is false.
+    progress: called now and then with the bytes of input read so far and in all. An exception that
+        it raises ends the run and is raised here.
 
     Memory use does not grow with the checkpoint. Weights with NaN or infinity are logged and
     reported.
-    Raises BadFormatError for a file that is not valid safetensors, IoError for what the system
-    refuses (a missing file is a FileNotFoundError too), InvalidArgumentError for paths, patterns,
-    a checkpoint that is FP8 already, where no weight is to be quantized, for a pipeline of
+    Raises BadFormatError for a file that is not valid safetensors, IoError where the system refuses
+    (a missing file is a FileNotFoundError too), InvalidArgumentError for wrong paths and patterns,
+    for a checkpoint that is FP8 already, where no weight would be quantized, for a pipeline of
     Diffusers, and for models that the libraries of the family would not load (it says which would).
     """
     rule, granularity, power_of_two = _cast_of(format)

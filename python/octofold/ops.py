@@ -1,7 +1,7 @@
-"""The operations that layers are made of. What a model builder needs is in octofold itself.
+"""The operations from which layers are made. What a model builder needs is in octofold itself.
 
-A function here takes arrays as octofold.gemm() does, runs on the CPU and on GPUs, and is an op of
-torch's own for torch tensors. None has a gradient: those with one are octofold.nn's.
+A function here takes arrays as octofold.gemm() does, runs on the CPU and on GPUs, and for torch
+tensors is an op of torch's own. None has a gradient; octofold.nn has layers that do.
 """
 
 from ._core.ops import scale_shape

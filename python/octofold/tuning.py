@@ -1,4 +1,4 @@
-"""Which kernels are the fastest on a GPU, as measured there: tables that products follow.
+"""The fastest kernels on a GPU, as measured there: tables that products follow.
 
 >>> octofold.tuning.candidates(GemmProblem(64, 7168, 2048))  # what there is to measure
 >>> octofold.tuning.table()                                  # what products follow here
@@ -87,7 +87,7 @@ Problem: TypeAlias = GemmProblem | WeightOnlyProblem
 
 @dataclass(frozen=True)
 class Choice:
-    """What was measured of a product."""
+    """A measured choice for a product."""
 
     problem: Problem
     candidate: str
@@ -115,8 +115,8 @@ class Table:
 
 
 def candidates(problem: Problem, architecture: str = "sm_90a") -> tuple[str, ...]:
-    """Names of the kernels that can compute a product of contiguous arrays. Sizes matter for
-    weight-only products alone.
+    """List the names of the kernels that can compute a product of contiguous arrays. The sizes
+    matter for weight-only products alone.
 
     architecture: "sm_90a", "sm_89", "sm_120" or "sm_121".
     Raises as the product does for dtypes and scales; UnsupportedError for an architecture without
@@ -126,10 +126,10 @@ def candidates(problem: Problem, architecture: str = "sm_90a") -> tuple[str, ...
 
 
 def planned(problem: Problem, multiprocessors: int = 132, architecture: str = "sm_90a") -> str:
-    """The candidate that is reckoned to be the fastest of contiguous arrays: what the product takes
-    where no table has it.
+    """The candidate with the least predicted time for contiguous arrays, which the product uses if
+    no table has it.
 
-    multiprocessors: 132 of H100 (SXM) and H200.
+    multiprocessors: 132 is that of H100 (SXM) and H200.
     Raises as candidates(), and as the product does for sizes.
     """
     return str(library.planned_candidate(asdict(problem), architecture, multiprocessors))
@@ -145,9 +145,9 @@ def gemm(
     stream: StreamLike | None = None,
 ) -> Array:
     """octofold.gemm(a, b) on a GPU by the candidate of this name. It is planned anew in each call,
-    and is to be timed in a CUDA graph.
+    and is meant to be timed in a CUDA graph.
 
-    Raises as gemm(); InvalidArgumentError lists the candidates where there is none of this name.
+    Raises as gemm() does; InvalidArgumentError lists the candidates if none has this name.
     """
     return multiply(a, b, None, None, "1x128", None, fast_accumulation, out, stream, candidate)
 
@@ -194,10 +194,10 @@ def gemm_weight_only(
 
 
 def table(gpu: Gpu | int = 0) -> Table:
-    """That of a GPU at hand (its index, or one of info()'s), as it is on disk now. A process reads
-    it once, at its first product.
+    """The table of a GPU at hand (its index, or one of info()'s), as it is on disk now. A process
+    reads it once, at its first product.
 
-    Raises UnavailableError where there is no such GPU.
+    Raises UnavailableError if there is no such GPU.
     """
     gpu = _gpu(gpu)
     fields = library.tuning_table(
@@ -209,11 +209,11 @@ def table(gpu: Gpu | int = 0) -> Table:
 
 
 def write(choices: Iterable[Choice], gpu: Gpu | int = 0) -> Path:
-    """Put choices into the GPU's table, in place of what it has of the same products. Of a table
-    that is not followed nothing is kept. The file is replaced as a whole, or left as it was.
+    """Put choices into the GPU's table, in place of what it has for the same products. Nothing is
+    kept of a table that is not followed. The file is replaced as a whole, or left as it was.
 
-    Returns the file. Raises IoError where it cannot be written, UnavailableError where there is no
-    place for it or no such GPU.
+    Returns the file. Raises IoError if it cannot be written, UnavailableError if there is no place
+    for it or no such GPU.
     """
     gpu = _gpu(gpu)
     there = table(gpu)

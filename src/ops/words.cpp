@@ -19,8 +19,7 @@ void require_contiguous(const core::Arguments& check, std::string_view argument,
     check.fail(argument, "a contiguous last dimension", core::describe(view));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % kWordBytes != 0) {
-    check.fail(argument, "data aligned to words of 4 bytes",
-               "an address that is not aligned");
+    check.fail(argument, "data aligned to words of 4 bytes", "an address that is not aligned");
   }
 }
 

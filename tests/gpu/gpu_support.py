@@ -17,6 +17,7 @@ from typing import NamedTuple
 import judge
 import octofold
 import pytest
+from casting import GRANULARITIES as GRANULARITIES
 from octofold._core.library import library
 from octofold._ops.gemm import multiply
 from octofold.tuning import ProductProblem
@@ -81,7 +82,6 @@ PAIRS = (
     ("1x128", "two-level"),
 )
 PAIR_NAMES = ["x".join(pair) for pair in PAIRS]
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 NAN_CODE = 0x7F  # of both FP8 formats
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import octofold
 import torch
-from casting import cast_with
+from casting import GRANULARITIES, cast_with
 from octofold import Depth, Masked, Rows, tuning
 from octofold._ops.grouped_gemm import multiply_groups
 
@@ -120,7 +120,7 @@ def stack(device, x, options):
 
 def stacks(device):
     """Matrices that end with a tile, within one, and with no whole vector."""
-    kinds = [(granularity, None) for granularity in ("tensor", "channel", "1x128", "128x128")]
+    kinds = [(granularity, None) for granularity in GRANULARITIES]
     kinds += [("1x128", "channel"), ("1x128", "128x128")]
     for (rows, cols), kind, dtype in itertools.product(
         ((256, 128), (136, 272), (131, 77)), kinds, (torch.bfloat16, torch.float32)

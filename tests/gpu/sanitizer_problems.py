@@ -12,11 +12,14 @@ import argparse
 import itertools
 import sys
 from functools import partial
+from pathlib import Path
 
 import octofold
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # for what its tests share
 from attention_problems import attention_problems
-from casting import cast_side, cast_with, only
+from casting import GRANULARITIES, cast_side, cast_with, only
 from group_problems import group_problems, has_products_of_hopper
 from octofold import tuning
 from octofold._ops.gated_gemm import multiply_gated
@@ -184,7 +187,7 @@ def group_casts():
 
 def activations():
     for granularity, (rows, cols), layout in itertools.product(
-        ("tensor", "channel", "1x128", "128x128"),
+        GRANULARITIES,
         ((256, 256), (131, 264), (5, 7)),
         ("halves", "interleaved"),
     ):
@@ -220,7 +223,7 @@ def gated_products():
         yield f"gated {name} {m},{n},{k}", partial(gated, name, a, b)
 
 
-def dynamic(name, x, b, more):
+def casting_product(name, x, b, more):
     """By a configuration of products that cast; so many elements behind each row of x."""
     on_device, rows = to_device(b), torch.zeros(x.shape[0], x.shape[1] + more, device=DEVICE)
     x_on_device = rows.bfloat16()[:, : x.shape[1]].copy_(x)
@@ -229,14 +232,17 @@ def dynamic(name, x, b, more):
     return out, octofold.gemm(x, b)
 
 
-def dynamic_products():
+def casting_products():
     """The second K is longer than most rings; the last rows are read element by element."""
     for (m, n, k, more), name in itertools.product(
         ((1, 72, 16, 0), (13, 200, 2064, 0), (70, 64, 400, 1)),
         tuning.candidates(tuning.ProductProblem(1, 1, 1, cast_from="bfloat16")),
     ):
         x, b = torch.randn(m, k).bfloat16(), operand(n, k, "128x128")
-        yield f"dynamic {name} {m},{n},{k} {more}", partial(dynamic, name, x, b, more)
+        yield (
+            f"gemm that casts {name} {m},{n},{k} {more}",
+            partial(casting_product, name, x, b, more),
+        )
 
 
 def flat(results):
@@ -277,9 +283,7 @@ def norms():
         operands = {name: torch.randn(cols).to(dtype) for name in ("weight", "bias")}
         operands |= {name: torch.randn(2, cols) for name in ("ada_scale", "ada_shift")}
         yield f"norm gradients {rows},{cols} {dtype}", partial(norm_gradients, x, operands)
-        for granularity, targets in itertools.product(
-            ("tensor", "channel", "1x128", "128x128"), ("rows", "both")
-        ):
+        for granularity, targets in itertools.product(GRANULARITIES, ("rows", "both")):
             options = {"granularity": granularity, "targets": targets, "power_of_two": True}
             yield f"norm {options} {rows},{cols} {dtype}", partial(norm, x, operands, options)
 
@@ -292,7 +296,7 @@ def cast(x, options):
 
 def casts():
     problems = itertools.product(
-        ("tensor", "channel", "1x128", "128x128"),
+        GRANULARITIES,
         ((256, 384), (131, 200), (1, 1)),
         FLOATS,
         ("deepgemm", "vllm"),  # one multiplies, one divides
@@ -368,7 +372,7 @@ def routings():
 
 def main():
     torch.manual_seed(0)
-    of_hopper = (candidates(), gated_products(), dynamic_products(), group_problems(DEVICE))
+    of_hopper = (candidates(), gated_products(), casting_products(), group_problems(DEVICE))
     problems = itertools.chain(
         products(),
         *(of_hopper if has_products_of_hopper(DEVICE) else ()),

@@ -27,7 +27,7 @@ def test_a_wrong_result_is_found(monkeypatch):
             put(_probes._a("numbers") * (1 + 0.1 * len(calls))), "e4m3"
         )
 
-    monkeypatch.setitem(_probes._PROBLEMS, "convert", convert)
-    worked, detail = _probes.try_on(0, "convert", ())
+    monkeypatch.setitem(_probes._PROBLEMS, "convert_dtype", convert)
+    worked, detail = _probes.try_on(0, "convert_dtype", ())
     assert not worked
     assert "relative error" in detail

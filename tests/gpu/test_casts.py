@@ -7,12 +7,11 @@ import itertools
 
 import octofold
 import pytest
-from casting import cast_side, cast_with, only
+from casting import GRANULARITIES, cast_side, cast_with, only
 from gpu_support import DEVICE, DTYPES, ON_GPU, bits, normal, surrounded_copy, torch
 
 # The two others differ from one of these in a floor.
 RULES = ("deepgemm", "vllm", "te", "torchao", "torchao-tensor", "deepseek", "compressed-tensors")
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
 SOURCES = ("bfloat16", "float16", "float32")
 FORMATS = ("e4m3", "e5m2")
 OVERFLOWS = ("saturate", "nan")

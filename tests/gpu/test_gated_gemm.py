@@ -59,19 +59,13 @@ def balanced(generator, m, n, k, dtypes=("e4m3", "e4m3")):
 def unfused(a, b, activation="swiglu", dtype="e4m3", **cast):
     both = poison(a.shape[0] * b.shape[0], torch.bfloat16).view(a.shape[0], b.shape[0])
     gemm_by(PLAIN, a, b, both)
-    rule = cast.pop("profile", "deepgemm")
     source = octofold.ops.Activated(both, activation)
-    return octofold.ops.cast(source, rows=octofold.Format(dtype, rule=rule, **cast)).rows
-
-
-def format_of(codes="e4m3", profile="deepgemm", **cast):
-    """The Format of casts with these options."""
-    return octofold.Format(codes, rule=profile, **cast)
+    return octofold.ops.cast(source, rows=octofold.Format(dtype, **cast)).rows
 
 
 def gated_by(candidate, a, b, codes, scale, activation="swiglu", **cast):
     out = octofold.ScaledTensor(codes, scale, "1x128")
-    format = format_of(codes.dtype, **cast)
+    format = octofold.Format(codes.dtype, **cast)
     multiply_gated(a, b, None, activation, format, out, None, candidate)
 
 
@@ -114,13 +108,14 @@ def test_every_activation(activation, dtype, generator):
         check(None, *balanced(generator, *shape, (dtype, "e5m2")), activation, dtype)
 
 
-@pytest.mark.parametrize("profile", RULES)
-def test_every_profile(profile, generator):
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(rule, generator):
     a, b = balanced(generator, 205, 384, 656)
     bits(a.data)[7] = 0  # a row that each rule treats in its own way
     for power_of_two, overflow in itertools.product((False, True), ("saturate", "nan")):
-        cast = {"power_of_two": power_of_two, "overflow": overflow, "profile": profile}
-        h, expected = octofold.ops.gated_gemm(a, b, format=format_of(**cast)), unfused(a, b, **cast)
+        cast = {"power_of_two": power_of_two, "overflow": overflow, "rule": rule}
+        h = octofold.ops.gated_gemm(a, b, format=octofold.Format(**cast))
+        expected = unfused(a, b, **cast)
         assert_same_bits(h.data, expected.data)
         assert_same_bits(h.scale.contiguous(), expected.scale.contiguous())
 
@@ -129,8 +124,8 @@ def test_magnitudes_of_all_sizes(generator):
     """Scales far from 1, and activations at both of their ends."""
     a, b = balanced(generator, 300, 256, 400)
     factors = torch.exp2(torch.linspace(-40, 40, 300, device=DEVICE))[:, None]
-    for profile in ("deepgemm", "deepseek"):
-        check(None, with_scale(a, a.scale * factors), b, profile=profile)
+    for rule in ("deepgemm", "deepseek"):
+        check(None, with_scale(a, a.scale * factors), b, rule=rule)
 
 
 def test_nan_and_infinity_are_handed_on(generator):

@@ -74,16 +74,15 @@ def case(generator, m, n, k, dtype="bfloat16", granularity="128x128"):
     return rows_of(generator, m, k, dtype), operand(generator, n, k, granularity=granularity)
 
 
-def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", profile="deepgemm", **cast):
-    format = octofold.Format(dtype, rule=profile, **cast)
+def cast_by(candidate, x, b, out, bias=None, dtype="e4m3", **cast):
+    format = octofold.Format(dtype, **cast)
     multiply(x, b, None, bias, format, None, False, out, None, candidate)
 
 
 def apart(candidate, x, b, out_dtype="bfloat16", bias=None, dtype="e4m3", **cast):
     """quantize() and gemm() by the same configuration. Both operands fit TMA, as those of the
     product that casts do."""
-    rule = cast.pop("profile", "deepgemm")
-    a = octofold.quantize(x, octofold.Format(dtype, rule=rule, **cast))
+    a = octofold.quantize(x, octofold.Format(dtype, **cast))
     if a.shape[1] % 16:
         a = with_data(a, surrounded_copy(a.data, -a.shape[1] % 16))
     m, n = x.shape[0], b.shape[0]
@@ -153,8 +152,8 @@ def test_every_granularity_of_the_weight(candidate, granularity, generator):
             check(candidate, x, with_scale(b, rows_major(b.scale)))
 
 
-@pytest.mark.parametrize("profile", RULES)
-def test_every_profile(profile, generator):
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(rule, generator):
     """Magnitudes of all sizes too, and rows of zeros, where a factor may be infinite."""
     candidate = CANDIDATES[0]
     for dtype in WIDE:
@@ -164,7 +163,7 @@ def test_every_profile(profile, generator):
         )
         x *= torch.exp2(exponents.to(DEVICE))[:, None].to(x.dtype)
         for power_of_two, overflow in itertools.product((False, True), ("saturate", "nan")):
-            cast = {"power_of_two": power_of_two, "overflow": overflow, "profile": profile}
+            cast = {"power_of_two": power_of_two, "overflow": overflow, "rule": rule}
             x[7] = 0 if overflow == "nan" else x[6]
             expected = apart(candidate, x, b, "float32", **cast)
             out = torch.empty_like(expected)

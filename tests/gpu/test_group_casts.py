@@ -7,9 +7,8 @@ import math
 
 import octofold
 import pytest
-from casting import cast_with, only
-from gpu_support import DEVICE, DTYPES, ON_GPU, bits, needs_gpu, normal, surrounded_copy, torch
-from octofold._core.library import library
+from casting import GRANULARITIES, cast_with, only
+from gpu_support import DEVICE, DTYPES, bits, needs_gpu, normal, surrounded_copy, torch
 
 SOURCES = ("bfloat16", "float16", "float32")
 RULES = ("deepgemm", "vllm", "te", "deepseek")
@@ -78,9 +77,7 @@ class Written:
                 self.results += [None, None]
                 continue
             self.results.append(self._poisoned(of, torch.float8_e4m3fn, device))
-            scale = octofold.ops.scale_shape(unit, *of)[
-                ::-1
-            ]  # columns of scales, as the GPU has them
+            scale = octofold.ops.scale_shape(unit, *of)[::-1]  # its columns, as the GPU has them
             self.results.append(self._poisoned(scale, torch.float32, device).t())
         self.poison()
 
@@ -109,27 +106,31 @@ class Written:
         return texts
 
 
-def options_of(kind, rule):
+def targets_of(written, kind, rule, transposed_channel_scale=None):
+    """What cast() is asked for, to write there."""
     granularity, transposed_granularity, _ = kind
-    return granularity, transposed_granularity, None, "saturate", rule
-
-
-def stream():
-    return torch.cuda.current_stream().cuda_stream if ON_GPU else None
+    data, scale, transposed, transposed_scale = written.results
+    units = {"rows": granularity, "transposed": transposed_granularity or granularity}
+    memory = {"rows": (data, scale), "transposed": (transposed, transposed_scale)}
+    factors = {"rows": None, "transposed": transposed_channel_scale}
+    return {
+        side: octofold.ops.Target(
+            octofold.Format(granularity=unit, rule=rule),
+            channel_scale=factors[side],
+            out=octofold.ScaledTensor(*memory[side], unit),
+        )
+        for side, unit in units.items()
+        if memory[side][0] is not None
+    }
 
 
 def write_plain(written, x, offsets, kind, rule):
-    library.quantize(
-        x, None, None, offsets, *written.results, None, None, None,
-        *options_of(kind, rule), False, None, stream(),
-    )  # fmt: skip
+    octofold.ops.cast(x, **targets_of(written, kind, rule), offsets=offsets)
 
 
 def write_gathered(written, x, sources, slots, factors, offsets, kind, rule):
-    library.quantize_gathered(
-        x, sources, factors, offsets, *written.results, slots,
-        *options_of(kind, rule), stream(),
-    )  # fmt: skip
+    source = octofold.ops.Gathered(x, sources, slots=slots, factors=factors)
+    octofold.ops.cast(source, **targets_of(written, kind, rule), offsets=offsets)
 
 
 def on_cpu(*tensors):
@@ -175,10 +176,8 @@ def test_two_level_scales(source, generator):
         factors = torch.exp2(8 * torch.rand(cols, generator=generator, device=DEVICE) - 4)
 
         def write(written, x, factors, offsets):
-            library.quantize(
-                x, None, factors, offsets, *written.results, None, None, None,
-                *options_of(kind, "torchao"), False, None, stream(),
-            )  # fmt: skip
+            targets = targets_of(written, kind, "torchao", factors)
+            octofold.ops.cast(x, **targets, offsets=offsets)
 
         as_on_cpu(write, (rows, cols), offsets, kind, (x, factors, offsets))
 
@@ -193,7 +192,7 @@ def sources_of(generator, count, places, share=0.1):
 @pytest.mark.parametrize("multiplies", [False, True], ids=["", "factors"])
 @every_source
 @pytest.mark.parametrize("kind", [*KINDS, *((unit, None, "rows") for unit in
-    ("tensor", "channel", "1x128", "128x128"))])  # fmt: skip
+    GRANULARITIES)])  # fmt: skip
 def test_gathered(kind, source, multiplies, generator):
     for ((sizes, behind), cols), slots in itertools.product(PARTITIONS, (1, 6)):
         rows, tokens = sum(sizes) + behind, 50

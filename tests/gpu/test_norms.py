@@ -6,7 +6,7 @@ import dataclasses
 import octofold
 import pytest
 import reference_norms as reference
-from casting import cast_side, cast_with
+from casting import GRANULARITIES, cast_side, cast_with
 from gpu_support import (
     DEVICE,
     DTYPES,
@@ -221,7 +221,7 @@ def test_empty(kind, shape):
     operands |= {
         name: torch.zeros(1, shape[1], device=DEVICE) for name in ("ada_scale", "ada_shift")
     }
-    for granularity in ("tensor", "channel", "1x128", "128x128"):
+    for granularity in GRANULARITIES:
         for targets in ("rows", "both"):
             result = normed(x, **operands, norm=kind, granularity=granularity, targets=targets)
             assert result.rows.equals(octofold.quantize(x, granularity))

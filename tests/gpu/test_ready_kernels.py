@@ -19,7 +19,7 @@ torch.manual_seed(0)
 def on_cpu(tensor):  # no kernel that casts back comes along
     return tensor.to("cpu").dequantize().to("cuda").double()
 w = torch.randn(7168, 2048, device="cuda", dtype=torch.bfloat16)
-b = octofold.quantize(w, granularity="128x128")
+b = octofold.quantize(w, "128x128")
 for rows in (1, 77, 4096):
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     a = octofold.quantize(x)

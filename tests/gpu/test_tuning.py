@@ -21,7 +21,7 @@ import octofold, torch
 log = []
 octofold.set_log_handler(lambda level, text: log.append(text))
 x, w = (torch.randn(rows, 1024, device="cuda") for rows in (96, 512))
-a, b = octofold.quantize(x), octofold.quantize(w, granularity="128x128")
+a, b = octofold.quantize(x), octofold.quantize(w, "128x128")
 out = octofold.gemm(a, b, out_dtype="bfloat16")
 by_name = torch.empty_like(out)
 octofold.tuning.gemm(a, b, {candidate!r}, out=by_name)

@@ -5,6 +5,7 @@ from functools import partial
 
 import octofold
 import torch
+from casting import GRANULARITIES as GRANULARITIES
 
 # Few rows and several tiles, ragged; K and N in whole units of 16 bytes, and not.
 SHAPES = ((1, 72, 272), (13, 144, 656), (70, 144, 272), (131, 136, 144), (9, 37, 301))
@@ -34,9 +35,7 @@ def _products(x, gradient, codes, scale, granularity, bias, device):
 
 
 def weight_only_problems(device):
-    for (m, n, k), granularity in itertools.product(
-        SHAPES, ("tensor", "channel", "1x128", "128x128")
-    ):
+    for (m, n, k), granularity in itertools.product(SHAPES, GRANULARITIES):
         codes = (8 * torch.rand(n, k) + 1).to(torch.float8_e4m3fn)  # sums that nothing cancels
         scale = torch.exp2(4 * torch.rand(octofold.ops.scale_shape(granularity, n, k)) - 4)
         x, gradient = (torch.rand(m, columns).half() + 0.5 for columns in (k, n))

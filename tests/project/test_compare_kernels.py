@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from project_support import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 
 SCRIPT = REPOSITORY / "scripts" / "compare_kernels.py"

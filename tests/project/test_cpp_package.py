@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from project_support import REPOSITORY, assert_example_output, run
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = REPOSITORY / "examples" / "cpp"
 
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 from project_support import REPOSITORY, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 SCRIPT = REPOSITORY / "examples" / "python" / "mixture_of_experts.py"

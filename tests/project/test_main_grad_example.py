@@ -6,6 +6,8 @@ import sys
 import pytest
 from project_support import REPOSITORY, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 

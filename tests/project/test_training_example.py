@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from project_support import REPOSITORY, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 SCRIPT = REPOSITORY / "examples" / "python" / "train_language_model.py"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("octofold", deadline=None, max_examples=200)
+settings.register_profile("quick", deadline=None, max_examples=30)  # of `make test`
 settings.load_profile("octofold")
 
 

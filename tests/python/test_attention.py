@@ -227,6 +227,7 @@ def test_beside_scaled_dot_product_attention(rng):
     torch.testing.assert_close(actual, expected, atol=3e-3, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic, rng):
     torch = pytest.importorskip("torch")

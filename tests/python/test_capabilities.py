@@ -11,7 +11,8 @@ from octofold._probes import compute
 torch = pytest.importorskip("torch")
 
 # Rows of operations that are a part of a public function.
-NAMES = {"gemv": "gemm_weight_only"}
+SOURCES = ("activated", "activation_gradient", "gathered", "normed")
+NAMES = {"gemv": "gemm_weight_only", **{f"cast_{source}": "cast" for source in SOURCES}}
 MATRIX = octofold.capabilities(probe=False)
 
 
@@ -81,7 +82,7 @@ def test_lines_of_the_table_are_products_of_sets():
     lines = {(operation, operands): cells for operation, operands, *cells in table[1:]}
     assert lines["gemm", "a scaled × b two-level/scaled"][-1] == "CPU"
     assert lines["attention", "q bfloat16 × k, v fp8/tensor/head/128 keys"][0] == "CPU"
-    assert lines["convert", "—"]
+    assert lines["convert_dtype", "—"]
     assert len(lines) < len(MATRIX.rows) / 4
     assert all(len(line) == 2 + len(MATRIX.targets) for line in table)
 

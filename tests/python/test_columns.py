@@ -118,6 +118,7 @@ def test_workspace_is_the_librarys():
             assert workspace_rows(rows, *wanted) == library.column_workspace_rows(rows, *wanted)
 
 
+@pytest.mark.slow
 def test_torch_compiles(rng):
     torch = pytest.importorskip("torch")
     x, gradient = torch.randn(130, 600), torch.randn(130, 300)
@@ -132,6 +133,7 @@ def test_torch_compiles(rng):
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["sums", "amax", "both", None])
 def test_opcheck(opcheck, columns):
     torch = pytest.importorskip("torch")

@@ -146,6 +146,7 @@ def test_torch(rng):
     assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))
 
 
+@pytest.mark.slow
 def test_opcheck(opcheck):
     torch = pytest.importorskip("torch")
     a = octofold.quantize(torch.randn(5, 300))

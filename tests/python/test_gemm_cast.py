@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import octofold
 import pytest
+from casting import GRANULARITIES
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -15,8 +16,13 @@ def operands(rng, m, n, k, dtype="bfloat16", granularity="128x128"):
     return x.astype(DTYPES[dtype]), octofold.quantize(w, granularity)
 
 
+def quantized(x, options):
+    """The cast of these fields of a Format."""
+    return octofold.quantize(x, octofold.Format(**options))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_is_the_cast_and_the_product(dtype, granularity, rng):
     for m, n, k in ((1, 128, 128), (130, 200, 300), (5, 1, 17), (0, 128, 128), (3, 128, 0)):
         x, b = operands(rng, m, n, k, dtype, granularity)
@@ -29,7 +35,7 @@ def test_is_the_cast_and_the_product(dtype, granularity, rng):
             ):
                 format = octofold.Format(**options)
                 y = octofold.gemm(x, b, bias=bias, format=format, out_dtype=out_dtype)
-                a = octofold.quantize(x, format)
+                a = quantized(x, options)
                 expected = octofold.gemm(a, b, bias=bias, out_dtype=out_dtype)
                 assert y.dtype == expected.dtype
                 np.testing.assert_array_equal(y.view("u1"), expected.view("u1"))
@@ -100,6 +106,7 @@ def test_torch(rng):
     assert torch.equal(compiled(x, b, bias), expected)
 
 
+@pytest.mark.slow
 def test_opcheck(opcheck):
     torch = pytest.importorskip("torch")
     x, bias = torch.randn(5, 300), torch.randn(400)

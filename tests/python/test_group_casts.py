@@ -218,6 +218,7 @@ def test_with_torch(rng):
     assert cast_side(leading, "1x128").equals(rows)
 
 
+@pytest.mark.slow
 def test_compiled(rng):
     torch = pytest.importorskip("torch")
 

@@ -251,6 +251,7 @@ def test_bad_gradients_are_named(arguments, message):
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_compiles(normal):
     x, weight, residual = normal(6, 300), normal(300), normal(6, 300)
 
@@ -274,6 +275,7 @@ def test_nothing_is_differentiated(normal):
         result.norm.sum.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_all", [False, True])
 def test_opcheck_norms(opcheck, with_all, normal):
     codes = torch.zeros(130, 300).to(torch.float8_e4m3fn)

@@ -6,6 +6,8 @@ from casting import GRANULARITIES
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 
 def random(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)

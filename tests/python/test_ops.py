@@ -2,7 +2,7 @@
 
 import octofold
 import pytest
-from octofold._core import ops
+from octofold._core import calls, ops
 from octofold._core.dtypes import DTypeLike
 from octofold._core.frameworks import Array
 from octofold._core.streams import StreamLike
@@ -14,7 +14,7 @@ def op(monkeypatch):
     monkeypatch.setattr(ops, "TABLE", {})
 
     def make(**parameters):
-        return ops.Op("turn", parameters, ("out",), lambda *_: (), lambda: print)
+        return calls.Op("turn", parameters, ("out",), lambda *_: (), lambda: print)
 
     return make
 

@@ -354,6 +354,7 @@ def layer(logits, y, c):
     return out, routing.sources, octofold.ops.top_k_gradient(gradient, logits, ids, normalize=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic):
     torch.compiler.reset()
@@ -364,6 +365,7 @@ def test_compiles_whole(dynamic):
             assert torch.equal(left, right)
 
 
+@pytest.mark.slow
 def test_opcheck(opcheck):
     logits, y, c = torch.randn(6, 8), torch.randn(12, 40), torch.randn(6, 40)
     ids, weights = octofold.ops.top_k(logits, 2)

@@ -119,6 +119,7 @@ def test_slices_are_stacks(granularity, rows, rng):
     assert stack[1:3].equals(part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_compiled_with_any_sizes(granularity):
     torch = pytest.importorskip("torch")

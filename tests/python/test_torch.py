@@ -1,11 +1,14 @@
 """torch tensors, and the registered torch ops."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import octofold
 import pytest
 import reference
 from casting import GRANULARITIES, cast_side
-from octofold import ops
 from octofold._core.frameworks import column_stride
 from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
@@ -45,7 +48,7 @@ def test_casts_as_numpy_does(source, fp8):
     back = cast.dequantize(torch.bfloat16)
     assert back.dtype is torch.bfloat16
     np.testing.assert_array_equal(back.float(), expected.dequantize("bfloat16").astype(np.float32))
-    assert ops.convert_dtype(x, torch.float8_e5m2).dtype is torch.float8_e5m2
+    assert octofold.ops.convert_dtype(x, torch.float8_e5m2).dtype is torch.float8_e5m2
 
 
 def test_gemm_as_numpy_does():
@@ -111,7 +114,7 @@ def test_has_no_gradient():
         with pytest.raises(RuntimeError, match=r"octofold\.(dequantize|gemm) has no gradient"):
             result.sum().backward()
     with torch.no_grad():
-        assert not ops.convert_dtype(x, "e4m3").requires_grad
+        assert not octofold.ops.convert_dtype(x, "e4m3").requires_grad
 
 
 def layer(x, w, bias):
@@ -122,7 +125,7 @@ def layer(x, w, bias):
     return (
         y,
         activations.dequantize(torch.bfloat16),
-        ops.convert_dtype(y, "e4m3"),
+        octofold.ops.convert_dtype(y, "e4m3"),
         activations,
     )
 
@@ -140,7 +143,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
 
     monkeypatch.setattr(bridge, "_REGISTERED", dict.fromkeys(ops.TABLE, refuse))
     layer(x, torch.nn.Parameter(random(7, 300)).data, random(7))
-    ops.cast(x, rows="1x128", transposed="1x128")
+    octofold.ops.cast(x, rows="1x128", transposed="1x128")
     octofold.gemm(a, a, out=out, c=out)
     weights = random(3, 300).requires_grad_()
     with torch.no_grad():
@@ -154,7 +157,7 @@ def test_ops_are_called_only_where_torch_has_to_know(monkeypatch):
 def test_negation_that_torch_puts_off():
     """torch may negate when it reads; the memory still has the other sign."""
     x = random(3, 300)
-    assert torch.equal(ops.convert_dtype(torch._neg_view(x), "float16"), (-x).half())
+    assert torch.equal(octofold.ops.convert_dtype(torch._neg_view(x), "float16"), (-x).half())
 
 
 def test_transforms_of_functions():
@@ -176,7 +179,7 @@ def test_transforms_of_functions():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traces():
     x, other = random(3, 300), random(3, 300)
-    traced = torch.jit.trace(lambda y: ops.convert_dtype(y, "float16"), x)
+    traced = torch.jit.trace(lambda y: octofold.ops.convert_dtype(y, "float16"), x)
     assert torch.equal(traced(other), other.half())
 
 
@@ -206,8 +209,8 @@ def test_two_devices():
 def test_casts_both_ways():
     x = random(130, 300)
     for left, right in zip(
-        ops.cast(x, rows="e5m2", transposed="e5m2")[:2],
-        (octofold.quantize(x, "e5m2"), ops.cast(x, transposed="e5m2").transposed),
+        octofold.ops.cast(x, rows="e5m2", transposed="e5m2")[:2],
+        (octofold.quantize(x, "e5m2"), octofold.ops.cast(x, transposed="e5m2").transposed),
         strict=True,
     ):
         np.testing.assert_array_equal(codes(left.data), codes(right.data))
@@ -243,6 +246,7 @@ def test_compiles_whole(dynamic):
             assert torch.equal(left.float(), right.float())
 
 
+@pytest.mark.slow
 def test_compiles_without_recompiling_for_sizes():
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
@@ -252,13 +256,16 @@ def test_compiles_without_recompiling_for_sizes():
         compiled(random(260, 300), w, bias)
 
 
+@pytest.mark.slow
 def test_activations_compile():
     x, gradient = random(130, 600), random(130, 300)
 
     def casts(gradient, x):
-        both = ops.cast(ops.Activated(x, "geglu"), rows="1x128", transposed="1x128")
+        both = octofold.ops.cast(
+            octofold.ops.Activated(x, "geglu"), rows="1x128", transposed="1x128"
+        )
         slopes = (
-            cast_side(ops.ActivationGradient(gradient, given), "1x128")
+            cast_side(octofold.ops.ActivationGradient(gradient, given), "1x128")
             for given in (x, octofold.quantize(x))
         )
         return [cast.dequantize() for cast in (both.rows, both.transposed, *slopes)]
@@ -266,6 +273,25 @@ def test_activations_compile():
     compiled = torch.compile(casts, fullgraph=True)(gradient, x)
     for actual, expected in zip(compiled, casts(gradient, x), strict=True):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("users", "seen"), [(None, "1"), ("0", "0")])
+def test_import_leaves_cuda_alone(users, seen):
+    """torch asks the management library, unless the user has it otherwise; else no child by fork
+    could use a GPU."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    script = f"""
+import os, torch
+asked = []
+torch.cuda.is_available = lambda: asked.append(os.environ.get({name!r})) or False
+import octofold
+assert set(asked) <= {{{seen!r}}}, asked
+assert os.environ.get({name!r}) == {users!r}
+"""
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    if users is not None:
+        environment[name] = users
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=True)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

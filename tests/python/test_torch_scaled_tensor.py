@@ -121,6 +121,7 @@ def test_out_is_not_differentiated(call, compiled):
         call_(x, a, out)
 
 
+@pytest.mark.slow
 def test_out_and_scale_compile():
     x, y = random(130, 300), random(130, 300)
 

@@ -45,7 +45,7 @@ def normal(run: Run, *shape: int, dtype: str = "bfloat16") -> Tensor:
 
 def with_scales(codes: Tensor, granularity: str) -> ScaledTensor:
     """Scales from 0.5 to 1.5, laid out as a cast lays them out."""
-    shape = octofold.scale_shape(granularity, *codes.shape)
+    shape = octofold.ops.scale_shape(granularity, *codes.shape)
     scale = torch.rand(shape, device=codes.device) + 0.5
     if granularity == "1x128":
         scale = scale.t().contiguous().t()
@@ -54,6 +54,11 @@ def with_scales(codes: Tensor, granularity: str) -> ScaledTensor:
 
 def scaled(run: Run, rows: int, cols: int, granularity: str, dtype: str = "e4m3") -> ScaledTensor:
     return with_scales(normal(run, rows, cols, dtype=dtype), granularity)
+
+
+def cast_activated(x: Tensor, activation: str) -> ScaledTensor:
+    """The cast of an activation, of scales 1x128, as a gated product gives it."""
+    return octofold.ops.cast(octofold.ops.Activated(x, activation), rows="1x128").rows
 
 
 def bytes_of(*operands: Tensor | ScaledTensor) -> int:

@@ -1,1 +1,1 @@
-"""Parts of measure_experts.py."""
+"""Parts of experts.py."""

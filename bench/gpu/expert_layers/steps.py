@@ -5,7 +5,7 @@ from typing import Any
 
 import octofold
 import octofold.nn
-from octofold import ScaledTensor
+from octofold import ops
 from octofold._timing import Call
 from octofold.nn.casting.casts import cast_weight
 from octofold.nn.recipes import NAMED, Recipe
@@ -26,36 +26,23 @@ class Steps:
         self.calls[name] = call
         return call()
 
-    def weights(self, transposed: bool = False) -> list[ScaledTensor]:
-        """Of both layers [experts, out, in], or the transposes."""
-        made = []
-        for weight in (self.inputs.w13.detach(), self.inputs.w2.detach()):
-            weight = weight.transpose(1, 2).contiguous() if transposed else weight
-            flat = octofold.quantize(
-                weight,
-                octofold.Format(granularity="128x128", rule=self.recipe.profile),
-            )
-            blocks = flat.scale.reshape(len(weight), -1, flat.scale.shape[-1])
-            made.append(ScaledTensor(flat.data, blocks, "128x128"))
-        return made
-
     def inference(self) -> dict[str, Call]:
         """Of forward, where nothing is to be differentiated."""
         i, k, experts = self.inputs, self.layer.top_k, self.layer.experts
-        x, routed = i.x.detach(), i.weights.detach()
-        w13, w2 = self.weights()
-        self.run("top_k", partial(octofold.top_k, i.logits, k, normalize=True))
-        sort = partial(octofold.sort_by_expert, i.ids, experts)
+        x, routed, recipe = i.x.detach(), i.weights.detach(), self.recipe
+        assert recipe.output is not None
+        format = recipe.output.a
+        w13, w2 = (cast_weight(w, recipe, True, False)[0] for w in (i.w13, i.w2))
+        self.run("top_k", partial(ops.top_k, i.logits, k, normalize=True))
+        sort = partial(ops.sort_by_expert, i.ids, experts)
         offsets, sources, positions = self.run("sort", sort)
-        profile = {"profile": self.recipe.profile}
-        gather = partial(octofold.quantize_gathered, x, sources, k, **profile)
-        rows = self.run("gather + cast", gather)
-        format = octofold.Format(rule=self.recipe.profile)
+        source = ops.Gathered(x, sources, slots=k)
+        rows = self.run("gather + cast", partial(ops.cast, source, rows=format)).rows
         groups = octofold.Rows(offsets)
-        gated = partial(octofold.ops.gated_gemm, rows, w13, groups, format=format)
+        gated = partial(ops.gated_gemm, rows, w13, groups, format=format)
         h = self.run("first product + SwiGLU + cast", gated)
         y = self.run("second product", partial(octofold.grouped_gemm, h, w2, groups))
-        self.run("combine", partial(octofold.combine, y, positions, routed))
+        self.run("combine", partial(ops.combine, y, positions, routed))
         return self.calls
 
     def training(self) -> dict[str, Call]:
@@ -66,46 +53,33 @@ class Steps:
         assert recipe.output is not None
         assert recipe.grad_input is not None
         assert recipe.grad_weight is not None
-        w13, w2 = self.weights()
-        w13_transposed, w2_transposed = self.weights(transposed=True)
-        sort = partial(octofold.sort_by_expert, i.ids, experts)
+        w13, w13_transposed = cast_weight(i.w13, recipe, True, True)
+        w2, w2_transposed = cast_weight(i.w2, recipe, True, True)
+        sort = partial(ops.sort_by_expert, i.ids, experts)
         offsets, sources, positions = self.run("sort", sort)
-
-        def both(rows: str, transposed: str, **others: Any) -> dict[str, Any]:
-            options = {"granularity": rows, "targets": "both", "offsets": offsets}
-            options |= {"transposed_granularity": transposed, "profile": recipe.profile}
-            return options | others
-
-        of_input = both(recipe.output.a, recipe.grad_weight.b)
-        of_gradient = both(recipe.grad_input.a, recipe.grad_weight.a, dtype=recipe.gradient_dtype)
-        if recipe.grad_input.a == recipe.grad_weight.a:
-            of_gradient["transposed_granularity"] = None
-        gather = partial(octofold.quantize_gathered, x, sources, k, **of_input)
-        rows, x_transposed = self.run("gather + casts of x", gather)
+        cast = partial(ops.cast, offsets=offsets)
+        of_input = {"rows": recipe.output.a, "transposed": recipe.grad_weight.b}
+        of_gradient = {"rows": recipe.grad_input.a, "transposed": recipe.grad_weight.a}
+        gather = partial(cast, ops.Gathered(x, sources, slots=k), **of_input)
+        of_x = self.run("gather + casts of x", gather)
         groups, depth = octofold.Rows(offsets), octofold.Depth(offsets)
-        product = partial(octofold.grouped_gemm, rows, w13, groups)
+        product = partial(octofold.grouped_gemm, of_x.rows, w13, groups)
         gate_up = self.run("first product", product)
-        activate = partial(octofold.quantize_activation, gate_up, "swiglu", **of_input)
-        h, h_transposed = self.run("SwiGLU + casts", activate)
-        y = self.run("second product", partial(octofold.grouped_gemm, h, w2, groups))
-        self.run("combine", partial(octofold.combine, y, positions, routed))
-        self.run("gradient by weights", partial(octofold.combine_gradient, dy, y, positions))
-        gather = partial(octofold.quantize_gathered, dy, sources, k, routed, **of_gradient)
-        rows, transposed = self.run("gather + casts of dY", gather)
-        bfloat16 = {"out_dtype": "bfloat16"}
-        product = partial(octofold.grouped_gemm, transposed, h_transposed, depth, **bfloat16)
-        self.run("gradient by w2", product)
-        dh = self.run("gradient by h", partial(octofold.grouped_gemm, rows, w2_transposed, groups))
-        activate = partial(
-            octofold.quantize_activation_gradient, dh, gate_up, "swiglu", **of_gradient
-        )
-        rows, transposed = self.run("SwiGLU's gradient + casts", activate)
-        product = partial(octofold.grouped_gemm, transposed, x_transposed, depth, **bfloat16)
-        self.run("gradient by w13", product)
-        dx = self.run(
-            "gradient by rows of x", partial(octofold.grouped_gemm, rows, w13_transposed, groups)
-        )
-        self.run("sum of these", partial(octofold.combine, dx, positions))
+        h = self.run("SwiGLU + casts", partial(cast, ops.Activated(gate_up), **of_input))
+        y = self.run("second product", partial(octofold.grouped_gemm, h.rows, w2, groups))
+        self.run("combine", partial(ops.combine, y, positions, routed))
+        self.run("gradient by weights", partial(ops.combine_gradient, dy, y, positions))
+        gather = partial(cast, ops.Gathered(dy, sources, slots=k, factors=routed), **of_gradient)
+        of_y = self.run("gather + casts of dY", gather)
+        by_weight = partial(octofold.grouped_gemm, groups=depth, out_dtype="bfloat16")
+        self.run("gradient by w2", partial(by_weight, of_y.transposed, h.transposed))
+        by_rows = partial(octofold.grouped_gemm, groups=groups)
+        dh = self.run("gradient by h", partial(by_rows, of_y.rows, w2_transposed))
+        source = ops.ActivationGradient(dh, gate_up)
+        of_h = self.run("SwiGLU's gradient + casts", partial(cast, source, **of_gradient))
+        self.run("gradient by w13", partial(by_weight, of_h.transposed, of_x.transposed))
+        dx = self.run("gradient by rows of x", partial(by_rows, of_h.rows, w13_transposed))
+        self.run("sum of these", partial(ops.combine, dx, positions))
         return self.calls
 
 

@@ -1,1 +1,1 @@
-"""Parts of measure_grouped.py."""
+"""Parts of grouped.py."""

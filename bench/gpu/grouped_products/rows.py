@@ -10,7 +10,7 @@ import octofold
 import torch
 from common import candidates
 from common.measure import ERROR_LIMITS, Implementation
-from common.operands import poison, relative_error, sets_of
+from common.operands import cast_activated, poison, relative_error, sets_of
 from common.run import Run
 from octofold import Masked, Rows, ScaledTensor
 from torch import Tensor
@@ -191,7 +191,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
     n, k = case.sizes
     make = partial(operands, case.rows, case.groups, 2 * n, k, PAIR, run.device)
     sets = sets_of(make, gated_bytes(case), run)
-    codes = [octofold.quantize_activation(s.out, activation) for s in sets]  # memory for them
+    codes = [cast_activated(s.out, activation) for s in sets]  # memory for them
 
     def fused(offsets: Tensor, candidate: str | None = None) -> Implementation:
         calls = [
@@ -212,7 +212,7 @@ def gated(case: Case, activation: str, exponent: float, run: Run) -> Iterator[Va
         return octofold.grouped_gemm(s.a, s.b, Rows(offsets), out=s.out)
 
     def apart(offsets: Tensor, s: Operands) -> ScaledTensor:
-        return octofold.quantize_activation(alone(offsets, s), activation)
+        return cast_activated(alone(offsets, s), activation)
 
     def unchecked(function: Any, offsets: Tensor) -> Implementation:
         """The other sections check the product."""

@@ -1,1 +1,1 @@
-"""Parts of bench_linear.py."""
+"""Parts of linear.py."""

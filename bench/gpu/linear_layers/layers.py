@@ -11,7 +11,7 @@ from common.measure import Build, Implementation, geometric_mean, measure
 from common.operands import calls_of, normal, relative_error, sets_of
 from common.run import Run, print_table, text_of
 from octofold._timing import Method
-from octofold.nn.recipes import TWO_LEVEL
+from octofold.ops import Target, cast
 from torch import Tensor, nn
 
 from .checks import BFLOAT16_ERRORS, FP8_ERRORS, layer_errors
@@ -77,7 +77,7 @@ def layer_builds(
         yield Build(variant.name, partial(make, variant), variant.is_ours)
 
 
-def product_of(recipe_name: str, product: str, sizes: Shape, types: Sequence[str], run: Run):
+def product_of(recipe_name: str, product: str, sizes: Shape, run: Run):
     """One product of a step, of operands that are cast already; "bfloat16" too."""
     m, n, k = sizes
     a, b = (normal(run, rows, k) for rows in (m, n))
@@ -86,11 +86,9 @@ def product_of(recipe_name: str, product: str, sizes: Shape, types: Sequence[str
     kinds = None if recipe is None else getattr(recipe, product)
     call = partial(torch.mm, a, b.t(), out=out)
     if kinds is not None:
-        a8 = octofold.quantize(a, getattr(recipe, types[0]), kinds.a, profile=recipe.profile)
-        kind: dict[str, Any] = {"granularity": kinds.b}
-        if kinds.b == TWO_LEVEL:
-            kind = {"granularity": "128x128", "channel_scale": b.abs().amax(1).float()}
-        b8 = octofold.quantize(b, getattr(recipe, types[1]), profile=recipe.profile, **kind)
+        factors = b.abs().amax(1).float() if kinds.two_level else None
+        b8 = cast(b, rows=Target(kinds.b, channel_scale=factors)).rows
+        a8 = octofold.quantize(a, kinds.a)
         call = partial(octofold.gemm, a8, b8, out=out, fast_accumulation=kinds.fast_accumulation)
 
     def error() -> float:
@@ -105,15 +103,15 @@ def measure_products(shapes: Sequence[Shape], recipes: Sequence[str], run: Run) 
     """The three products of a step alone: what no layer of these recipes can be faster than."""
     for shape in run.cases(shapes):
         tokens, out_features, in_features = shape
-        for product, sizes, types in (
-            ("output", (tokens, out_features, in_features), ("input_dtype", "weight_dtype")),
-            ("grad_input", (tokens, in_features, out_features), ("gradient_dtype", "weight_dtype")),
-            ("grad_weight", (out_features, in_features, tokens), ("gradient_dtype", "input_dtype")),
+        for product, sizes in (
+            ("output", (tokens, out_features, in_features)),
+            ("grad_input", (tokens, in_features, out_features)),
+            ("grad_weight", (out_features, in_features, tokens)),
         ):
             builds = [
                 Build(
                     name,
-                    partial(product_of, name, product, sizes, types, run),
+                    partial(product_of, name, product, sizes, run),
                     name != "bfloat16",
                     operations=2 * math.prod(sizes),
                 )

@@ -15,8 +15,10 @@ OVERFLOWS: Final = ("saturate", "nan")
 
 
 class Rule(StrEnum):
-    """The libraries whose casts can be followed byte for byte: how a scale is computed from the
-    largest magnitude, and how codes are rounded. docs/numerics.md has the arithmetic of each."""
+    """The libraries whose casts can be followed byte for byte. A rule says how a scale is computed
+    from the largest magnitude, and how codes are rounded. docs/numerics.md has the arithmetic of
+    each.
+    """
 
     DEEPGEMM = "deepgemm"
     VLLM = "vllm"
@@ -34,20 +36,20 @@ _RULES: Final[dict[str, Rule]] = {rule.value: rule for rule in Rule}
 
 @dataclass(frozen=True, init=False)
 class Format:
-    """How numbers are cast to FP8.
+    """How numbers are cast to FP8, as one value.
 
-    dtype: "e4m3" (float8_e4m3fn) or "e5m2"; a NumPy, ml_dtypes or torch dtype is taken too.
+    dtype: "e4m3" (float8_e4m3fn) or "e5m2"; a NumPy, ml_dtypes or torch dtype is accepted too.
     granularity: which elements share a scale: "tensor" (all), "channel" (a row), "1x128" (128
         elements of a row) or "128x128" (a square). Partial units at the edges have their own scale.
     rule: the library whose arithmetic is followed, a Rule or its text.
     power_of_two: whether scales are rounded to powers of two. None: as the rule does by default
-        (of all rules "te" alone rounds). Scales that are given are never rounded.
+        (only "te" rounds). Given scales are never rounded.
     overflow: "saturate" clamps to the largest finite value, "nan" overflows as ml_dtypes does.
 
-    Formats are compared and hashed by value. Wherever a format is expected a text will do, of words
-    in any order, each a dtype, a granularity or a rule: "1x128", "e5m2 channel", "128x128 torchao".
-    What it does not name has its default.
-    Raises InvalidArgumentError that names the field.
+    Formats are compared and hashed by value. Wherever a format is expected, a text is accepted too.
+    It has words in any order, each a dtype, a granularity or a rule: "1x128", "e5m2 channel",
+    "128x128 torchao". What it does not name has its default.
+    Raises InvalidArgumentError, which names the field.
     """
 
     dtype: str

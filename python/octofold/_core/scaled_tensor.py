@@ -22,16 +22,16 @@ class ScaledTensor(Scaled):
     """An FP8 matrix with the FP32 scales that take its codes back to values: x ≈ data × scale.
 
     data: [..., cols], e4m3 or e5m2. Leading dimensions count as more rows.
-    scale: float32; its shape follows from the granularity (see scale_shape), of a stack of matrices
-        too.
-    granularity: how many elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
-    channel_scale: two-level scales, beside "128x128" only: a float32 factor for each row, [rows],
+    scale: float32; its shape follows from the granularity (see scale_shape), for a stack of
+        matrices too.
+    granularity: which elements share a scale: "tensor", "channel" (a row), "1x128" or "128x128".
+    channel_scale: two-level scales, only with "128x128": a float32 factor for each row, [rows],
         contiguous, leading dimensions counted as rows: x ≈ data × scale × factor. A factor that is
         no positive normal number (0, NaN, infinity) counts as 1.
 
-    Build one yourself from the tensors of a checkpoint; they are checked when they are used. `==`
-    is identity, as arrays have no other that is one truth value: equals() compares. It can be
-    pickled, saved with torch.save() and loaded with torch.load().
+    You can build one from the tensors of a checkpoint; they are checked when they are used. `==` is
+    identity, because arrays have no comparison with a single truth value; equals() compares. It can
+    be pickled, saved with torch.save() and loaded with torch.load().
     """
 
     data: Array
@@ -81,9 +81,9 @@ class ScaledTensor(Scaled):
         """The same on another device, or itself if it is there; scales get the layout that is
         fastest there.
 
-        device: of torch tensors what Tensor.to() takes; of CuPy arrays the number of a GPU, or
-            "cpu" for NumPy arrays; of others only "cpu", if that is where they are.
-        Raises InvalidArgumentError for devices that the framework has not.
+        device: for torch tensors whatever Tensor.to() takes; for CuPy arrays the number of a GPU,
+            or "cpu" for NumPy arrays; for others only "cpu", if that is where they are.
+        Raises InvalidArgumentError for devices that the framework does not have.
         """
         moved = arrays.moved(self.data, self.scale, self.granularity, device)
         if moved is None:
@@ -97,10 +97,10 @@ class ScaledTensor(Scaled):
         """Rows (with leading dimensions: of the first one), as views of data and scale.
 
         rows: a slice of step 1. With 128x128 it begins and ends where scales do, at rows that are
-            multiples of 128, or at the end. Of a stack (quantize(matrices=)): of matrices. With
-            leading dimensions the number of one of them too, which is then a matrix or a stack.
-        Raises InvalidArgumentError, which names the nearest such boundaries; for a granularity that
-        there is not, those that there are. Raises IndexError for a number that is out of range.
+            multiples of 128, or at the end. For a stack (quantize(matrices=)) it takes matrices.
+            With leading dimensions it may also be a number, which selects a matrix or a stack.
+        Raises InvalidArgumentError, which names the nearest such boundaries; for an unknown
+        granularity, the granularities there are. Raises IndexError for a number out of range.
         """
         if isinstance(rows, SupportsIndex):
             return self._at(operator.index(rows))
@@ -190,19 +190,19 @@ class ScaledTensor(Scaled):
 
     @property
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)
-        """The transpose of a matrix, as views of data and scale, where a square or all of it shares
-        a scale ("128x128", "tensor"). Its columns are not contiguous, which operations ask for:
-        copy `data` for them, or cast with quantize(x, transpose=True).
+        """The transpose of a matrix, as views of data and scale, where a square or the whole shares
+        a scale ("128x128", "tensor"). Operations need contiguous columns, which it does not have:
+        copy `data` for them, or cast with ops.cast(x, transposed=format).
 
-        Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), as the
-        transpose would need scales that belong to columns; so do the factors of two-level ones.
+        Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), because the
+        transpose would need scales that belong to columns; so do the factors of two-level scales.
         """
         if self.granularity not in ("tensor", "128x128"):
             raise invalid_argument(
                 "ScaledTensor.T",
                 "granularity",
                 "tensor or 128x128, whose scales hold for rows and columns alike "
-                "(quantize(x, transpose=True) casts the transpose with scales of its own)",
+                "(ops.cast(x, transposed=...) casts the transpose with scales of its own)",
                 self.granularity,
             )
         if self.channel_scale is not None:
@@ -217,8 +217,9 @@ class ScaledTensor(Scaled):
         """Make this a part of a torch module: its buffers `name` and `name`_scale (and, if there is
         a channel_scale, `name`_channel_scale), which state_dict() holds and module.to(device)
         moves, and its attribute `name`_granularity.
-        from_buffers() gives it back. module.to(dtype) would convert both, as it does all buffers
-        of floating point."""
+        from_buffers() gives it back. module.to(dtype) would convert both, as it converts all
+        floating-point buffers.
+        """
         module.register_buffer(name, self.data)
         module.register_buffer(f"{name}_scale", self.scale)
         if self.channel_scale is not None:
@@ -227,7 +228,7 @@ class ScaledTensor(Scaled):
 
     @staticmethod
     def from_buffers(module: "torch.nn.Module", name: str) -> "ScaledTensor":
-        """What register_buffers() made of a ScaledTensor, as the module has it now."""
+        """The ScaledTensor of register_buffers(), as the module has it now."""
         return ScaledTensor(
             getattr(module, name),
             getattr(module, f"{name}_scale"),

@@ -19,18 +19,18 @@ _OPERATION = "cast"
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A cast that is wanted, where there is more to say of it than its format.
+    """A target of cast() that needs more than a format.
 
     format: a Format or its words.
-    scale: static scales, float32, in the shape that scale_shape() gives for the result: it is cast
-        with them, and holds them. None: each unit's scale is computed.
+    scale: static scales, float32, in the shape that scale_shape() gives for the result, which is
+        cast with them and holds them. None: each unit's scale is computed.
     channel_scale: two-level scales, with granularity "128x128": a factor for each row of the
-        result, float32 [rows], contiguous. What is cast are the FP32 products of the values and the
-        reciprocals of the factors, and the result holds the factors; they may come from data that
-        is much like this. A factor that is no positive normal number counts as 1.
+        result, float32 [rows], contiguous. The values are multiplied by the reciprocals of the
+        factors in FP32 and then cast, and the result holds the factors; they may come from similar
+        data. A factor that is no positive normal number counts as 1.
     out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
-        the codes alone). A channel_scale of its own is not looked at. As in gemm(), nothing may
-        require a gradient.
+        only the codes). A channel_scale of its own is ignored. As in gemm(), nothing may require a
+        gradient.
     """
 
     format: FormatLike
@@ -45,14 +45,14 @@ T_co = TypeVar("T_co", bound=ScaledTensor | None, covariant=True)
 
 
 class Casts(NamedTuple, Generic[R_co, T_co]):
-    """What cast() writes; None for what was not asked for.
+    """The results of cast(); None for what was not asked for.
 
     rows: the cast of the matrix, [..., cols].
-    transposed: that of its transpose, [cols, rows].
-    sums: of each column over all rows, float32 [cols]: 0 of no rows, NaN and infinities by IEEE
-        rules. Of a gradient it is that by the bias.
-    amax: the largest magnitude of each column, float32 [cols], NaN where a column has one.
-    norm: what a Normed source works out beside the casts.
+    transposed: the cast of its transpose, [cols, rows].
+    sums: the sum of each column over all rows, float32 [cols]: 0 for no rows, NaN and infinities by
+        IEEE rules. The sums of a gradient are the gradient by the bias.
+    amax: the largest magnitude of each column, float32 [cols], NaN for a column that has one.
+    norm: the statistics of a Normed source.
     """
 
     rows: R_co

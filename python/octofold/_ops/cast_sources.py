@@ -1,5 +1,6 @@
-"""What a cast reads: a matrix as it is, or one that is worked out on the way and is nowhere in
-memory."""
+"""The sources of a cast: a matrix in memory, or one that is computed on the way and is nowhere in
+memory.
+"""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -18,11 +19,11 @@ GATED: Final = ("swiglu", "geglu-tanh", "geglu")
 
 
 class NormStatistics(NamedTuple):
-    """What a cast of a norm works out beside it: norm_gradient() takes these.
+    """The statistics that a cast of a norm computes beside it, for norm_gradient().
 
     sum: x + residual, of the shape and dtype of x; None without a residual.
     rstd: 1 / deviation, or 1 / root mean square, of each row: float32 [rows].
-    mean: of each row, float32 [rows]; None of an RMSNorm.
+    mean: that of each row, float32 [rows]; None for an RMSNorm.
     """
 
     sum: Array | None
@@ -31,7 +32,7 @@ class NormStatistics(NamedTuple):
 
 
 class Source:
-    """What is read, where it is no array as it is."""
+    """A source of cast() that is no array in memory."""
 
     row: ClassVar[Op]
     lacks: ClassVar[tuple[str, ...]]
@@ -46,9 +47,9 @@ class Source:
 class Activated(Source):
     """activation(x), [..., cols].
 
-    x: [..., 2·cols] of a gated activation, else [..., cols]; float32, float16 or bfloat16, columns
-        contiguous. The activation is computed in FP32 and rounded to this dtype once. Or a
-        ScaledTensor of any granularity: the same as of x.dequantize(dtype), bit for bit.
+    x: [..., 2·cols] for a gated activation, else [..., cols]; float32, float16 or bfloat16, columns
+        contiguous. The activation is computed in FP32 and rounded to this dtype once. x may also be
+        a ScaledTensor of any granularity; the result is that of x.dequantize(dtype), bit for bit.
     activation: "swiglu" (silu(gate) · up), "geglu-tanh", "geglu" (with the error function), or one
         that is not gated: "silu", "gelu", "gelu-tanh", "relu-squared".
     layout: where gate and up are: "halves" of the last dimension, gate first, or "interleaved".
@@ -79,11 +80,13 @@ class Activated(Source):
 
 @dataclass(frozen=True, eq=False)
 class ActivationGradient(Source):
-    """The gradient by x of activation(x), of the shape of x: what the linear layer before the
-    activation goes back with. With columns="sums" the sums are the gradient by that layer's bias.
+    """The gradient by x of activation(x), of the shape of x. The backward pass of the linear layer
+    before the activation takes it; with columns="sums" the sums are the gradient by that layer's
+    bias.
 
-    gradient: by activation(x), [..., cols], of the dtype of x. Of a ScaledTensor x float32, float16
-        or bfloat16: the result is that of x.dequantize() in this dtype, bit for bit.
+    gradient: that by activation(x), [..., cols], of the dtype of x. For a ScaledTensor x it is
+        float32, float16 or bfloat16; the result is that of x.dequantize() in this dtype, bit for
+        bit.
     x, activation, layout: as in Activated.
     """
 
@@ -104,8 +107,9 @@ class ActivationGradient(Source):
 class Normed(Source):
     """A norm y = norm(x + residual), [..., cols].
 
-    Of each row: n = (x - mean) / sqrt(variance + epsilon), or x / sqrt(mean of squares + epsilon);
-    y = n · weight + bias; then y · (1 + ada_scale) + ada_shift. What is left out changes nothing.
+    For each row, n = (x - mean) / sqrt(variance + epsilon), or x / sqrt(mean of squares + epsilon);
+    y = n · weight + bias; then y · (1 + ada_scale) + ada_shift. Operands that are left out change
+    nothing.
 
     x: [..., cols] float32, float16 or bfloat16, columns contiguous.
     weight, bias: [cols], contiguous, of the dtype of x or float32.
@@ -113,13 +117,13 @@ class Normed(Source):
     epsilon: at least 0.
     residual: of the shape and dtype of x. It is added first; the sum is rounded to this dtype, and
         is a result too.
-    ada_scale, ada_shift: [batch, cols], of the dtype of x or float32, as adaptive norms (AdaLN) of
-        diffusion transformers have them. `batch` divides the rows; those of one batch follow each
-        other.
+    ada_scale, ada_shift: [batch, cols], of the dtype of x or float32: the vectors of the adaptive
+        norms (AdaLN) of diffusion transformers. `batch` divides the rows; those of one batch follow
+        each other.
 
-    Statistics are float32, y is computed in FP32 and rounded to the dtype of x once. (Statistics of
-    CPU and GPU may differ in their last bits.) On a GPU "channel" and "1x128" scales of rows alone
-    take one kernel; others, and `columns`, one more than the cast.
+    Statistics are float32, y is computed in FP32 and rounded to the dtype of x once. (Statistics on
+    CPU and GPU may differ in their last bits.) On a GPU rows alone with "channel" and "1x128"
+    scales take one kernel; other targets, and `columns`, take one more than the cast.
     """
 
     x: Array
@@ -141,15 +145,15 @@ class Normed(Source):
 
 @dataclass(frozen=True, eq=False)
 class Gathered(Source):
-    """The rows x[sources // slots], [rows, cols]: what each expert multiplies.
+    """The rows x[sources // slots], [rows, cols], as experts need their tokens.
 
     x: [..., cols] float32, float16 or bfloat16, columns contiguous: the rows of T tokens.
     sources: int32 [rows], contiguous: the flat place, token · slots + slot, of each row that is
-        cast. Of -1 (and, on a GPU, of all others outside of [0, T · slots)) there is none: rows of
-        the cast are not written there; in its transpose they count as zeros.
-    slots: places of a row of x, at least 1: to how many experts a token goes.
-    factors: float32 [..., slots], contiguous, by which rows are multiplied, in FP32, rounded to the
-        dtype of x before they are cast: the rows x[sources // slots] * factors.flat[sources].
+        cast. -1 (and, on a GPU, any number outside of [0, T · slots)) stands for no row: the cast
+        of rows is not written there, and in the transpose it counts as zeros.
+    slots: the number of places of a row of x, at least 1: to how many experts a token goes.
+    factors: float32 [..., slots], contiguous. Rows are multiplied by them in FP32 and rounded to
+        the dtype of x before they are cast: the rows x[sources // slots] * factors.flat[sources].
     """
 
     x: Array

@@ -1,4 +1,4 @@
-"""Conversions of numbers, element by element."""
+"""Conversion of numbers from one dtype to another, element by element."""
 
 from typing import Final
 

@@ -24,27 +24,27 @@ def gated_gemm(
     out: ScaledTensor | None = None,
     stream: StreamLike | None = None,
 ) -> ScaledTensor:
-    """The cast of activation(a · gateᵀ, a · upᵀ), neither of which comes into memory.
+    """Compute the cast of activation(a · gateᵀ, a · upᵀ), without either product in memory.
 
     a: [..., K], scales 1x128; e4m3 or e5m2. With groups: [M, K], rows sorted by group.
     b: [2·N, K], scales 128x128; e4m3 or e5m2. Rows 0 to N - 1 are the gate's weights, the others
         up's. With groups: [G, 2·N, K], scales as in grouped_gemm(), a group's gates and then its
         ups. On a GPU N is a multiple of 128, and K one of 16.
-    groups: Rows(offsets): each row has the weights of its group, as in grouped_gemm(). There are no
-        kernels for Masked, whose rows would be cast where they are not there, and none for Depth,
-        whose results are sums of gradients.
+    groups: Rows(offsets): each row is multiplied with the weights of its group, as in
+        grouped_gemm(). There are no kernels for Masked, where rows that do not exist would be cast,
+        and none for Depth, whose results are sums of gradients.
     activation: "swiglu" (silu(gate) · up), "geglu-tanh" or "geglu" (with the error function).
-    format: of the result, a Format or its words, of granularity 1x128.
+    format: that of the result, a Format or its words, of granularity 1x128.
     out: where to write, codes [..., N] and scales 1x128.
     stream: as in gemm().
 
     Returns `out`, or a new ScaledTensor [..., N] in the framework of a. It is the cast of the
-    activation of gemm(a, b), to the bit where gemm() does not sum K in slices. Gate and up are
-    rounded to bfloat16, and so is what the activation makes of them in FP32; that is cast. With
-    groups, rows from the last offset on are not written. Nothing is differentiated, as in
-    quantize().
-    Raises InvalidArgumentError that names the argument; on a GPU UnavailableError without a usable
-    driver or compiler and UnsupportedError without kernels for it or for such sizes or strides.
+    activation of gemm(a, b), to the bit unless gemm() uses split-K. Gate and up are rounded to
+    bfloat16, the activation is computed in FP32 and rounded to bfloat16, and that is cast. With
+    groups, rows from the last offset on are not written. There is no gradient, as in quantize().
+    Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
+    usable driver or compiler and UnsupportedError where there are no kernels for it, or for such
+    sizes or strides.
     """
     return multiply_gated(a, b, groups, activation, format, out, stream)
 

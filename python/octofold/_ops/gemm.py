@@ -25,38 +25,38 @@ def gemm(
     out: Array | None = None,
     stream: StreamLike | None = None,
 ) -> Array:
-    """The FP8 product a[..., K] · b[N, K]ᵀ (+ c[..., N]) (+ bias[N]).
+    """Compute the FP8 product a[..., K] · b[N, K]ᵀ (+ c[..., N]) (+ bias[N]).
 
     a: e4m3 or e5m2 with scales of any granularity; or a float32, float16 or bfloat16 array, which
-        the product casts itself. Its leading dimensions are those of the result.
-    b: e4m3 or e5m2, scales of any granularity; two-level ones beside an `a` that is cast already.
-    c: [..., N], of out's dtype or float32; may be `out` itself, which then is added to in place.
-        None beside an `a` that the product casts.
+        the product casts itself. The result has its leading dimensions.
+    b: e4m3 or e5m2 with scales of any granularity; two-level ones only if `a` is a ScaledTensor.
+    c: [..., N], of out's dtype or float32; may be `out` itself, to which the product is then added
+        in place. None if the product casts `a`.
     bias: of out's dtype or float32, contiguous.
-    format: of the cast of `a`, where that is an array: a Format or its words, of granularity 1x128.
-    out_dtype: of the result; by default that of `out`, else bfloat16.
+    format: for the cast of an array `a`: a Format or its words, of granularity 1x128.
+    out_dtype: the dtype of the result; by default that of `out`, else bfloat16.
     fast_accumulation: let a backend sum all of K in the tensor core (tensor and channel scales
         only); the CPU gains nothing by it and does not.
     out: where to write, [..., N] bfloat16, float16 or float32; columns contiguous, any row stride.
         As in torch.mm(out=), nothing may require a gradient.
-    stream: where the GPU is to queue the work: the address of a CUDA stream of the arrays' device,
-        or an object that has one (torch's, CuPy's, or with __cuda_stream__). None: the current
-        stream of torch or CuPy, for others the legacy default stream. The call does not wait for
-        the GPU. With torch tensors it is as if torch.cuda.stream(stream) were around the call, and
-        the tensors' memory is kept from reuse until the stream is done with it; with other arrays
-        that is the caller's care. The CPU does not look at it.
+    stream: the stream on which the GPU is to queue the work: the address of a CUDA stream of the
+        arrays' device, or an object that has one (torch's, CuPy's, or with __cuda_stream__). None:
+        the current stream of torch or CuPy, for others the legacy default stream. The call does not
+        wait for the GPU. With torch tensors it is as if torch.cuda.stream(stream) were around the
+        call, and the tensors' memory is not reused until the stream is done with it; with other
+        arrays the caller has to see to that. The CPU ignores it.
 
-    Partial sums over at most 128 values of K are scaled and added in FP32; factors of channels are
-    applied to the finished sums; one rounding at the end. Of an array `a` the result is that of
-    gemm(quantize(a, format), b), to the bit where both take K in the same slices. That is meant for
+    Partial sums over at most 128 values of K are scaled and added in FP32; channel scales multiply
+    the finished sums; the result is rounded once. For an array `a` the result is that of
+    gemm(quantize(a, format), b), to the bit unless the two split K differently. That is meant for
     few rows, as in decoding: it saves a kernel, and casts `a` once for each 64 columns of the
     result.
-    Returns `out`, or a new array in the framework of a. (CuPy lacks some dtypes: such results are
+    Returns `out`, or a new array in the framework of a. (CuPy lacks some dtypes; such results are
     tvm_ffi.Tensor in CuPy's memory.)
-    Raises InvalidArgumentError that names the argument; UnsupportedError for an `out` beside
-    something to differentiate; on a GPU UnavailableError without a usable driver or compiler and
-    UnsupportedError without kernels for it, or for rows of b that do not begin at multiples of 16
-    bytes beside an array `a`.
+    Raises InvalidArgumentError, which names the argument; UnsupportedError for an `out` where
+    something requires a gradient; on a GPU UnavailableError without a usable driver or compiler and
+    UnsupportedError where there are no kernels for it, or, with an array `a`, for rows of b that do
+    not begin at multiples of 16 bytes.
     """
     return multiply(a, b, c, bias, format, out_dtype, fast_accumulation, out, stream)
 

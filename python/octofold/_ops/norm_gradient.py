@@ -12,9 +12,11 @@ from .words_of_errors import in_words_of
 
 
 class NormGradients(NamedTuple):
-    """What norm_gradient() writes: gradients by what made the norm, None where it was not given.
+    """The results of norm_gradient(): gradients by the operands of the norm, None for those that it
+    did not have.
 
-    dx: by x, and by the residual: of the shape and dtype of `gradient`. The others are float32.
+    dx: that by x, and by the residual: of the shape and dtype of `gradient`. The others are
+    float32.
     d_weight, d_bias: [cols].
     d_ada_scale, d_ada_shift: [batch, cols].
     """
@@ -40,11 +42,11 @@ def norm_gradient(
     residual_gradient: Array | None = None,
     stream: StreamLike | None = None,
 ) -> NormGradients:
-    """The gradients of a norm y by everything that made it.
+    """Compute the gradients of a norm y by all of its operands.
 
-    gradient: by y, [..., cols] float32, float16 or bfloat16.
-    x: what was normed, of the shape and dtype of `gradient`: with a residual, the sum.
-    rstd, mean: the NormStatistics that cast() gave.
+    gradient: that by y, [..., cols] float32, float16 or bfloat16.
+    x: the input of the norm, of the shape and dtype of `gradient`: with a residual, the sum.
+    rstd, mean: those of the NormStatistics of cast().
     weight, bias, ada_scale, ada_shift, kind: as ops.Normed had them. For each of these that is
         given here, its gradient is computed.
     residual_gradient: of the shape and dtype of `gradient`, added to dx: the gradient by the sum
@@ -52,7 +54,7 @@ def norm_gradient(
     stream: as in gemm().
 
     Arithmetic is FP32 (on the CPU FP64), each result rounded once; the same input gives the same
-    bits. Raises InvalidArgumentError that names the argument.
+    bits. Raises InvalidArgumentError, which names the argument.
     """
     inputs = gradient, x, rstd, mean, weight, bias, ada_scale, ada_shift, residual_gradient
     dx, *of_operands, _workspace = _NORM_GRADIENT(inputs, (kind,), "", None, stream)

@@ -25,25 +25,25 @@ def quantize(
     """Cast a matrix to FP8 with one FP32 scale for each unit of its granularity.
 
     x: [..., cols] float32, float16 or bfloat16; columns contiguous, any row stride. Leading
-        dimensions are more rows, as far as one stride can walk them.
+        dimensions are more rows, if one stride leads through them.
     format: a Format, or words such as "128x128", "e5m2 channel" or "1x128 torchao", each a dtype, a
         granularity or a rule.
     scale: static scales, float32, in the shape that ops.scale_shape() gives for x: x is cast with
         them, and the result holds them. None: each unit's scale is computed.
-    matrices: x is a stack of so many matrices, one below another, as the weights of experts
-        [experts, out, in] are: each is cast as if it were alone, by one launch on a GPU. Scales are
-        [matrices] of "tensor", [matrices, ...] of "128x128" then (scale_shape() has them), as
-        grouped_gemm() takes them. A divisor of the rows.
+    matrices: the number of matrices if x is a stack of them, one below another, as the weights of
+        experts [experts, out, in] are; a divisor of the rows. Each is cast as if it were alone, by
+        one launch on a GPU. Scales are then [matrices] for "tensor" and [matrices, ...] for
+        "128x128" (see ops.scale_shape()), as grouped_gemm() takes them.
     out: where to write, of the dtype and granularity of the format: codes and scales (with `scale`:
-        the codes alone). As in gemm(), nothing may require a gradient.
+        only the codes). As in gemm(), nothing may require a gradient.
     stream: as in gemm().
 
     Returns `out` (with given scales: its codes and these), or a ScaledTensor in the framework of x.
     On a GPU 1x128 scales have the strides that gemm() reads fastest, (1, rows rounded up to a
-    multiple of 4). NaN and infinities follow IEEE rules. Nothing is differentiated: backward
-    through it raises RuntimeError. The transpose, two-level scales, sums of columns, and casts of
-    what is not in memory: ops.cast().
-    Raises InvalidArgumentError that names the argument.
+    multiple of 4). NaN and infinities follow IEEE rules. There is no gradient: backward through it
+    raises RuntimeError. ops.cast() has the transpose, two-level scales, sums of columns, and casts
+    of what is not in memory.
+    Raises InvalidArgumentError, which names the argument.
     """
     format = format_of("quantize", format)
     rule = format.rule.value

@@ -18,18 +18,18 @@ _WORD: Final = 4  # bytes
 def pack(
     x: Array, format: str, *, overflow: str = "saturate", stream: StreamLike | None = None
 ) -> Array:
-    """Numbers as packed 32-bit words, rounded to nearest even: convert_dtype(),
-    seen through as_words().
+    """Pack numbers into 32-bit words, rounded to nearest even: convert_dtype(), seen through
+    as_words().
 
     x: [..., K] float32, float16 or bfloat16, a NumPy array or a torch tensor; at least 1 dimension,
-        the last contiguous, and leading ones that one stride can walk.
+        the last contiguous, and leading ones that one stride leads through.
     format: "e5m2" or "e4m3", four numbers to a word, or "float16", two. K is a multiple of that.
-    overflow: of FP8 "saturate" or "nan", as in convert_dtype(). float16 overflows to infinity.
+    overflow: for FP8 "saturate" or "nan", as in convert_dtype(). float16 overflows to infinity.
     stream: as in gemm().
 
     Returns int32 [..., K / 4] or [..., K / 2], the first number of a word in its lowest bits. NaN
-    stays NaN; subnormal results are exact. Nothing is differentiated, as in convert_dtype().
-    Raises InvalidArgumentError that names the argument.
+    stays NaN; subnormal results are exact. There is no gradient, as in convert_dtype().
+    Raises InvalidArgumentError, which names the argument.
     """
     name = dtype_name("pack", "format", format, _FORMATS)
     _require_array("pack", "x", x)
@@ -41,17 +41,17 @@ def pack(
 def unpack(
     words: Array, format: str, *, dtype: DTypeLike = "float32", stream: StreamLike | None = None
 ) -> Array:
-    """The numbers of packed words, exact in every dtype that holds them: convert_dtype()
-    of from_words().
+    """Unpack the numbers of 32-bit words, exact in every dtype that holds them: convert_dtype() of
+    from_words().
 
     words: [..., K] int32, uint32 or float32, as in from_words(); leading dimensions that one stride
-        can walk.
+        leads through.
     format: "e5m2", "e4m3" or "float16".
     dtype: float32, float16 or bfloat16, which rounds FP16 to nearest even.
     stream: as in gemm().
 
     Returns [..., K · 4] or [..., K · 2] in the framework of `words`.
-    Raises InvalidArgumentError that names the argument.
+    Raises InvalidArgumentError, which names the argument.
     """
     name = dtype_name("unpack", "format", format, _FORMATS)
     to = dtype_name("unpack", "dtype", dtype, WIDE)
@@ -59,14 +59,14 @@ def unpack(
 
 
 def as_words(tensor: Array) -> Array:
-    """The packed words of FP8 or FP16 numbers: a view of the same memory.
+    """View FP8 or FP16 numbers as packed words of the same memory.
 
     tensor: [..., K] e4m3, e5m2 or float16, a NumPy array or a torch tensor. The last dimension is
         contiguous; K, and the strides of other dimensions, are multiples of the numbers of a word;
         the first number lies at a multiple of 4 bytes.
 
-    Returns int32 [..., K / 4], of float16 [..., K / 2].
-    Raises InvalidArgumentError that says what keeps it from being words; a copy has them.
+    Returns int32 [..., K / 4], for float16 [..., K / 2].
+    Raises InvalidArgumentError, which says what keeps it from being words; a copy of it can be.
     """
     _require_array("as_words", "tensor", tensor)
     name = dtype_name("as_words", "tensor", tensor.dtype, _FORMATS)
@@ -76,14 +76,14 @@ def as_words(tensor: Array) -> Array:
 
 
 def from_words(words: Array, format: str) -> Array:
-    """The numbers of packed words: a view of the same memory.
+    """View packed words as the numbers that they hold, in the same memory.
 
-    words: [..., K] int32, uint32, or float32 whose bits they are (as others keep them), a NumPy
-        array or a torch tensor; the last dimension contiguous.
+    words: [..., K] int32, uint32, or float32 with their bits (as others keep them), a NumPy array
+        or a torch tensor; the last dimension contiguous.
     format: "e5m2", "e4m3" or "float16".
 
-    Returns [..., K · 4] of this dtype, of float16 [..., K · 2].
-    Raises InvalidArgumentError that names the argument.
+    Returns [..., K · 4] of this dtype, for float16 [..., K · 2].
+    Raises InvalidArgumentError, which names the argument.
     """
     return _numbers("from_words", words, dtype_name("from_words", "format", format, _FORMATS))
 

@@ -91,7 +91,7 @@ TEST_F(ScaledMatrixTest, EveryWayBetweenDevicesKeepsTheValues) {
     const ScaledMatrix back = matrix.to({}).to(kGpu).to(kSecondGpu).to(kSecondGpu).to({});
     EXPECT_TRUE(std::ranges::equal(back.codes(), matrix.codes())) << name(granularity);
     EXPECT_TRUE(std::ranges::equal(back.scales(), matrix.scales())) << name(granularity);
-    EXPECT_EQ(back.dtype(), DType::kE5M2);
+    EXPECT_EQ(back.format().dtype, DType::kE5M2);
   }
 }
 
@@ -115,17 +115,21 @@ TEST_F(ScaledMatrixTest, EmptyOnesOwnNothing) {
 
 TEST_F(ScaledMatrixTest, ErrorsNameWhatIsWrong) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 32;
-  const auto error = [](auto... arguments) {
-    return error_of([&] { ScaledMatrix matrix(arguments...); }, ErrorCode::kInvalidArgument);
+  const auto error = [](std::int64_t rows, std::int64_t cols, const Format& format,
+                        Device device = {}) {
+    return error_of([&] { ScaledMatrix matrix(rows, cols, format, device); },
+                    ErrorCode::kInvalidArgument);
   };
-  EXPECT_THAT(error(kHuge, kHuge, Granularity::kBlock128x128), HasSubstr("4294967296×4294967296"));
-  EXPECT_THAT(error(-1, 5, Granularity::kTensor), HasSubstr("sizes of at least 0, got -1×5"));
-  EXPECT_THAT(error(1, 1, static_cast<Granularity>(9)), HasSubstr("'granularity'"));
-  EXPECT_THAT(error(1, 1, Granularity::kTensor, DType::kFloat32),
-              HasSubstr("argument 'dtype': expected e4m3 or e5m2, got float32"));
-  EXPECT_THAT(error(1, 1, Granularity::kTensor, static_cast<DType>(99)), HasSubstr("dtype 99"));
-  EXPECT_THAT(error(1, 1, Granularity::kTensor, DType::kE4M3, Device{DeviceType::kCuda, 9}),
-              HasSubstr("cuda:9 does not exist"));
+  EXPECT_THAT(error(kHuge, kHuge, {.granularity = Granularity::kBlock128x128}),
+              HasSubstr("4294967296×4294967296"));
+  EXPECT_THAT(error(-1, 5, {.granularity = Granularity::kTensor}),
+              HasSubstr("sizes of at least 0, got -1×5"));
+  EXPECT_THAT(error(1, 1, {.granularity = static_cast<Granularity>(9)}),
+              HasSubstr("'granularity'"));
+  EXPECT_THAT(error(1, 1, {.dtype = DType::kFloat32}),
+              HasSubstr("argument 'format.dtype': expected e4m3 or e5m2, got float32"));
+  EXPECT_THAT(error(1, 1, {.dtype = static_cast<DType>(99)}), HasSubstr("dtype 99"));
+  EXPECT_THAT(error(1, 1, {}, Device{DeviceType::kCuda, 9}), HasSubstr("cuda:9 does not exist"));
   const ScaledMatrix on_gpu(1, 1, {.granularity = Granularity::kTensor}, kGpu);
   EXPECT_THAT(error_of([&] { on_gpu.codes(); }, ErrorCode::kInvalidArgument),
               HasSubstr("on cuda:0, where the host cannot read them"));

@@ -5,7 +5,7 @@
 
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
-#include "jit/nvrtc.h"
+#include "jit/kernel_cache.h"
 #include "plan/attention.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -39,7 +39,7 @@ class AttentionKernelsTest : public testing::TestWithParam<int> {
   static void expect_sound(const plan::AttentionProblem& problem) {
     const plan::Gpu gpu = gpu_of(GetParam());
     for (const plan::KernelPlan& plan : plan_attention(problem, gpu).kernels) {
-      const jit::Binary binary = jit::compile(program_of(plan, gpu), kernel_headers());
+      const jit::Binary binary = jit::compile_cached(program_of(plan, gpu), kernel_headers());
       const auto& resources = binary.resources;
       SCOPED_TRACE(plan.kernel);
       test::record_resources(plan, resources);

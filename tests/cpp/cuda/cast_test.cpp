@@ -188,8 +188,7 @@ TEST_F(CastTest, ColumnsOfACastInFourStepsAreAFifth) {
   const CastTarget transposed = output(kCols, kRows, Granularity::kChannel);
   const auto sums = vector(address(0x5000), DType::kFloat32, kCols, kGpu);
   const auto workspace = matrix(address(0x100000), DType::kFloat32, 2, kCols, kCols, kGpu);
-  quantize(
-      {.rows = out, .transposed = transposed, .columns = {.sums = sums, .workspace = workspace}});
+  cast({.rows = out, .transposed = transposed, .columns = {.sums = sums, .workspace = workspace}});
   EXPECT_EQ(state().launches.size(), 5u);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "jit/kernel_cache.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
@@ -23,9 +24,9 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
   void expect_sound(const config::MmaGemmConfig& config) const {
     const std::string description = plan::describe(config);
     const jit::Binary binary =
-        jit::compile({config.kHeader, plan::kernel_name(config.kKernel, config),
-                      plan::architecture(gpu_), description},
-                     kernel_headers());
+        jit::compile_cached({config.kHeader, plan::kernel_name(config.kKernel, config),
+                             plan::architecture(gpu_), description},
+                            kernel_headers());
     test::record_resources({.kernel = plan::kernel_name(config.kKernel, config),
                             .threads = config.threads(),
                             .shared_bytes = config.shared_bytes()},
@@ -41,6 +42,10 @@ class MmaGemmKernelsTest : public testing::TestWithParam<int> {
     EXPECT_EQ(count_operations(binary.image, kQmma),
               4 * config.sub_tiles() * config.warp_columns() / 8)
         << description;
+  }
+
+  void expect_planned_sound(const GemmProblem& problem) const {
+    expect_sound(test::plan_as<config::MmaGemmConfig>(problem, gpu_).config);
   }
 
   void expect_all_sound(const GemmProblem& problem) const {
@@ -73,7 +78,7 @@ TEST_P(MmaGemmKernelsTest, TheLargestTileOfEachPairCompilesWithoutSpills) {
                                                      .b = {.scales = b},
                                                      .c = Addend::kOutputType,
                                                      .bias = Addend::kOutputType}}};
-      expect_sound(plan_mma_gemm(problem, gpu_).config);
+      expect_planned_sound(problem);
     }
   }
 }
@@ -81,21 +86,19 @@ TEST_P(MmaGemmKernelsTest, TheLargestTileOfEachPairCompilesWithoutSpills) {
 TEST_P(MmaGemmKernelsTest, EachLoadAndFormCompilesWithoutSpills) {
   GemmProblem problem{.product = {.m = 8192, .n = 8192, .k = 8192}};
   problem.product.form.b_channel_scale = true;
-  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  expect_planned_sound(problem);
   problem.operands_fit_tma = false;
-  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  expect_planned_sound(problem);
   problem.operands_fit_words = false;
-  expect_sound(plan_mma_gemm(problem, gpu_).config);
+  expect_planned_sound(problem);
   for (const Granularity scales : {Granularity::kTensor, Granularity::kChannel}) {
-    expect_sound(plan_mma_gemm({.product = {.m = 8192,
-                                            .n = 8192,
-                                            .k = 8192,
-                                            .form = {.a = {DType::kE5M2, scales},
-                                                     .b = {DType::kE4M3, scales},
-                                                     .out = DType::kFloat16,
-                                                     .fast_accumulation = true}}},
-                               gpu_)
-                     .config);
+    expect_planned_sound({.product = {.m = 8192,
+                                      .n = 8192,
+                                      .k = 8192,
+                                      .form = {.a = {DType::kE5M2, scales},
+                                               .b = {DType::kE4M3, scales},
+                                               .out = DType::kFloat16,
+                                               .fast_accumulation = true}}});
   }
 }
 

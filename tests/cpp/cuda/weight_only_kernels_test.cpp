@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/kernel_headers.h"
+#include "jit/kernel_cache.h"
 #include "plan/weight_only.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
@@ -31,9 +32,9 @@ class WeightOnlyKernelsTest : public testing::TestWithParam<int> {
 
   void expect_sound(const WeightOnlyConfig& config) {
     plan::KernelPlan kernel = plan::kernel_plan("test", config.kHeader, config.kKernel, config, 1);
-    const jit::Binary binary =
-        jit::compile({kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
-                     kernel_headers());
+    const jit::Binary binary = jit::compile_cached(
+        {kernel.header, kernel.kernel, plan::architecture(gpu_), kernel.description},
+        kernel_headers());
     kernel.shared_bytes = config.shared_bytes();
     test::record_resources(kernel, binary.resources);
     EXPECT_EQ(binary.resources.spill_store_bytes, 0) << kernel.description;
@@ -128,9 +129,9 @@ TEST_P(WeightOnlyKernelsTest, OfADepthThatBlocksShare) {
   ASSERT_EQ(plan.kernels.size(), 2u);
   expect_sound(plan.config.config);
   const plan::KernelPlan& combine = plan.kernels[1];
-  const jit::Binary binary =
-      jit::compile({combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
-                   kernel_headers());
+  const jit::Binary binary = jit::compile_cached(
+      {combine.header, combine.kernel, plan::architecture(gpu_), combine.description},
+      kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0);
   EXPECT_LE(binary.resources.registers, 64);
 }

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "octofold/cast.h"
+#include "octofold/scale_layout.h"
 
 #include "model/safetensors_reader.h"
 #include "model/safetensors_writer.h"
+#include "support/targets.h"
 #include "test_files.h"
 
 namespace octofold::test {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "octofold/checkpoint.h"
+#include "octofold/dequantize.h"
 #include "octofold/log.h"
 
 #include "checkpoints.h"

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 
 #include "octofold/checkpoint.h"
+#include "octofold/convert_dtype.h"
 #include "octofold/log.h"
 
 #include "checkpoints.h"

@@ -38,7 +38,8 @@ struct Outcome {
   std::string log;
 };
 
-Outcome cast(const std::vector<NamedTensor>& tensors, const QuantizeCheckpointOptions& options) {
+Outcome quantize(const std::vector<NamedTensor>& tensors,
+                 const QuantizeCheckpointOptions& options) {
   const TestFolder folder;
   write_checkpoint(folder / "in.safetensors", tensors);
   Outcome outcome;
@@ -68,7 +69,7 @@ TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
   for (const CheckpointFamily family : checkpoint_families()) {
     if (family == CheckpointFamily::kModelOpt) continue;
     SCOPED_TRACE(name(family));
-    const Outcome outcome = cast(all, {.family = family, .granularity = std::nullopt});
+    const Outcome outcome = quantize(all, {.family = family, .granularity = std::nullopt});
     EXPECT_EQ(outcome.report.quantized, (Names{"other.square.weight", "other.up.weight"}));
     for (const NamedTensor& tensor : conv1d) {
       expect_copied(outcome.tensors, tensor);
@@ -78,7 +79,7 @@ TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
     test::expect_contains(outcome.log, "4 weights are left as they are, because it is stored as");
   }
   expect_error(ErrorCode::kInvalidArgument, {"'input'", "c_attn.weight", "Conv1D"},
-               [&] { cast(conv1d, {}); });
+               [&] { quantize(conv1d, {}); });
   set_log_handler({});
 }
 
@@ -88,9 +89,9 @@ TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   const NamedTensor turned = float_tensor("b.experts.gate_up_proj", {2, 128, 512}, 3);
   const NamedTensor turned_down = float_tensor("b.experts.down_proj", {2, 256, 128}, 4);
   const NamedTensor biased = float_tensor("c.experts.down_proj", {2, 128, 128}, 5);
-  const Outcome outcome = cast({fine, fine_down, turned, turned_down, biased,
-                                float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
-                               {.family = CheckpointFamily::kFineGrainedFp8});
+  const Outcome outcome = quantize({fine, fine_down, turned, turned_down, biased,
+                                    float_tensor("c.experts.down_proj_bias", {2, 128}, 6)},
+                                   {.family = CheckpointFamily::kFineGrainedFp8});
   EXPECT_EQ(outcome.report.quantized, (Names{fine_down.name, fine.name}));
   test::expect_contains(outcome.reasons.at(turned.name), "[experts, in, out]");
   test::expect_contains(outcome.reasons.at(turned_down.name), "[experts, in, out]");
@@ -105,7 +106,7 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   const auto left = [&](CheckpointFamily family, Granularity granularity) {
     Names names;
     for (const auto& [name, reason] :
-         cast(all, {.family = family, .granularity = granularity}).reasons) {
+         quantize(all, {.family = family, .granularity = granularity}).reasons) {
       test::expect_contains(reason, "no multiple of 128");
       names.push_back(name);
     }
@@ -121,7 +122,7 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   EXPECT_EQ(left(kFineGrainedFp8, Granularity::kBlock128x128),
             (Names{"tall.weight", "wide.weight"}));
   EXPECT_EQ(left(kDeepSeekV3, Granularity::kBlock128x128), Names{});
-  test::expect_contains(cast(all, {.family = kDeepSeekV3}).log,
+  test::expect_contains(quantize(all, {.family = kDeepSeekV3}).log,
                         "2 weights have sizes that are no multiples of 128: transformers");
   EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
 }
@@ -153,9 +154,9 @@ TEST(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
 
 TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
   const Outcome outcome =
-      cast({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
-            float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
-           {.skip = {"b.*"}});
+      quantize({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
+                float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
+               {.skip = {"b.*"}});
   EXPECT_EQ(outcome.reasons, (std::map<std::string, std::string>{
                                  {"b.weight", "its name matches 'b.*'"},
                                  {"lm_head.weight", "its name matches '*lm_head*'"}}));
@@ -174,7 +175,7 @@ TEST(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   NamedTensor wide = weight;
   wide.dtype = SafetensorsDType::kF64;
   wide.bytes = doubles;
-  const Outcome outcome = cast({wide}, {});
+  const Outcome outcome = quantize({wide}, {});
   test::expect_quantized(outcome.tensors, weight);
   EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
 }
@@ -185,23 +186,24 @@ TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
       float_tensor("l.0.q.weight", {128, 128}, 2)};
   const auto refuse = [&](const QuantizeCheckpointOptions& options) {
     expect_error(ErrorCode::kInvalidArgument, {"experts", "'*.experts.*'", "deepseek-v3"},
-                 [&] { cast(experts, options); });
+                 [&] { quantize(experts, options); });
     set_log_handler({});
     QuantizeCheckpointOptions without = options;
     without.skip = {"*.experts.*"};
-    EXPECT_EQ(cast(experts, without).report.quantized, Names{"l.0.q.weight"});
+    EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
   };
   refuse({.family = CheckpointFamily::kTorchao});
   refuse(
       {.family = CheckpointFamily::kCompressedTensors, .granularity = Granularity::kBlock128x128});
-  EXPECT_EQ(cast(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
-            2u);
+  EXPECT_EQ(
+      quantize(experts, {.family = CheckpointFamily::kCompressedTensors}).report.quantized.size(),
+      2u);
 }
 
 TEST(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "vision", "compressed-tensors"}, [] {
-    cast({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
-         {.family = CheckpointFamily::kTorchao});
+    quantize({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
+             {.family = CheckpointFamily::kTorchao});
   });
   set_log_handler({});
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "octofold/cast.h"
+#include "octofold/dequantize.h"
 #include "octofold/error.h"
 #include "octofold/gemm.h"
 #include "octofold/scaled_matrix.h"
@@ -20,7 +21,6 @@
 #include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random.h"
-#include "support/targets.h"
 
 namespace octofold {
 namespace {
@@ -43,7 +43,7 @@ struct Operands {
   ScaledMatrix a, b;
 
   Operands(std::mt19937& random, std::int64_t m, std::int64_t n, std::int64_t k)
-      : a(m, k, Granularity::kBlock1x128), b(2 * n, k, Granularity::kBlock128x128, DType::kE5M2) {
+      : a(m, k), b(2 * n, k, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock128x128}) {
     Matrix x(DType::kFloat32, m, k), w(DType::kFloat32, 2 * n, k);
     std::normal_distribution<float> normal;
     for (std::int64_t col = 0; col < k; ++col) {
@@ -102,20 +102,20 @@ TEST(GatedGemmTest, IsTheProductAndTheCastOfItsActivation) {
        {std::array<std::int64_t, 3>{1, 1, 1}, {5, 128, 128}, {130, 200, 300}, {1025, 64, 130}}) {
     Operands operands(random, m, n, k);
     for (const Activation activation : kActivations) {
-      const Format options{.rule = Rule::kVllm,
-                           .power_of_two = activation == Activation::kSwiGlu,
-                           .overflow = Overflow::kNan};
-      ScaledMatrix fused(m, n, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock1x128});
+      const Format format{.dtype = DType::kE5M2,
+                          .rule = Rule::kVllm,
+                          .power_of_two = activation == Activation::kSwiGlu,
+                          .overflow = Overflow::kNan};
+      ScaledMatrix fused(m, n, format);
       gated_gemm({.a = operands.a.view(),
                   .b = operands.b.view(),
                   .out = fused.target(),
-                  .activation = activation,
-                  .options = options});
+                  .activation = activation});
       Matrix both(DType::kBFloat16, m, 2 * n);
       gemm({.a = operands.a.view(), .b = operands.b.view(), .out = both.view()});
-      ScaledMatrix expected(m, n, {.dtype = DType::kE5M2, .granularity = Granularity::kBlock1x128});
+      ScaledMatrix expected(m, n, format);
       cast(Activated{.x = both.view(), .activation = activation, .layout = GateLayout::kHalves},
-           test::by(options, {.rows = expected.target()}));
+           {.rows = expected.target()});
       EXPECT_TRUE(std::ranges::equal(fused.codes(), expected.codes())) << m << "×" << n << "×" << k;
       EXPECT_TRUE(std::ranges::equal(fused.scales(), expected.scales()));
     }
@@ -189,7 +189,7 @@ TEST(GatedGemmArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_THAT(error_of([](auto& g) { g.out.scale.shape[1] = 1; }),
               HasSubstr("argument 'out.scale': expected shape"));
   EXPECT_THAT(error_of([](auto& g) {
-                g.out.granularity = Granularity::kTensor;
+                g.out.format.granularity = Granularity::kTensor;
                 g.out.scale.shape = {1, 1};
               }),
               HasSubstr("argument 'out': expected scales of granularity 1x128"));

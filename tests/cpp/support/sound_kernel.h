@@ -8,7 +8,7 @@
 
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
-#include "jit/nvrtc.h"
+#include "jit/kernel_cache.h"
 #include "kernels/sm90/config/gemm.h"
 #include "plan/sm90/planner.h"
 #include "support/sass.h"
@@ -32,7 +32,8 @@ class Compiler {
   void expect_sound(const std::vector<plan::KernelPlan>& plans) {
     for (const plan::KernelPlan& plan : plans) {
       if (!compiled_.insert(plan.kernel).second) continue;
-      const jit::Binary binary = jit::compile(cuda::program_of(plan, gpu_), cuda::kernel_headers());
+      const jit::Binary binary =
+          jit::compile_cached(cuda::program_of(plan, gpu_), cuda::kernel_headers());
       record_resources(plan, binary.resources);
       EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
       EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
@@ -51,9 +52,9 @@ class Compiler {
 inline void expect_sound(const config::Sm90GemmConfig& config) {
   const std::string description = plan::describe(config);
   const jit::Binary binary =
-      jit::compile({plan::sm90::kHeader, plan::kernel_name(plan::sm90::kKernel, config),
-                    plan::architecture(plan::kHopper), description},
-                   cuda::kernel_headers());
+      jit::compile_cached({plan::sm90::kHeader, plan::kernel_name(plan::sm90::kKernel, config),
+                           plan::architecture(plan::kHopper), description},
+                          cuda::kernel_headers());
   EXPECT_EQ(binary.resources.spill_store_bytes, 0) << description;
   EXPECT_EQ(binary.resources.stack_bytes, 0) << description;
   EXPECT_EQ(count_operations(binary.image, SassOperation::kLdl), 0) << description;

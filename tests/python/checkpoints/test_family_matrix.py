@@ -38,6 +38,7 @@ def said():
     return documented()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "column"), CELLS, ids=[f"{name}-{'-'.join(column)}" for name, column in CELLS]

@@ -58,6 +58,7 @@ def loaded(kind, folder):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("make", [llama, tied_llama, bert, mixture, flux, unet])
 def test_save_pretrained_writes_numbers(make, change, tmp_path):
@@ -175,6 +176,7 @@ def test_what_is_offloaded_is_refused(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("make", [llama, tied_llama, small_llama, bert, mixture, flux, unet])
 def test_saves_and_loads_the_same(make, change, tmp_path):
@@ -198,6 +200,7 @@ def another(make, folder):
     return models.load(model.eval(), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [models.enable_layerwise_casting, mixed, weight_only])
 @pytest.mark.parametrize("make", [llama, tied_llama, bert, mixture])
 def test_others_read_models_of_transformers(make, change, tmp_path):

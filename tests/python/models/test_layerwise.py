@@ -233,6 +233,7 @@ def test_a_copy_lives_as_long_as_its_forward(make, monkeypatch):
     assert x.grad is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Linear", "Conv2d", "Embedding"])
 def test_compiles_without_breaks(name):
     make, inputs = LAYERS[name]

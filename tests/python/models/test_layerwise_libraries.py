@@ -16,6 +16,8 @@ from diffusers_support import in_16_bits, outcome, unet  # noqa: E402
 from octofold import models  # noqa: E402
 from octofold.models.layerwise.stored_weight import StoredWeight  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 from weight_writes import WRITES  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 nn, models = octofold.nn, octofold.models
 
 IN, INNER = 96, 64

@@ -8,6 +8,8 @@ from layer_support import NAMES, STATELESS, gradients, gradients_of, random
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 nn = octofold.nn
 
 

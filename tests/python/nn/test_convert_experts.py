@@ -221,6 +221,7 @@ def test_bad_arguments():
         nn.convert_experts(block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS])
 def test_compiles_whole(name):
     torch.compiler.reset()

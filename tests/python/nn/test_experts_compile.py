@@ -10,6 +10,8 @@ from layer_support import random, relative_error
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 nn = octofold.nn
 BF16 = torch.bfloat16
 

@@ -257,6 +257,7 @@ def test_autocast(recipe):
     assert max(errors(grads, expected_grads).values()) < 0.11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "kind"),
     [

@@ -103,6 +103,7 @@ def test_with_nothing_to_differentiate():
         assert torch.equal(mlp()(**operands), mlp(keep_fp8=False)(**operands))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise"])
 def test_autocast_and_checkpoints_and_compiles(recipe):
     operands, dy = case()

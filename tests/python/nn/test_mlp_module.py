@@ -117,6 +117,7 @@ def test_weights_are_cast_in_each_forward_or_once_where_casts_are_kept(together,
             step(module, x)
 
 
+@pytest.mark.slow
 def test_sizes_do_not_recompile():
     torch.compiler.reset()
     parts = nn.NormLinear(IN, IN, norm="layer"), nn.MLP(IN, HIDDEN, norm="rms")

@@ -227,6 +227,7 @@ def test_parameters_wider_than_x(recipe):
     assert {n: t.dtype for n, t in grads.items()} == {n: t.dtype for n, t in operands.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", STATELESS)
 def test_compiles_whole(recipe):
     torch.compiler.reset()

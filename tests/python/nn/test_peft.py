@@ -6,6 +6,7 @@ from pathlib import Path
 
 import octofold
 import pytest
+from casting import GRANULARITIES
 from layer_support import relative_error
 
 torch = pytest.importorskip("torch")
@@ -88,7 +89,7 @@ def test_gradients_go_through_the_frozen_weight(targets):
     assert all(p.dtype == torch.float32 and p.grad.abs().max() > 0 for p in trained)
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_merging_casts_the_sum_with_the_same_scales(granularity):
     model = adapted(granularity)
     layer = model.get_base_model().model.layers[0].mlp.up_proj

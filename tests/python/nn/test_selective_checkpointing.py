@@ -10,6 +10,8 @@ from layer_support import NAMES, random
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint")
 
+pytestmark = pytest.mark.slow
+
 nn = octofold.nn
 
 

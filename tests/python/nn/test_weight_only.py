@@ -74,6 +74,7 @@ def test_adapters_train_over_it():
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
 def test_compiles_without_breaks():
     _, layer = layer_of()
     x = random(5, 300, dtype=torch.float16).requires_grad_()

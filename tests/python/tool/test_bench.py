@@ -11,6 +11,7 @@ from octofold_tool import bench, gemm_options, products
 from octofold_tool.__main__ import main
 from octofold_tool.measure import decibels, interleaved_seconds, relative_error
 from octofold_tool.suites import SUITES
+from reference import GRANULARITIES
 
 
 def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_product_that_is_not_written_is_not_timed(
     assert "was not written everywhere" in capsys.readouterr().err
 
 
-GRANULARITIES = (
+PAIRS = (
     ("tensor", "tensor"),
     ("channel", "channel"),
     ("1x128", "128x128"),
@@ -83,7 +84,7 @@ GRANULARITIES = (
 )
 
 
-@pytest.mark.parametrize("granularities", GRANULARITIES, ids=",".join)
+@pytest.mark.parametrize("granularities", PAIRS, ids=",".join)
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "float16"])
 def test_every_granularity_and_output_passes_its_check(
     granularities: tuple[str, str], out_dtype: str
@@ -93,7 +94,7 @@ def test_every_granularity_and_output_passes_its_check(
         products.measure(shape, options)
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "channel", "1x128", "128x128"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_some_rows_are_dequantized_as_all_are(rng: np.random.Generator, granularity: str) -> None:
     x = octofold.quantize(rng.standard_normal((300, 200)).astype(np.float32), granularity)
     rows = np.array([299, 0, 127, 128, 5])

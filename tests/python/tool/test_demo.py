@@ -83,6 +83,7 @@ def test_embeddings_know_a_paraphrase(model: minilm.MiniLm) -> None:
     assert a @ b > 0.6 > 0.3 > a @ other
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_demo_end_to_end(
     assert image.std() > 0.05  # something is drawn
 
 
+@pytest.mark.slow
 def test_weights_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Less is lost than with activations in FP8 too; FP8 keys and values add to it."""
     page = tmp_path / "page.txt"

@@ -34,18 +34,18 @@ def linear(
 
     x: [..., in] bfloat16, float16 or float32, any strides; zero tokens too.
     weight: [out, in] of any of these dtypes, whatever that of x; cast in each call
-        (octofold.nn.keep_casts() keeps those of an octofold.nn.Linear).
+        (octofold.nn.keep_casts() keeps the casts of an octofold.nn.Linear).
     bias: [out], of any of these dtypes.
     recipe: an octofold.nn.Recipe or the name of one: "blockwise", "rowwise", "tensorwise",
-        "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" need a layer, to keep what they
-        take from the steps before.
+        "rowwise_with_gw_hp". "delayed" and "blockwise_two_level" need a layer, which keeps what
+        they take from the steps before.
 
-    Returns [..., out] in the dtype of x, under autocast in autocast's. Gradients have the dtypes of
-    what they belong to. For backward the FP8 operands are kept: x transposed and weight transposed;
-    x itself only where the recipe has the weight gradient in high precision. What needs no gradient
-    costs no product and no cast. NaN and infinities make NaN of all that shares a scale with them.
-    Raises InvalidArgumentError that names the argument; backward UnsupportedError where it is
-    itself to be differentiated.
+    Returns [..., out] in the dtype of x, or in autocast's. Gradients have the dtypes of what they
+    belong to. For backward the FP8 operands are kept: x transposed and weight transposed; x itself
+    only where the recipe has the weight gradient in high precision. What needs no gradient costs no
+    product and no cast. NaN and infinities make NaN of everything that shares a scale with them.
+    Raises InvalidArgumentError, which names the argument; backward raises UnsupportedError where it
+    is itself to be differentiated.
     """
     recipe = stateless_recipe_of("linear", recipe)
     require_fitting("linear", x, weight, bias)

@@ -21,23 +21,24 @@ _is_compiling: Final = torch.compiler.is_compiling
 
 @contextmanager
 def keep_casts(model: Module) -> Iterator[None]:
-    """While this is entered, a model's weights are cast once, and not in each forward.
+    """A context in which a model's weights are cast once, and not in each forward.
 
     >>> with octofold.nn.keep_casts(model):
     ...     for batch in micro_batches:
     ...         loss(model(batch)).backward()
     >>> optimizer.step()
 
-    For what runs several forwards with the same weights: gradient accumulation, activation
+    It is for several forwards with the same weights: gradient accumulation, activation
     checkpointing, evaluation. The weights must not be written to meanwhile. A write that torch
     counts and a move to other memory are errors in the next forward; a write past torch's counter
     (`weight.data`, NumPy, a fused optimizer's step) is not seen.
 
     model: a module; its parameters are those that it has as the context is entered.
 
-    Costs 2 bytes for each element of a weight in training, 1 in evaluation, until the context is
-    left. Cast in each forward all the same are weights under torch.compile, in the capture of a
-    CUDA graph and under FSDP, and those that are no parameter of the model, as a parametrization's.
+    The casts take 2 bytes for each element of a weight in training, 1 in evaluation, until the
+    context is left. Some weights are still cast in each forward: under torch.compile, while a CUDA
+    graph is captured, under FSDP, and if they are no parameter of the model, as with a
+    parametrization.
     Raises InvalidArgumentError for what is not a module.
     """
     if not isinstance(model, Module):

@@ -13,14 +13,14 @@ _CONSTANT_ALONG_K: Final = ("tensor", "channel")
 class Product:
     """How one product a · bᵀ is made in FP8: the formats to which its operands are cast, each a
     Format or its words, and how gemm() accumulates. "channel" is a scale for each row of the
-    operand as the product reads it, so one that is constant along the dimension that is summed.
+    operand as the product reads it, so it is constant along the dimension that is summed.
 
     fast_accumulation: sum all of K in the tensor core; for "tensor" and "channel" scales only.
     two_level: b, which is x in the weight gradient, has two-level scales: a factor for each of x's
-        features, from the largest magnitudes of the step before, and scales of "128x128" of x
-        divided by them. For the weight gradient alone.
+        features, from the largest magnitudes of the step before, and "128x128" scales of x divided
+        by them. For the weight gradient alone.
 
-    Raises InvalidArgumentError that names the argument.
+    Raises InvalidArgumentError, which names the argument.
     """
 
     a: Format

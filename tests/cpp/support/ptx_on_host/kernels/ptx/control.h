@@ -8,7 +8,11 @@ inline void wait_for_earlier_kernels() {}
 inline unsigned cluster_rank() { return 0; }
 inline void cluster_wait() {}
 
-// Of what multiplies, and is not run.
+// These are called by what multiplies and by a whole kernel, which is not run here.
+template <int kRegisters>
+void shrink_registers();
+template <int kRegisters>
+void grow_registers();
 void barrier_sync(unsigned barrier, unsigned threads);
 void barrier_arrive(unsigned barrier, unsigned threads);
 

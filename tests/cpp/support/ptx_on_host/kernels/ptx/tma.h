@@ -3,6 +3,7 @@
 
 namespace octofold::ptx {
 
+inline void prefetch_tensor_map(const void*) {}
 inline void tma_load(unsigned, const void*, unsigned, int, int) {}
 inline void tma_load_multicast(unsigned, const void*, unsigned, int, int, unsigned short) {}
 inline void tma_store(const void*, unsigned, int, int) {}

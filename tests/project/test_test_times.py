@@ -1,0 +1,43 @@
+"""scripts/test_times.py sums what tests took; tests/quarantine.txt names tests that there are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from project_support import REPOSITORY
+
+SUITE = """<testsuite>
+<testcase name="plan.CastTest.Rows" classname="plan.CastTest.Rows" time="1.5"/>
+<testcase name="plan.CastTest.Both" classname="plan.CastTest.Both" time="0.25"/>
+</testsuite>"""
+PYTHON = """<testsuites><testsuite>
+<testcase classname="tests.python.nn.test_mlp" name="test_one" time="2.0"/>
+<testcase classname="tests.python.nn.test_any_order.TestAnyOrder" name="runTest" time="3.0"/>
+<testcase classname="tests.python.test_gemm" name="test_case" time="0.5"/>
+</testsuite></testsuites>"""
+
+
+def test_seconds_are_summed_by_area(tmp_path: Path) -> None:
+    (tmp_path / "quick.xml").write_text(SUITE)
+    (tmp_path / "python.xml").write_text(PYTHON)
+    script = [sys.executable, REPOSITORY / "scripts/test_times.py", tmp_path]
+    shown = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert [line.split() for line in shown.splitlines()] == [
+        ["area", "tests", "seconds"],
+        ["tests/python/nn", "2", "5.0"],
+        ["tests/cpp/plan", "(quick)", "2", "1.8"],
+        ["tests/python", "1", "0.5"],
+    ]
+
+
+def test_what_is_quarantined_exists() -> None:
+    sources = "".join(file.read_text() for file in (REPOSITORY / "tests/cpp").rglob("*_test.cpp"))
+    for line in (REPOSITORY / "tests/quarantine.txt").read_text().splitlines():
+        match line.split():
+            case ["pytest", name]:
+                assert (REPOSITORY / name.split("::")[0]).is_file(), name
+            case ["ctest", name]:
+                _, suite, test = name.split(".")
+                assert f"({suite}, {test})" in sources, name
+            case words:
+                assert not words or words[0].startswith("#"), line
