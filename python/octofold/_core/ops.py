@@ -148,18 +148,18 @@ class Row:
         return out
 
     def names(self) -> list[str]:
-        """Of inputs and results, as messages have them."""
+        """The names of inputs and results, as messages have them."""
         return [name.removesuffix("?") for name in (*self.inputs, *self.results)]
 
     def schema(self) -> str:
-        """Of the torch op: the inputs, the options, the dtype of the results, which it returns."""
+        """The schema of the torch op: inputs, options, and the dtype of the results it returns."""
         parameters = [_parameter(name, "Tensor") for name in self.inputs]
         parameters += [_parameter(name, kind.schema) for name, kind in self.options.items()]
         results = ", ".join(["Tensor"] * len(self.returned))
         return f"{self.name}({', '.join(parameters)}, str result_dtype) -> ({results})"
 
     def schema_of_out(self) -> str:
-        """Of its overload that writes: the inputs, the results, the options."""
+        """The schema of its overload that writes: the inputs, the results, the options."""
         parameters = [_parameter(name, "Tensor") for name in self.inputs]
         parameters += [
             _parameter(name, f"Tensor(r{index}!)") for index, name in enumerate(self.results)
@@ -213,7 +213,7 @@ class Row:
         raise error
 
     def checked_options(self, options: Options) -> Options:
-        """Of the types that the row says, NumPy's scalars as Python's."""
+        """The options, whose types have to be those of the row; NumPy's scalars become Python's."""
         plain = tuple(
             value.item() if isinstance(value, np.bool_ | np.number) else value for value in options
         )
@@ -224,7 +224,7 @@ class Row:
 
 
 def _parameter(name: str, kind: str) -> str:
-    """Of a torch op's schema. Arrays whose name ends in "?" may be None."""
+    """A parameter of a torch op's schema. Arrays whose name ends in "?" may be None."""
     return f"{kind}{'?' * name.endswith('?')} {name.removesuffix('?').replace('.', '_')}"
 
 

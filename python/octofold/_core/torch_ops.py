@@ -20,10 +20,10 @@ from .streams import StreamLike, stream_handle
 from .torch import LIBRARY_TAKES_TENSORS, TorchFramework, torch_framework_of
 
 PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
-"""Of tensors that no subclass has changed."""
+"""The types of tensors that no subclass has changed."""
 _ABSENT: Final = torch.bool
-"""Of an empty tensor in the place of a result that is left out: a schema has no optional results,
-and none of ours is of this dtype."""
+"""The dtype of an empty tensor in the place of a result that is left out: a schema has no optional
+results, and none of ours is of this dtype."""
 
 # Bound once: looking these up takes as long as the answers.
 _is_compiling: Final = torch.compiler.is_compiling

@@ -1,4 +1,4 @@
-"""What a layer whose weight is stored takes from a state_dict()."""
+"""How a layer whose weight is stored in FP8 loads a state_dict()."""
 
 from typing import Any
 

@@ -61,11 +61,11 @@ def run_experts(
 
 
 class _Inputs(NamedTuple):
-    """What experts compute with."""
+    """The inputs of an expert layer."""
 
     x: Tensor
     weights: Tensor
-    """Of the routing."""
+    """The weights of the routing."""
     routing: Routing
     first: Projection
     second: Projection
@@ -73,11 +73,11 @@ class _Inputs(NamedTuple):
     activation: str
     recipe: Recipe
     dtype: torch.dtype
-    """Of the result."""
+    """The dtype of the result."""
 
 
 class _Needs(NamedTuple):
-    """What is to be differentiated."""
+    """Which gradients are wanted."""
 
     x: bool = False
     weights: bool = False
@@ -92,7 +92,7 @@ class _Needs(NamedTuple):
 
 
 class _Weight(NamedTuple):
-    """What the transposed cast of a projection's weights is or, where it is missing, can be made
+    """The transposed cast of a projection's weights or, where it is missing, what it can be made
     of."""
 
     transposed: ScaledTensor | None = None
@@ -101,7 +101,7 @@ class _Weight(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What backward computes with, as far as it needs it."""
+    """The values that backward computes with. Those that it does not need are None."""
 
     routing: Routing
     weights: Tensor
@@ -203,13 +203,13 @@ class _Experts(torch.autograd.Function):
 
 
 class _Target(NamedTuple):
-    """Where the gradients of a projection go."""
+    """The places that the gradients of a projection go to."""
 
     dtype: torch.dtype | None
     bias_dtype: torch.dtype | None
     main_grad: Tensor | None
     weight: Tensor | None
-    """Where there is a main_grad."""
+    """Held where there is a main_grad."""
 
     @staticmethod
     def of(projection: Projection) -> "_Target":

@@ -37,7 +37,7 @@ class _Scaled(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """What is no tensor, None among it."""
+    """A value that is not a tensor, such as None."""
 
     value: Any
 
@@ -50,9 +50,9 @@ class Layout(NamedTuple):
     is not differentiated."""
 
     kind: type
-    """Of the record: a class of NamedTuples, or tuple."""
+    """The class of the record: one of NamedTuples, or tuple."""
     fields: tuple[Any, ...]
-    """Of each: the place of its tensor among the flat ones, or a _Scaled, an _Option, a Layout."""
+    """For each field the place of its tensor, or a _Scaled, an _Option or a Layout."""
 
     def record(self, tensors: Sequence[Tensor | None]) -> Any:
         """The record, made of these tensors."""
@@ -72,8 +72,8 @@ class Layout(NamedTuple):
         return _made(self, values)
 
     def gradients(self, ctx: Any, **gradients: Any) -> tuple[Tensor | None, ...]:
-        """What backward returns: the gradients of these fields as far as they are needed, and None
-        for all else. The gradients of a record within are a record or a tuple."""
+        """The values that backward returns: the gradients of these fields as far as needed,
+        and None for all else. The gradients of a record within are a record or a tuple."""
         needed = ctx.needs_input_grad
         flat: list[Tensor | None] = [None] * len(needed)
         names: tuple[str, ...] = self.kind._fields  # type: ignore[attr-defined]

@@ -74,16 +74,16 @@ class _Inputs(NamedTuple):
     second: Layer | None
     chain: Chain
     dtype: torch.dtype
-    """Of the result."""
+    """The dtype of the result."""
 
 
 class _Needs(NamedTuple):
-    """What is to be differentiated."""
+    """Which gradients are wanted."""
 
     x: bool
-    """Or the residual, or what the norm has."""
+    """Also for the residual and the operands of the norm."""
     first: bool
-    """Any of its weights."""
+    """For any of its weights."""
     first_bias: bool
     second: bool
     second_bias: bool
@@ -94,15 +94,15 @@ class _Needs(NamedTuple):
 
 
 class _Weight(NamedTuple):
-    """Of a layer's weights, what the gradient of its input is computed from."""
+    """A layer's weights, as the gradient of its input is computed from them."""
 
     weights: tuple[Tensor, ...] = ()
-    """Where there is no cast of their transpose."""
+    """Kept where there is no cast of their transpose."""
     transposed: ScaledTensor | None = None
 
 
 class _Kept(NamedTuple):
-    """What backward computes with, as far as it needs it."""
+    """The values that backward computes with. Those that it does not need are None."""
 
     x: Tensor | None = None
     rstd: Tensor | None = None
@@ -195,15 +195,15 @@ class _Chain(torch.autograd.Function):
 
 
 class _Targets(NamedTuple):
-    """Where the gradients of a layer go."""
+    """The places that the gradients of a layer go to."""
 
     rows: tuple[int, ...]
-    """Of each of its weights."""
+    """The number of rows of each weight."""
     dtypes: tuple[torch.dtype, ...]
     bias_dtype: torch.dtype | None
     main_grads: tuple[Tensor | None, ...]
     weights: tuple[Tensor | None, ...]
-    """Those with a main_grad."""
+    """The weights that have a main_grad."""
 
     @staticmethod
     def of(layer: Layer) -> "_Targets":
@@ -266,7 +266,7 @@ def _weight_of(layer: Layer) -> _Weight:
 
 
 def _as_it_waits(gate_up: Tensor | None, chain: Chain) -> Tensor | ScaledTensor | None:
-    """What the activation's gradient is computed from, as it is kept for backward."""
+    """The input of the activation, as it is kept for backward."""
     if gate_up is None or not chain.keep_fp8:
         return gate_up
     assert chain.recipe.output is not None
@@ -286,7 +286,7 @@ def _activation_of(kept: _Kept, chain: Chain, dtype: torch.dtype) -> Tensor:
 
 
 def _normed_of(kept: _Kept, chain: Chain, dtype: torch.dtype) -> Tensor:
-    """What the first layer had as its input, in high precision."""
+    """The input of the first layer, in high precision."""
     assert kept.x is not None
     if chain.norm is None:
         return kept.x

@@ -92,7 +92,7 @@ def linear_with_casts(
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
-    """Of what a layer makes of x: autocast's where it is on, else that of x."""
+    """The dtype of a layer's result: autocast's where it is on, else that of x."""
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -112,7 +112,7 @@ def stateless_recipe_of(operation: str, recipe: Recipe | str) -> Recipe:
 
 
 class _Inputs(NamedTuple):
-    """What a linear layer computes with."""
+    """The inputs of a linear layer."""
 
     x: Tensor
     weight: Tensor
@@ -127,11 +127,11 @@ class _Inputs(NamedTuple):
     main_grad: Tensor | None
     recipe: Recipe
     dtype: torch.dtype
-    """Of the result."""
+    """The dtype of the result."""
 
 
 class _Kept(NamedTuple):
-    """What backward computes with, as far as it needs it."""
+    """The values that backward computes with. Those that it does not need are None."""
 
     x: Tensor | None = None
     """In high precision, for a recipe that has the weight's gradient so."""
@@ -139,7 +139,7 @@ class _Kept(NamedTuple):
     amax: Tensor | None = None
     """The largest magnitudes of x's features, for the factors of the next step."""
     weight: Tensor | None = None
-    """Where there is no cast of its transpose."""
+    """Kept where there is no cast of its transpose."""
     transposed: ScaledTensor | None = None
     weight_scale: Tensor | None = None
     """A static scale for the cast of the transpose that is yet to be made."""

@@ -24,7 +24,7 @@ class KeepsBuffers(Module):
         keep_dtypes(self, held)
 
     def _objection(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        """What is wrong with this state, as an error message; None: nothing."""
+        """An error message that says what is wrong with this state; None if nothing is."""
         return None
 
     def _adapted(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:

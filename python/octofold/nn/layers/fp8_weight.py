@@ -75,7 +75,7 @@ class Fp8Weight(KeepsBuffers):
 
     @property
     def scale_name(self) -> str:
-        """Of the buffer that holds the weight's scales."""
+        """The name of the buffer that holds the weight's scales."""
         return "weight_scale_inv" if self._granularity == "128x128" else "weight_scale"
 
     @property

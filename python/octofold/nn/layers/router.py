@@ -154,7 +154,7 @@ class TopKRouter(KeepsBuffers):
         return logits, weights, ids
 
     def reset_parameters(self) -> None:
-        """As torch.nn.Linear does; the bias of the choice becomes zeros."""
+        """Initialize the weight as torch.nn.Linear does, and the bias of the choice with zeros."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         torch.nn.init.uniform_(self.weight, -bound, bound)
         if self.e_score_correction_bias is not None:

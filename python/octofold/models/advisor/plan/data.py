@@ -34,9 +34,9 @@ class Option:
     rounding anew all that follows makes: measured for one way, in proportion to `error` for the
     others."""
     seconds: float | None
-    """Of all its calls in one run of the inputs, casts counted; None: not measured."""
+    """The time of all its calls in one run of the inputs, casts included; None: not measured."""
     bytes: int | None
-    """Of weight, scales and bias."""
+    """The size of weight, scales and bias."""
     why_not: str | None
     """Why the layer cannot be run so; the other fields are None then."""
 
@@ -54,7 +54,7 @@ class Layer:
     in_features: int
     out_features: int
     dtype: str
-    """Of its weight."""
+    """The dtype of its weight."""
     calls: tuple[Calls, ...]
     options: tuple[Option, ...]
     """The first is "own"; none where the layer is left alone unmeasured."""
@@ -64,17 +64,17 @@ class Layer:
     """Why it stays, where it does."""
 
     def option(self, way: str) -> Option | None:
-        """What was measured of a way."""
+        """The option of a way, as it was measured."""
         return next((option for option in self.options if option.way == way), None)
 
     @property
     def own(self) -> Option | None:
-        """What was measured of the layer as it is."""
+        """The option of the layer as it is."""
         return self.option(OWN)
 
     @property
     def planned(self) -> Option | None:
-        """What was measured of the way that was chosen."""
+        """The option that was chosen."""
         return self.option(self.chosen)
 
 
@@ -83,7 +83,7 @@ class Whole:
     """The whole model on the inputs, as it is and by the plan."""
 
     bytes_own: int
-    """Of all parameters and buffers."""
+    """The size of all parameters and buffers."""
     bytes_planned: int
     error_own: float
     """‖difference‖ / ‖answer‖ that rounding makes: between the model as it is and the model with
@@ -116,9 +116,9 @@ class Plan:
     model: str
     """Its class."""
     fingerprint: str
-    """Of the model's names, shapes and dtypes."""
+    """A hash of the model's names, shapes and dtypes."""
     target: str
-    """What was to be least: "time", "bytes" or "error"."""
+    """The quantity that is minimized: "time", "bytes" or "error"."""
     max_error: float | None
     max_bytes: int | None
     timing: str | None
@@ -136,7 +136,7 @@ class Plan:
         return tuple(layer for layer in self.layers if layer.chosen != OWN)
 
     def to_json(self) -> str:
-        """As from_json() takes it."""
+        """The plan as JSON, which from_json() reads."""
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -146,13 +146,13 @@ class Plan:
         return cls(**plan_fields(text, cls, "plan"))
 
     def save(self, path: str | Path) -> None:
-        """As a JSON file, over one that is there: whole or not at all. Raises IoError."""
+        """Write the plan to a JSON file, whole or not at all. Replaces the file. Raises IoError."""
 
         write_whole(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What save() wrote. Raises IoError, and BadFormatError that names file and field."""
+        """Read what save() wrote. Raises IoError, and BadFormatError that names file and field."""
 
         return cls(**plan_fields(read_text(Path(path)), cls, str(path)))
 

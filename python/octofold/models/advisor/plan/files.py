@@ -35,7 +35,7 @@ def plan_fields(text: str, plan_class: type, name: str) -> dict[str, Any]:
 
 
 def _require_sense(found: dict[str, Any], name: str) -> None:
-    """What types do not say."""
+    """Check what the types of the fields do not say."""
     if found["target"] not in _TARGETS:
         raise _wrong(name, "target", f"one of {', '.join(_TARGETS)}", found["target"])
     seen: set[str] = set()
@@ -103,7 +103,7 @@ def _value(kind: Any, content: Any, name: str, where: str) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Of a file in UTF-8."""
+    """The text of a file in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
