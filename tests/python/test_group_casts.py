@@ -10,7 +10,7 @@ import pytest
 from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
+from octofold.ops import Activated, ActivationGradient, Gathered, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
 BLOCKS = ("1x128", "128x128")
@@ -271,7 +271,6 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             {"transposed": None, "offsets": OFFSETS},
             "cast: argument 'offsets': expected None without a transposed target",
         ),
-        (Normed(X), {"offsets": OFFSETS}, "'offsets': expected None, as the source is Normed"),
         (
             Gathered(X, PLACES[:, None]),
             {},
@@ -288,16 +287,6 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             Gathered(X, PLACES, slots=2, factors=np.ones((300, 3), np.float32)),
             {},
             r"'factors': expected shape \[300, 2\], got \[300, 3\]",
-        ),
-        (
-            Gathered(X, PLACES),
-            {"columns": "sums"},
-            "'columns': expected None, as the source is Gathered",
-        ),
-        (
-            Activated(X),
-            {"rows": Target("tensor", scale=np.ones(1, np.float32))},
-            "'rows.scale': expected None, as the source is Activated",
         ),
         (
             ActivationGradient(X, X, "silu"),

@@ -1,7 +1,7 @@
 """The cast to FP8: what is read times what is written."""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 from .._core.arrays import framework_for
 from .._core.calls import Op
@@ -166,8 +166,9 @@ def cast(
     """
     of_rows = None if rows is None else _target("rows", rows)
     of_transpose = None if transposed is None else _target("transposed", transposed)
-    if isinstance(source, Source):
-        _require_taken(source, (of_rows, of_transpose), columns, offsets, matrices)
+    if matrices is not None and isinstance(source, Source):
+        expected = f"None, as the source is {type(source).__name__}: an array alone can be a stack"
+        raise invalid_argument(_OPERATION, "matrices", expected, repr(matrices))
     if of_rows is None or of_transpose is None:
         if of_rows is None and of_transpose is None:
             expected = "a format here, or for 'transposed'"
@@ -211,25 +212,6 @@ def require_format(operation: str, argument: str, out: ScaledTensor, format: For
         raise invalid_argument(operation, argument, expected, f"{held} {out.granularity}")
 
 
-def _require_taken(
-    source: Source,
-    targets: tuple[_Target | None, _Target | None],
-    columns: str | None,
-    offsets: Array | None,
-    matrices: int | None,
-) -> None:
-    """That the library takes with this source what is given beside it."""
-    given: dict[str, Any] = {"columns": columns, "offsets": offsets, "matrices": matrices}
-    for argument, target in zip(("rows", "transposed"), targets, strict=True):
-        if target is not None:
-            given[f"{argument}.scale"] = target.scale
-            given[f"{argument}.channel_scale"] = target.channel_scale
-    for argument, value in given.items():
-        if value is not None and argument.split(".")[-1] in source.lacks:
-            expected = f"None, as the source is {type(source).__name__}: cast its array for that"
-            raise invalid_argument(_OPERATION, argument, expected, "one")
-
-
 def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) -> bool:
     """Whether one call of the library writes both casts. All of Octofold asks here alone."""
     pair = rows.format.granularity, transposed.format.granularity
@@ -241,7 +223,7 @@ def _share_a_read(source: Array | Source, rows: _Target, transposed: _Target) ->
     if pair[0] == pair[1]:
         return (rows.channel_scale is None) == (transposed.channel_scale is None)
     if isinstance(source, Normed):
-        return False
+        return False  # rows alone are cast by the kernel that norms them
     return pair == ("1x128", "channel") or (pair == ("1x128", "128x128") and not static)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from .._core.calls import Op
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
+from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
 from .words_of_errors import in_words_of
 
@@ -71,18 +72,18 @@ def cast_row(
     name: str,
     reads: Mapping[str, Any],
     shape: ShapeOf,
-    function: Callable[..., None],
     options: Mapping[str, Any] | None = None,
     writes: Sequence[str] = (),
     allocate: Allocate | None = None,
+    function: str | None = None,
 ) -> Op:
     """The row of a source.
 
     name: of the torch op.
     reads, options: names and types of its inputs and options.
     shape: of the matrix that is cast.
-    function: calls the library with the arguments of the row, in its order.
     writes, allocate: names of what it writes beside the casts, and that.
+    function: the library's, if it has another name. It takes the arguments of the row in its order.
     """
     reads_scaled = sum(1 for kind in reads.values() if kind is not Array and kind != Array | None)
     first_given = len(reads) + reads_scaled
@@ -92,8 +93,11 @@ def cast_row(
         return casts if allocate is None else casts + allocate(framework, inputs, options)
 
     parameters = {**reads, **GIVEN, **(options or {}), **_OPTIONS}
-    named = in_words_of("cast", function, _NAMES)
-    return Op(name, parameters, (*RESULTS, *writes), results, lambda: named)
+
+    def load() -> Callable[..., None]:
+        return in_words_of("cast", getattr(library, function or name), _NAMES)
+
+    return Op(name, parameters, (*RESULTS, *writes), results, load)
 
 
 def _allocate(

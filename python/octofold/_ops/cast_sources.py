@@ -10,10 +10,9 @@ from .._core.calls import Op
 from .._core.dtypes import WIDE, dtype_name
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
-from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix, row_count
 from .._core.scaled_tensor import ScaledTensor, require_one_level
-from .cast_row import RESULTS, cast_row
+from .cast_row import cast_row
 
 GATED: Final = ("swiglu", "geglu-tanh", "geglu")
 
@@ -35,8 +34,6 @@ class Source:
     """A source of cast() that is no array in memory."""
 
     row: ClassVar[Op]
-    lacks: ClassVar[tuple[str, ...]]
-    """Options of cast() that the library does not take with this source."""
 
     def operands(self) -> tuple[Arrays, Options]:
         """The inputs and options of the source's row."""
@@ -64,8 +61,6 @@ class Activated(Source):
     _: KW_ONLY
     layout: str = "halves"
     dtype: Any = None
-
-    lacks = ("scale", "channel_scale", "matrices")
 
     def operands(self) -> tuple[Arrays, Options]:
         data, scale, granularity = _parts(self.x)
@@ -95,8 +90,6 @@ class ActivationGradient(Source):
     activation: str = "swiglu"
     _: KW_ONLY
     layout: str = "halves"
-
-    lacks = ("scale", "channel_scale", "matrices")
 
     def operands(self) -> tuple[Arrays, Options]:
         data, scale, granularity = _parts(self.x)
@@ -136,8 +129,6 @@ class Normed(Source):
     ada_scale: Array | None = None
     ada_shift: Array | None = None
 
-    lacks = ("scale", "channel_scale", "matrices", "offsets")
-
     def operands(self) -> tuple[Arrays, Options]:
         vectors = self.weight, self.bias, self.residual, self.ada_scale, self.ada_shift
         return (self.x, *vectors), (self.kind, self.epsilon)
@@ -161,8 +152,6 @@ class Gathered(Source):
     _: KW_ONLY
     slots: int = 1
     factors: Array | None = None
-
-    lacks = ("scale", "channel_scale", "matrices", "columns")
 
     def operands(self) -> tuple[Arrays, Options]:
         return (self.x, self.sources, self.factors), (self.slots,)
@@ -217,86 +206,17 @@ def _statistics(framework: Framework, inputs: Arrays, options: Options) -> Array
     )
 
 
-# From the order of a row, the same for all, to that of each function of the library.
-
-
-def _cast_plain(*arguments: Any) -> None:
-    x, rows_scale, factors, transposed_scale, transposed_factors, offsets = arguments[:6]
-    data, scale, transposed, its_scale, sums, amax, workspace = arguments[6:13]
-    rows, of_transpose, power_of_two, overflow, rule, matrices, _, stream = arguments[13:]
-    library.quantize(
-        *(x, factors, transposed_factors, offsets),
-        *(data, scale if rows_scale is None else rows_scale),
-        *(transposed, its_scale if transposed_scale is None else transposed_scale),
-        *(sums, amax, workspace, rows or of_transpose, of_transpose),
-        *(power_of_two, overflow, rule),
-        *(rows_scale is not None or transposed_scale is not None, matrices, stream),
-    )
-
-
-def _cast_activated(*arguments: Any) -> None:
-    inputs, (*of_source, x_dtype), results, format, offsets, stream = _split(arguments, 2, 4)
-    rows, transposed, power_of_two, overflow, rule = format
-    unit = rows or transposed
-    library.quantize_activation(
-        *(*inputs, offsets, *results, *of_source),
-        *(unit, transposed, power_of_two, overflow, rule, x_dtype, stream),
-    )
-
-
-def _cast_gradient(*arguments: Any) -> None:
-    inputs, of_source, results, format, offsets, stream = _split(arguments, 3, 3)
-    rows, transposed, power_of_two, overflow, rule = format
-    library.quantize_activation_gradient(
-        *(*inputs, offsets, *results, *of_source),
-        *(rows or transposed, transposed, power_of_two, overflow, rule, stream),
-    )
-
-
-def _cast_normed(*arguments: Any) -> None:
-    inputs, of_source, results, format, _, stream = _split(arguments, 6, 2, 3)
-    rows, transposed, *in_common = format
-    library.quantize_norm(*inputs, *results, *of_source, rows or transposed, *in_common, stream)
-
-
-def _cast_gathered(*arguments: Any) -> None:
-    inputs, of_source, results, format, offsets, stream = _split(arguments, 3, 1)
-    rows, transposed, *in_common = format
-    library.quantize_gathered(
-        *(*inputs, offsets, *results[:4], *of_source),
-        *(rows or transposed, transposed, *in_common, stream),
-    )
-
-
-def _split(arguments: Arrays, inputs: int, options: int, written: int = 0) -> tuple[Any, ...]:
-    """The arguments of a row of so many inputs, options and results of its own: these inputs, these
-    options, the results, what the targets' formats say, the offsets, the stream."""
-    first_result = inputs + 5
-    first_option = first_result + len(RESULTS) + written
-    first_shared = first_option + options
-    return (
-        arguments[:inputs],
-        arguments[first_option:first_shared],
-        arguments[first_result:first_option],
-        arguments[first_shared : first_shared + 5],
-        arguments[first_result - 1],
-        arguments[-1],
-    )
-
-
-PLAIN: Final = cast_row("cast", {"x": Array}, _plain_shape, _cast_plain)
+PLAIN: Final = cast_row("cast", {"x": Array}, _plain_shape, function="cast_plain")
 Activated.row = cast_row(
     "cast_activated",
     {"x": Array | ScaledTensor},
     _activated_shape,
-    _cast_activated,
     {"activation": str, "layout": str, "x.dtype": str | None},
 )
 ActivationGradient.row = cast_row(
     "cast_activation_gradient",
     {"gradient": Array, "x": Array | ScaledTensor},
     _gradient_shape,
-    _cast_gradient,
     {"activation": str, "layout": str},
 )
 Normed.row = cast_row(
@@ -306,7 +226,6 @@ Normed.row = cast_row(
         **dict.fromkeys(("weight", "bias", "residual", "ada_scale", "ada_shift"), Array | None),
     },
     _plain_shape,
-    _cast_normed,
     {"norm": str, "epsilon": float},
     ("norm.sum?", "norm.rstd", "norm.mean?"),
     _statistics,
@@ -315,6 +234,5 @@ Gathered.row = cast_row(
     "cast_gathered",
     {"x": Array, "sources": Array, "factors": Array | None},
     _gathered_shape,
-    _cast_gathered,
     {"slots": int},
 )

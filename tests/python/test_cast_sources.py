@@ -1,0 +1,90 @@
+"""Every option of cast() with every source: the cast of the matrix that the source is."""
+
+import numpy as np
+import octofold
+import pytest
+import reference_activations
+from casting import GRANULARITIES, cast_side, sides_of
+from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
+
+ROWS, COLS = 131, 200
+
+
+def sources(rng):
+    """Each with the matrix in memory, exact to the bit."""
+    x = rng.normal(0, 1, (ROWS, COLS)).astype(np.float32)
+    wide = rng.normal(0, 1, (ROWS, 2 * COLS)).astype(np.float32)
+    activated = reference_activations.activation(wide, "swiglu", "halves")
+    slope = reference_activations.activation_gradient(x, x, "relu-squared", "halves")
+    places = rng.integers(0, ROWS, ROWS).astype(np.int32)
+    norm = cast(Normed(x), rows="1x128").norm
+    return {
+        "array": (x, x),
+        "Activated": (Activated(wide), activated.astype(np.float32)),
+        "ActivationGradient": (
+            ActivationGradient(x, x, "relu-squared"),
+            slope.astype(np.float32),
+        ),
+        "Normed": (Normed(x), x * norm.rstd[:, None]),
+        "Gathered": (Gathered(x, places), x[places]),
+    }
+
+
+NAMES = ("array", "Activated", "ActivationGradient", "Normed", "Gathered")
+every_source = pytest.mark.parametrize("name", NAMES)
+
+
+@every_source
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_static_scales(name, granularity, transpose, rng):
+    source, values = sources(rng)[name]
+    scale = cast_side(values, granularity, transpose).scale * 2
+    actual = cast_side(source, granularity, transpose, scale=scale)
+    assert actual.scale is scale
+    assert actual.equals(cast_side(values, granularity, transpose, scale=scale))
+
+
+@every_source
+def test_two_level_scales(name, rng):
+    source, values = sources(rng)[name]
+    rows, columns = (
+        Target("128x128", channel_scale=np.exp(rng.normal(0, 1, size)).astype(np.float32))
+        for size in values.shape
+    )
+    actual, expected = (cast(x, rows=rows, transposed=columns) for x in (source, values))
+    for (left, _), (right, _) in zip(sides_of(actual), sides_of(expected), strict=True):
+        assert left.equals(right)
+
+
+@every_source
+def test_columns(name, rng):
+    source, values = sources(rng)[name]
+    actual, expected = (cast(x, rows="1x128", columns="both") for x in (source, values))
+    np.testing.assert_array_equal(actual.sums, expected.sums)
+    np.testing.assert_array_equal(actual.amax, expected.amax)
+
+
+@every_source
+@pytest.mark.parametrize("granularity", ["channel", "1x128"])
+def test_groups(name, granularity, rng):
+    source, values = sources(rng)[name]
+    offsets = np.array([0, 5, 5, ROWS], np.int32)
+    actual, expected = (
+        cast(x, rows="1x128", transposed=granularity, offsets=offsets) for x in (source, values)
+    )
+    assert actual.rows.equals(expected.rows)
+    for begin, end, column in ((0, 5, 0), (5, ROWS, 256)):
+        some = slice(column, column + end - begin)
+        np.testing.assert_array_equal(
+            actual.transposed.data[:, some].view(np.uint8),
+            expected.transposed.data[:, some].view(np.uint8),
+        )
+
+
+@every_source
+def test_into_out(name, rng):
+    source, values = sources(rng)[name]
+    out = octofold.quantize(np.zeros_like(values))
+    assert cast(source, rows=Target("1x128", out=out), columns="sums").rows is out
+    assert out.equals(octofold.quantize(values))
