@@ -125,7 +125,7 @@ def test_top_k_of_special_values():
     logits[4] = torch.arange(40).flip(0)
     for scoring in ("softmax", "sigmoid"):
         ids, weights = octofold.ops.top_k(logits, 6, scoring=scoring)
-        expected_ids, expected = on_cpu(octofold.ops.top_k, logits, 6, scoring)
+        expected_ids, expected = on_cpu(octofold.ops.top_k, logits, 6, scoring=scoring)
         assert_same_bits(ids, expected_ids)
         torch.testing.assert_close(weights, expected, rtol=2e-6, atol=0, equal_nan=True)
 
