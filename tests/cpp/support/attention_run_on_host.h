@@ -102,7 +102,7 @@ class Attention {
     const std::int64_t blocks = std::int64_t{params.key_heads} * params.splits * params.row_tiles *
                                 (params.query_offsets ? 1 : params.batch);
     launch(blocks, kConfig.threads(), [&] {
-      if constexpr (std::is_same_v<decltype(kConfig), const FewQueriesConfig>) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(kConfig)>, FewQueriesConfig>) {
         few_queries_kernel<kConfig>(params);
       } else {
         many_queries_kernel<kConfig>(params);
