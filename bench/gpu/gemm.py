@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--unaligned", action="store_true", help="K is no multiple of 16")
     parser.add_argument("--only", nargs="*", help="parts of candidates' names")
     parser.add_argument("--planned", action="store_true", help="what gemm() takes, and peers")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     with Run(options) as run:
         for shape in run.cases(shapes_of(options.shapes or ["1/20,256,512"])):
             measure_shape(run, options, *shape)

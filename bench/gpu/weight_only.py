@@ -82,7 +82,7 @@ def main():
     parser.add_argument("shapes", nargs="*", metavar="M,N,K")
     parser.add_argument("--granularity", default="128x128")
     parser.add_argument("--formats", nargs="+", choices=("e4m3", "e5m2"), default=["e4m3", "e5m2"])
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     with Run(options) as run:
         default = [f"{ROWS},{n},{k}" for n, k in LAYERS] if run.on_gpu else ["1/20,256,384"]
         for m, n, k in run.cases(shapes_of(options.shapes or default)):

@@ -143,7 +143,9 @@ def gemm_is_right(data, cols):
     bias = data.draw(st.none() | st.just(np.ones(sizes[1], np.float32)) | arrays(FLOATS), "bias")
     out = data.draw(st.none() | st.just(np.empty(sizes, np.float16)) | arrays(FLOATS), "out")
     try:
-        result = octofold.gemm(a, b, out, c, bias, None, data.draw(st.booleans(), "fast"))
+        result = octofold.gemm(
+            a, b, c=c, bias=bias, fast_accumulation=data.draw(st.booleans(), "fast"), out=out
+        )
     except octofold.InvalidArgumentError:
         return False
     with np.errstate(all="ignore"):

@@ -279,7 +279,7 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
         (
             Gathered(X, PLACES + 600, slots=2),
             {},
-            r"'sources': expected places from 0 on, before 300 rows of 2 slots, or -1, got 600",
+            r"'sources': expected places in 300 rows of 2 slots, or -1, got 600",
         ),
         (Gathered(X, PLACES, slots=2.0), {}, "'slots': expected a whole number, got 2.0"),
         (Gathered(X, PLACES, slots=0), {}, "'slots': expected 1 to 2147483647, got 0"),

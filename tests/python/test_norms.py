@@ -204,11 +204,11 @@ BAD_NORMS = [
     ({"residual": X.half()}, "argument 'residual': expected dtype float32, got float16"),
     (
         {"ada_scale": torch.zeros(3, 8)},
-        "argument 'ada_scale': expected as many rows as divide the 4 of x",
+        "argument 'ada_scale': expected a number of rows that divides the 4 of x",
     ),
     (
         {"ada_scale": torch.zeros(0, 8)},
-        "argument 'ada_scale': expected as many rows as divide the 4 of x",
+        "argument 'ada_scale': expected a number of rows that divides the 4 of x",
     ),
     ({"ada_scale": torch.zeros(2, 7)}, "argument 'ada_scale': expected 8 columns, got 7"),
     ({"ada_shift": torch.zeros(8)}, "argument 'ada_shift': expected a matrix"),
@@ -239,7 +239,7 @@ BAD_GRADIENTS = [
     ({"residual_gradient": X[:2]}, "argument 'residual_gradient': expected shape [4, 8]"),
     (
         {"ada_scale": torch.zeros(3, 8)},
-        "argument 'ada_scale': expected as many rows as divide the 4",
+        "argument 'ada_scale': expected a number of rows that divides the 4",
     ),
 ]
 

@@ -80,8 +80,12 @@ def multiply(
     options: Options
     if isinstance(a, ScaledTensor):
         if format != "1x128":
-            raise invalid_argument("gemm", "format", "none for an 'a' that is cast", repr(format))
+            raise invalid_argument(
+                "gemm", "format", "none for an 'a' that is cast already", repr(format)
+            )
         require_one_level("gemm", "a", a)
+        if a.scale is None:
+            raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
         inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
         scales = (a.granularity, b.granularity, fast_accumulation)
         options = (*scales, None, None, None, None, candidate)

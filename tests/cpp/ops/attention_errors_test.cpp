@@ -142,7 +142,7 @@ TEST_F(AttentionErrors, OfKeysAndValues) {
               HasSubstr("'k': expected kv_heads that divide the 4 heads of 'q', got 3"));
   EXPECT_THAT(spoiled([](auto& a) { a.k.data.shape[2] = 0; }), HasSubstr("'k': expected kv_heads"));
   EXPECT_THAT(spoiled([](auto& a) { a.k.data.shape[0] = 1; }),
-              HasSubstr("'k': expected batch = 2, as queries have, got 1"));
+              HasSubstr("'k': expected batch = 2, as the queries have, got 1"));
   EXPECT_THAT(spoiled([](auto& a) { a.k.data.dtype = DType::kFloat16; }),
               HasSubstr("'k': expected dtype e4m3 or e5m2, got float16"));
   EXPECT_THAT(spoiled([](auto& a) { a.v.data.shape[1] = 5; }),

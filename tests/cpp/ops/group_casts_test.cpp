@@ -222,8 +222,8 @@ TEST_F(GatheredTest, SayWhatIsWrong) {
   GatheredRows given = rows();
   const auto error = [&] { return error_of([&] { cast(given, out); }); };
   sources_[3] = 900;
-  EXPECT_THAT(error(), HasSubstr("cast: argument 'sources': expected places from 0 on, "
-                                 "before 300 rows of 3 slots, or -1, got 900 at [3]"));
+  EXPECT_THAT(error(), HasSubstr("cast: argument 'sources': expected places "
+                                 "in 300 rows of 3 slots, or -1, got 900 at [3]"));
   sources_[3] = -2;
   EXPECT_THAT(error(), HasSubstr("got -2 at [3]"));
   sources_[3] = 0;

@@ -182,7 +182,7 @@ TEST_F(StackedCastsTest, SayWhatIsWrong) {
   CastTargets out = good;
   const auto error = [&] { return error_of([&] { cast(x(), out); }); };
   out.matrices = 4;
-  EXPECT_THAT(error(), HasSubstr("cast: argument 'matrices': expected a number from 1 on that "
+  EXPECT_THAT(error(), HasSubstr("cast: argument 'matrices': expected a number of at least 1 that "
                                  "divides 450 rows, got 4"));
   out.matrices = 0;
   EXPECT_THAT(error(), HasSubstr("divides 450 rows, got 0"));

@@ -190,10 +190,11 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   view.channel_scale->data = view.data.data;
   EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
   EXPECT_THAT(cast_error(test::given({.rows = with_factors(squares, of_rows)})),
-              HasSubstr("'out.rows.channel_scale': expected none beside given scales, as"));
+              HasSubstr("'out.rows.channel_scale': expected none beside given scales, because"));
   EXPECT_THAT(
       cast_error(test::given({.rows = lines.target(), .transposed = columns.target()})),
-      HasSubstr("granularity 1x128, as 'out.rows', or channel (squares are found with the codes)"));
+      HasSubstr(
+          "granularity 1x128, as 'out.rows', or channel (squares are computed with the codes)"));
   EXPECT_THAT(
       cast_error({.rows = squares.target(), .transposed = with_factors(columns, of_columns)}),
       HasSubstr("'out.rows.channel_scale': expected one, as 'out.transposed' has, got none"));

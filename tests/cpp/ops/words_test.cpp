@@ -66,7 +66,7 @@ TEST_F(WordsTest, NamesWhatHasNoWords) {
       HasSubstr("as_words: argument 'numbers': expected a last dimension that is a multiple "
                 "of 4, the e4m3 numbers of a word, got e4m3 [2, 6]"));
   EXPECT_THAT(error([](auto& x) { x.strides[1] = 2; }), HasSubstr("a contiguous last dimension"));
-  EXPECT_THAT(error([](auto& x) { x.strides[0] = 10; }), HasSubstr("multiples of 4: whole words"));
+  EXPECT_THAT(error([](auto& x) { x.strides[0] = 10; }), HasSubstr("multiples of 4, whole words"));
   EXPECT_THAT(error([&](auto& x) { x.data = memory_.data() + 1; }),
               HasSubstr("an address that is not aligned"));
   EXPECT_THAT(error([](auto& x) { x.dtype = DType::kFloat32; }),

@@ -41,7 +41,8 @@ struct Operand {
     const MutableTensorView scale =
         shape.size() == 1 ? vector(scales.data(), DType::kFloat32, shape[0])
                           : matrix(scales.data(), DType::kFloat32, shape[0], shape[1]);
-    return {codes.view(), scale, {.granularity = granularity}};
+    const MutableTensorView data = codes.view();
+    return {data, scale, {.dtype = data.dtype, .granularity = granularity}};
   }
 
   double at(std::int64_t row, std::int64_t col) const {

@@ -121,8 +121,8 @@ def test_blocks_of_the_page_run_in_order(monkeypatch):
 
 
 def test_the_page_names_them():
-    (line,) = [text for text in PAGE.read_text().splitlines() if text.startswith("Experts of ")]
-    named = re.match(r"Experts of (.*?) were tried", line).group(1)
+    (line,) = [text for text in PAGE.read_text().splitlines() if text.startswith("The experts of ")]
+    named = re.match(r"The experts of (.*?) were tried", line).group(1)
     names = named.replace(" and ", ", ").split(", ")
     assert sorted(names) == sorted([*FAMILIES, *NOT_OF_THE_PAGE])
 

@@ -171,7 +171,7 @@ def test_a_folder_without_a_tokenizer(
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(FOLDER / name)
     message = failure(capsys, str(tmp_path), "--device", "cpu")
-    assert "no files of a tokenizer that makes inputs of text, such as tokenizer.json" in message
+    assert "no files of a tokenizer, such as tokenizer.json, to make inputs from text" in message
 
 
 def test_without_transformers_it_is_named(

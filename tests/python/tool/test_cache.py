@@ -171,7 +171,10 @@ def test_ctrl_c_ends_it_quietly(own: Cache) -> None:
     [
         ([], "required: ACTION"),
         (["warm", "--arch", "sm_90a"], "--suite --shape is required"),
-        (["warm", "--arch", "sm_80", "--suite", "square"], "'sm_80': there are some for sm_90a"),
+        (
+            ["warm", "--arch", "sm_80", "--suite", "square"],
+            "for the architecture 'sm_80', only for sm_90a",
+        ),
         ([*WARM, "--shape", "1,2"], "expected M,N,K"),
         ([*WARM, "--multiprocessors", "0"], "'multiprocessors': expected at least 2, got 0"),
         ([*WARM, "--granularity", "1x128,2x128"], "2x128"),
