@@ -208,7 +208,9 @@ TEST_F(CastSourcesTest, AreCastByGivenScales) {
       cast(each.values->view(), test::by(rule, test::given(expected.targets(kind))));
       actual.expect_same(expected);
       for (const auto* matrix : {&actual.rows, &actual.transposed}) {
-        if (*matrix) EXPECT_THAT((*matrix)->scales(), testing::Each(0.25f));
+        if (*matrix) {
+          EXPECT_THAT((*matrix)->scales(), testing::Each(0.25f));
+        }
       }
     }
   }
