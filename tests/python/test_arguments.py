@@ -65,7 +65,7 @@ def test_quantize_refuses_input(name):
     make, message = QUANTIZE[name]
     with pytest.raises(octofold.InvalidArgumentError, match=message) as caught:
         octofold.quantize(make())
-    assert str(caught.value).startswith("cast: argument 'x'")
+    assert str(caught.value).startswith("quantize: argument 'x'")
 
 
 @pytest.mark.parametrize(

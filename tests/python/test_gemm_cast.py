@@ -114,4 +114,4 @@ def test_opcheck(opcheck):
     out = torch.zeros(5, 400, dtype=torch.bfloat16)
     options = (None, "128x128", False, "e4m3", None, "saturate", "deepgemm", None)
     arguments = (x, None, b.data, b.scale, None, bias, None, out, *options)
-    opcheck(torch.ops.octofold.gemm, arguments)
+    opcheck(torch.ops.octofold.gemm, (*arguments, False))

@@ -89,8 +89,9 @@ def _quantize(
         library.quantize(
             *(x, None, None, None, data, given if static else computed, *[None] * 5, *options)
         )
-    except InvalidArgumentError as error:  # in words of the one target
-        text = str(error).replace("'out.rows", "'rows")
+    except InvalidArgumentError as error:  # as this function has them, of its one target
+        text = "quantize" + str(error).removeprefix("cast").removeprefix("quantize")
+        text = text.replace("'out.rows", "'rows")
         text = text.replace("'rows.scale'", "'scale'" if static else "'out.scale'")
         raise InvalidArgumentError(text.replace("'rows'", "'out'")) from None
 
