@@ -26,14 +26,13 @@ void gemm_weight_only(tvm::ffi::TensorView x, tvm::ffi::TensorView w, tvm::ffi::
                       tvm::ffi::String w_granularity, OptionalText candidate,
                       OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
-  octofold::gemm_weight_only(
-      {.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),
-       .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
-       .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
-       .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
-       .workspace = workspace_of(kOperation, workspace),
-       .candidate = candidate_of(candidate)},
-      stream_of(stream, out));
+  octofold::gemm_weight_only({.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),
+                              .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
+                              .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
+                              .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
+                              .workspace = workspace_of(kOperation, workspace),
+                              .candidate = candidate_of(candidate)},
+                             stream_of(stream, out));
 }
 
 void gemm_weight_only_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView w,

@@ -235,7 +235,7 @@ TEST(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
   EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(young));
   EXPECT_TRUE(fs::exists(locked));
-  test::expect_contains(log, "-1-0.partial', which a run that was killed had left");
+  test::expect_contains(log, "-1-0.partial', which was left behind by a run that was killed");
 }
 
 TEST(QuantizeCheckpoint, AConfigThatLeadsNowhereIsLeft) {
