@@ -29,14 +29,15 @@ class Compiler {
  public:
   explicit Compiler(const plan::Gpu& gpu = plan::kHopper) : gpu_(gpu) {}
 
-  void expect_sound(const std::vector<plan::KernelPlan>& plans) {
+  /// `spills`: bytes that a thread may put into local memory.
+  void expect_sound(const std::vector<plan::KernelPlan>& plans, int spills = 0) {
     for (const plan::KernelPlan& plan : plans) {
       if (!compiled_.insert(plan.kernel).second) continue;
       const jit::Binary binary =
           jit::compile_cached(cuda::program_of(plan, gpu_), cuda::kernel_headers());
       record_resources(plan, binary.resources);
-      EXPECT_EQ(binary.resources.spill_store_bytes, 0) << plan.kernel;
-      EXPECT_EQ(binary.resources.stack_bytes, 0) << plan.kernel;
+      EXPECT_LE(binary.resources.spill_store_bytes, spills) << plan.kernel;
+      EXPECT_LE(binary.resources.stack_bytes, spills) << plan.kernel;
       EXPECT_LE(plan.shared_bytes + binary.resources.shared_bytes, gpu_.shared_memory_per_block)
           << plan.kernel;
       EXPECT_EQ(count_operations(binary.image, SassOperation::kEndCollective), 0) << plan.kernel;
