@@ -150,8 +150,9 @@ TEST_F(NvrtcGroupCastTest, NormsInGroupsCompileWithoutSpills) {
 }
 
 // What any source may have: columns, given scales, scales of two levels. Some of these pairs were
-// refused until one cast() took them all, and no one has tuned them: a few words spill.
-constexpr int kUntunedSpills = 64;
+// refused until one cast() took them all, and no one has tuned them: the worst, a norm with
+// columns, spills 180 bytes.
+constexpr int kUntunedSpills = 192;
 TEST_F(NvrtcGroupCastTest, EverySourceTakesTheOptionsOfACast) {
   const CastSource swiglu =
       CastSource::of(SourceKind::kActivation, Activation::kSwiGlu, GateLayout::kHalves);
