@@ -26,5 +26,5 @@ install(FILES ${PROJECT_BINARY_DIR}/octofold.pc
 # A wheel holds no links: the library goes in as one file, under the name that loaders ask for.
 if(OCTOFOLD_BUILD_PYTHON)
   install(PROGRAMS $<TARGET_FILE:octofold> RENAME $<TARGET_SONAME_FILE_NAME:octofold>
-          DESTINATION octofold COMPONENT python)
+          DESTINATION octofold COMPONENT python EXCLUDE_FROM_ALL)
 endif()
