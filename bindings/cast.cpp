@@ -38,10 +38,16 @@ std::optional<CastTarget> target_of(const std::string& argument, const Target& t
                                     Format format) {
   if (!target.data || !target.granularity) return std::nullopt;
   format.granularity = parse_granularity(view_of(*target.granularity));
-  const bool given = target.given_scale.has_value();
-  return kCast.target(
-      argument, {target.data, given ? target.given_scale : target.scale, target.channel_scale},
-      format, given ? ScaleSource::kGiven : ScaleSource::kComputed);
+  const OptionalTensor& scale = target.given_scale ? target.given_scale : target.scale;
+  CastTarget result{.data = view_of(kCast.name, argument, *target.data, "e4m3 or e5m2"),
+                    .scale = {},
+                    .format = format,
+                    .scales = target.given_scale ? ScaleSource::kGiven : ScaleSource::kComputed};
+  if (scale) result.scale = view_of(kCast.name, argument + ".scale", *scale, "float32");
+  result.format.dtype = result.data.dtype;
+  result.channel_scale =
+      kCast.optional(argument + ".channel_scale", target.channel_scale, "float32");
+  return result;
 }
 
 // What an activation is of: numbers, or FP8 codes and their scales.
@@ -54,6 +60,10 @@ std::variant<TensorView, ScaledTensorView> input_of(const tvm::ffi::TensorView& 
 
 std::optional<TensorView> numbers(std::string_view argument, const OptionalTensor& tensor) {
   return kCast.optional(argument, tensor, "float32, float16 or bfloat16");
+}
+
+std::optional<MutableTensorView> of_columns(const std::string& name, const OptionalTensor& tensor) {
+  return kCast.optional<MutableTensorView>("out.columns." + name, tensor, "float32");
 }
 
 // Those of all sources. (Which columns are wanted, the results say.)
@@ -73,8 +83,10 @@ void run(const CastSource& source, const Arguments& arguments, Stream stream) {
   const Format format = format_of(arguments.power_of_two, arguments.overflow, arguments.rule);
   CastTargets targets{.rows = target_of("out.rows", arguments.rows, format),
                       .transposed = target_of("out.transposed", arguments.transposed, format),
-                      .columns = kCast.columns(arguments.sums, arguments.amax, arguments.workspace),
-                      .offsets = kCast.offsets(arguments.offsets)};
+                      .columns = {.sums = of_columns("sums", arguments.sums),
+                                  .amax = of_columns("amax", arguments.amax),
+                                  .workspace = of_columns("workspace", arguments.workspace)},
+                      .offsets = kCast.optional("offsets", arguments.offsets, "int32")};
   if (arguments.matrices) targets.matrices = *arguments.matrices;
   octofold::cast(source, targets, stream);
 }

@@ -21,13 +21,6 @@ inline Format format_of(const tvm::ffi::Optional<bool>& power_of_two,
   return format;
 }
 
-/// The tensors of a target.
-struct TargetTensors {
-  OptionalTensor data;
-  OptionalTensor scale;
-  OptionalTensor channel_scale{};
-};
-
 /// The target 'out' of a product that casts, with scales of 1x128.
 inline CastTarget target_of(std::string_view operation, const tvm::ffi::TensorView& data,
                             const tvm::ffi::TensorView& scale, Format format) {
@@ -58,44 +51,6 @@ struct CastOperation {
                                std::string_view dtypes) const {
     if (!tensor) return std::nullopt;
     return view_of(name, argument, *tensor, dtypes);
-  }
-
-  /// Without a granularity of its own the transpose has that of the rows.
-  CastTargets targets(const TargetTensors& rows, const TargetTensors& transposed, Format format,
-                      const tvm::ffi::String& granularity,
-                      const OptionalText& transposed_granularity, ScaleSource scales) const {
-    CastTargets targets;
-    format.granularity = parse_granularity(view_of(granularity));
-    targets.rows = target("out.rows", rows, format, scales);
-    if (transposed_granularity) {
-      format.granularity = parse_granularity(view_of(*transposed_granularity));
-    }
-    targets.transposed = target("out.transposed", transposed, format, scales);
-    return targets;
-  }
-  ColumnTargets columns(const OptionalTensor& sums, const OptionalTensor& amax,
-                        const OptionalTensor& workspace) const {
-    constexpr std::string_view kDType = "float32";
-    return {.sums = optional<MutableTensorView>("out.columns.sums", sums, kDType),
-            .amax = optional<MutableTensorView>("out.columns.amax", amax, kDType),
-            .workspace = optional<MutableTensorView>("out.columns.workspace", workspace, kDType)};
-  }
-  /// Where groups of rows begin.
-  std::optional<TensorView> offsets(const OptionalTensor& tensor) const {
-    return optional("offsets", tensor, "int32");
-  }
-
-  std::optional<CastTarget> target(const std::string& argument, const TargetTensors& tensors,
-                                   const Format& format, ScaleSource scales) const {
-    if (!tensors.data) return std::nullopt;
-    CastTarget target{.data = view_of(name, argument, *tensors.data, "e4m3 or e5m2"),
-                      .scale = {},
-                      .format = format,
-                      .scales = scales};
-    if (tensors.scale) target.scale = view_of(name, argument + ".scale", *tensors.scale, "float32");
-    target.format.dtype = target.data.dtype;
-    target.channel_scale = optional(argument + ".channel_scale", tensors.channel_scale, "float32");
-    return target;
   }
 };
 

@@ -157,18 +157,6 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
     return Capabilities(rows, targets, str(matrix["at_hand"]), untried)
 
 
-# By the library's names.
-_OPERATIONS: Final = {
-    "convert": "convert_dtype",
-    "quantize_both": "cast",
-    "quantize_activation": "cast_activated",
-    "quantize_activation_gradient": "cast_activation_gradient",
-    "quantize_gathered": "cast_gathered",
-    "quantize_norm": "cast_normed",
-    "norm_backward": "norm_gradient",
-}
-
-
 def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     support = {
         target.name: Support(str(cell["how"]), str(cell["why_not"]))
@@ -178,9 +166,9 @@ def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     name = str(fields["operation"])
     if name == "quantize" and "two-level" in operands.values():
         return None  # cast() has it
-    if name == "quantize_both" and support["cpu"].how == "none":
+    if name == "cast" and support["cpu"].how == "none":
         return None  # cast() reads twice for such a pair
-    return Capability(_OPERATIONS.get(name, name), str(fields["kind"]), operands, support)
+    return Capability(name, str(fields["kind"]), operands, support)
 
 
 def _summaries(rows: list[Capability]) -> list[str]:

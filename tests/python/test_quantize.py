@@ -8,6 +8,7 @@ import pytest
 import reference
 from casting import GRANULARITIES, RULES, cast_side
 from octofold import Format, ops
+from octofold._core.library import library
 
 OPTIONS = list(
     itertools.product(
@@ -265,3 +266,8 @@ def test_out_has_the_format():
     ):
         with pytest.raises(octofold.InvalidArgumentError, match=argument):
             call()
+
+
+def test_granularities_are_those_of_the_library():
+    """Python has them written down, as the library is not loaded by an import."""
+    assert tuple(str(row["name"]) for row in library.granularities()) == GRANULARITIES

@@ -23,8 +23,6 @@ _NAMES: Final = {
         for part in ("scale", "channel_scale")
     },
     **{f"out.columns.{name}": name for name in ("sums", "amax", "workspace")},
-    "scale": "ada_scale",
-    "shift": "ada_shift",
     "norm": "kind",
 }
 

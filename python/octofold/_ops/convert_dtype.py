@@ -31,5 +31,5 @@ _CONVERT: Final = Op(
     convert_dtype.__annotations__,
     results=("out",),
     allocate=lambda framework, inputs, _, dtype: (framework.empty(inputs[0].shape, dtype),),
-    function=lambda: library.convert,
+    function=lambda: library.convert_dtype,
 )

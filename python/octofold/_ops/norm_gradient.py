@@ -87,13 +87,8 @@ def _workspace_rows(cols: int, batches: int) -> int:
 
 # As the library's messages have them.
 NORM_NAMES: Final = {
-    "dy": "gradient",
-    "scale": "ada_scale",
-    "shift": "ada_shift",
     "dweight": "d_weight",
     "dbias": "d_bias",
-    "dscale": "d_ada_scale",
-    "dshift": "d_ada_shift",
     "norm": "kind",
 }
 
@@ -103,5 +98,5 @@ _NORM_GRADIENT: Final = Op(
     norm_gradient.__annotations__,
     results=("dx", "d_weight?", "d_bias?", "d_ada_scale?", "d_ada_shift?", "workspace?"),
     allocate=_gradients,
-    function=lambda: in_words_of("norm_gradient", library.norm_backward, NORM_NAMES),
+    function=lambda: in_words_of("norm_gradient", library.norm_gradient, NORM_NAMES),
 )

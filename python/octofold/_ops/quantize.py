@@ -1,9 +1,9 @@
 """The cast of an array to FP8, as most callers want it."""
 
+from collections.abc import Callable
 from typing import Final
 
 from .._core.calls import Op
-from .._core.errors import InvalidArgumentError
 from .._core.formats import FormatLike, format_of
 from .._core.frameworks import Array, Framework
 from .._core.library import library
@@ -11,6 +11,7 @@ from .._core.ops import Arrays, Options, quick_scale_shape, require_matrix, requ
 from .._core.scaled_tensor import ScaledTensor
 from .._core.streams import StreamLike
 from .cast import require_format
+from .words_of_errors import in_words_of
 
 
 def quantize(
@@ -71,29 +72,33 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
     return data, framework.empty_scale(shape, granularity)
 
 
-def _quantize(
-    x: Array,
-    given: Array | None,
-    data: Array,
-    computed: Array | None,
-    granularity: str,
-    power_of_two: bool | None,
-    overflow: str,
-    rule: str,
-    matrices: int | None,
-    stream: int | None,
-) -> None:
-    static = given is not None
-    options = granularity, None, power_of_two, overflow, rule, static, matrices, stream
-    try:
-        library.quantize(
-            *(x, None, None, None, data, given if static else computed, *[None] * 5, *options)
-        )
-    except InvalidArgumentError as error:  # as this function has them, of its one target
-        text = "quantize" + str(error).removeprefix("cast").removeprefix("quantize")
-        text = text.replace("'out.rows", "'rows")
-        text = text.replace("'rows.scale'", "'scale'" if static else "'out.scale'")
-        raise InvalidArgumentError(text.replace("'rows'", "'out'")) from None
+def _function() -> Callable[..., None]:
+    """The library's cast of a matrix to one target, in the words of quantize()."""
+    words = {"out.rows": "out", "out.rows.scale": "out.scale"}
+    by_own_scale = in_words_of("quantize", library.cast_plain, words)
+    by_given_scale = in_words_of(
+        "quantize", library.cast_plain, words | {"out.rows.scale": "scale"}
+    )
+
+    def call(
+        x: Array,
+        given: Array | None,
+        data: Array,
+        computed: Array | None,
+        granularity: str,
+        power_of_two: bool | None,
+        overflow: str,
+        rule: str,
+        matrices: int | None,
+        stream: int | None,
+    ) -> None:
+        function = by_own_scale if given is None else by_given_scale
+        others, no_transpose_and_columns = [None] * 4, [None] * 5
+        written = (data, computed, *no_transpose_and_columns)
+        options = (granularity, None, power_of_two, overflow, rule, matrices, None, stream)
+        function(x, given, *others, *written, *options)
+
+    return call
 
 
 _QUANTIZE: Final = Op(
@@ -109,5 +114,5 @@ _QUANTIZE: Final = Op(
     },
     results=("out", "out.scale?"),
     allocate=_codes,
-    function=lambda: _quantize,
+    function=_function,
 )

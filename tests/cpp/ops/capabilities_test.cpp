@@ -175,7 +175,7 @@ bool cast_numbers(const CapabilityRow& row) {
   if (called == "quantize") {
     Matrix rows(row.operands[0].form);
     cast(x, {.rows = rows.target()});
-  } else if (called == "quantize_both") {
+  } else if (called == "cast") {
     Matrix rows(row.operands[0].form), transposed(row.operands[1].form);
     cast(x, {.rows = rows.target(), .transposed = transposed.target()});
   } else {

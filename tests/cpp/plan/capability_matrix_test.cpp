@@ -52,7 +52,7 @@ bool has_blocks(Form form) { return varies_along_k(granularity_of(form)); }
 
 void plan_casts(const MatrixRow& row, const Gpu& gpu) {
   const std::string_view called = row.rule->called;
-  if (called == "convert") {
+  if (called == "convert_dtype") {
     EXPECT_FALSE(plan_convert({.rows = 256, .cols = 256}, gpu).kernels.empty());
     return;
   }
@@ -66,21 +66,21 @@ void plan_casts(const MatrixRow& row, const Gpu& gpu) {
     return;
   }
   CastProblem problem{.rows = 256, .cols = 256};
-  const Form out = called == "quantize_both" ? row.forms[0] : row.forms.back();
+  const Form out = called == "cast" ? row.forms[0] : row.forms.back();
   problem.format.granularity = granularity_of(out);
   problem.two_level = out == Form::kTwoLevel;
-  if (called == "quantize_both") {
+  if (called == "cast") {
     const Form transposed = row.forms[1];
     problem.to_transposed = true;
     problem.two_level = transposed == Form::kTwoLevel;
     problem.transposed_by_channel = transposed != out && transposed == Form::kChannel;
     problem.transposed_by_squares = granularity_of(transposed) != granularity_of(out) &&
                                     granularity_of(transposed) == Granularity::kBlock128x128;
-  } else if (called == "quantize_gathered") {
+  } else if (called == "cast_gathered") {
     problem.source.kind = SourceKind::kGathered;
   } else if (called != "quantize") {
     problem.source.kind =
-        called == "quantize_activation" ? SourceKind::kActivation : SourceKind::kActivationGradient;
+        called == "cast_activated" ? SourceKind::kActivation : SourceKind::kActivationGradient;
     problem.source.scaled = has_scales_or_codes(row.forms[0]);
     if (problem.source.scaled) problem.source.granularity = granularity_of(row.forms[0]);
   }
@@ -88,7 +88,7 @@ void plan_casts(const MatrixRow& row, const Gpu& gpu) {
 }
 
 void plan_norms(const MatrixRow& row, const Gpu& gpu) {
-  if (row.rule->called == "norm_backward") {
+  if (row.rule->called == "norm_gradient") {
     EXPECT_FALSE(plan_norm_backward({.rows = 16, .cols = 256}, gpu).kernels.empty());
     return;
   }
@@ -213,9 +213,9 @@ TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
   }
   EXPECT_EQ(operations.size(), std::size(kOperations));
   for (const char* row :
-       {"convert", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
+       {"convert_dtype", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
         "gated_gemm 1x128 128x128 1x128", "gemv bfloat16 channel", "dot fp8 128x128",
-        "attention float16 head", "quantize_both 1x128 two-level", "gemm numbers tensor"}) {
+        "attention float16 head", "cast 1x128 two-level", "gemm numbers tensor"}) {
     EXPECT_TRUE(rows.contains(row)) << row;
   }
 }

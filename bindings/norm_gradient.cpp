@@ -1,10 +1,9 @@
+#include "octofold/norm_gradient.h"
+
 #include <cstdint>
 #include <optional>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
-
-#include "octofold/cast.h"
-#include "octofold/norm_gradient.h"
 
 #include "cast_arguments.h"
 #include "error.h"
@@ -43,31 +42,6 @@ struct Tensors : CastOperation {
 
 }  // namespace
 
-void quantize_norm(tvm::ffi::TensorView x, OptionalTensor weight, OptionalTensor bias,
-                   OptionalTensor residual, OptionalTensor scale, OptionalTensor shift,
-                   OptionalTensor data, OptionalTensor data_scale, OptionalTensor transposed_data,
-                   OptionalTensor transposed_scale, OptionalTensor column_sums,
-                   OptionalTensor column_amax, OptionalTensor workspace, OptionalTensor sum,
-                   tvm::ffi::TensorView rstd, OptionalTensor mean, tvm::ffi::String norm,
-                   double epsilon, tvm::ffi::String granularity,
-                   tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-                   tvm::ffi::String rule, OptionalStream stream) {
-  const Tensors tensors{{"cast"}};
-  const Normed source{.kind = parse_norm(view_of(norm)),
-                      .epsilon = static_cast<float>(epsilon),
-                      .x = tensors.input("x", x),
-                      .residual = tensors.input("residual", residual),
-                      .operands = tensors.operands(weight, bias, scale, shift),
-                      .sum = tensors.output("sum", sum),
-                      .rstd = tensors.output("rstd", rstd),
-                      .mean = tensors.output("mean", mean)};
-  CastTargets targets = tensors.targets({data, data_scale}, {transposed_data, transposed_scale},
-                                        format_of(power_of_two, overflow, rule), granularity, {},
-                                        ScaleSource::kComputed);
-  targets.columns = tensors.columns(column_sums, column_amax, workspace);
-  octofold::cast(source, targets, stream_of(stream, x));
-}
-
 void norm_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView x, tvm::ffi::TensorView rstd,
                    OptionalTensor mean, OptionalTensor weight, OptionalTensor bias,
                    OptionalTensor ada_scale, OptionalTensor ada_shift,
@@ -97,8 +71,7 @@ int64_t norm_workspace_rows(int64_t cols, int64_t batches) {
   return octofold::norm_workspace_rows(cols, batches);
 }
 
-OCTOFOLD_EXPORT(quantize_norm)
-OCTOFOLD_EXPORT_AS(norm_backward, norm_gradient)
+OCTOFOLD_EXPORT(norm_gradient)
 OCTOFOLD_EXPORT(norm_workspace_rows)
 
 }  // namespace octofold::bindings

@@ -1,10 +1,11 @@
+// FP8 codes and numbers, and how scales lie.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include "octofold/cast.h"
+#include "octofold/cast_targets.h"
 #include "octofold/convert_dtype.h"
 #include "octofold/dequantize.h"
 #include "octofold/scale_layout.h"
@@ -17,27 +18,6 @@
 
 namespace octofold::bindings {
 
-// With static_scales the scales are inputs.
-void quantize(tvm::ffi::TensorView x, OptionalTensor channel_scale,
-              OptionalTensor transposed_channel_scale, OptionalTensor offsets, OptionalTensor data,
-              OptionalTensor scale, OptionalTensor transposed_data, OptionalTensor transposed_scale,
-              OptionalTensor sums, OptionalTensor amax, OptionalTensor workspace,
-              tvm::ffi::String granularity, OptionalText transposed_granularity,
-              tvm::ffi::Optional<bool> power_of_two, tvm::ffi::String overflow,
-              tvm::ffi::String rule, bool static_scales, tvm::ffi::Optional<int64_t> matrices,
-              OptionalStream stream) {
-  const CastOperation operation{"cast"};
-  const TensorView input = operation.input("x", x);  // looked at before what is written
-  CastTargets targets = operation.targets(
-      {data, scale, channel_scale}, {transposed_data, transposed_scale, transposed_channel_scale},
-      format_of(power_of_two, overflow, rule), granularity, transposed_granularity,
-      static_scales ? ScaleSource::kGiven : ScaleSource::kComputed);
-  targets.columns = operation.columns(sums, amax, workspace);
-  targets.offsets = operation.offsets(offsets);
-  if (matrices) targets.matrices = *matrices;
-  octofold::cast(input, targets, stream_of(stream, x));
-}
-
 void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalTensor channel_scale,
                 tvm::ffi::TensorView out, tvm::ffi::String granularity, OptionalStream stream) {
   ScaledTensorView x{view_of("dequantize", "x", data), view_of("dequantize", "x.scale", scale),
@@ -48,8 +28,8 @@ void dequantize(tvm::ffi::TensorView data, tvm::ffi::TensorView scale, OptionalT
   octofold::dequantize(x, view_of("dequantize", "out", out), stream_of(stream, out));
 }
 
-void convert(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String overflow,
-             OptionalStream stream) {
+void convert_dtype(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::String overflow,
+                   OptionalStream stream) {
   octofold::convert_dtype(view_of("convert_dtype", "x", x), view_of("convert_dtype", "out", out),
                           parse_overflow(view_of(overflow)), stream_of(stream, out));
 }
@@ -82,9 +62,8 @@ tvm::ffi::Array<tvm::ffi::Shape> scale_layout(tvm::ffi::String granularity, int6
   return {tvm::ffi::Shape(layout.shape), tvm::ffi::Shape(layout.strides)};
 }
 
-OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(dequantize)
-OCTOFOLD_EXPORT(convert)
+OCTOFOLD_EXPORT(convert_dtype)
 OCTOFOLD_EXPORT(column_workspace_rows)
 OCTOFOLD_EXPORT(granularities)
 OCTOFOLD_EXPORT(scale_layout)
