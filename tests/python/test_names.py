@@ -36,8 +36,13 @@ def test_all_has_the_lazy_names():
 
 
 def test_no_name_hides_a_module():
-    """`import octofold.nn.convert as m` gives the attribute, so it has to be the module."""
+    """`import octofold.nn.convert as m` gives the attribute, so it has to be the module. The import
+    itself would put it there, over the name that it hides, so the packages are asked first."""
     pytest.importorskip("torch")
+    for package in (octofold, octofold.nn, octofold.models):
+        for found in pkgutil.iter_modules(package.__path__):
+            named = vars(package).get(found.name)
+            assert named is None or isinstance(named, types.ModuleType), found.name
     modules = {octofold.__name__: octofold, **{m.__name__: m for m in walked(octofold)}}
     assert len(modules) > 100
     for name, module in modules.items():
