@@ -51,8 +51,10 @@ __device__ void consume(const Sm90GemmParams& params, const SharedMemory<kConfig
   const int rank = P::Cluster::rank();
   auto walk = walk_of<kConfig>(params);
   if (!walk.has_tile()) return;
-  Consumer<typename P::Warpgroup, typename P::Order> consumer(smem, walk.has_stages());
+  // Before the consumer, whose waiting ahead would have the compiler compute the store's addresses
+  // between loads of scales: at 256×128 in slabs it then spilled a register.
   typename P::Store output(smem);
+  Consumer<typename P::Warpgroup, typename P::Order> consumer(smem, walk.has_stages());
   for (; walk.has_tile(); walk.advance()) {
     const Tile tile = walk.tile();
     Accumulators<kConfig> sums;
