@@ -3,7 +3,7 @@
 and instructions.
 
     scripts/compare_kernels.py 0d77490 .              git revisions, or folders
-    scripts/compare_kernels.py --filter "1x128, bfloat16" main HEAD
+    scripts/compare_kernels.py --filter "1x128, BFloat16" main HEAD
 
 Needs no GPU: NVRTC (of the wheel nvidia-cuda-nvrtc, or the library that OCTOFOLD_NVRTC names)
 compiles for sm_90a with the product's options. The kernels are those of the planner's tilings; each
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,10 +39,15 @@ INSTRUCTIONS_BOUND = 0.02
 
 # ---- What is compared, in words that hold for every revision ------------------------------------
 
-DTYPES = ("float32", "float16", "bfloat16", "e4m3", "e5m2")
-GRANULARITIES = ("tensor", "channel", "1x128", "128x128")
-PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
-# Rows and columns of a tile, math warpgroups, cluster along rows and columns, ordered, early wait.
+# Granularities of A and B, by their enumerators in octofold::Granularity.
+PAIRS = (
+    ("kTensor", "kTensor"),
+    ("kChannel", "kChannel"),
+    ("kBlock1x128", "kBlock128x128"),
+    ("kBlock1x128", "kBlock1x128"),
+)
+# Rows and columns of a tile, consumer warpgroups, cluster along rows and columns, ping-pong,
+# wait-ahead.
 TILINGS = (
     (256, 128, 2, 1, 2, False, True),
     (256, 128, 2, 1, 2, True, False),
@@ -65,10 +69,10 @@ MOST_STAGES = 8
 # The output's dtype, whether operands come by TMA and the output goes by it, and whether C and a
 # bias, both FP32, are added.
 MOVES = (
-    ("bfloat16", True, True, False),
-    ("float32", True, False, False),
-    ("float32", True, False, True),
-    ("bfloat16", False, False, False),
+    ("kBFloat16", True, True, False),
+    ("kFloat32", True, False, False),
+    ("kFloat32", True, False, True),
+    ("kBFloat16", False, False, False),
 )
 ADDEND = 2  # FP32
 
@@ -81,14 +85,14 @@ class Kernel:
     moves: tuple[str, bool, bool, bool]
 
     def __str__(self) -> str:
-        rows, columns, warpgroups, cluster_rows, cluster_columns, ordered, early = self.tiling
+        rows, columns, warpgroups, cluster_rows, cluster_columns, ping_pong, ahead = self.tiling
         out, load_by_tma, store_by_tma, adds = self.moves
         words = [
             f"{rows}x{columns}/{warpgroups} cluster {cluster_rows}x{cluster_columns}",
-            "ordered" if ordered else "early" if early else "",
-            "·".join(self.pair),
+            "ping-pong" if ping_pong else "wait-ahead" if ahead else "",
+            "·".join(name.removeprefix("k") for name in self.pair),
             "" if self.promote else "fast",
-            out,
+            out.removeprefix("k"),
             "" if load_by_tma else "threads load",
             "" if store_by_tma else "direct",
             "+ C + bias" if adds else "",
@@ -101,7 +105,7 @@ def kernels() -> list[Kernel]:
     for pair, promote, tiling, moves in itertools.product(PAIRS, (True, False), TILINGS, MOVES):
         if promote:
             found[Kernel(pair, True, tiling, moves)] = None
-        elif pair[0] != "1x128":  # scales that vary along K act on partial sums
+        elif pair[0] != "kBlock1x128":  # scales that vary along K act on partial sums
             found[Kernel(pair, False, (*tiling[:5], False, False), moves)] = None
     return list(found)
 
@@ -118,75 +122,53 @@ def value(type_name: str, **fields: int | str) -> str:
     return f"{type_name}{{{', '.join(parts)}}}"
 
 
-def value_by_pair(kernel: Kernel, stages: int) -> str:
-    """A and B, and one enumerator for the pair of their granularities."""
-    rows, columns, warpgroups, cluster_rows, cluster_columns, ordered, early = kernel.tiling
-    out, load_by_tma, store_by_tma, adds = kernel.moves
-    return value(
-        "octofold::config::GemmConfig",
-        out=DTYPES.index(out),
-        scaling=PAIRS.index(kernel.pair),
-        c=adds and ADDEND,
-        bias=adds and ADDEND,
-        promote=kernel.promote,
-        tile_m=rows,
-        tile_n=columns,
-        math_warpgroups=warpgroups,
-        stages=stages,
-        cluster_m=cluster_rows,
-        cluster_n=cluster_columns,
-        load=not load_by_tma,
-        store=not store_by_tma,
-        order=ordered,
-        early_wait=early,
-    )
-
-
-def value_by_operand(kernel: Kernel, stages: int) -> str:
-    """What is computed as a form of its own, in which each operand has its granularity."""
-    rows, columns, warpgroups, cluster_rows, cluster_columns, ordered, early = kernel.tiling
-    out, load_by_tma, store_by_tma, adds = kernel.moves
-    a, b = (
-        value("octofold::Operand", type=DTYPES.index("e4m3"), scales=GRANULARITIES.index(scales))
-        for scales in kernel.pair
-    )
-    form = value(
-        "octofold::GemmForm",
-        a=a,
-        b=b,
-        out=DTYPES.index(out),
-        c=adds and ADDEND,
-        bias=adds and ADDEND,
-        fast_accumulation=not kernel.promote,
-    )
-    return value(
-        "octofold::config::Sm90GemmConfig",
-        form=form,
-        tile_rows=rows,
-        tile_columns=columns,
-        math_warpgroups=warpgroups,
-        stages=stages,
-        cluster_rows=cluster_rows,
-        cluster_columns=cluster_columns,
-        load=not load_by_tma,
-        store=not store_by_tma,
-        order=ordered,
-        early_wait=early,
-    )
-
-
 @dataclass(frozen=True)
 class Dialect:
     header: str  # which revisions speak it: those that have this one
-    value: Callable[[Kernel, int], str]
-    layout: str  # of shared memory
-    limit: str
+    consumer_warpgroups: str  # what it calls them
+    wait_ahead: str
+
+    def value(self, kernel: Kernel, stages: int) -> str:
+        rows, columns, warpgroups, cluster_rows, cluster_columns, ping_pong, wait_ahead = (
+            kernel.tiling
+        )
+        out, load_by_tma, store_by_tma, adds = kernel.moves
+        a, b = (
+            value(
+                "octofold::Operand",
+                type="octofold::DType::kE4M3",
+                scales=f"octofold::Granularity::{scales}",
+            )
+            for scales in kernel.pair
+        )
+        form = value(
+            "octofold::GemmForm",
+            a=a,
+            b=b,
+            out=f"octofold::DType::{out}",
+            c=adds and ADDEND,
+            bias=adds and ADDEND,
+            fast_accumulation=not kernel.promote,
+        )
+        fields = {
+            "form": form,
+            "tile_rows": rows,
+            "tile_columns": columns,
+            self.consumer_warpgroups: warpgroups,
+            "stages": stages,
+            "cluster_rows": cluster_rows,
+            "cluster_columns": cluster_columns,
+            "load": not load_by_tma,
+            "store": not store_by_tma,
+            "order": ping_pong,
+            self.wait_ahead: wait_ahead,
+        }
+        return value("octofold::config::Sm90GemmConfig", **fields)
 
 
 DIALECTS = (
-    Dialect("kernels/config/gemm_config.h", value_by_pair, "SmemLayout", "kSharedMemoryLimit"),
-    Dialect("kernels/config/sm90_gemm.h", value_by_operand, "Sm90SmemLayout", "kSm90SharedMemory"),
-    Dialect("kernels/sm90/config/gemm.h", value_by_operand, "Sm90SmemLayout", "kSm90SharedMemory"),
+    Dialect("kernels/config/sm90_gemm.h", "math_warpgroups", "early_wait"),
+    Dialect("kernels/sm90/config/gemm.h", "consumer_warpgroups", "wait_ahead"),
 )
 
 
@@ -220,7 +202,7 @@ class Revision:
 template <typename Config>
 void fit(Config config) {{
   using namespace octofold::config;
-  while (config.stages > 2 && {dialect.layout}(config).total > {dialect.limit}) --config.stages;
+  while (config.stages > 2 && Sm90SmemLayout(config).total > kSm90SharedMemory) --config.stages;
   std::printf("%d\\n", config.invalid_reason() == nullptr ? config.stages : 0);
 }}
 int main() {{

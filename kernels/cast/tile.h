@@ -28,7 +28,7 @@ struct Tile {
     const config::TileSchedule schedule{
         .tiles_m = static_cast<int>(tiles_down(params)),
         .tiles_n = static_cast<int>(config::ceil_divide(width, kScaleBlock)),
-        .raster_rows = kConfig.raster_rows};
+        .group_m = kConfig.group_m};
     place = schedule.at(static_cast<int>(blockIdx.x));
     if constexpr (kConfig.grouped) {
       of_slot = config::rows_of_slot(params.offsets, params.groups, params.rows, place.m);

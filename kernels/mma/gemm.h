@@ -30,7 +30,7 @@ template <MmaGemmConfig kConfig>
 __device__ Tile tile_of_block(const config::WorkParams& work) {
   const config::TileCoordinate at =
       config::tile_schedule(work.rows, work.columns, kConfig.tile_rows, kConfig.tile_columns,
-                            kConfig.raster_rows)
+                            kConfig.group_m)
           .at(static_cast<int>(blockIdx.x));
   const int row = at.m * kConfig.tile_rows, column = at.n * kConfig.tile_columns;
   return {.group = 0,

@@ -11,21 +11,21 @@ struct TileCoordinate {
   int n;
 };
 
-// A grid of tiles, walked `raster_rows` rows at a time, down the rows first. In a GEMM, what runs
+// A grid of tiles, walked `group_m` rows at a time, down the rows first. In a GEMM, what runs
 // at one time is about square then, and so reads little of A and B.
 struct TileSchedule {
   int tiles_m;
   int tiles_n;
-  int raster_rows;
+  int group_m;
 
   constexpr int count() const { return tiles_m * tiles_n; }
 
   constexpr TileCoordinate at(int index) const {
-    if (raster_rows == 1) return {index / tiles_n, index % tiles_n};
-    const int band_size = raster_rows * tiles_n;
+    if (group_m == 1) return {index / tiles_n, index % tiles_n};
+    const int band_size = group_m * tiles_n;
     const int band = index / band_size;
-    const int first = band * raster_rows;
-    const int rows = tiles_m - first < raster_rows ? tiles_m - first : raster_rows;
+    const int first = band * group_m;
+    const int rows = tiles_m - first < group_m ? tiles_m - first : group_m;
     const int within = index - band * band_size;
     const int column = within / rows;  // the one division: what it leaves is cheaper multiplied
     return {first + within - column * rows, column};
@@ -34,8 +34,8 @@ struct TileSchedule {
 
 // Of D [m, n] in tiles of these sizes. (It takes numbers, not a configuration: a kernel that passes
 // its template argument on by reference reads it from memory, and nothing of it folds.)
-constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int raster_rows) {
-  return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), raster_rows};
+constexpr TileSchedule tile_schedule(int m, int n, int tile_m, int tile_n, int group_m) {
+  return {ceil_divide(m, tile_m), ceil_divide(n, tile_n), group_m};
 }
 
 }  // namespace octofold::config

@@ -25,7 +25,7 @@ namespace octofold::config {
 template <auto kConfig>
 constexpr TileSchedule cluster_schedule(int rows, int columns) {
   return tile_schedule(rows, columns, kConfig.cluster_tile_rows(), kConfig.cluster_tile_columns(),
-                       kConfig.raster_rows);
+                       kConfig.group_m);
 }
 
 // The first element of a block's tile. The tiles of a cluster lie side by side along one dimension,
@@ -58,10 +58,10 @@ class TileWalk<kConfig, Work::kDense> {
   constexpr Tile tile() const {
     const auto [row, column] = first_element<kConfig>(schedule_, index_, rank_);
     int k_begin = 0, k_end = work_.depth;
-    if constexpr (kConfig.cluster_depth > 1) {  // whole blocks of K
+    if constexpr (kConfig.split_k > 1) {  // whole blocks of K
       const int blocks = ceil_divide(work_.depth, kScaleBlock);
-      k_begin = rank_ * blocks / kConfig.cluster_depth * kScaleBlock;
-      const int next = (rank_ + 1) * blocks / kConfig.cluster_depth * kScaleBlock;
+      k_begin = rank_ * blocks / kConfig.split_k * kScaleBlock;
+      const int next = (rank_ + 1) * blocks / kConfig.split_k * kScaleBlock;
       if (next < k_end) k_end = next;
     }
     return {.group = 0,

@@ -145,7 +145,7 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < kConfig.tile_columns / 2; ++i) sums[sub_tile][i] = 0.0f;
     }
-    if (kConfig.math_warpgroups > 1 && !warpgroup_.has_rows(tile)) {
+    if (kConfig.consumer_warpgroups > 1 && !warpgroup_.has_rows(tile)) {
       return order_.pass_tile(warpgroup_, tile, stages_follow);
     }
     warpgroup_.begin_tile(tile);

@@ -20,13 +20,13 @@ struct PingPong : Free<Warpgroup> {
 
   static __device__ void begin(Warpgroup& warpgroup, bool) {
     // The first one begins.
-    if (warpgroup.index() == kConfig.math_warpgroups - 1) after_products(warpgroup, false);
+    if (warpgroup.index() == kConfig.consumer_warpgroups - 1) after_products(warpgroup, false);
   }
   static __device__ void before_products(const Warpgroup& warpgroup) {
     ptx::barrier_sync(kFirstHandOver + warpgroup.index(), 2 * 128);
   }
   static __device__ void after_products(const Warpgroup& warpgroup, bool) {
-    const int next = (warpgroup.index() + 1) % kConfig.math_warpgroups;
+    const int next = (warpgroup.index() + 1) % kConfig.consumer_warpgroups;
     ptx::barrier_arrive(kFirstHandOver + next, 2 * 128);
   }
   // A warpgroup without products in a sub-tile takes its turn and passes it on all the same.

@@ -46,11 +46,11 @@ template <Sm90GemmConfig kConfig>
 struct Policies {
   using LoadKind = config::OperandLoad;
   using StoreKind = config::OutputStore;
-  using OrderKind = config::MathOrder;
+  using OrderKind = config::ConsumerOrder;
 
   // What the blocks of a cluster share.
   using Cluster = FirstOf<When<(kConfig.multicast_blocks() > 1), Multicast<kConfig>>,
-                          When<(kConfig.cluster_depth > 1), SplitK<kConfig>>,  //
+                          When<(kConfig.split_k > 1), SplitK<kConfig>>,  //
                           Otherwise<Alone<kConfig>>>;
 
   // What a stage holds of either operand.
@@ -73,8 +73,8 @@ struct Policies {
   using ColumnScaleValues = FirstOf<When<kConfig.gated.exists, GatedColumnScales<kConfig>>,
                                     Otherwise<ColumnScales<kConfig>>>;
   using Warpgroup = ConsumerWarpgroup<kConfig, Load, ColumnScaleValues>;
-  using Timing = FirstOf<When<kConfig.order == OrderKind::kOrdered, PingPong<Warpgroup>>,
-                         When<kConfig.early_wait, WaitAhead<Warpgroup>>,  //
+  using Timing = FirstOf<When<kConfig.order == OrderKind::kPingPong, PingPong<Warpgroup>>,
+                         When<kConfig.wait_ahead, WaitAhead<Warpgroup>>,  //
                          Otherwise<Free<Warpgroup>>>;
   using Order = FirstOf<When<!kConfig.promote(), SumInTensorCore<Warpgroup>>,
                         When<kConfig.order == OrderKind::kAlternating, Alternate<Warpgroup>>,
@@ -82,15 +82,15 @@ struct Policies {
 
   // How D leaves.
   using Boxes = FirstOf<When<kConfig.stores_groups(), GroupBoxes<kConfig>>,
-                        When<kConfig.stores_onto_c(), BoxesWithC<kConfig>>,  //
+                        When<kConfig.prefetches_c(), BoxesWithC<kConfig>>,  //
                         Otherwise<TileBoxes<kConfig>>>;
   using Write = FirstOf<When<kConfig.gated.exists, WriteGated<kConfig>>,
                         When<kConfig.swapped, WriteSwapped<kConfig>>,  //
                         Otherwise<WriteRows<kConfig>>>;
   using Store =
       FirstOf<When<kConfig.store == StoreKind::kDirect, StoreDirectly<kConfig>>,
-              When<kConfig.store == StoreKind::kTmaPieces, StoreSlabs<kConfig, Boxes>>,
-              When<kConfig.store == StoreKind::kTmaOntoC, StorePrefetchedC<kConfig, Boxes>>,
+              When<kConfig.store == StoreKind::kTmaSlabs, StoreSlabs<kConfig, Boxes>>,
+              When<kConfig.store == StoreKind::kTmaPrefetchedC, StorePrefetchedC<kConfig, Boxes>>,
               Otherwise<StoreTile<kConfig, Write, Boxes>>>;
 };
 

@@ -17,7 +17,7 @@ namespace octofold::sm90 {
 // are those of the whole tile in the columns that the block owns.
 template <Sm90GemmConfig kConfig, typename Accumulators>
 __device__ void add_slices(const SharedMemory<kConfig>& smem, int rank, Accumulators& sums) {
-  constexpr int kDepth = kConfig.cluster_depth;
+  constexpr int kDepth = kConfig.split_k;
   constexpr int kVectors = kConfig.tile_columns / 8;  // four of a thread: eight columns
   constexpr int kOwned = kConfig.owned_columns() / 8;
   constexpr int kThreads = kConfig.consumer_threads();

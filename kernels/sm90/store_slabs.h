@@ -15,7 +15,7 @@ template <Sm90GemmConfig kConfig, typename Boxes>
 class StoreSlabs : public StoreDefaults<kConfig> {
  public:
   __device__ explicit StoreSlabs(const SharedMemory<kConfig>& smem)
-      : slabs_(smem.output() + static_cast<int>(threadIdx.x) / 32 * kConfig.pieces * kSlabBytes) {}
+      : slabs_(smem.output() + static_cast<int>(threadIdx.x) / 32 * kConfig.slabs * kSlabBytes) {}
 
   static __device__ void prefetch(const Sm90GemmParams& params) {
     ptx::prefetch_tensor_map(&params.out_map);
@@ -33,7 +33,7 @@ class StoreSlabs : public StoreDefaults<kConfig> {
       for (int sub_tile = 0; sub_tile < kConfig.sub_tiles(); ++sub_tile) {
         const int row = first_row + 64 * sub_tile;
         if (row - lane / 4 >= tile.row_end) break;
-        if (lane == 0) ptx::tma_store_wait_read<kConfig.pieces - 1>();
+        if (lane == 0) ptx::tma_store_wait_read<kConfig.slabs - 1>();
         __syncwarp();
         const unsigned slab = slabs_ + next_ * kSlabBytes;
         const RowTerms<kConfig> upper(params, tile, row, row_factors.at(sub_tile, 0));
@@ -45,7 +45,7 @@ class StoreSlabs : public StoreDefaults<kConfig> {
           const ColumnTerms<kConfig> left(params, tile, column_factors, 0, begin + column);
           const ColumnTerms<kConfig> right(params, tile, column_factors, 8, begin + column);
           const float* pairs = &sums[sub_tile][(begin + column) / 2];
-          BoxOf<kConfig.form.out, config::kPieceRowBytes>::write(
+          BoxOf<kConfig.form.out, config::kSlabRowBytes>::write(
               slab, column, upper.finish(left, pairs[0], pairs[1]),
               lower.finish(left, pairs[2], pairs[3]), upper.finish(right, pairs[4], pairs[5]),
               lower.finish(right, pairs[6], pairs[7]));
@@ -56,7 +56,7 @@ class StoreSlabs : public StoreDefaults<kConfig> {
           Boxes::send(params, slab, tile.column + begin, row, tile.row_end);
           ptx::tma_store_commit();
         }
-        next_ = next_ + 1 == kConfig.pieces ? 0 : next_ + 1;
+        next_ = next_ + 1 == kConfig.slabs ? 0 : next_ + 1;
       }
     }
   }
@@ -65,8 +65,8 @@ class StoreSlabs : public StoreDefaults<kConfig> {
   __device__ void finish() const { ptx::tma_store_wait_read<0>(); }
 
  private:
-  static constexpr int kSlabBytes = config::kPieceBytes;
-  static constexpr int kColumns = kConfig.piece_columns();
+  static constexpr int kSlabBytes = config::kSlabBytes;
+  static constexpr int kColumns = kConfig.slab_columns();
 
   unsigned slabs_;  // of the warp
   int next_ = 0;

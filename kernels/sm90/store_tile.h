@@ -121,7 +121,7 @@ class StoreTile : public StoreDefaults<kConfig> {
       for (int j = 0; j < Write::kColumns; j += kBoxColumns) {
         for (int i = 0; i < Write::kRows; i += kBoxRows, source += kBoxBytes) {
           // The last of the blocks that share a tile may own less, or nothing.
-          if (kOwned * kConfig.cluster_depth != kConfig.tile_columns &&
+          if (kOwned * kConfig.split_k != kConfig.tile_columns &&
               rank * kOwned + i >= kConfig.tile_columns) {
             continue;
           }

@@ -39,7 +39,7 @@ void encode_output(const Driver& driver, const core::Product& product, const Sm9
   const config::Sm90SmemLayout layout(config);
   const auto encode = config.stores_groups() ? encode_grouped_tensor_map : encode_tensor_map;
   params.out_map = encode(driver, product.out, layout.output_box_rows, layout.output_box_columns);
-  if (config.stores_onto_c()) {
+  if (config.prefetches_c()) {
     params.c_map = encode(driver, *product.c, layout.output_box_rows, layout.output_box_columns);
   }
 }

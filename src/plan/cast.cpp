@@ -115,7 +115,7 @@ CastLaunch launch_tiles(const CastProblem& problem, CastPhase phase, const Gpu& 
       : config.stacked ? problem.matrices * ceil_divide(rows_of_matrix(problem), config.tile_rows)
                        : ceil_divide(problem.rows, config.tile_rows);
   // Tiles below each other write to the same rows of the transpose.
-  if (config.to_transposed && down > 1) config.raster_rows = 2;
+  if (config.to_transposed && down > 1) config.group_m = 2;
   const std::int64_t across = ceil_divide(problem.cols / config.source.parts(), kScaleBlock);
   return {config, down * across};
 }

@@ -100,7 +100,7 @@ constexpr int field_count(const T& value) {
   return count;
 }
 
-/// One line for logs and errors: "a e4m3 1x128, out bfloat16, tile_rows 128, early_wait". A struct
+/// One line for logs and errors: "a e4m3 1x128, out bfloat16, tile_rows 128, wait_ahead". A struct
 /// of two fields, as an operand, is one phrase; a larger one is told field by field.
 template <HasFields T>
 std::string describe(const T& value) {

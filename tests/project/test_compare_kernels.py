@@ -14,7 +14,7 @@ pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc
 
 SCRIPT = REPOSITORY / "scripts" / "compare_kernels.py"
 KERNEL = Path("kernels", "sm90", "gemm.h")
-FEW = "64x16/1 cluster 1x1, channel·channel, bfloat16"
+FEW = "64x16/1 cluster 1x1, Channel·Channel, BFloat16"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_more_instructions(sources: Path) -> None:
     add_to_kernel(sources, 32 * 'asm volatile("nanosleep.u32 1;");\n')
     result = compare(REPOSITORY, sources)
     assert result.returncode == 1
-    assert "bfloat16  <-- instructions" in result.stdout
+    assert "BFloat16  <-- instructions" in result.stdout
     assert compare(sources, REPOSITORY).returncode == 0  # shorter
 
 

@@ -91,7 +91,7 @@ struct TileCastConfig {
   // consecutive rows. Tiles come so many below each other before the next column of tiles.
   int tile_rows = 128;
   int rows_per_thread = 8;
-  int raster_rows = 1;
+  int group_m = 1;
 
   // What else is worked out on the way.
   ColumnReductions columns{};
@@ -119,7 +119,7 @@ struct TileCastConfig {
     field("vector_stores", vector_stores);
     field("tile_rows", tile_rows);
     field("rows_per_thread", rows_per_thread);
-    field("raster_rows", raster_rows);
+    field("group_m", group_m);
     field("columns", columns);
     if (grouped) field("grouped", grouped);
     if (stacked) field("stacked", stacked);
@@ -189,7 +189,7 @@ struct TileCastConfig {
         (rows_per_thread & (rows_per_thread - 1)) != 0) {
       return "rows_per_thread has to be a power of two that divides tile_rows";
     }
-    if (raster_rows < 1) return "raster_rows has to be positive";
+    if (group_m < 1) return "group_m has to be positive";
     if (threads() % 32 != 0 || threads() > 1024)
       return "a block has to consist of whole warps, at most 1024 threads";
     const bool square = to_transposed || format.granularity == Granularity::kBlock128x128;

@@ -27,40 +27,40 @@ inline constexpr int kUnalignedRow = kScaleBlock + 16;
 
 // How D reaches global memory.
 enum class OutputStore : unsigned char {
-  kTma,        // whole tiles through shared memory, by a producer warp
-  kDirect,     // straight from registers: any row stride
-  kTmaPieces,  // slabs: by each consumer warp, where a whole tile would take too much memory
-  kTmaOntoC,   // as kTma, box by box, each after TMA has prefetched C's to the same place
+  kTma,             // whole tiles through shared memory, by a producer warp
+  kDirect,          // straight from registers: any row stride
+  kTmaSlabs,        // slabs: by each consumer warp, where a whole tile would take too much memory
+  kTmaPrefetchedC,  // as kTma, box by box, each after TMA has prefetched C's to the same place
 };
 
 constexpr const char* word(OutputStore store) {
   switch (store) {
     case OutputStore::kTma: return "by TMA";
     case OutputStore::kDirect: return "direct";
-    case OutputStore::kTmaPieces: return "by TMA in pieces";
-    case OutputStore::kTmaOntoC: return "by TMA onto C";
+    case OutputStore::kTmaSlabs: return "by TMA in slabs";
+    case OutputStore::kTmaPrefetchedC: return "by TMA onto C";
   }
   return "?";
 }
 
-// kTmaPieces: a slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
-inline constexpr int kPieceRows = 16;
-inline constexpr int kPieceRowBytes = 128;
-inline constexpr int kPieceBytes = kPieceRows * kPieceRowBytes;
+// kTmaSlabs: a slab holds the rows that a consumer warp has of a sub-tile, 128 bytes wide.
+inline constexpr int kSlabRows = 16;
+inline constexpr int kSlabRowBytes = 128;
+inline constexpr int kSlabBytes = kSlabRows * kSlabRowBytes;
 
 // How the consumer warpgroups are timed, so that promotion overlaps with products.
-enum class MathOrder : unsigned char {
+enum class ConsumerOrder : unsigned char {
   kFree,         // a warpgroup issues its products when their operands are there
-  kOrdered,      // ping-pong: one warpgroup promotes while the next one's products run
+  kPingPong,     // ping-pong: one warpgroup promotes while the next one's products run
   kAlternating,  // a warpgroup has the next stage's products under way while it promotes: two
                  // partial sums, taken in turn
 };
 
-constexpr const char* word(MathOrder order) {
+constexpr const char* word(ConsumerOrder order) {
   switch (order) {
-    case MathOrder::kFree: return "free";
-    case MathOrder::kOrdered: return "ordered";
-    case MathOrder::kAlternating: return "alternating";
+    case ConsumerOrder::kFree: return "free";
+    case ConsumerOrder::kPingPong: return "ordered";
+    case ConsumerOrder::kAlternating: return "alternating";
   }
   return "?";
 }

@@ -34,7 +34,7 @@ constexpr const char* Sm90GemmChecks::gated_invalid_reason() const {
     return "a gated product needs tiles of 128 columns, straight operands and one sub-tile of "
            "rows, so that four threads hold a 1x128 unit of gate and up";
   }
-  if (cluster_depth != 1) return "a gated product does not use split-K";
+  if (split_k != 1) return "a gated product does not use split-K";
   if (load != OperandLoad::kTma || store != OutputStore::kTma)
     return "a gated product loads and stores by TMA";
   return nullptr;
@@ -60,10 +60,10 @@ constexpr const char* Sm90GemmChecks::dynamic_invalid_reason() const {
 }
 
 constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
-  if (cluster_depth != 1) return "products of groups do not use split-K";
+  if (split_k != 1) return "products of groups do not use split-K";
   if (dynamic.exists) return "a product of groups cannot cast its A";
   if (form.b_channel_scale) return "a product of groups has no two-level scales";
-  if (store == OutputStore::kTmaPieces && reads_c()) {
+  if (store == OutputStore::kTmaSlabs && reads_c()) {
     return "a C that is read slab by slab leaves no registers for a walk over groups";
   }
   if (work != Work::kGroupedDepth) return nullptr;
@@ -74,9 +74,9 @@ constexpr const char* Sm90GemmChecks::grouped_invalid_reason() const {
 }
 
 constexpr const char* Sm90GemmChecks::tile_invalid_reason() const {
-  if (math_warpgroups < 1 || math_warpgroups > 3)
+  if (consumer_warpgroups < 1 || consumer_warpgroups > 3)
     return "there have to be 1 to 3 consumer warpgroups";
-  if (tile_rows < 64 || tile_rows % (64 * math_warpgroups) != 0 || tile_rows > 256) {
+  if (tile_rows < 64 || tile_rows % (64 * consumer_warpgroups) != 0 || tile_rows > 256) {
     return "tile_rows has to be a multiple of 64 for each consumer warpgroup, at most 256";
   }
   const bool is_eight = swapped && tile_columns == 8;
@@ -84,7 +84,7 @@ constexpr const char* Sm90GemmChecks::tile_invalid_reason() const {
     return "tile_columns has to be a multiple of 16, at most 256, or 8 where swapped";
   }
   if (stages < 2) return "the ring has to have at least 2 stages";
-  if (raster_rows < 1) return "raster_rows has to be at least 1";
+  if (group_m < 1) return "group_m has to be at least 1";
   return nullptr;
 }
 
@@ -92,11 +92,11 @@ constexpr const char* Sm90GemmChecks::cluster_invalid_reason() const {
   if (cluster_rows < 1 || cluster_columns < 1 || multicast_blocks() > 2) {
     return "a cluster has to have 1 or 2 tiles";
   }
-  if (cluster_depth < 1 || cluster_depth > 4) return "split-K has to be from 1 to 4";
-  if (cluster_depth > 1 && multicast_blocks() > 1) {
+  if (split_k < 1 || split_k > 4) return "split-K has to be from 1 to 4";
+  if (split_k > 1 && multicast_blocks() > 1) {
     return "a cluster cannot both use split-K and have neighbouring tiles";
   }
-  if (!swapped && tile_columns % (16 * cluster_depth) != 0) {
+  if (!swapped && tile_columns % (16 * split_k) != 0) {
     return "with split-K, tile_columns has to be a multiple of 16 for each block of the cluster";
   }
   if (blocks_per_multiprocessor < 1 || blocks_per_multiprocessor > 4) {
@@ -124,12 +124,12 @@ constexpr const char* Sm90GemmChecks::scales_invalid_reason() const {
 
 constexpr const char* Sm90GemmChecks::load_invalid_reason() const {
   if (load == OperandLoad::kTma) return nullptr;
-  const bool warp_stores = store == OutputStore::kTma || stores_onto_c();
+  const bool warp_stores = store == OutputStore::kTma || prefetches_c();
   if (cluster_size() != 1 || warp_stores) {
     return "operands that threads copy allow no cluster, and no store of whole tiles by a producer "
            "warp";
   }
-  if (math_warpgroups > 2) {
+  if (consumer_warpgroups > 2) {
     return "operands that threads copy leave registers for at most two consumer warpgroups";
   }
   return nullptr;
@@ -140,38 +140,38 @@ constexpr const char* Sm90GemmChecks::store_invalid_reason() const {
     return "swapped operands with FP32 output cannot be stored by TMA: only 16-bit elements can be "
            "turned on their way to shared memory";
   }
-  if (store == OutputStore::kTmaPieces &&
-      (swapped || owned_columns() % piece_columns() != 0 || pieces < 1)) {
+  if (store == OutputStore::kTmaSlabs &&
+      (swapped || owned_columns() % slab_columns() != 0 || slabs < 1)) {
     return "per-warp store slabs need straight operands, at least one slab, and a whole number of "
            "slabs in a block's columns";
   }
-  if (store == OutputStore::kTmaPieces && math_warpgroups == 3 && varies_along_k(row_scales()) &&
+  if (store == OutputStore::kTmaSlabs && consumer_warpgroups == 3 && varies_along_k(row_scales()) &&
       columns().scales == Granularity::kChannel) {
     return "factors of columns, read for each slab, leave three warpgroups too few registers";
   }
   if (adds_in_place && (form.out != DType::kFloat32 || form.c == Addend::kNone ||
-                        store == OutputStore::kDirect || stores_onto_c())) {
+                        store == OutputStore::kDirect || prefetches_c())) {
     return "adding in place needs an FP32 D that is C, stored by TMA without C-prefetch";
   }
-  if (!stores_onto_c()) return boxes == 0 ? nullptr : "boxes are for C-prefetch alone";
+  if (!prefetches_c()) return boxes == 0 ? nullptr : "boxes are for C-prefetch alone";
   if (form.c == Addend::kNone || form.out != DType::kFloat32) {
     return "C-prefetch needs an FP32 C and an FP32 D";
   }
-  if (swapped || cluster_depth != 1) return "C-prefetch needs straight operands and no split-K";
+  if (swapped || split_k != 1) return "C-prefetch needs straight operands and no split-K";
   // One is summed or stored while others are on their way.
   if (boxes < 2 || boxes > 32) return "C-prefetch needs 2 to 32 boxes";
   return nullptr;
 }
 
 constexpr const char* Sm90GemmChecks::order_invalid_reason() const {
-  if (order == MathOrder::kOrdered && math_warpgroups < 2) {
+  if (order == ConsumerOrder::kPingPong && consumer_warpgroups < 2) {
     return "ping-pong order needs at least two consumer warpgroups";
   }
-  if (order == MathOrder::kAlternating && (sub_tiles() != 1 || !promote() || early_wait)) {
+  if (order == ConsumerOrder::kAlternating && (sub_tiles() != 1 || !promote() || wait_ahead)) {
     return "alternating order needs one sub-tile and promotion, and excludes wait-ahead";
   }
-  if (early_wait && !promote()) return "wait-ahead needs promotion, the only thing that it hides";
-  if (early_wait && order == MathOrder::kOrdered) {
+  if (wait_ahead && !promote()) return "wait-ahead needs promotion, the only thing that it hides";
+  if (wait_ahead && order == ConsumerOrder::kPingPong) {
     return "wait-ahead excludes ping-pong order: a warpgroup that waits ahead keeps the others "
            "waiting too long";
   }

@@ -41,35 +41,36 @@ struct Sm90GemmConfig {
   // All that stands below counts as the instruction does; the store alone turns D back.
   bool swapped = false;
 
-  // The output tile of a block of threads. Each consumer warpgroup owns tile_rows / math_warpgroups
-  // of its rows and works on them in sub-tiles of 64, twice where the output is gated.
+  // The output tile of a block of threads. Each consumer warpgroup owns tile_rows /
+  // consumer_warpgroups of its rows and works on them in sub-tiles of 64, twice where the output is
+  // gated.
   int tile_rows = 128;
   int tile_columns = 128;
-  int math_warpgroups = 2;
+  int consumer_warpgroups = 2;
   int stages = 4;
   // Blocks of threads that work on neighbouring tiles and multicast what they share: rows along
   // the columns, columns along the rows.
   int cluster_rows = 1;
   int cluster_columns = 1;
   // Split-K: blocks of a cluster that share a tile, each with a slice of K.
-  int cluster_depth = 1;
+  int split_k = 1;
   // Blocks that a multiprocessor holds at one time.
   int blocks_per_multiprocessor = 1;
 
   OperandLoad load = OperandLoad::kTma;
   OutputStore store = OutputStore::kTma;
   // Slabs of shared memory that a consumer warp has, to fill one while others are read.
-  int pieces = 2;
+  int slabs = 2;
   // With a prefetched C: boxes that shared memory has room for, each as high as the tile.
   int boxes = 0;
   // C is D itself: TMA adds to what is there.
   bool adds_in_place = false;
-  MathOrder order = MathOrder::kFree;
+  ConsumerOrder order = ConsumerOrder::kFree;
   // Wait-ahead: for the next stage and its scales, while the products of this one run. It hides the
   // wait and costs one stage of latency tolerance.
-  bool early_wait = false;
+  bool wait_ahead = false;
   // group_m: rows of cluster tiles that are walked together, for the sake of the L2 cache.
-  int raster_rows = 8;
+  int group_m = 8;
 
   static constexpr int kSubTileStride = kSubTileRows;
   static constexpr const char* kTypeName = "octofold::config::Sm90GemmConfig";
@@ -82,20 +83,20 @@ struct Sm90GemmConfig {
     field("swapped", swapped);
     field("tile_rows", tile_rows);
     field("tile_columns", tile_columns);
-    field("math_warpgroups", math_warpgroups);
+    field("consumer_warpgroups", consumer_warpgroups);
     field("stages", stages);
     field("cluster_rows", cluster_rows);
     field("cluster_columns", cluster_columns);
-    field("cluster_depth", cluster_depth);
+    field("split_k", split_k);
     field("blocks_per_multiprocessor", blocks_per_multiprocessor);
     field("load", load);
     field("store", store);
-    field("pieces", pieces);
-    if (stores_onto_c()) field("boxes", boxes);
+    field("slabs", slabs);
+    if (prefetches_c()) field("boxes", boxes);
     field("adds_in_place", adds_in_place);
     field("order", order);
-    field("early_wait", early_wait);
-    field("raster_rows", raster_rows);
+    field("wait_ahead", wait_ahead);
+    field("group_m", group_m);
   }
   friend constexpr bool operator==(const Sm90GemmConfig&, const Sm90GemmConfig&) = default;
 
@@ -112,7 +113,7 @@ struct Sm90GemmConfig {
   // 14 significant bits).
   constexpr bool promote() const { return !form.fast_accumulation; }
 
-  constexpr int piece_columns() const { return kPieceRowBytes / size_of(form.out); }
+  constexpr int slab_columns() const { return kSlabRowBytes / size_of(form.out); }
   // Whether just those sub-tiles of a tile are loaded and multiplied that have rows of its group.
   constexpr bool loads_sub_tiles() const {
     return groups_rows(work) && !swapped && tile_rows / cluster_columns % kSubTileRows == 0;
@@ -123,17 +124,17 @@ struct Sm90GemmConfig {
   }
   // C is added by TMA, in memory (adds_in_place), by threads to where TMA has prefetched it, or by
   // threads, which read it themselves.
-  constexpr bool stores_onto_c() const { return store == OutputStore::kTmaOntoC; }
+  constexpr bool prefetches_c() const { return store == OutputStore::kTmaPrefetchedC; }
   constexpr bool reads_c() const {
-    return form.c != Addend::kNone && !adds_in_place && !stores_onto_c();
+    return form.c != Addend::kNone && !adds_in_place && !prefetches_c();
   }
 
   // Blocks that multicast a stage to each other.
   constexpr int multicast_blocks() const { return cluster_rows * cluster_columns; }
-  constexpr int cluster_size() const { return multicast_blocks() * cluster_depth; }
+  constexpr int cluster_size() const { return multicast_blocks() * split_k; }
   constexpr int cluster_tile_rows() const { return cluster_rows * tile_rows; }
   constexpr int cluster_tile_columns() const { return cluster_columns * tile_columns; }
-  constexpr int warpgroup_rows() const { return tile_rows / math_warpgroups; }
+  constexpr int warpgroup_rows() const { return tile_rows / consumer_warpgroups; }
   // Sub-tiles of a consumer warpgroup: one below the other; then the same for the ups.
   constexpr int row_sub_tiles() const { return warpgroup_rows() / kSubTileRows; }
   constexpr int sub_tiles() const { return row_sub_tiles() * (gated.exists ? 2 : 1); }
@@ -142,7 +143,7 @@ struct Sm90GemmConfig {
   constexpr int column_scales_per_stage() const {
     return scales_per_stage(column_scales(), tile_columns) * (gated.exists ? 2 : 1);
   }
-  constexpr int consumer_threads() const { return 128 * math_warpgroups; }
+  constexpr int consumer_threads() const { return 128 * consumer_warpgroups; }
   // One producer warpgroup loads, copies scales and stores; there are two where threads copy the
   // operands, or one of them casts.
   constexpr int producer_warpgroups() const {
@@ -163,9 +164,7 @@ struct Sm90GemmConfig {
 
   // Each block that shares a tile finishes and stores some of its columns, by eights: block i
   // those from i times this on.
-  constexpr int owned_columns() const {
-    return round_up(ceil_divide(tile_columns, cluster_depth), 8);
-  }
+  constexpr int owned_columns() const { return round_up(ceil_divide(tile_columns, split_k), 8); }
 
   // Columns of the boxes in which a tile leaves: 128 bytes wide, or less where these do not divide
   // its columns.

@@ -30,7 +30,7 @@ struct Sm90GemmParams : GemmParams {
   // Box of Sm90SmemLayout, swizzle of its width. Where D's rows are in groups it has three
   // dimensions, of which the outer two both count rows (kernels/sm90/store_groups.h).
   TensorMap out_map{};
-  TensorMap c_map{};  // the same of C, with OutputStore::kTmaOntoC
+  TensorMap c_map{};  // the same of C, with OutputStore::kTmaPrefetchedC
 
   OutputScaleParams out_scale{};  // of gated outputs: units of 1x128
   int last_rows{};                // 0: last_rows_map is not used

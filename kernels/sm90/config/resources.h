@@ -35,17 +35,17 @@ constexpr int Sm90GemmConfig::second_producer_registers() const {
 
 // Registers of the consumers: all that is left.
 constexpr int Sm90GemmConfig::consumer_registers() const {
-  const int all = (math_warpgroups + producer_warpgroups()) * registers_at_start();
+  const int all = (consumer_warpgroups + producer_warpgroups()) * registers_at_start();
   const int producing =
       producer_registers() + (producer_warpgroups() > 1 ? second_producer_registers() : 0);
-  const int fair = (all - producing) / math_warpgroups / 8 * 8;
+  const int fair = (all - producing) / consumer_warpgroups / 8 * 8;
   return fair < 232 ? fair : 232;
 }
 
 // Registers of a consumer thread that the products fill: the accumulators, the partial sums of one
 // sub-tile, the scales of its columns and their products with those of its rows.
 constexpr int Sm90GemmConfig::product_registers() const {
-  const int partial_sums = !promote() ? 0 : order == MathOrder::kAlternating ? 2 : 1;
+  const int partial_sums = !promote() ? 0 : order == ConsumerOrder::kAlternating ? 2 : 1;
   const int scales = column_scales() == Granularity::kBlock1x128 ? tile_columns / 2 : 0;
   return tile_columns / 2 * (sub_tiles() + partial_sums) + scales;
 }

@@ -40,22 +40,22 @@ struct Sm90SmemLayout {
     if (config.store == OutputStore::kTma) {
       const int owned = config.owned_columns();
       if (config.swapped) {  // D's rows are columns here, and its columns rows
-        output_box_rows = owned * config.cluster_depth == config.tile_columns ? owned : 8;
+        output_box_rows = owned * config.split_k == config.tile_columns ? owned : 8;
         output_box_columns = 128 / size_of(config.form.out);
       } else {
         output_box_rows = config.tile_rows;
         output_box_columns = config.box_columns();
       }
       end = round_up(config.tile_rows * owned * size_of(config.form.out), kSwizzleAlignment);
-    } else if (config.stores_onto_c()) {
+    } else if (config.prefetches_c()) {
       output_box_rows = config.tile_rows;
       output_box_columns = config.box_columns();
       output_box_bytes = output_box_rows * output_box_columns * size_of(config.form.out);
       end = config.boxes * output_box_bytes;
-    } else if (config.store == OutputStore::kTmaPieces) {
-      output_box_rows = kPieceRows;
-      output_box_columns = config.piece_columns();
-      end = config.consumer_threads() / 32 * config.pieces * kPieceBytes;
+    } else if (config.store == OutputStore::kTmaSlabs) {
+      output_box_rows = kSlabRows;
+      output_box_columns = config.slab_columns();
+      end = config.consumer_threads() / 32 * config.slabs * kSlabBytes;
     }
     rows = end;
     columns = rows + config.stages * rows_bytes;
@@ -68,7 +68,7 @@ struct Sm90SmemLayout {
       slices += 2 * unaligned_bytes;
     }
     slice_bytes = config.owned_columns() / 2 * 4 * config.sub_tiles() * config.consumer_threads();
-    barriers = slices + (config.cluster_depth - 1) * slice_bytes;
+    barriers = slices + (config.split_k - 1) * slice_bytes;
     // full and empty of each stage; full and empty of the tile of D; full of the slices; of each
     // box that C comes to whether it is there, and whether it is summed
     total = barriers + (2 * config.stages + 3 + 2 * config.boxes) * 8;

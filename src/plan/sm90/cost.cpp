@@ -33,8 +33,8 @@ double stage_factor(const Sm90GemmConfig& config) {
                               config.rows().scales == Granularity::kBlock1x128;
   if (!factors_differ) return 1.0;
   if (config.tile_columns <= 64) return 1.2;
-  const bool has_time = config.order == config::MathOrder::kOrdered ||
-                        (config.early_wait && config.tile_columns <= 96);
+  const bool has_time = config.order == config::ConsumerOrder::kPingPong ||
+                        (config.wait_ahead && config.tile_columns <= 96);
   return has_time ? 1.3 : 1.7;
 }
 
@@ -47,8 +47,8 @@ constexpr double kReadC = 0.6;
 double store_microseconds(const Sm90GemmConfig& config) {
   switch (config.store) {
     case config::OutputStore::kTma: return 0;
-    case config::OutputStore::kTmaOntoC: return kOntoC;
-    case config::OutputStore::kTmaPieces: return config.form.out == DType::kFloat32 ? 0.35 : 0;
+    case config::OutputStore::kTmaPrefetchedC: return kOntoC;
+    case config::OutputStore::kTmaSlabs: return config.form.out == DType::kFloat32 ? 0.35 : 0;
     case config::OutputStore::kDirect: return 0.61;
   }
   return 0;
@@ -130,7 +130,7 @@ config::TileSchedule cluster_tiles(const GemmProblem& problem, const Sm90GemmCon
   const auto m = static_cast<int>(group.m), n = static_cast<int>(group.n);
   return config::tile_schedule(config.swapped ? n : m, config.swapped ? m : n,
                                config.cluster_tile_rows(), config.cluster_tile_columns(),
-                               config.raster_rows);
+                               config.group_m);
 }
 
 namespace {
@@ -149,7 +149,7 @@ double bytes_of_stage(const GemmProblem& problem, const Sm90GemmConfig& config,
                              ? static_cast<double>(group.m) * bytes_of_a(problem)
                              : static_cast<double>(clusters.tiles_n) * config.cluster_columns *
                                    config.operand_columns();
-  return config::kStageDepth * config.cluster_depth * static_cast<double>(problem.groups) *
+  return config::kStageDepth * config.split_k * static_cast<double>(problem.groups) *
          (rows * clusters.tiles_n + columns * clusters.tiles_m);
 }
 
@@ -166,7 +166,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
                                           at_once);  // blocks of one multiprocessor
   const auto stages = static_cast<double>(
       config::ceil_divide(config::ceil_divide(expected_group(problem).k, config::kStageDepth),
-                          std::int64_t{config.cluster_depth}));
+                          std::int64_t{config.split_k}));
 
   double stage = 1e-3 * tiling.cost.stage_nanoseconds * stage_factor(config);
   stage = std::max(stage,
@@ -180,7 +180,7 @@ double predicted_microseconds(const GemmProblem& problem, const Sm90GemmConfig& 
   const double tile = 1e-3 * tiling.cost.tile_nanoseconds + store +
                       short_tile_microseconds(problem, config, stages);
   const double work = waves * stages * crowded_stage +
-                      (waves - 1) * (config.cluster_depth > 1 ? kLaterWaveOfSlices : tile);
+                      (waves - 1) * (config.split_k > 1 ? kLaterWaveOfSlices : tile);
   const double memory = bytes_of_memory(problem, config) / kMemoryBytes;
   const double busy =
       std::min(1.0, static_cast<double>(running) * config.cluster_size() / gpu.multiprocessors);

@@ -13,7 +13,7 @@
 namespace octofold::plan::sm90 {
 namespace {
 
-using config::MathOrder;
+using config::ConsumerOrder;
 using config::OperandLoad;
 using config::OutputStore;
 using config::Sm90GemmConfig;
@@ -38,16 +38,16 @@ void raise(int& count, int most, Fits&& fits) {
   }
 }
 
-// D leaves in this way, from as many stages as fit; in what they leave, as many pieces as are of
+// D leaves in this way, from as many stages as fit; in what they leave, as many slabs as are of
 // use.
 Sm90GemmConfig with_store(Sm90GemmConfig config, OutputStore store, int memory) {
   const auto fits = [&] { return config::Sm90SmemLayout(config).total <= memory; };
   config.store = store;
   config.stages = kMostStages;
   while (config.stages > 2 && !fits()) --config.stages;
-  if (store != OutputStore::kTmaPieces) return config;
-  const int most = config.owned_columns() / config.piece_columns() * config.sub_tiles();
-  raise(config.pieces, most, fits);
+  if (store != OutputStore::kTmaSlabs) return config;
+  const int most = config.owned_columns() / config.slab_columns() * config.sub_tiles();
+  raise(config.slabs, most, fits);
   return config;
 }
 
@@ -61,15 +61,15 @@ Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& probl
   const bool adds_to_groups =
       config::groups_rows(config.work) && config.form.c != Addend::kNone && !problem.c_is_out;
   const bool has_pieces =
-      !config.swapped && !adds_to_groups && config.owned_columns() % config.piece_columns() == 0;
-  if (!problem.operands_fit_tma) {  // pieces of 16-bit elements take registers that these lack
-    const bool in_pieces = has_pieces && config.form.out == DType::kFloat32;
-    return with_store(config, in_pieces ? OutputStore::kTmaPieces : OutputStore::kDirect, memory);
+      !config.swapped && !adds_to_groups && config.owned_columns() % config.slab_columns() == 0;
+  if (!problem.operands_fit_tma) {  // slabs of 16-bit elements take registers that these lack
+    const bool in_slabs = has_pieces && config.form.out == DType::kFloat32;
+    return with_store(config, in_slabs ? OutputStore::kTmaSlabs : OutputStore::kDirect, memory);
   }
   const Sm90GemmConfig whole = with_store(config, OutputStore::kTma, memory);
   if (whole.stages >= kFewestStages || !has_pieces) return whole;
-  const Sm90GemmConfig in_pieces = with_store(config, OutputStore::kTmaPieces, memory);
-  return in_pieces.stages > whole.stages ? in_pieces : whole;
+  const Sm90GemmConfig in_slabs = with_store(config, OutputStore::kTmaSlabs, memory);
+  return in_slabs.stages > whole.stages ? in_slabs : whole;
 }
 
 // D leaves onto C, from boxes that hold a tile's C at least, so that all of it comes while the tile
@@ -78,9 +78,9 @@ std::optional<Sm90GemmConfig> with_store_onto_c(Sm90GemmConfig config, const Gem
                                                 int memory) {
   const bool can = problem.product.form.c != Addend::kNone && problem.c_fits_tma &&
                    problem.operands_fit_tma && problem.output_fits_tma && !config.swapped &&
-                   config.cluster_depth == 1;
+                   config.split_k == 1;
   if (!can) return std::nullopt;
-  config.store = OutputStore::kTmaOntoC;
+  config.store = OutputStore::kTmaPrefetchedC;
   config.adds_in_place = false;
   config.stages = kFewestStages;
   config.boxes = 0;
@@ -105,16 +105,16 @@ std::vector<Sm90GemmConfig> configure(const GemmProblem& problem, const Tiling& 
       .swapped = tiling.swapped,
       .tile_rows = tiling.rows,
       .tile_columns = tiling.columns,
-      .math_warpgroups = tiling.math_warpgroups,
+      .consumer_warpgroups = tiling.consumer_warpgroups,
       .cluster_rows = tiling.cluster_rows,
       .cluster_columns = tiling.cluster_columns,
-      .cluster_depth = tiling.cluster_depth,
+      .split_k = tiling.split_k,
       .blocks_per_multiprocessor = tiling.blocks_per_multiprocessor,
       .load = problem.operands_fit_tma     ? OperandLoad::kTma
               : problem.operands_fit_words ? OperandLoad::kWords
                                            : OperandLoad::kThreads,
-      .order = promote ? tiling.order : MathOrder::kFree,
-      .early_wait = promote && tiling.early_wait,
+      .order = promote ? tiling.order : ConsumerOrder::kFree,
+      .wait_ahead = promote && tiling.wait_ahead,
   };
   const int memory = std::min(config::shared_memory_of_block(tiling.blocks_per_multiprocessor),
                               gpu.shared_memory_per_block);
@@ -129,14 +129,14 @@ std::string name_of(const Sm90GemmConfig& config) {
   const TilingName name({.swapped = config.swapped,
                          .rows = config.tile_rows,
                          .columns = config.tile_columns,
-                         .math_warpgroups = config.math_warpgroups,
+                         .consumer_warpgroups = config.consumer_warpgroups,
                          .cluster_rows = config.cluster_rows,
                          .cluster_columns = config.cluster_columns,
-                         .cluster_depth = config.cluster_depth,
+                         .split_k = config.split_k,
                          .blocks_per_multiprocessor = config.blocks_per_multiprocessor,
                          .order = config.order,
-                         .early_wait = config.early_wait});
-  return std::string(name.text()) + (config.stores_onto_c() ? ".onto_c" : "");
+                         .wait_ahead = config.wait_ahead});
+  return std::string(name.text()) + (config.prefetches_c() ? ".onto_c" : "");
 }
 
 // Clusters that can find a tile. Groups of rows may each leave one tile of rows unfilled.
@@ -228,7 +228,7 @@ class Planner final : public ProductPlanner {
     const auto& config = std::get<Sm90GemmConfig>(chosen);
     int clusters = most_clusters(problem, config);
     // A block stays for all its tiles, unless it shares one.
-    if (config.cluster_depth == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
+    if (config.split_k == 1) clusters = std::min(clusters, clusters_at_once(config, gpu));
     KernelPlan kernel =
         kernel_plan("gemm", kHeader, kKernel, config, clusters * config.cluster_size());
     kernel.cluster_size = config.cluster_size();

@@ -24,11 +24,11 @@ struct TilingCost {
 struct Tiling {
   bool swapped = false;
   int rows = 0, columns = 0;
-  int math_warpgroups = 1;
-  int cluster_rows = 1, cluster_columns = 1, cluster_depth = 1;
+  int consumer_warpgroups = 1;
+  int cluster_rows = 1, cluster_columns = 1, split_k = 1;
   int blocks_per_multiprocessor = 1;
-  config::MathOrder order = config::MathOrder::kFree;
-  bool early_wait = false;
+  config::ConsumerOrder order = config::ConsumerOrder::kFree;
+  bool wait_ahead = false;
 
   TilingCost cost{};
 };
@@ -38,10 +38,11 @@ class TilingName {
  public:
   constexpr explicit TilingName(const Tiling& tiling) {
     *this << tiling.rows << "x" << tiling.columns << (tiling.swapped ? ".swapped" : "") << ".w"
-          << tiling.math_warpgroups << ".c" << tiling.cluster_rows << "x" << tiling.cluster_columns
-          << "x" << tiling.cluster_depth << ".b" << tiling.blocks_per_multiprocessor;
-    if (tiling.order != config::MathOrder::kFree) *this << "." << config::word(tiling.order);
-    if (tiling.early_wait) *this << ".early";
+          << tiling.consumer_warpgroups << ".c" << tiling.cluster_rows << "x"
+          << tiling.cluster_columns << "x" << tiling.split_k << ".b"
+          << tiling.blocks_per_multiprocessor;
+    if (tiling.order != config::ConsumerOrder::kFree) *this << "." << config::word(tiling.order);
+    if (tiling.wait_ahead) *this << ".early";
   }
   constexpr std::string_view text() const { return {text_.data(), size_}; }
 

@@ -251,7 +251,7 @@ TEST_F(ProductParamsTest, TensorMapsOfGroupsCountRowsTwice) {
   EXPECT_EQ(maps()[1].rows, kGroups * 512u);
   expect_map(kSwappedTile, 16);
   grouped.out.dtype = DType::kFloat32;
-  expect_map("256x128.w2.c1x1x1.b1.early", 16);  // in pieces
+  expect_map("256x128.w2.c1x1x1.b1.early", 16);  // in slabs
 }
 
 // In the boxes that D leaves from.

@@ -55,7 +55,7 @@ class AnyProductTest : public ProductTest, public testing::WithParamInterface<Ki
   core::Product make() const { return GetParam().make(200, 512, 1280); }
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, AnyProductTest, testing::ValuesIn(kKinds),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(AnyProductTest, IsPreparedOnce) {
   core::Product product = make();

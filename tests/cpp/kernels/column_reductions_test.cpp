@@ -31,7 +31,7 @@ Columns reduced(const std::vector<Storage<kIn>>& x, std::int64_t rows, std::int6
   constexpr TileCastConfig kTiles{.format = {.in = kIn},
                                   .to_transposed = true,
                                   .vector_loads = kVectors,
-                                  .raster_rows = 2,
+                                  .group_m = 2,
                                   .columns = {.sums = true, .amax = true}};
   constexpr ColumnReductionConfig kColumns{.columns = kTiles.columns};
   static_assert(kTiles.invalid_reason() == nullptr && kColumns.invalid_reason() == nullptr);

@@ -144,7 +144,7 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
 }
 
 TEST(GroupCastsTest, BlocksOfBothTargets) {
-  expect_tiles_as_on_cpu<TileCastConfig{.to_transposed = true, .raster_rows = 2, .grouped = true}>(
+  expect_tiles_as_on_cpu<TileCastConfig{.to_transposed = true, .group_m = 2, .grouped = true}>(
       136, kBlock1x128);
 }
 
@@ -158,7 +158,7 @@ TEST(GroupCastsTest, SquaresOfTheTransposeAlone) {
                                         .to_transposed = true,
                                         .vector_loads = false,
                                         .vector_stores = false,
-                                        .raster_rows = 2,
+                                        .group_m = 2,
                                         .grouped = true}>(77, kBlock128x128);
 }
 
@@ -167,14 +167,14 @@ TEST(GroupCastsTest, SquaresBesideRowsOfBlocks) {
       .format = {.in = DType::kFloat16, .rule = config::kVllmRule},
       .transposed_squares = true,
       .to_transposed = true,
-      .raster_rows = 2,
+      .group_m = 2,
       .grouped = true}>(136, kBlock128x128);
 }
 
 TEST(GroupCastsTest, GatheredRowsTimesFactors) {
   expect_tiles_as_on_cpu<TileCastConfig{.source = {.kind = SourceKind::kGathered, .factors = true},
                                         .to_transposed = true,
-                                        .raster_rows = 2,
+                                        .group_m = 2,
                                         .grouped = true},
                          true>(136, kBlock1x128);
 }
@@ -186,7 +186,7 @@ TEST(GroupCastsTest, GatheredElements) {
                              .to_transposed = true,
                              .vector_loads = false,
                              .vector_stores = false,
-                             .raster_rows = 2,
+                             .group_m = 2,
                              .grouped = true},
                          true>(50, kBlock1x128);
 }

@@ -42,9 +42,9 @@ constexpr Sm90GemmConfig config_of(const Cast& cast) {
           .swapped = true,
           .tile_rows = 64,
           .tile_columns = cast.columns,
-          .math_warpgroups = 1,
+          .consumer_warpgroups = 1,
           .stages = cast.stages,
-          .cluster_depth = cast.depth,
+          .split_k = cast.depth,
           .blocks_per_multiprocessor = cast.blocks_per_multiprocessor,
           .store = config::OutputStore::kDirect};
 }

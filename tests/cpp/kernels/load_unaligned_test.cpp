@@ -17,7 +17,7 @@ constexpr Sm90GemmConfig config_of(config::OperandLoad load) {
   return {.form = {.a = {.scales = Granularity::kTensor}, .b = {.scales = Granularity::kTensor}},
           .tile_rows = 64,
           .tile_columns = 32,
-          .math_warpgroups = 1,
+          .consumer_warpgroups = 1,
           .stages = 12,
           .load = load,
           .store = config::OutputStore::kDirect};

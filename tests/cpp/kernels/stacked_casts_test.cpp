@@ -147,7 +147,7 @@ void expect_tiles(std::int64_t rows, std::int64_t cols) {
 TEST(StackedCastsTest, SquaresOfBothTargets) {
   constexpr CastFormat kFormat{.granularity = kBlock128x128};
   constexpr TileCastConfig kBoth{
-      .format = kFormat, .to_transposed = true, .raster_rows = 2, .stacked = true};
+      .format = kFormat, .to_transposed = true, .group_m = 2, .stacked = true};
   expect_tiles<kBoth>(136, 144);  // an odd number of tiles in a matrix, or an even one
   expect_tiles<kBoth>(256, 128);
   expect_tiles<kBoth>(8, 264);
@@ -156,28 +156,26 @@ TEST(StackedCastsTest, SquaresOfBothTargets) {
       .to_transposed = true,
       .vector_loads = false,
       .vector_stores = false,
-      .raster_rows = 2,
+      .group_m = 2,
       .stacked = true}>(131, 77);
 }
 
 TEST(StackedCastsTest, SquaresOfOneTarget) {
   constexpr CastFormat kFormat{.in = DType::kFloat32, .granularity = kBlock128x128};
   expect_tiles<TileCastConfig{.format = kFormat, .stacked = true}>(131, 132);
-  expect_tiles<TileCastConfig{.format = kFormat,
-                              .to_rows = false,
-                              .to_transposed = true,
-                              .raster_rows = 2,
-                              .stacked = true}>(136, 132);
+  expect_tiles<TileCastConfig{
+      .format = kFormat, .to_rows = false, .to_transposed = true, .group_m = 2, .stacked = true}>(
+      136, 132);
 }
 
 TEST(StackedCastsTest, BlocksOfLines) {
-  expect_tiles<TileCastConfig{.to_transposed = true, .raster_rows = 2, .stacked = true}>(136, 264);
+  expect_tiles<TileCastConfig{.to_transposed = true, .group_m = 2, .stacked = true}>(136, 264);
   expect_tiles<TileCastConfig{.format = {.in = DType::kFloat32, .rule = config::kDeepSeekRule},
                               .to_rows = false,
                               .to_transposed = true,
                               .vector_loads = false,
                               .vector_stores = false,
-                              .raster_rows = 2,
+                              .group_m = 2,
                               .stacked = true}>(130, 50);
 }
 
@@ -185,7 +183,7 @@ TEST(StackedCastsTest, SquaresBesideRowsOfBlocks) {
   expect_tiles<TileCastConfig{.format = {.in = DType::kFloat16, .rule = config::kVllmRule},
                               .transposed_squares = true,
                               .to_transposed = true,
-                              .raster_rows = 2,
+                              .group_m = 2,
                               .stacked = true}>(136, 136);
 }
 
@@ -194,12 +192,12 @@ TEST(StackedCastsTest, TwoLevelScales) {
     expect_tiles<TileCastConfig{.format = {.granularity = kBlock128x128},
                                 .two_level = true,
                                 .to_transposed = true,
-                                .raster_rows = 2,
+                                .group_m = 2,
                                 .stacked = true}>(rows, 136);
     expect_tiles<TileCastConfig{.format = {.in = DType::kFloat32, .rule = config::kTorchAoRule},
                                 .two_level = true,
                                 .to_transposed = true,
-                                .raster_rows = 2,
+                                .group_m = 2,
                                 .stacked = true}>(rows, 136);
   }
 }
@@ -209,7 +207,7 @@ void expect_given() {
   expect_tiles<TileCastConfig{.format = {.granularity = kGranularity},
                               .phase = CastPhase::kEncodeGiven,
                               .to_transposed = true,
-                              .raster_rows = 2,
+                              .group_m = 2,
                               .stacked = true}>(136, 136);
 }
 
@@ -235,7 +233,7 @@ void expect_steps(std::int64_t rows, std::int64_t cols) {
                           .phase = phase,
                           .to_rows = kRows,
                           .to_transposed = kTransposed,
-                          .raster_rows = kTransposed ? 2 : 1,
+                          .group_m = kTransposed ? 2 : 1,
                           .stacked = true};
   };
   Kind kind{.rows = rows, .cols = cols};

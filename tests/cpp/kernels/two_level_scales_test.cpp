@@ -71,7 +71,7 @@ void expect_cpu_bytes(std::int64_t rows, std::int64_t cols) {
       .to_transposed = true,
       .vector_loads = kVectors,
       .vector_stores = kVectors,
-      .raster_rows = 2};
+      .group_m = 2};
   static_assert(kConfig.invalid_reason() == nullptr);
   test::Random random;
   std::normal_distribution<float> normal;

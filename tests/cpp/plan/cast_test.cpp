@@ -342,7 +342,7 @@ TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
   EXPECT_EQ(plan_cast(problem, kHopper).kernels[0].description,
             "cast: in bfloat16, out e4m3, granularity 1x128, power_of_two, saturate, to_rows, "
             "to_transposed, "
-            "vector_loads, vector_stores, tile_rows 128, rows_per_thread 8, raster_rows 2");
+            "vector_loads, vector_stores, tile_rows 128, rows_per_thread 8, group_m 2");
   problem.scales_given = true;
   EXPECT_THAT(plan_cast(problem, kHopper).kernels[0].description,
               HasSubstr("phase codes, scales given"));

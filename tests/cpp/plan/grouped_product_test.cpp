@@ -108,7 +108,7 @@ TEST(GroupedPlanTest, ThereAreCandidatesForAllForms) {
             for (const auto& [name, config] : candidates) {
               EXPECT_EQ(config.invalid_reason(), nullptr) << name;
               EXPECT_EQ(config.load, load) << name;
-              EXPECT_EQ(config.cluster_depth, 1) << name;
+              EXPECT_EQ(config.split_k, 1) << name;
               EXPECT_TRUE(output_fits_tma || config.store == OutputStore::kDirect) << name;
             }
           }
@@ -147,11 +147,11 @@ TEST(GroupedPlanTest, WhereKIsShortCIsBroughtToSharedMemory) {
     return test::sm90_plan(problem).config;
   };
   const Sm90GemmConfig brought = plan(256, true);
-  EXPECT_TRUE(brought.stores_onto_c());
+  EXPECT_TRUE(brought.prefetches_c());
   EXPECT_FALSE(brought.adds_in_place || brought.reads_c());
   EXPECT_GE(brought.boxes, brought.boxes_of_tile());
   for (const Sm90GemmConfig& added : {plan(256, false), plan(8192, true)}) {
-    EXPECT_FALSE(added.stores_onto_c());
+    EXPECT_FALSE(added.prefetches_c());
     EXPECT_TRUE(added.adds_in_place);
   }
 }

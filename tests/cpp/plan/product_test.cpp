@@ -31,10 +31,10 @@ void expect_plain(const GemmProblem& problem, const Sm90GemmConfig& config, cons
 void expect_grouped(const GemmProblem& problem, const Sm90GemmConfig& config,
                     const KernelPlan& kernel) {
   expect_plain(problem, config, kernel);
-  EXPECT_EQ(config.cluster_depth, 1);
+  EXPECT_EQ(config.split_k, 1);
   EXPECT_EQ(config.adds_in_place,
-            problem.c_is_out && config.store != OutputStore::kDirect && !config.stores_onto_c());
-  EXPECT_TRUE(problem.c_fits_tma || !config.stores_onto_c());
+            problem.c_is_out && config.store != OutputStore::kDirect && !config.prefetches_c());
+  EXPECT_TRUE(problem.c_fits_tma || !config.prefetches_c());
   EXPECT_LE(kernel.blocks, sm90::clusters_at_once(config, kHopper) * config.cluster_size());
 }
 
@@ -55,7 +55,7 @@ void expect_cast(const GemmProblem& problem, const Sm90GemmConfig& config,
                  const KernelPlan& kernel) {
   EXPECT_EQ(config.load, OperandLoad::kTma);
   EXPECT_TRUE(config.swapped);
-  EXPECT_EQ(config.cluster_size(), config.cluster_depth);
+  EXPECT_EQ(config.cluster_size(), config.split_k);
   // Whole turns, of rows that a warp has as vectors of as many lanes as divide it.
   EXPECT_EQ(config.cast_turns() * config.cast_rows(), config.tile_columns);
   EXPECT_EQ(config.cast_rows() % problem.dynamic.rows_at_once(), 0);
@@ -100,7 +100,7 @@ TEST_P(EveryKindTest, EveryPlanOfRandomProblemsIsValid) {
     const KernelPlan& kernel = plan.kernels.front();
     EXPECT_GT(kernel.blocks, 0);
     EXPECT_EQ(kernel.blocks % config.cluster_size(), 0);
-    if (config.cluster_depth == 1) {
+    if (config.split_k == 1) {
       EXPECT_LE(kernel.blocks, kHopper.multiprocessors * config.blocks_per_multiprocessor);
     } else {  // these do not stay for a second tile
       EXPECT_EQ(kernel.blocks, test::tiles_of(config, problem).count() * config.cluster_size());
@@ -183,8 +183,8 @@ TEST(ProductPlanTest, CandidatesStoreOntoCWhereTmaCanBringIt) {
     problem.product.form.c = Addend::kOutputType;
     spoil(problem);
     return std::ranges::any_of(test::sm90_candidates(problem), [](const auto& candidate) {
-      EXPECT_EQ(candidate.config.stores_onto_c(), candidate.name.ends_with(".onto_c"));
-      return candidate.config.stores_onto_c();
+      EXPECT_EQ(candidate.config.prefetches_c(), candidate.name.ends_with(".onto_c"));
+      return candidate.config.prefetches_c();
     });
   };
   EXPECT_TRUE(onto_c([](auto&) {}));

@@ -44,7 +44,7 @@ TEST(Sm90ConfigTest, OntoC) {
   EXPECT_THAT(reason([](auto& c) { c.form.c = Addend::kNone; }), HasSubstr("FP32"));
   EXPECT_THAT(reason([](auto& c) { c.adds_in_place = true; }), HasSubstr("without C-prefetch"));
   EXPECT_THAT(reason([](auto& c) { c.swapped = true; }), HasSubstr("straight operands"));
-  EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("no split-K"));
+  EXPECT_THAT(reason([](auto& c) { c.split_k = 2; }), HasSubstr("no split-K"));
   EXPECT_THAT(reason([](auto& c) { c.load = OperandLoad::kWords; }),
               HasSubstr("by a producer warp"));
   EXPECT_THAT(reason([](auto& c) { c.boxes = 1; }), HasSubstr("boxes"));
@@ -88,7 +88,7 @@ TEST(Sm90ConfigTest, Groups) {
   for (const Work work : {Work::kGroupedRows, Work::kMaskedRows, Work::kGroupedDepth}) {
     const Spoiled reason(test::grouped_problem(work, 512, 512, 512, 1, 512));
     EXPECT_EQ(reason([](auto&) {}), "");
-    EXPECT_THAT(reason([](auto& c) { c.cluster_depth = 2; }), HasSubstr("split-K"));
+    EXPECT_THAT(reason([](auto& c) { c.split_k = 2; }), HasSubstr("split-K"));
     EXPECT_THAT(reason([](auto& c) { c.form.b_channel_scale = true; }), HasSubstr("two-level"));
     if (work != Work::kGroupedDepth) continue;
     EXPECT_THAT(reason([](auto& c) { c.form.bias = Addend::kFloat32; }), HasSubstr("no bias"));

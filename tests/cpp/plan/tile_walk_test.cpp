@@ -17,8 +17,8 @@ namespace {
 TEST(TileScheduleTest, EachTileComesOnce) {
   for (int tiles_m = 1; tiles_m <= 20; ++tiles_m) {
     for (int tiles_n = 1; tiles_n <= 20; ++tiles_n) {
-      for (const int raster_rows : {1, 2, 3, 8, 16}) {
-        const TileSchedule schedule{tiles_m, tiles_n, raster_rows};
+      for (const int group_m : {1, 2, 3, 8, 16}) {
+        const TileSchedule schedule{tiles_m, tiles_n, group_m};
         std::set<std::pair<int, int>> seen;
         for (int i = 0; i < schedule.count(); ++i) {
           const TileCoordinate tile = schedule.at(i);
@@ -31,13 +31,13 @@ TEST(TileScheduleTest, EachTileComesOnce) {
   }
 }
 
-constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .math_warpgroups = 1};
+constexpr Sm90GemmConfig kAlone{.tile_rows = 64, .tile_columns = 32, .consumer_warpgroups = 1};
 constexpr Sm90GemmConfig kAlongRows{.tile_columns = 192, .cluster_rows = 2};
-constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2, .raster_rows = 3};
+constexpr Sm90GemmConfig kAlongColumns{.tile_rows = 256, .cluster_columns = 2, .group_m = 3};
 
 // Columns are those of what is written.
 constexpr Sm90GemmConfig kGated{.gated = {.exists = true}, .cluster_rows = 2};
-constexpr Sm90GemmConfig kInSlices{.tile_rows = 128, .tile_columns = 48, .cluster_depth = 3};
+constexpr Sm90GemmConfig kInSlices{.tile_rows = 128, .tile_columns = 48, .split_k = 3};
 
 template <Sm90GemmConfig kConfig>
 void expect_each_element_once(const WorkParams& work, int blocks) {

@@ -80,7 +80,7 @@ TEST(PlanTwoLevelTest, ProductsAreCutAsWithoutFactors) {
   for (std::size_t i = 0; i < plain.size(); ++i) {
     EXPECT_EQ(candidates[i].name, plain[i].name);
     swapped |= candidates[i].config.rows_have_factors();
-    sliced |= candidates[i].config.cluster_depth > 1;
+    sliced |= candidates[i].config.split_k > 1;
   }
   EXPECT_TRUE(swapped);
   EXPECT_TRUE(sliced);
