@@ -38,9 +38,9 @@ tvm::ffi::Array<Fields> list_kernel_cache() {
   return kernels;
 }
 
-tvm::ffi::Array<Fields> list_ready_kernels() {
+tvm::ffi::Array<Fields> list_precompiled_kernels() {
   tvm::ffi::Array<Fields> kernels;
-  for (const ReadyKernel& kernel : octofold::list_ready_kernels()) {
+  for (const PrecompiledKernel& kernel : octofold::list_precompiled_kernels()) {
     kernels.push_back({{"bytes", kernel.bytes},
                        {"description", String(kernel.description)},
                        {"architecture", String(kernel.architecture)},
@@ -59,12 +59,13 @@ Fields warm_kernel_cache(tvm::ffi::Array<Fields> problems, String architecture,
       wanted, {.architecture = std::string(view_of(architecture)),
                .multiprocessors = multiprocessors,
                .progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); }});
-  return {{"compiled", report.compiled}, {"found", report.found}, {"ready", report.ready}};
+  return {
+      {"compiled", report.compiled}, {"found", report.found}, {"precompiled", report.precompiled}};
 }
 
 OCTOFOLD_EXPORT(kernel_cache_folder)
 OCTOFOLD_EXPORT(list_kernel_cache)
-OCTOFOLD_EXPORT(list_ready_kernels)
+OCTOFOLD_EXPORT(list_precompiled_kernels)
 OCTOFOLD_EXPORT(clear_kernel_cache)
 OCTOFOLD_EXPORT(warm_kernel_cache)
 

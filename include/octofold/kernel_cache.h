@@ -30,7 +30,7 @@ struct CachedKernel {
 };
 
 /// A precompiled kernel: it comes with the library, compiled when that was built.
-struct ReadyKernel {
+struct PrecompiledKernel {
   std::int64_t bytes = 0;
   std::string description{};   ///< "gemm: a e4m3 1x128, b e4m3 128x128, out bfloat16, …"
   std::string architecture{};  ///< "sm_90a"
@@ -38,9 +38,9 @@ struct ReadyKernel {
 };
 
 /// All precompiled kernels, sorted by description; none if the library was built without them, or
-/// if OCTOFOLD_READY_KERNELS is 0. Operations take these first: they need neither NVRTC nor the
-/// disk.
-OCTOFOLD_API std::vector<ReadyKernel> list_ready_kernels();
+/// if OCTOFOLD_PRECOMPILED_KERNELS is 0. Operations take these first: they need neither NVRTC nor
+/// the disk.
+OCTOFOLD_API std::vector<PrecompiledKernel> list_precompiled_kernels();
 
 /// The folder of the cache: OCTOFOLD_CACHE_DIR, else octofold in XDG_CACHE_HOME, else in ~/.cache.
 /// Empty where there is no such place; then nothing is kept.
@@ -66,9 +66,9 @@ struct WarmOptions {
 
 /// Problems share kernels: there are no more kernels than problems, often far fewer.
 struct WarmReport {
-  std::int64_t compiled = 0;  ///< kernels that the cache did not have
-  std::int64_t found = 0;     ///< kernels that it had
-  std::int64_t ready = 0;     ///< precompiled kernels
+  std::int64_t compiled = 0;     ///< kernels that the cache did not have
+  std::int64_t found = 0;        ///< kernels that it had
+  std::int64_t precompiled = 0;  ///< precompiled kernels
 };
 
 /// Compiles the kernels of these products into the cache, as the first gemm() of each would if no

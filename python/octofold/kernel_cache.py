@@ -17,12 +17,12 @@ from ._core.progress import Progress, reporting
 __all__ = [
     "CachedKernel",
     "GemmProblem",
-    "ReadyKernel",
+    "PrecompiledKernel",
     "WarmReport",
     "clear",
     "entries",
     "folder",
-    "ready",
+    "precompiled",
     "warm",
 ]
 
@@ -46,7 +46,7 @@ class CachedKernel:
 
 
 @dataclass(frozen=True)
-class ReadyKernel:
+class PrecompiledKernel:
     """A precompiled kernel: it comes with octofold, compiled when that was built."""
 
     bytes: int
@@ -87,7 +87,7 @@ class WarmReport:
     """Kernels that the cache did not have."""
     found: int
     """Kernels that it had."""
-    ready: int
+    precompiled: int
     """Kernels that come with octofold."""
 
 
@@ -117,13 +117,13 @@ def entries() -> tuple[CachedKernel, ...]:
     )
 
 
-def ready() -> tuple[ReadyKernel, ...]:
+def precompiled() -> tuple[PrecompiledKernel, ...]:
     """List the precompiled kernels, by description. Operations take these first: they need neither
     NVRTC nor the disk.
 
-    The list is empty if octofold was built without them, or if OCTOFOLD_READY_KERNELS is 0.
+    The list is empty if octofold was built without them, or if OCTOFOLD_PRECOMPILED_KERNELS is 0.
     """
-    return tuple(ReadyKernel(**fields) for fields in library.list_ready_kernels())
+    return tuple(PrecompiledKernel(**fields) for fields in library.list_precompiled_kernels())
 
 
 def clear() -> int:

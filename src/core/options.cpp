@@ -91,7 +91,7 @@ Options parse_options(const char* (*getenv)(const char* name)) {
           .nvrtc_library = std::string(value("OCTOFOLD_NVRTC")),
           .cache_folder =
               cache_folder(value("OCTOFOLD_CACHE_DIR"), value("XDG_CACHE_HOME"), value("HOME")),
-          .uses_ready_kernels = is_on("OCTOFOLD_READY_KERNELS", true),
+          .uses_precompiled_kernels = is_on("OCTOFOLD_PRECOMPILED_KERNELS", true),
           .tuning_file = std::string(value("OCTOFOLD_TUNING")),
           .uses_tuning = value("OCTOFOLD_TUNING") != "0",
           .check_groups = is_on("OCTOFOLD_CHECK_GROUPS", false),

@@ -19,9 +19,9 @@ struct Options {
   /// OCTOFOLD_CACHE_DIR: where compiled kernels are kept. Default: octofold in XDG_CACHE_HOME, else
   /// in ~/.cache; empty without a home: nothing is kept.
   std::string cache_folder;
-  /// OCTOFOLD_READY_KERNELS: "0": kernels that come with the library are compiled as others are.
-  /// Default: "1".
-  bool uses_ready_kernels = true;
+  /// OCTOFOLD_PRECOMPILED_KERNELS: "0": kernels that come with the library are compiled as others
+  /// are. Default: "1".
+  bool uses_precompiled_kernels = true;
   /// OCTOFOLD_TUNING: the table of measured choices that planners follow; "0": none. Default:
   /// empty, that of the GPU in the folder `tuning` of the cache.
   std::string tuning_file;

@@ -79,8 +79,9 @@ Kernel Device::new_kernel(const plan::KernelPlan& plan) const {
     return Kernel(driver_, context_, gpu_, plan, binary);
   };
   try {
-    if (const auto ready = source_.ready ? source_.ready(program) : std::nullopt) {
-      return load(*ready);
+    if (const auto precompiled =
+            source_.precompiled ? source_.precompiled(program) : std::nullopt) {
+      return load(*precompiled);
     }
   } catch (const Error& error) {  // of a driver that is older than the compiler was, above all
     core::log(LogLevel::kWarning, "cuda:{}: a precompiled kernel is compiled again: {}", index_,

@@ -22,10 +22,10 @@
 
 namespace octofold::cuda {
 
-/// Where kernels come from: some are ready, any can be compiled.
+/// Where kernels come from: some are precompiled, any can be compiled.
 struct KernelSource {
   std::function<jit::Binary(const jit::Program&)> compile{};
-  std::function<std::optional<jit::Binary>(const jit::Program&)> ready{};
+  std::function<std::optional<jit::Binary>(const jit::Program&)> precompiled{};
 };
 
 /// A loaded kernel and how many blocks of it a problem takes.
@@ -114,7 +114,7 @@ class Device {
   }
 
   Launch load(const plan::KernelPlan& plan, const std::string& purpose);
-  /// The plan's kernel, told from others by plan.kernel: loaded at the first call, ready or
+  /// The plan's kernel, told from others by plan.kernel: loaded at the first call, precompiled or
   /// compiled then, by one of the threads that ask while the others wait. Throws Error that names
   /// plan.description.
   const Kernel& kernel(const plan::KernelPlan& plan);

@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "cuda/kernel_headers.h"
-#include "cuda/ready_kernels.h"
+#include "cuda/precompiled_kernels.h"
 #include "jit/kernel_cache.h"
 
 namespace octofold::cuda {
@@ -40,7 +40,7 @@ Device& device(int index) {
                                         [](const jit::Program& program) {
                                           return jit::compile_cached(program, kernel_headers());
                                         },
-                                    .ready = ready_kernel});
+                                    .precompiled = precompiled_kernel});
   return runtime.device(index);
 }
 

@@ -31,10 +31,11 @@ std::vector<OperationInfo> operations_of(const plan::Gpu& gpu) {
   return operations;
 }
 
-std::size_t ready_for(std::string_view architecture) {
+std::size_t precompiled_for(std::string_view architecture) {
   static const auto counts = [] {
     std::map<std::string, std::size_t, std::less<>> by_architecture;
-    for (const ReadyKernel& kernel : list_ready_kernels()) ++by_architecture[kernel.architecture];
+    for (const PrecompiledKernel& kernel : list_precompiled_kernels())
+      ++by_architecture[kernel.architecture];
     return by_architecture;
   }();
   const auto found = counts.find(architecture);
@@ -48,11 +49,12 @@ Component backend_of(const GpuInfo& info, const plan::Gpu& gpu, const Component&
   }
   if (names.empty()) return {.available = false, .detail = info.operations.front().support.detail};
   const std::string architecture = plan::architecture(gpu);
-  const std::size_t ready = ready_for(architecture);
-  if (!nvrtc.available && ready == 0) return {.available = false, .detail = nvrtc.detail};
+  const std::size_t precompiled = precompiled_for(architecture);
+  if (!nvrtc.available && precompiled == 0) return {.available = false, .detail = nvrtc.detail};
   std::string kernels = nvrtc.available ? "compiled when a shape first needs them"
                                         : core::format("cannot be compiled: {}", nvrtc.detail);
-  if (ready > 0) kernels = core::format("{} are precompiled, others {}", ready, kernels);
+  if (precompiled > 0)
+    kernels = core::format("{} are precompiled, others {}", precompiled, kernels);
   return {.available = true,
           .detail = core::format("{}; kernels for {}: {}", fmt::join(names, ", "), architecture,
                                  kernels)};

@@ -11,7 +11,7 @@
 #include "core/options.h"
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
-#include "cuda/ready_kernels.h"
+#include "cuda/precompiled_kernels.h"
 #include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/nvrtc.h"
@@ -79,15 +79,15 @@ std::vector<CachedKernel> list_kernel_cache() {
 
 int clear_kernel_cache() { return cache().clear(); }
 
-std::vector<ReadyKernel> list_ready_kernels() {
-  std::vector<ReadyKernel> kernels;
-  for (jit::CacheEntry& entry : cuda::ready_kernels()) {
+std::vector<PrecompiledKernel> list_precompiled_kernels() {
+  std::vector<PrecompiledKernel> kernels;
+  for (jit::CacheEntry& entry : cuda::precompiled_kernels()) {
     kernels.push_back({.bytes = static_cast<std::int64_t>(entry.binary.image.size()),
                        .description = std::move(entry.description),
                        .architecture = std::move(entry.architecture),
                        .registers = entry.binary.resources.registers});
   }
-  std::ranges::sort(kernels, {}, &ReadyKernel::description);
+  std::ranges::sort(kernels, {}, &PrecompiledKernel::description);
   return kernels;
 }
 
@@ -101,16 +101,16 @@ WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOp
   }
   std::vector<jit::Program> missing;
   std::ranges::remove_copy_if(programs, std::back_inserter(missing), [](const auto& program) {
-    return cuda::ready_kernel(program).has_value();
+    return cuda::precompiled_kernel(program).has_value();
   });
   const auto total = static_cast<std::int64_t>(programs.size());
-  const auto ready = total - static_cast<std::int64_t>(missing.size());
+  const auto precompiled = total - static_cast<std::int64_t>(missing.size());
   const auto tell = [&](std::int64_t done) {
-    if (options.progress) options.progress(ready + done, total);
+    if (options.progress) options.progress(precompiled + done, total);
   };
   tell(0);
   const auto [compiled, found] = jit::compile_all(missing, cuda::kernel_headers(), tell);
-  return {.compiled = compiled, .found = found, .ready = ready};
+  return {.compiled = compiled, .found = found, .precompiled = precompiled};
 }
 
 void set_nvrtc_candidates(std::vector<std::string> files) {

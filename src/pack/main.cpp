@@ -1,5 +1,5 @@
-// A program of the build: compiles the kernels of plan/ready.h into one file, which becomes a part
-// of the library (cmake/ready_kernels.cmake).
+// A program of the build: compiles the kernels of plan/precompiled.h into one file, which becomes a
+// part of the library (cmake/precompiled_kernels.cmake).
 //
 //   octofold_pack FILE       OCTOFOLD_NVRTC, OCTOFOLD_CACHE_DIR and OCTOFOLD_NUM_THREADS as ever
 #include <cstdio>
@@ -14,14 +14,14 @@
 #include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_pack.h"
-#include "plan/ready.h"
+#include "plan/precompiled.h"
 
 namespace octofold {
 namespace {
 
 std::string packed() {
   std::vector<jit::Program> programs;
-  for (const plan::KernelPlan& kernel : plan::ready_kernels()) {
+  for (const plan::KernelPlan& kernel : plan::precompiled_kernels()) {
     programs.push_back(cuda::program_of(kernel, plan::kHopper));
   }
   jit::compile_all(programs, cuda::kernel_headers());

@@ -22,7 +22,7 @@ they are first needed, and kept on disk, for all processes of a user. See what i
 or compile kernels before anybody waits for them, on any machine: in a container image, say.
 
   octofold cache list
-  octofold cache list --ready
+  octofold cache list --precompiled
   octofold cache warm --suite deepseek-v3 --arch sm_90a
   octofold cache clear
 
@@ -63,7 +63,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Show the compiled kernels, newest first, and files that cannot be used: "
         "damaged ones and another version's, which are replaced when their kernels are needed.",
     )
-    listing.add_argument("--ready", action="store_true", help="the precompiled kernels instead")
+    listing.add_argument("--precompiled", action="store_true", help="the precompiled kernels instead")
     listing.add_argument("--json", action="store_true", help="print JSON instead")
     listing.set_defaults(run=run_list)
     actions.add_parser(
@@ -110,14 +110,14 @@ def add_warm_parser(actions: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def run_list(arguments: argparse.Namespace) -> None:
-    if arguments.ready:
+    if arguments.precompiled:
         list_ready(as_json=arguments.json)
     else:
         list_cache(as_json=arguments.json)
 
 
 def list_ready(*, as_json: bool) -> None:
-    kernels = kernel_cache.ready()
+    kernels = kernel_cache.precompiled()
     if as_json:
         print(json.dumps({"kernels": [dataclasses.asdict(kernel) for kernel in kernels]}, indent=2))
     elif not kernels:
@@ -218,8 +218,8 @@ def run_warm(arguments: argparse.Namespace) -> None:
         f"{report.compiled + report.found} kernels for {architecture} in {folder()}: "
         f"{report.compiled} compiled, {report.found} there before"
     )
-    if report.ready:
-        print(f"{report.ready} more are precompiled")
+    if report.precompiled:
+        print(f"{report.precompiled} more are precompiled")
 
 
 def target(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -32,7 +32,7 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options.target, 0);
   EXPECT_TRUE(options.uses_tuning);
   EXPECT_EQ(options.tuning_file, "");
-  EXPECT_TRUE(options.uses_ready_kernels);
+  EXPECT_TRUE(options.uses_precompiled_kernels);
 }
 
 TEST(OptionsTest, Values) {
@@ -44,8 +44,8 @@ TEST(OptionsTest, Values) {
   EXPECT_FALSE(parse("OCTOFOLD_TUNING", "0").uses_tuning);
   EXPECT_TRUE(parse("OCTOFOLD_CHECK_GROUPS", "1").check_groups);
   EXPECT_FALSE(parse("OCTOFOLD_CHECK_GROUPS", "0").check_groups);
-  EXPECT_FALSE(parse("OCTOFOLD_READY_KERNELS", "0").uses_ready_kernels);
-  EXPECT_TRUE(parse("OCTOFOLD_READY_KERNELS", "1").uses_ready_kernels);
+  EXPECT_FALSE(parse("OCTOFOLD_PRECOMPILED_KERNELS", "0").uses_precompiled_kernels);
+  EXPECT_TRUE(parse("OCTOFOLD_PRECOMPILED_KERNELS", "1").uses_precompiled_kernels);
   EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_75").target, 75);
   EXPECT_EQ(parse("OCTOFOLD_TARGET", "sm_120").target, 120);
 }
@@ -76,7 +76,7 @@ TEST(OptionsTest, BadValuesNameTheVariable) {
   }
   EXPECT_THROW(parse("OCTOFOLD_LOG_LEVEL", "loud"), Error);
   EXPECT_THROW(parse("OCTOFOLD_CHECK_GROUPS", "yes"), Error);
-  EXPECT_THROW(parse("OCTOFOLD_READY_KERNELS", "2"), Error);
+  EXPECT_THROW(parse("OCTOFOLD_PRECOMPILED_KERNELS", "2"), Error);
 }
 
 }  // namespace

@@ -88,8 +88,8 @@ TEST_F(DeviceTest, EachDeviceHasItsOwnKernels) {
   EXPECT_EQ(state().launches[1].device, 1);
 }
 
-TEST_F(DeviceTest, WhatIsReadyIsNotCompiled) {
-  ready_ = [](const jit::Program& program) -> std::optional<jit::Binary> {
+TEST_F(DeviceTest, APrecompiledKernelIsNotCompiled) {
+  precompiled_ = [](const jit::Program& program) -> std::optional<jit::Binary> {
     if (program.kernel != "f") return std::nullopt;
     return jit::Binary{.symbol = "f", .image = {'c', 'u'}, .resources = {}};
   };
@@ -98,8 +98,8 @@ TEST_F(DeviceTest, WhatIsReadyIsNotCompiled) {
   EXPECT_EQ(state().loads, 2);
 }
 
-TEST_F(DeviceTest, WhatIsReadyIsCompiledWhereTheDriverDoesNotKnowIt) {
-  ready_ = [](const jit::Program&) {
+TEST_F(DeviceTest, APrecompiledKernelIsCompiledWhereTheDriverDoesNotKnowIt) {
+  precompiled_ = [](const jit::Program&) {
     return jit::Binary{.symbol = "f", .image = {'?'}, .resources = {}};
   };
   std::vector<std::string> warnings;

@@ -39,7 +39,8 @@ class FakeGpuTest : public testing::Test {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));  // time to be asked again
         return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
       };
-      runtime_.emplace(OCTOFOLD_FAKE_DRIVER, KernelSource{.compile = compile, .ready = ready_});
+      runtime_.emplace(OCTOFOLD_FAKE_DRIVER,
+                       KernelSource{.compile = compile, .precompiled = precompiled_});
     }
     return *runtime_;
   }
@@ -48,7 +49,7 @@ class FakeGpuTest : public testing::Test {
 
   std::atomic<int> compilations_ = 0;
   /// What the library brings: nothing, unless a test says otherwise before runtime().
-  std::function<std::optional<jit::Binary>(const jit::Program&)> ready_{};
+  std::function<std::optional<jit::Binary>(const jit::Program&)> precompiled_{};
 
  private:
   fake::State* state_;

@@ -34,7 +34,7 @@ class Cache:
         own = {
             "OCTOFOLD_CACHE_DIR": str(self.folder),
             "OCTOFOLD_LOG_LEVEL": "warning",
-            "OCTOFOLD_READY_KERNELS": "0",
+            "OCTOFOLD_PRECOMPILED_KERNELS": "0",
         }
         return {**os.environ, **own, **changes}
 
@@ -97,7 +97,7 @@ def test_warm_list_clear(own: Cache) -> None:
 
 def test_common_kernels_come_with_octofold(own: Cache) -> None:
     """Of DeepSeek-V3's dense products all, without NVRTC."""
-    without_nvrtc = {"OCTOFOLD_NVRTC": "/no/nvrtc.so", "OCTOFOLD_READY_KERNELS": "1"}
+    without_nvrtc = {"OCTOFOLD_NVRTC": "/no/nvrtc.so", "OCTOFOLD_PRECOMPILED_KERNELS": "1"}
     suite = ("warm", "--arch", "sm_90a", "--suite", "deepseek-v3")
     result = own.run(*suite, **without_nvrtc)
     assert (result.returncode, result.stderr) == (0, "")
@@ -110,7 +110,7 @@ def test_common_kernels_come_with_octofold(own: Cache) -> None:
 
 
 def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
-    result = own.run("list", "--ready", "--json", OCTOFOLD_READY_KERNELS="1")
+    result = own.run("list", "--precompiled", "--json", OCTOFOLD_PRECOMPILED_KERNELS="1")
     kernels = json.loads(result.stdout)["kernels"]
     descriptions = [kernel["description"] for kernel in kernels]
     for start in (
@@ -127,9 +127,9 @@ def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
         assert kernel["architecture"] == "sm_90a"
         assert 0 < kernel["registers"] <= 255
         assert kernel["bytes"] > 1000
-    table = own.run("list", "--ready", OCTOFOLD_READY_KERNELS="1").stdout
+    table = own.run("list", "--precompiled", OCTOFOLD_PRECOMPILED_KERNELS="1").stdout
     assert f"{len(kernels)} kernels" in table
-    assert own.output("list", "--ready") == "octofold has no precompiled kernels\n"
+    assert own.output("list", "--precompiled") == "octofold has no precompiled kernels\n"
 
 
 @needs_nvrtc

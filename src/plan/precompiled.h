@@ -16,6 +16,6 @@ namespace octofold::plan {
 /// - casts to e4m3 by the rules of "deepgemm" and "torchao": of all granularities, of SwiGLU to
 ///   1x128 and channel, of RMSNorm to 1x128;
 /// - the choice of experts, the order of their rows, and the sum of what they give.
-std::vector<KernelPlan> ready_kernels();
+std::vector<KernelPlan> precompiled_kernels();
 
 }  // namespace octofold::plan

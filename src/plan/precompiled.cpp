@@ -1,4 +1,4 @@
-#include "plan/ready.h"
+#include "plan/precompiled.h"
 
 #include <cstdint>
 #include <initializer_list>
@@ -186,7 +186,7 @@ void add_routing(Kernels& kernels) {
 
 }  // namespace
 
-std::vector<KernelPlan> ready_kernels() {
+std::vector<KernelPlan> precompiled_kernels() {
   Kernels kernels;
   const std::vector<Tuning> tables = shipped_tables();
   add_products(kernels, tables);

@@ -1,4 +1,4 @@
-#include "cuda/ready_kernels.h"
+#include "cuda/precompiled_kernels.h"
 
 #include "core/log.h"
 #include "core/options.h"
@@ -9,14 +9,14 @@ namespace octofold::cuda {
 namespace {
 
 const jit::KernelPack& pack() {
-  static const jit::KernelPack instance(core::options().uses_ready_kernels ? ready_kernel_bytes()
-                                                                           : "");
+  static const jit::KernelPack instance(
+      core::options().uses_precompiled_kernels ? precompiled_kernel_bytes() : "");
   return instance;
 }
 
 }  // namespace
 
-std::optional<jit::Binary> ready_kernel(const jit::Program& program) {
+std::optional<jit::Binary> precompiled_kernel(const jit::Program& program) {
   if (pack().size() == 0) return std::nullopt;
   static const jit::CacheKey headers = jit::digest(kernel_headers());
   std::optional<jit::Binary> binary = pack().find(program, headers);
@@ -24,6 +24,6 @@ std::optional<jit::Binary> ready_kernel(const jit::Program& program) {
   return binary;
 }
 
-std::vector<jit::CacheEntry> ready_kernels() { return pack().entries(); }
+std::vector<jit::CacheEntry> precompiled_kernels() { return pack().entries(); }
 
 }  // namespace octofold::cuda

@@ -1,5 +1,6 @@
-// What operations ask for is what plan/ready.h has: kernels are told apart by all that a call says.
-#include "cuda/ready_kernels.h"
+// What operations ask for is what plan/precompiled.h has: kernels are told apart by all that a call
+// says.
+#include "cuda/precompiled_kernels.h"
 
 #include <set>
 
@@ -8,7 +9,7 @@
 #include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/product.h"
-#include "plan/ready.h"
+#include "plan/precompiled.h"
 #include "support/gpu_product.h"
 
 namespace octofold::cuda {
@@ -18,18 +19,18 @@ using config::Work;
 using test::address;
 using test::kGpu;
 
-class ReadyKernelsTest : public FakeGpuTest {
+class PrecompiledKernelsTest : public FakeGpuTest {
  protected:
-  ReadyKernelsTest() {
+  PrecompiledKernelsTest() {
     state().params_bytes = 0;  // nobody looks at them here, and kernels differ in their size
-    for (const plan::KernelPlan& kernel : plan::ready_kernels()) all_.insert(kernel.kernel);
-    ready_ = [this](const jit::Program& program) -> std::optional<jit::Binary> {
+    for (const plan::KernelPlan& kernel : plan::precompiled_kernels()) all_.insert(kernel.kernel);
+    precompiled_ = [this](const jit::Program& program) -> std::optional<jit::Binary> {
       EXPECT_EQ(program.architecture, "sm_90a");
       EXPECT_TRUE(all_.contains(program.kernel)) << program.description;
       return jit::Binary{.symbol = program.kernel, .image = {'c', 'u'}, .resources = {}};
     };
   }
-  ~ReadyKernelsTest() override {
+  ~PrecompiledKernelsTest() override {
     EXPECT_EQ(compilations_, 0);
     EXPECT_GT(state().launches.size(), 0u);
   }
@@ -51,7 +52,7 @@ core::Product product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
   return product;
 }
 
-TEST_F(ReadyKernelsTest, Casts) {
+TEST_F(PrecompiledKernelsTest, Casts) {
   for (const auto& [granularity, name, rows, cols] : kGranularityTable) {
     for (const auto& rule : {config::kDeepGemmRule, config::kTorchAoRule}) {
       const config::CastFormat format{.granularity = granularity, .rule = rule};
@@ -61,7 +62,7 @@ TEST_F(ReadyKernelsTest, Casts) {
   }
 }
 
-TEST_F(ReadyKernelsTest, Products) {
+TEST_F(PrecompiledKernelsTest, Products) {
   for (const std::int64_t m : {1, 77, 4096}) {
     core::Product product = product_of(m, 7168, 2048);
     multiply(gpu(), product, {});
@@ -70,7 +71,7 @@ TEST_F(ReadyKernelsTest, Products) {
   }
 }
 
-TEST_F(ReadyKernelsTest, ProductsOfGroups) {
+TEST_F(PrecompiledKernelsTest, ProductsOfGroups) {
   constexpr std::int64_t kGroups = 32, kFeatures = 7168, kHidden = 2048;
   for (const std::int64_t rows : {8, 128, 1024}) {
     core::Product product = product_of(kGroups * rows, kFeatures, kHidden);
@@ -88,9 +89,9 @@ TEST_F(ReadyKernelsTest, ProductsOfGroups) {
 }
 
 // The archive that tests are linked from brings none.
-TEST(NoReadyKernelsTest, AreThereInTests) {
-  EXPECT_TRUE(ready_kernels().empty());
-  EXPECT_EQ(ready_kernel({"kernels/sm90/gemm.h", "f", "sm_90a", "a kernel"}), std::nullopt);
+TEST(NoPrecompiledKernelsTest, AreThereInTests) {
+  EXPECT_TRUE(precompiled_kernels().empty());
+  EXPECT_EQ(precompiled_kernel({"kernels/sm90/gemm.h", "f", "sm_90a", "a kernel"}), std::nullopt);
 }
 
 }  // namespace

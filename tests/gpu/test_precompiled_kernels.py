@@ -32,15 +32,15 @@ assert {expected!r} in " ".join(log), log
 
 
 @needs_gpu
-@pytest.mark.parametrize("ready", [True, False])
-def test_products_need_no_compiler(tmp_path, ready):
-    if not kernel_cache.ready():
-        pytest.skip("this library was built without ready kernels")
+@pytest.mark.parametrize("precompiled", [True, False])
+def test_products_need_no_compiler(tmp_path, precompiled):
+    if not kernel_cache.precompiled():
+        pytest.skip("this library was built without precompiled kernels")
     environment = {**os.environ, "OCTOFOLD_CACHE_DIR": str(tmp_path), "OCTOFOLD_LOG_LEVEL": "debug"}
-    if ready:
+    if precompiled:
         environment["OCTOFOLD_NVRTC"] = "/no/nvrtc.so"
     else:
-        environment["OCTOFOLD_READY_KERNELS"] = "0"
-    expected = "precompiled" if ready else "compiled in"
+        environment["OCTOFOLD_PRECOMPILED_KERNELS"] = "0"
+    expected = "precompiled" if precompiled else "compiled in"
     run_python(SCRIPT.format(environment=environment, expected=expected))
-    assert any(tmp_path.glob("*.kernel")) is not ready
+    assert any(tmp_path.glob("*.kernel")) is not precompiled
