@@ -80,7 +80,7 @@ const Kind kKinds[] = {{"Dense", test::random_problem, expect_plain, 20000},
 
 class EveryKindTest : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, EveryKindTest, testing::ValuesIn(kKinds),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(EveryKindTest, EveryPlanOfRandomProblemsIsValid) {
   test::Random random;
