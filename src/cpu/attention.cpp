@@ -123,7 +123,7 @@ float product_of(std::span<const float> a, std::span<const float> b) {
 
 // The softmax of a query, block of keys by block: sums of weights and of weighted values, relative
 // to exp(most). Within a block values are summed in FP32, over blocks in FP64.
-struct Row {
+struct QueryRow {
   std::vector<float> q;
   std::vector<double> values;
   float most = kNoScore;
@@ -154,7 +154,7 @@ struct Row {
 
 // The first and the end of the keys that a query sees: those of the window that there are.
 void limit_keys(const AttentionArguments& arguments, std::int64_t query, std::int64_t queries,
-                std::int64_t keys, Row& row) {
+                std::int64_t keys, QueryRow& row) {
   const std::int64_t place = query + keys - queries;
   // Windows are cut to where they cover everything, lest sums overflow.
   const std::int64_t all = keys + queries;
@@ -186,7 +186,7 @@ class Worker {
     const std::int64_t count = std::min(kQueriesOfItem, queries.count - item.first);
     start_rows(item, queries, keys.count, count);
     std::int64_t first = keys.count, end = 0;  // that any row sees
-    for (const Row& row : rows_) {
+    for (const QueryRow& row : rows_) {
       if (row.first_key == row.end_key) continue;
       first = std::min(first, row.first_key);
       end = std::max(end, row.end_key);
@@ -209,9 +209,9 @@ class Worker {
   }
 
   void start_rows(const Item& item, const Range& queries, std::int64_t keys, std::int64_t count) {
-    rows_.assign(static_cast<std::size_t>(count), Row{});
+    rows_.assign(static_cast<std::size_t>(count), QueryRow{});
     for (std::int64_t i = 0; i < count; ++i) {
-      Row& row = rows_[static_cast<std::size_t>(i)];
+      QueryRow& row = rows_[static_cast<std::size_t>(i)];
       const std::int64_t query = item.first + i;
       row.q.resize(head_size_);
       row.values.resize(head_size_);
@@ -231,7 +231,7 @@ class Worker {
       k_scales[i] = k.scale_of(first + key) * arguments_.softmax_scale;
       v_scales[i] = v.scale_of(first + key);
     }
-    for (Row& row : rows_) {
+    for (QueryRow& row : rows_) {
       const auto begin =
           static_cast<std::size_t>(std::clamp(row.first_key - first, std::int64_t{0}, count));
       const auto end =
@@ -246,7 +246,7 @@ class Worker {
     }
   }
 
-  void finish(const Row& row, const Item& item, std::int64_t query) {
+  void finish(const QueryRow& row, const Item& item, std::int64_t query) {
     // Weights of 0 only: no key, or none whose score is more than -inf.
     const bool none = row.weights == 0;
     for (std::size_t i = 0; i < head_size_; ++i) {
@@ -266,7 +266,7 @@ class Worker {
 
   const AttentionArguments& arguments_;
   std::size_t head_size_;
-  std::vector<Row> rows_;
+  std::vector<QueryRow> rows_;
   std::vector<float> sums_, k_, v_;
 };
 

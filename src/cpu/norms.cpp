@@ -6,24 +6,11 @@
 #include <optional>
 #include <vector>
 
-#include "cpu/convert.h"
 #include "cpu/parallel.h"
+#include "cpu/rows.h"
 
 namespace octofold::cpu {
 namespace {
-
-using Row = std::vector<float>;
-
-// Row `row` of a matrix, or a vector, in FP32.
-void read(const TensorView& tensor, std::int64_t row, Row& values) {
-  const std::int64_t offset = tensor.rank == 2 ? row * tensor.strides[0] : 0;
-  load(tensor.data, tensor.dtype, offset, 1, std::ssize(values), values.data());
-}
-
-void write(const Row& values, const MutableTensorView& matrix, std::int64_t row) {
-  store(values.data(), std::ssize(values), matrix.data, matrix.dtype, row * matrix.strides[0],
-        Overflow::kSaturate);
-}
 
 float& number(const MutableTensorView& vector, std::int64_t index) {
   return static_cast<float*>(vector.data)[index];
@@ -53,14 +40,14 @@ class Operands {
         bias(static_cast<std::size_t>(cols), 0.0f),
         ada_scale(bias),
         ada_shift(bias) {
-    if (operands.weight) read(*operands.weight, 0, weight);
-    if (operands.bias) read(*operands.bias, 0, bias);
+    if (operands.weight) read_row(*operands.weight, 0, weight);
+    if (operands.bias) read_row(*operands.bias, 0, bias);
   }
 
   void go_to(std::int64_t row) {
     const std::int64_t batch = row / rows_per_batch_;
-    if (operands_.ada_scale) read(*operands_.ada_scale, batch, ada_scale);
-    if (operands_.ada_shift) read(*operands_.ada_shift, batch, ada_shift);
+    if (operands_.ada_scale) read_row(*operands_.ada_scale, batch, ada_scale);
+    if (operands_.ada_shift) read_row(*operands_.ada_shift, batch, ada_shift);
   }
 
   // Each operation that there is, rounded by itself: one that is left out may not turn -0 into 0.
@@ -101,12 +88,12 @@ Statistics statistics_of(const Row& x, NormKind kind, float epsilon) {
 
 // What is normed: x, or its rounded sum with the residual, which is written and read back.
 void read_normed(const Normed& source, std::int64_t row, Row& x, Row& residual) {
-  read(source.x, row, x);
+  read_row(source.x, row, x);
   if (!source.residual) return;
-  read(*source.residual, row, residual);
+  read_row(*source.residual, row, residual);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] += residual[i];
-  write(x, *source.sum, row);
-  read(*source.sum, row, x);
+  write_row(x, *source.sum, row);
+  read_row(*source.sum, row, x);
 }
 
 // The gradient by x of a row, from the terms that do not depend on it: all in double.
@@ -243,7 +230,7 @@ void normalize(const Normed& source, const MutableTensorView& y) {
         if (source.kind == NormKind::kLayer) value -= statistics.mean;
         x[i] = operands.apply(value * statistics.rstd, i);
       }
-      write(x, y, row);
+      write_row(x, y, row);
     };
   });
 }
@@ -254,14 +241,14 @@ void norm_gradient(const NormGradientArguments& arguments, const NormGradients& 
   parallel_for(rows, cols, [&] {
     return [&, operands = Operands(arguments.operands, rows, cols), dy = Row(size), x = Row(size),
             addend = Row(size), gradient = RowGradient(size)](std::int64_t row) mutable {
-      read(arguments.gradient, row, dy);
-      read(arguments.x, row, x);
-      if (arguments.residual_gradient) read(*arguments.residual_gradient, row, addend);
+      read_row(arguments.gradient, row, dy);
+      read_row(arguments.x, row, x);
+      if (arguments.residual_gradient) read_row(*arguments.residual_gradient, row, addend);
       operands.go_to(row);
       const double rstd = number(std::optional(arguments.rstd), row);
       gradient.find(dy, x, operands, number(arguments.mean, row), rstd);
       gradient.to_dx(arguments.kind, rstd, addend, x);
-      write(x, gradients.dx, row);
+      write_row(x, gradients.dx, row);
     };
   });
   if (!gradients.workspace) return;

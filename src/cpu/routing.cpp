@@ -10,25 +10,14 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cpu/convert.h"
 #include "cpu/parallel.h"
+#include "cpu/rows.h"
 #include "kernels/routing/config/routing.h"
 
 namespace octofold::cpu {
 namespace {
 
-using Row = std::vector<float>;
-
 Row row_of(std::int64_t cols) { return Row(static_cast<std::size_t>(cols)); }
-
-void read(const TensorView& matrix, std::int64_t row, Row& values) {
-  load(matrix.data, matrix.dtype, row * matrix.strides[0], 1, std::ssize(values), values.data());
-}
-
-void write(const Row& values, const MutableTensorView& matrix, std::int64_t row) {
-  store(values.data(), std::ssize(values), matrix.data, matrix.dtype, row * matrix.strides[0],
-        Overflow::kSaturate);
-}
 
 template <typename T>
 const T* row_of(const TensorView& matrix, std::int64_t row) {
@@ -127,7 +116,7 @@ void top_k(const TopKArguments& arguments, const TopKOptions& options) {
     return [&, choices = row_of(experts),
             scores = std::vector<double>(static_cast<std::size_t>(experts))](
                std::int64_t token) mutable {
-      read(logits, token, choices);
+      read_row(logits, token, choices);
       score(choices, options.scoring, scores);
       if (options.scoring == Scoring::kSigmoid) {
         for (std::size_t i = 0; i < choices.size(); ++i) {
@@ -159,7 +148,7 @@ void top_k_gradient(const TopKGradientArguments& arguments, const TopKOptions& o
             scores = std::vector<double>(static_cast<std::size_t>(experts)),
             slopes = std::vector<double>(static_cast<std::size_t>(experts))](
                std::int64_t token) mutable {
-      read(logits, token, values);
+      read_row(logits, token, values);
       score(values, options.scoring, scores);
       const std::int32_t* ids = row_of<std::int32_t>(arguments.ids, token);
       const float* gradient = row_of<float>(arguments.gradient, token);
@@ -187,7 +176,7 @@ void top_k_gradient(const TopKGradientArguments& arguments, const TopKOptions& o
             options.scoring == Scoring::kSoftmax ? slopes[i] - mean : slopes[i] * (1 - scores[i]);
         values[i] = static_cast<float>(scores[i] * own);
       }
-      write(values, arguments.logits_gradient, token);
+      write_row(values, arguments.logits_gradient, token);
     };
   });
 }
@@ -223,15 +212,15 @@ void combine(const CombineArguments& arguments) {
   parallel_for(out.shape[0], cols * (slots + 1), [&] {
     return [&, sums = row_of(cols), row = row_of(cols)](std::int64_t token) mutable {
       std::ranges::fill(sums, 0.0f);
-      if (arguments.c) read(*arguments.c, token, sums);
+      if (arguments.c) read_row(*arguments.c, token, sums);
       const std::int32_t* rows = row_of<std::int32_t>(positions, token);
       for (std::int64_t j = 0; j < slots; ++j) {
         if (rows[j] < 0) continue;
-        read(y, rows[j], row);
+        read_row(y, rows[j], row);
         const float weight = arguments.weights ? row_of<float>(*arguments.weights, token)[j] : 1.0f;
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += weight * row[i];
       }
-      write(sums, out, token);
+      write_row(sums, out, token);
     };
   });
 }
@@ -242,13 +231,13 @@ void combine_gradient(const CombineGradientArguments& arguments) {
   require_range("combine_gradient", "positions", positions, y.shape[0]);
   parallel_for(positions.shape[0], cols * (slots + 1), [&] {
     return [&, gradient = row_of(cols), row = row_of(cols)](std::int64_t token) mutable {
-      read(arguments.gradient, token, gradient);
+      read_row(arguments.gradient, token, gradient);
       const std::int32_t* rows = row_of<std::int32_t>(positions, token);
       float* sums = row_of<float>(arguments.weights_gradient, token);
       for (std::int64_t j = 0; j < slots; ++j) {
         double sum = 0;
         if (rows[j] >= 0) {
-          read(y, rows[j], row);
+          read_row(y, rows[j], row);
           for (std::size_t i = 0; i < row.size(); ++i) {
             sum += static_cast<double>(gradient[i]) * static_cast<double>(row[i]);
           }

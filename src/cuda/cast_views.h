@@ -31,6 +31,12 @@ inline bool codes_are_aligned(const std::optional<CastTarget>& out) {
   return !out || is_aligned(out->data, 8);
 }
 
+/// 0 where it is left out.
+template <typename View>
+std::int64_t stride_of(const std::optional<View>& matrix) {
+  return matrix ? matrix->strides[0] : 0;
+}
+
 /// Null where it is left out.
 inline const float* floats_of(const std::optional<TensorView>& tensor) {
   return tensor ? static_cast<const float*>(tensor->data) : nullptr;

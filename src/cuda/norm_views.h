@@ -30,11 +30,6 @@ auto data_of(const std::optional<View>& tensor) {
   return tensor ? tensor->data : nullptr;
 }
 
-template <typename View>
-std::int64_t stride_of(const std::optional<View>& matrix) {
-  return matrix ? matrix->strides[0] : 0;
-}
-
 /// 1 where no operand tells batches apart.
 inline std::int64_t batches_of(const NormOperands& operands) {
   if (operands.ada_scale) return operands.ada_scale->shape[0];

@@ -17,11 +17,6 @@ const int* ints_of(const TensorView& tensor) { return static_cast<const int*>(te
 float* floats_of(const MutableTensorView& tensor) { return static_cast<float*>(tensor.data); }
 const float* floats_of(const TensorView& tensor) { return static_cast<const float*>(tensor.data); }
 
-template <typename View>
-std::int64_t stride_of(const std::optional<View>& matrix) {
-  return matrix ? matrix->strides[0] : 0;
-}
-
 // Whether rows can be accessed in vectors of so many elements.
 template <typename View>
 bool holds_vectors(const View& matrix, int vector) {

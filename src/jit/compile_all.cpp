@@ -16,9 +16,9 @@
 namespace octofold::jit {
 namespace {
 
-class Compilation {
+class Compilations {
  public:
-  Compilation(std::span<const Program> programs, std::span<const Header> headers)
+  Compilations(std::span<const Program> programs, std::span<const Header> headers)
       : programs_(programs), headers_(headers) {}
 
   template <typename Tell>
@@ -38,8 +38,8 @@ class Compilation {
  private:
   // Declared after the workers, so that they are told to stop before they are joined.
   struct Stop {
-    Compilation& compilation;
-    ~Stop() { compilation.next_ = compilation.programs_.size(); }
+    Compilations& all;
+    ~Stop() { all.next_ = all.programs_.size(); }
   };
 
   void work() {
@@ -90,7 +90,7 @@ class Compilation {
 
 CompileReport compile_all(std::span<const Program> programs, std::span<const Header> headers,
                           const std::function<void(std::int64_t done)>& tell) {
-  return Compilation(programs, headers).run([&](std::int64_t done) {
+  return Compilations(programs, headers).run([&](std::int64_t done) {
     if (tell) tell(done);
   });
 }

@@ -44,7 +44,7 @@ void check_folder(std::string_view operation, const fs::path& output, const fs::
   }
 }
 
-std::string text_of(const nlohmann::json& value) { return value.dump(2) + "\n"; }
+std::string indented(const nlohmann::json& value) { return value.dump(2) + "\n"; }
 
 /// The steps of each file of the input, by its name.
 std::vector<std::pair<const Shard*, std::vector<const Step*>>> by_file(
@@ -87,7 +87,7 @@ CheckpointReport write_folder(const CheckpointSource& source, const RewritePlan&
   }
   CheckpointReport report = rewriter.finish();
   const auto add = [&](const std::string& name, const nlohmann::json& content) {
-    write_text_file(staged.path() / name, text_of(content));
+    write_text_file(staged.path() / name, indented(content));
     files.push_back(folder / name);
   };
   if (const auto config = config_of(source, plan)) add(kConfigName, *config);
@@ -120,7 +120,7 @@ CheckpointReport write_file(const CheckpointSource& source, const RewritePlan& p
   std::optional<StagedFile> staged;
   if (config && !is_taken) {
     staged.emplace(config_path);
-    write_text(staged->file(), text_of(*config));
+    write_text(staged->file(), indented(*config));
   }
   rewriter.write(files.front().second, files.front().first->metadata, output);
   CheckpointReport report = rewriter.finish();

@@ -100,10 +100,6 @@ CheckedSource checked(const core::Arguments& check, const ActivationGradient& gi
   return {source, given.gradient.dtype, shape_vector(x), inputs.all()};
 }
 
-bool is_same_memory(const TensorView& left, const TensorView& right) {
-  return left.data == right.data && left.strides[0] == right.strides[0];
-}
-
 // The sum may be the residual itself.
 void check_residual(const core::Arguments& check, const Normed& given, Normed& source,
                     Inputs& inputs) {

@@ -21,6 +21,12 @@ inline std::span<const std::int64_t> shape_of(const TensorView& tensor) {
   return {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)};
 }
 
+/// Whether two matrices of one shape are the same one, which may be read and written.
+inline bool is_same_memory(const TensorView& left, const TensorView& right) {
+  return left.data == right.data && left.dtype == right.dtype &&
+         left.strides[0] == right.strides[0];
+}
+
 /// All of them, so that whatever is written can be held apart from them.
 class Inputs {
  public:

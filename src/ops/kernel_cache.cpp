@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kOperation = "warm_kernel_cache";
+constexpr std::string_view kWarm = "warm_kernel_cache";
 
 jit::KernelCache cache() { return jit::KernelCache(core::options().cache_folder); }
 
@@ -32,10 +32,10 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
   std::vector<jit::Program> programs;
   for (const GemmProblem& problem : problems) {
     if (std::min(problem.m, problem.n) < 1 || problem.k < 0) {
-      core::fail_argument(kOperation, "problems", "M and N of at least 1, K of at least 0",
+      core::fail_argument(kWarm, "problems", "M and N of at least 1, K of at least 0",
                           core::format("{}×{}×{}", problem.m, problem.n, problem.k));
     }
-    ops::require_form(kOperation, problem.form);
+    ops::require_form(kWarm, problem.form);
     plan::GemmProblem planned = plan::contiguous({.product = problem});
     const bool may_add_in_place =
         problem.form.out == DType::kFloat32 && problem.form.c != Addend::kNone;
@@ -93,11 +93,11 @@ std::vector<PrecompiledKernel> list_precompiled_kernels() {
 
 WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
   const std::vector<jit::Program> programs = programs_of(
-      problems, ops::target_gpu(kOperation, options.architecture, options.multiprocessors));
+      problems, ops::target_gpu(kWarm, options.architecture, options.multiprocessors));
   if (kernel_cache_folder().empty()) {
     core::fail(ErrorCode::kUnavailable,
                "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",
-               kOperation);
+               kWarm);
   }
   std::vector<jit::Program> missing;
   std::ranges::remove_copy_if(programs, std::back_inserter(missing), [](const auto& program) {

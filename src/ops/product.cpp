@@ -14,6 +14,7 @@
 #include "ops/backend.h"
 #include "ops/cast_target.h"
 #include "ops/grouped_operands.h"
+#include "ops/inputs.h"
 #include "ops/scales.h"
 
 namespace octofold::ops {
@@ -21,11 +22,6 @@ namespace {
 
 constexpr std::initializer_list<DType> kOutputTypes = {DType::kBFloat16, DType::kFloat16,
                                                        DType::kFloat32};
-
-bool is_same_memory(const TensorView& left, const TensorView& right) {
-  return left.data == right.data && left.dtype == right.dtype &&
-         left.strides[0] == right.strides[0];
-}
 
 }  // namespace
 

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kOperation = "attention";
 
 // Rows to a sequence and key head beyond which warps do not split the keys.
-constexpr std::int64_t kFewRows = 32;
+constexpr std::int64_t kMostRowsOfFew = 32;
 // Fewer keys are not worth a block of their own: of few queries, of many.
 constexpr std::int64_t kLeastKeysOfFew = 256, kLeastKeysOfMany = 128;
 // Blocks of few queries to a multiprocessor: so many, where keys are split; splitting them costs
@@ -79,7 +79,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const Gpu& gpu) {
   const std::int64_t rows_of_sequence =
       group * (problem.has_query_offsets ? config::ceil_divide(problem.queries, problem.batch)
                                          : problem.queries);
-  const bool few = rows_of_sequence <= kFewRows;
+  const bool few = rows_of_sequence <= kMostRowsOfFew;
   config::FewQueriesConfig few_config = few_queries(problem.form, gpu);
   config::ManyQueriesConfig many_config = many_queries(problem.form, rows, rows_of_sequence, gpu);
   const std::int64_t rows_of_tile = few ? few_config.rows() : many_config.rows();
