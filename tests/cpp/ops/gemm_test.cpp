@@ -1,16 +1,17 @@
 // Every row of the case table against FP64: fresh random inputs, poisoned outputs, every element.
 #include "octofold/gemm.h"
 
-#include <cmath>
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "octofold/cast.h"
 
+#include "support/exact_dot.h"
 #include "support/gemm_cases.h"
 #include "support/judge.h"
 #include "support/matrix.h"
@@ -53,21 +54,17 @@ TEST_P(GemmTest, MatchesFp64) {
   const Matrix d = product();
 
   const std::vector<double> x = a.dequantized(), y = b.dequantized();
+  const auto line_of = [&](const std::vector<double>& values, std::int64_t line) {
+    const auto k = static_cast<std::size_t>(row.k);
+    return std::span(values).subspan(static_cast<std::size_t>(line) * k, k);
+  };
   test::Judge judge(row.d_dtype);
   for (std::int64_t i = 0; i < row.m; ++i) {
     for (std::int64_t j = 0; j < row.n; ++j) {
-      double expected = 0, terms = 0;
-      const auto add = [&](double term) {
-        expected += term;
-        terms += std::abs(term);
-      };
-      for (std::int64_t k = 0; k < row.k; ++k) {
-        add(x[static_cast<std::size_t>(i * row.k + k)] *
-            y[static_cast<std::size_t>(j * row.k + k)]);
-      }
-      if (c) add(c->at(i, j));
-      if (bias) add(bias->at(0, j));
-      judge.see(d.at(i, j), expected, terms);
+      test::ExactSum sum = test::exact_dot(line_of(x, i), line_of(y, j));
+      if (c) sum.add(c->at(i, j));
+      if (bias) sum.add(bias->at(0, j));
+      judge.see(d.at(i, j), sum.value, sum.terms);
     }
   }
   EXPECT_EQ(judge.verdict(), "");
