@@ -1,6 +1,7 @@
 // Every row of the case table against FP64: fresh random inputs, poisoned outputs, every element.
 #include "octofold/gemm.h"
 
+#include <cmath>
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // The reference of products, which tests spend most of their time in.
 #pragma once
 
+#include <cmath>
 #include <span>
 
 namespace octofold::test {
@@ -12,7 +13,7 @@ struct ExactSum {
 
   void add(double term) {
     value += term;
-    terms += term < 0 ? -term : term;
+    terms += std::abs(term);
   }
 };
 
