@@ -18,13 +18,8 @@ constexpr int common_divisor(int left, int right) {
 
 // Rows of an operand that share a scale of a stage; 0 where stages hold none.
 constexpr int rows_per_scale(Granularity scales) {
-  switch (scales) {
-    case Granularity::kTensor:
-    case Granularity::kChannel: return 0;  // they wait for the finished sum
-    case Granularity::kBlock1x128: return 1;
-    case Granularity::kBlock128x128: return kScaleBlock;
-  }
-  return 0;
+  const GranularityRow row = row_of(scales);
+  return row.varies_along_k() ? row.rows : 0;  // others wait for the finished sum
 }
 
 // Scales of an operand that a stage of a tile with `extent` of its rows holds: those that it can

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ._core.formats import GRANULARITIES
+from ._core.granularity import GRANULARITIES
 from ._core.library import library
 from ._core.progress import Progress
 from ._info import info

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ._core.errors import Error
-from ._core.formats import GRANULARITIES
+from ._core.granularity import GRANULARITIES
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Gpu
 from ._ops.attention import attention

@@ -41,29 +41,27 @@ FirstOfGroups scale_of_first(const ScaledTensorView& b) {
   const TensorView& scale = b.scale;
   const std::int64_t groups = b.data.shape[0], rows = b.data.shape[1];
   const bool has_groups = scale.rank >= 1 && scale.shape[0] == groups;
-  switch (b.granularity) {
-    case Granularity::kTensor:
-      if (scale.element_count() == 1 || !has_groups || scale.element_count() != groups) break;
-      return {{.data = scale.data,
-               .dtype = scale.dtype,
-               .rank = 1,
-               .shape = {1},
-               .strides = {1},
-               .device = scale.device},
-              scale.strides[0]};
-    case Granularity::kChannel:
-    case Granularity::kBlock1x128:
-      if (has_groups && scale.rank >= 2) return without_groups(scale);
-      break;
-    case Granularity::kBlock128x128:
-      if (has_groups && scale.rank == 3) return without_groups(scale);
-      if (scale.rank == 2 && rows % kScaleBlock == 0 &&
-          scale.shape[0] == groups * (rows / kScaleBlock)) {
-        TensorView first = scale;
-        first.shape[0] = rows / kScaleBlock;
-        return {first, first.shape[0] * scale.strides[0]};
-      }
-      break;
+  const GranularityRow unit = row_of(b.granularity);
+  if (unit.rows == GranularityRow::kWhole) {
+    if (scale.element_count() == 1 || !has_groups || scale.element_count() != groups) {
+      return {scale};
+    }
+    return {{.data = scale.data,
+             .dtype = scale.dtype,
+             .rank = 1,
+             .shape = {1},
+             .strides = {1},
+             .device = scale.device},
+            scale.strides[0]};
+  }
+  if (has_groups && scale.rank >= 2 && (unit.scales_rows() || scale.rank == 3)) {
+    return without_groups(scale);
+  }
+  if (!unit.scales_rows() && scale.rank == 2 && rows % unit.rows == 0 &&
+      scale.shape[0] == groups * (rows / unit.rows)) {
+    TensorView first = scale;
+    first.shape[0] = rows / unit.rows;
+    return {first, first.shape[0] * scale.strides[0]};
   }
   return {scale};
 }

@@ -107,7 +107,7 @@ def test_rows_of_a_stack_are_dequantized_by_matrix(granularity, rng):
 def test_no_slices_of_unknown_granularities(granularity, rng):
     cast = octofold.quantize(matrix(rng))
     unknown = octofold.ScaledTensor(cast.data, cast.scale, granularity)
-    message = f"'granularity': expected tensor, .* or 128x128, got {granularity!r}"
+    message = f"'granularity': expected one of tensor, .* 128x128, got {granularity!r}"
     with pytest.raises(octofold.InvalidArgumentError, match=message):
         unknown[:128]
 

@@ -7,9 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from .dtypes import FP8, SPELLINGS, DTypeLike, dtype_name
 from .errors import InvalidArgumentError, invalid_argument
-
-GRANULARITIES: Final = ("tensor", "channel", "1x128", "128x128")
-"""Every granularity there is: what shares a scale."""
+from .granularity import GRANULARITIES
 
 OVERFLOWS: Final = ("saturate", "nan")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from .dtypes import DLPACK_NAMES, NUMPY_DTYPES
 from .errors import UnsupportedError, invalid_argument
+from .granularity import BY_COLUMNS
 from .library import library
 from .tvm_ffi import tvm_ffi
 
@@ -164,7 +165,7 @@ class CuPyFramework(DLPackFramework):
         return array if known else reinterpret(self.export(array, writable=True), dtype)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Array:
-        if granularity != "1x128":
+        if granularity not in BY_COLUMNS:
             return self.empty(shape, "float32")
         *leading, cols = shape
         rows = math.prod(leading)

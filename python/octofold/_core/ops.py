@@ -15,6 +15,7 @@ import numpy as np
 from .dtypes import DTypeLike
 from .errors import Error, invalid_argument
 from .frameworks import ANY, Array, Framework
+from .granularity import UNITS
 from .library import library
 from .streams import StreamLike
 
@@ -271,22 +272,24 @@ def quick_scale_shape(
     granularity: str, shape: Sequence[int], matrices: int | None = None
 ) -> tuple[int, ...]:
     """scale_shape() of what is sound: for torch's symbolic sizes too."""
+    unit = UNITS.get(granularity)
+    if unit is None:
+        library.scale_shape(granularity, 0, 0)  # raises the error that lists them
+        raise AssertionError(granularity)
     *leading, cols = shape
-    if matrices is not None and granularity == "tensor":
-        return (matrices,)
-    if matrices is not None and granularity == "128x128":
-        of_one = (row_count(shape) // matrices, cols)
-        return (matrices, *quick_scale_shape(granularity, of_one))
-    if granularity == "1x128":
-        return (*leading, (cols + 127) // 128)
-    if granularity == "128x128":
-        return ((row_count(shape) + 127) // 128, (cols + 127) // 128)
-    if granularity == "channel":
-        return tuple(leading)
-    if granularity == "tensor":
-        return (1,)
-    library.scale_shape(granularity, 0, 0)  # raises the error that lists them
-    raise AssertionError(granularity)
+    blocks = () if unit.cols is None else (ceil_divide(cols, unit.cols),)
+    if unit.is_of_a_row:
+        return (*leading, *blocks)
+    if unit.rows is None:
+        return (1 if matrices is None else matrices,)
+    if matrices is None:
+        return (ceil_divide(row_count(shape), unit.rows), *blocks)
+    return (matrices, ceil_divide(row_count(shape) // matrices, unit.rows), *blocks)
+
+
+def ceil_divide(count: int, unit: int) -> int:
+    """How many units hold `count`; for torch's symbolic sizes too."""
+    return (count + unit - 1) // unit
 
 
 def row_count(shape: Sequence[int]) -> int:

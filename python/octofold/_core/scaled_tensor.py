@@ -9,6 +9,7 @@ from .calls import Op
 from .dtypes import WIDE, DTypeLike, dtype_name
 from .errors import invalid_argument
 from .frameworks import Array, Framework
+from .granularity import UNITS, Unit
 from .library import library
 from .ops import Arrays, Options, Scaled, require_matrix, row_count
 from .streams import StreamLike
@@ -113,15 +114,10 @@ class ScaledTensor(Scaled):
         factors = self.channel_scale
         if factors is not None:
             factors = factors[begin * each : end * each]
-        if self.granularity in ("channel", "1x128"):
+        if self._unit("ScaledTensor[]").is_of_a_row:
             scale = self.scale[begin:end]
-        elif self.granularity in ("tensor", "128x128"):
-            scale = self._scale_of(begin, end, each)
         else:
-            expected = "tensor, channel, 1x128 or 128x128"
-            raise invalid_argument(
-                "ScaledTensor[]", "granularity", expected, repr(self.granularity)
-            )
+            scale = self._scale_of(begin, end, each)
         return ScaledTensor(self.data[begin:end], scale, self.granularity, factors)
 
     def _scale_of(self, begin: int, end: int, each: int) -> Array:
@@ -176,9 +172,16 @@ class ScaledTensor(Scaled):
         one = self[index : index + 1]
         scale = one.scale
         is_one_of_stack = one.granularity == "128x128" and one._matrices() == 1
-        if one.granularity in ("channel", "1x128") or is_one_of_stack:
+        if UNITS[one.granularity].is_of_a_row or is_one_of_stack:
             scale = scale[0]
         return ScaledTensor(one.data[0], scale, self.granularity, one.channel_scale)
+
+    def _unit(self, operation: str) -> Unit:
+        unit = UNITS.get(self.granularity)
+        if unit is None:
+            expected = f"one of {', '.join(UNITS)}"
+            raise invalid_argument(operation, "granularity", expected, repr(self.granularity))
+        return unit
 
     def _matrices(self) -> int | None:
         """How many matrices data is a stack of, each with squares or a scale of its own; None if it
@@ -197,7 +200,7 @@ class ScaledTensor(Scaled):
         Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), because the
         transpose would need scales that belong to columns; so do the factors of two-level scales.
         """
-        if self.granularity not in ("tensor", "128x128"):
+        if not self._unit("ScaledTensor.T").is_square:
             raise invalid_argument(
                 "ScaledTensor.T",
                 "granularity",

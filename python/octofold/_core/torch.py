@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .dtypes import DLPACK_NAMES
 from .frameworks import column_stride, reinterpret
+from .granularity import BY_COLUMNS
 from .library import library
 from .ops import row_count
 from .tvm_ffi import tvm_ffi
@@ -67,7 +68,7 @@ class TorchFramework:
         return self._like.new_empty(shape, dtype=DTYPES[dtype])
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Tensor:
-        if granularity != "1x128" or self._like.device.type != "cuda":
+        if granularity not in BY_COLUMNS or self._like.device.type != "cuda":
             return self._like.new_empty(shape, dtype=torch.float32)
         return self._like.new_empty_strided(shape, columns_first(shape), dtype=torch.float32)
 
@@ -90,7 +91,7 @@ class EagerTorchFramework(TorchFramework):
         return _empty_strided(shape, row_major(shape), dtype=DTYPES[dtype], device=self._device)
 
     def empty_scale(self, shape: Sequence[int], granularity: str) -> Tensor:
-        by_columns = granularity == "1x128" and self._on_gpu
+        by_columns = self._on_gpu and granularity in BY_COLUMNS
         strides = columns_first(shape) if by_columns else row_major(shape)
         return _empty_strided(shape, strides, dtype=torch.float32, device=self._device)
 

@@ -59,13 +59,11 @@ std::optional<nlohmann::json> config_of(const Description& checkpoint) {
 
 /// Elements that share a scale.
 std::vector<std::int64_t> block_of(const Description::Weight& weight) {
-  switch (weight.granularity) {
-    case Granularity::kTensor: return weight.shape;
-    case Granularity::kChannel: return {1, weight.shape[1]};
-    case Granularity::kBlock1x128: return {1, kScaleBlock};
-    case Granularity::kBlock128x128: return {kScaleBlock, kScaleBlock};
-  }
-  return {};
+  const GranularityRow row = row_of(weight.granularity);
+  const auto of = [](int unit, std::int64_t all) {
+    return unit == GranularityRow::kWhole ? all : unit;
+  };
+  return {of(row.rows, weight.shape[0]), of(row.cols, weight.shape[1])};
 }
 
 constexpr std::string_view torch_name(std::string_view dtype) {
