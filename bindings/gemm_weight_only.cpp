@@ -5,6 +5,7 @@
 #include <tvm/ffi/function.h>
 
 #include "cast_arguments.h"
+#include "dot_operand.h"
 #include "error.h"
 #include "stream.h"
 #include "tensor.h"
@@ -21,18 +22,20 @@ std::optional<MutableTensorView> workspace_of(const CastOperation& operation,
 
 }  // namespace
 
-void gemm_weight_only(tvm::ffi::TensorView x, tvm::ffi::TensorView w, tvm::ffi::TensorView w_scale,
-                      OptionalTensor bias, tvm::ffi::TensorView out, OptionalTensor workspace,
+void gemm_weight_only(tvm::ffi::TensorView x, OptionalTensor x_scale, tvm::ffi::TensorView w,
+                      tvm::ffi::TensorView w_scale, OptionalTensor bias, tvm::ffi::TensorView out,
+                      OptionalTensor workspace, OptionalText x_granularity,
                       tvm::ffi::String w_granularity, OptionalText candidate,
                       OptionalStream stream) {
   constexpr CastOperation kOperation{"gemm_weight_only"};
-  octofold::gemm_weight_only({.x = view_of(kOperation.name, "x", x, "float16 or bfloat16"),
-                              .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
-                              .out = view_of(kOperation.name, "out", out, "that of 'x' or float32"),
-                              .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
-                              .workspace = workspace_of(kOperation, workspace),
-                              .candidate = candidate_of(candidate)},
-                             stream_of(stream, out));
+  octofold::gemm_weight_only(
+      {.x = operand_of(kOperation.name, "x", x, x_scale, x_granularity),
+       .w = kOperation.scaled_input("w", w, w_scale, w_granularity),
+       .out = view_of(kOperation.name, "out", out, "float32, float16 or bfloat16"),
+       .bias = kOperation.optional("bias", bias, "that of 'out' or float32"),
+       .workspace = workspace_of(kOperation, workspace),
+       .candidate = candidate_of(candidate)},
+      stream_of(stream, out));
 }
 
 void gemm_weight_only_gradient(tvm::ffi::TensorView gradient, tvm::ffi::TensorView w,

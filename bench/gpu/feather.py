@@ -1,13 +1,13 @@
 """Octofold beside Feather (github.com/SuriyaaMM/feather) and torch: dot products, products of a
 matrix and a vector, attention of one head.
 
-    python bench/gpu/feather.py RESULTS.jsonl [gemv] [attention] [dot] --feather DIR
+    python bench/gpu/feather.py RESULTS.jsonl [vector] [attention] [dot] --feather DIR
         [--sizes N,K ...]
 
 DIR holds the package `feather`. Sizes: those of its benchmarks, and 16384,128 for attention; of dot
-N, of gemv N,K, of attention tokens,head size. All multiply the same numbers, random ones that e5m2
-or e4m3 hold. Packed words are made before, and held against Feather's packing. "called" is the time
-from Python, of calls one after another, instead of a CUDA graph's. Feather's dot and gemv copy
+N, of vector N,K, of attention tokens,head size. All multiply the same numbers, random ones that
+e5m2 or e4m3 hold. Packed words are made before, and held against Feather's packing. "called" is the
+time from Python, of calls one after another, instead of a CUDA graph's. Feather's dot and gemv copy
 their output from the host and so fit no graph: there the kernel is launched as they do, onto memory
 of the GPU, and "called" has what they themselves take. SDPA has four dimensions here: of the three
 in Feather's benchmark no fused kernel takes it. Each result is checked against FP64. Feather's e4m3
@@ -29,7 +29,7 @@ from octofold._timing import WALL
 
 # What was measured before comes first.
 SIZES = {
-    "gemv": [(16384, 16384), (8192, 8192)]
+    "vector": [(16384, 16384), (8192, 8192)]
     + [(n, k) for n in (4096, 8192, 16384) for k in (4096, 8192, 16384) if n != k or n == 4096],
     "attention": [(16384, 128), (4096, 64)]
     + [(n, d) for d in (64, 256, 512) for n in (128, 256, 512, 1024, 4096, 8192) if n != 4096]
@@ -59,7 +59,7 @@ class Feather:
             del sys.modules["numba"]
             if real is not None:
                 sys.modules["numba"] = real
-        self.gemv = importlib.import_module("feather.routines.gemv")
+        self.vector = importlib.import_module("feather.routines.gemv")
         self.attention = importlib.import_module("feather.routines.attention")
         self.pack = importlib.import_module("feather.packers.fp8").pack_fp8_tensor
         self.check_words(run)
@@ -84,9 +84,9 @@ class Feather:
 
         return lambda pair: tuple(map(words, pair)), call, own
 
-    def gemv_calls(self, name):
-        kernel = getattr(self.gemv, f"_gemv_fp8_{name}_acc_fp32_kernel")
-        own = getattr(self.gemv, f"gemv_fp8_{name}_acc_fp32_gpu")
+    def vector_calls(self, name):
+        kernel = getattr(self.vector, f"_gemv_fp8_{name}_acc_fp32_kernel")
+        own = getattr(self.vector, f"gemv_fp8_{name}_acc_fp32_gpu")
 
         def call(w, x, shape):
             out = torch.empty(shape[0], device="cuda")
@@ -165,7 +165,7 @@ def with_scale(pair):
     return x, octofold.ScaledTensor(w, one, "tensor")
 
 
-def gemv_problem(run, feather, n, k):
+def vector_problem(run, feather, n, k):
     for name in ("e5m2", "e4m3"):
         draw = partial(normal, run, dtype=name)
         pairs = sets_of(lambda draw=draw: (draw(n, k), draw(k)), n * k, run)
@@ -174,7 +174,7 @@ def gemv_problem(run, feather, n, k):
         ours = octofold.gemm_weight_only
         yield from builds_of(f"octofold {name}", pairs, error, FP32_LIMIT, with_scale, ours)
         limit = FP32_LIMIT if name == "e5m2" else FEATHER_E4M3_LIMIT
-        yield from builds_of(f"feather {name}", pairs, error, limit, *feather.gemv_calls(name))
+        yield from builds_of(f"feather {name}", pairs, error, limit, *feather.vector_calls(name))
         for kind in WIDE if name == "e5m2" else ():
             title = f"torch {kind} of {name}"
             yield from builds_of(title, pairs, error, LIMITS[kind], wide(kind), torch.mv)
@@ -205,7 +205,7 @@ def attention_problem(run, feather, tokens, size):
         yield from builds_of(title, sets, error, limit, four("float16"), call)
 
 
-PROBLEMS = {"gemv": gemv_problem, "attention": attention_problem, "dot": dot_problem}
+PROBLEMS = {"vector": vector_problem, "attention": attention_problem, "dot": dot_problem}
 
 
 def subnormals(run, feather):
@@ -213,7 +213,7 @@ def subnormals(run, feather):
     codes = torch.randint(1, 8, (256, 4096), dtype=torch.uint8, device=run.device)
     pair = codes.view(DTYPES["e4m3"]), torch.ones(4096, device=run.device).to(DTYPES["e4m3"])
     error = error_of(pair[0].double() @ pair[1].double())
-    prepared, call, _ = feather.gemv_calls("e4m3")
+    prepared, call, _ = feather.vector_calls("e4m3")
     ours = octofold.gemm_weight_only(*with_scale(pair))
     return {"feather": error(call(*prepared(pair))), "octofold": error(ours)}
 
@@ -226,10 +226,10 @@ def main():
     options = parser.parse_args()
     with Run(options) as run:
         feather = Feather(run, options.feather)
-        if "gemv" in options.problems:
+        if "vector" in options.problems:
             errors = subnormals(run, feather)
             run.record("subnormals", **errors)
-            print(f"gemv of e4m3's subnormal numbers, errors: {errors}")
+            print(f"vector of e4m3's subnormal numbers, errors: {errors}")
         cases = [
             (problem, size)
             for problem in options.problems

@@ -24,9 +24,10 @@ enum class Way : std::uint8_t {
 /// number that is none of the enumerators.
 OCTOFOLD_API std::string_view name(Way way);
 
-/// An operand of an operation and its form: "numbers" (float32, float16 or bfloat16), one of these
-/// where it matters which, "fp8" (codes without scales), or codes with scales: a granularity,
-/// "two-level" (128x128 with `channel_scale`), "head" or "128 keys" (for attention).
+/// An operand of an operation, by its name in the call ("x of up to 16 rows" where there is a
+/// limit), and its form: "numbers" (float32, float16 or bfloat16), one of these where it matters
+/// which, "fp8" (codes without scales), or codes with scales: a granularity, "two-level" (128x128
+/// with `channel_scale`), "head" or "128 keys" (for attention).
 struct CapabilityOperand {
   std::string name;
   std::string form;

@@ -10,17 +10,19 @@
 
 namespace octofold {
 
-/// A vector of numbers as they are, or of FP8 codes with scales.
+/// Numbers as they are, or FP8 codes with scales.
 struct DotOperand {
-  /// [K], or with leading dimensions of 1: float32, float16, bfloat16, e4m3 or e5m2; contiguous.
+  /// float32, float16, bfloat16, e4m3 or e5m2.
   TensorView data;
-  /// For e4m3 or e5m2, of the shape for one row (vocabulary.h). Unset: the codes are the numbers.
+  /// For e4m3 or e5m2, of the shape for its rows (vocabulary.h), of which a vector is one. Unset:
+  /// the codes are the numbers.
   std::optional<TensorView> scale{};
   /// Which codes share a scale, if there is one.
   Granularity granularity = Granularity::kTensor;
 };
 
 struct DotArguments {
+  /// [K], or with leading dimensions of 1; contiguous.
   DotOperand a;
   /// As long as a; its type and granularity may differ from a's.
   DotOperand b;

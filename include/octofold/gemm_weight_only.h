@@ -5,23 +5,29 @@
 #include <optional>
 #include <string>
 
+#include "octofold/dot.h"
 #include "octofold/export.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
 
 namespace octofold {
 
+/// The most rows of an x that is not float16 or bfloat16.
+inline constexpr std::int64_t kMostVectors = 16;
+
 /// out[..., N] = x[..., K] · W[N, K]ᵀ (+ bias[N]).
 struct GemmWeightOnlyArguments {
-  /// float16 or bfloat16; the leading dimensions together are M rows; columns (K) contiguous, any
-  /// row stride.
-  TensorView x;
+  /// The leading dimensions together are M rows; columns (K) contiguous, any row stride. float16 or
+  /// bfloat16, without scales; or up to kMostVectors rows of float32, e4m3 or e5m2, of FP8 with
+  /// scales of any granularity or without.
+  DotOperand x;
   /// e4m3 or e5m2, any granularity, but no two-level scales; columns (K) contiguous, any row
   /// stride. The bytes are those of checkpoints: nothing is repacked.
   ScaledTensorView w;
-  /// Of x's type or float32; columns contiguous, rows that do not overlap, nor any other tensor.
+  /// Of x's type or float32; of an x of float32 or FP8 float32, float16 or bfloat16. Columns
+  /// contiguous, rows that do not overlap, nor any other tensor.
   MutableTensorView out;
-  /// Of out's type or float32, contiguous.
+  /// Of out's type or float32, contiguous. Only beside an x of float16 or bfloat16.
   std::optional<TensorView> bias{};
   /// float32 [weight_only_workspace_size(M, N, K)], contiguous. With it blocks of a GPU use split-K
   /// where that is faster, as for some tens of rows. Its contents do not matter.
@@ -38,11 +44,12 @@ OCTOFOLD_API std::int64_t weight_only_workspace_size(std::int64_t rows, std::int
 
 /// M, N, K ≥ 0; with K = 0 the sum is 0.
 ///
-/// Codes become numbers of x's type exactly; their products are added in FP32 (in tensor cores for
-/// more than a few rows), in a fixed order: the same input gives the same bits. Scales that vary
-/// along K multiply the sums of their 128 values, others the whole sum. The bias is added in FP32,
-/// and the result is rounded once to out's type. Throws Error as gemm() does; kUnsupported for
-/// bfloat16 on GPUs before 8.0, which have no products of it.
+/// Codes become numbers of x's type exactly (of an FP8 x both become float16); their products are
+/// added in FP32, in a fixed order: the same input gives the same bits. Scales that vary along K
+/// multiply the sums of their 128 values, others the whole sum. (Of an x of float32 or FP8 the CPU
+/// backend adds the sums of 128 in FP64.) The bias is added in FP32, and the result is rounded once
+/// to out's type. Throws Error as gemm() does; kUnsupported for bfloat16 on GPUs before 8.0, which
+/// have no products of it.
 OCTOFOLD_API void gemm_weight_only(const GemmWeightOnlyArguments& arguments, Stream stream = {});
 
 /// out[..., K] = gradient[..., N] · W[N, K]: the gradient by x of gemm_weight_only().

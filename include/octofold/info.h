@@ -17,8 +17,8 @@ struct Component {
 };
 
 /// Operations of one kind on a GPU: "casts", "norms", "routing", "dot products", "products
-/// with vectors", "products with FP8 weights", "attention", "products", "grouped products", "gated
-/// products", "products that cast A".
+/// with FP8 weights", "attention", "products", "grouped products", "gated products", "products that
+/// cast A".
 /// `support.detail` says why there are no kernels for them, and is empty if there are.
 struct OperationInfo {
   std::string name;

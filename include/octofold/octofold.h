@@ -16,7 +16,6 @@
 #include "octofold/gemm.h"
 #include "octofold/gemm_form.h"
 #include "octofold/gemm_weight_only.h"
-#include "octofold/gemv.h"
 #include "octofold/grouped_gemm.h"
 #include "octofold/info.h"
 #include "octofold/kernel_cache.h"

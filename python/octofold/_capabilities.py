@@ -66,8 +66,9 @@ class Capability:
     kind: str
     """What info() calls it: "products"."""
     operands: dict[str, str]
-    """The form of each: "numbers" (of any wide dtype), "float32", "float16", "bfloat16", "fp8"
-    (codes without scales), or codes with scales: a granularity, "two-level", "head", "128 keys"."""
+    """The form of each, by its name in the call ("x of up to 16 rows" where there is a limit):
+    "numbers" (of any wide dtype), "float32", "float16", "bfloat16", "fp8" (codes without scales),
+    or codes with scales: a granularity, "two-level", "head", "128 keys"."""
     support: dict[str, Support]
     """By the name of the target."""
     tried: dict[int, Tried] = field(default_factory=dict)
@@ -103,13 +104,13 @@ class Capabilities:
         four granularities), a cell for each target. Cells of GPUs that are here say what came of
         launches, too."""
         head = [target.name + "".join(f" cuda:{i}" for i in target.gpus) for target in self.targets]
-        alike: dict[tuple[str, ...], list[Capability]] = {}
+        alike: dict[tuple[Any, ...], list[Capability]] = {}
         for row in self.rows:
             cells = (self._cell(row, target) for target in self.targets)
-            alike.setdefault((row.operation, *cells), []).append(row)
+            alike.setdefault((tuple(row.operands), row.operation, *cells), []).append(row)
         lines = [
             [operation, operands, *cells]
-            for (operation, *cells), rows in alike.items()
+            for (_, operation, *cells), rows in alike.items()
             for operands in _summaries(rows)
         ]
         return [["operation", "operands", *head], *lines]

@@ -31,8 +31,8 @@ class Gpu:
     """Whether Octofold has a backend for this GPU, and which or why not."""
     operations: dict[str, Component] = field(default_factory=dict)
     """What of it there are kernels for: "casts", "norms", "routing", "dot products", "products
-    with vectors", "products with FP8 weights", "attention", "products", "grouped products", "gated
-    products", "products that cast A"; or why not."""
+    with FP8 weights", "attention", "products", "grouped products", "gated products", "products that
+    cast A"; or why not."""
 
     def __str__(self) -> str:
         return (

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ._core.dtypes import HALF
 from ._core.errors import Error
 from ._core.granularity import GRANULARITIES
 from ._core.scaled_tensor import ScaledTensor
@@ -141,16 +142,13 @@ def _grouped_gemm(put: Put, a: str, b: str) -> Any:
 
 
 def _gemm_weight_only(put: Put, x: str, w: str) -> Any:
-    return gemm_weight_only(put(_a(x)), put(_b(w)), out_dtype="float32")
+    rows = 48 if x in HALF else 1  # of other types it takes few
+    return gemm_weight_only(put(_operand(x, rows, 256, seed=1)), put(_b(w)), out_dtype="float32")
 
 
 def _gemm_weight_only_gradient(put: Put, gradient: str, w: str) -> Any:
     operands = put(_operand(gradient, 48, 64, seed=1)), put(_b(w))
     return gemm_weight_only_gradient(*operands, out_dtype="float32")
-
-
-def _gemv(put: Put, x: str, w: str) -> Any:
-    return gemm_weight_only(put(_operand(x, 1, 256, seed=1)), put(_b(w)), out_dtype="float32")
 
 
 def _dot(put: Put, a: str, b: str) -> Any:
@@ -247,7 +245,7 @@ _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
         *(_cast_activated, _cast_activation_gradient, _cast_gathered),
         *(_cast_normed, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),
-        *(_dot, _gemv, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
+        *(_dot, _gemm_weight_only, _gemm_weight_only_gradient, _attention),
         *(_gemm, _grouped_gemm, _gated_gemm),
     )
 }

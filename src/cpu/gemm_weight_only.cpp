@@ -5,10 +5,12 @@
 namespace octofold::cpu {
 
 void gemm_weight_only(const GemmWeightOnlyArguments& arguments) {
-  compute<float>({.a = Operand(DotOperand{.data = arguments.x}),
-                  .b = Operand(arguments.w),
-                  .out = arguments.out,
-                  .bias = arguments.bias});
+  const MatrixProduct product{.a = Operand(arguments.x),
+                              .b = Operand(arguments.w),
+                              .out = arguments.out,
+                              .bias = arguments.bias};
+  if (size_of(arguments.x.data.dtype) == 2) return compute<float>(product);
+  compute<double>(product);
 }
 
 void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& arguments) {

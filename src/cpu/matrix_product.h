@@ -1,5 +1,5 @@
 // The product of two matrices that every product of the CPU backend is made of: FP8 products of all
-// kinds, gemm_weight_only() and its gradient, gemv().
+// kinds, gemm_weight_only() and its gradient.
 #pragma once
 
 #include <cstdint>

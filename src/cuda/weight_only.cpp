@@ -1,4 +1,4 @@
-// gemv, gemm_weight_only and its gradient: one kernel, and one way to it.
+// gemm_weight_only and its gradient: one kernel, and one way to it.
 #include "plan/weight_only.h"
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 #include "core/scale_layout.h"
 #include "cuda/cast_views.h"
 #include "cuda/gemm_weight_only.h"
-#include "cuda/gemv.h"
 #include "cuda/tuned_plan.h"
 #include "kernels/weight_only/config/weight_only.h"
 #include "plan/tma.h"
@@ -96,22 +95,11 @@ void run(Device& device, const Product& product, Stream stream) {
 
 }  // namespace
 
-void gemv(Device& device, const GemvArguments& arguments, Stream stream) {
-  run(device,
-      {.called = "gemv",
-       .w = arguments.w,
-       .x = arguments.x,
-       .out = arguments.out,
-       .bias = {},
-       .workspace = {}},
-      stream);
-}
-
 void gemm_weight_only(Device& device, const GemmWeightOnlyArguments& arguments, Stream stream) {
   run(device,
       {.called = "gemm_weight_only",
        .w = arguments.w,
-       .x = {.data = arguments.x},
+       .x = arguments.x,
        .out = arguments.out,
        .bias = arguments.bias,
        .workspace = arguments.workspace,

@@ -10,6 +10,7 @@
 #include "cuda/gemm_weight_only.h"
 #include "kernels/weight_only/config/workspace.h"
 #include "ops/backend.h"
+#include "ops/dot_operand.h"
 #include "ops/inputs.h"
 #include "ops/product.h"
 #include "ops/weights.h"
@@ -17,14 +18,33 @@
 namespace octofold {
 namespace {
 
-// What is multiplied by weights, as a matrix.
-TensorView flat_rows(const core::Arguments& check, std::string_view argument,
-                     const TensorView& given, ops::Inputs& inputs) {
-  const TensorView rows = core::flatten(check, argument, given);
-  check.require_input_matrix(argument, rows);
-  check.require_dtype(argument, rows, {DType::kFloat16, DType::kBFloat16});
-  inputs.add(argument, rows);
-  return rows;
+bool is_half(const TensorView& tensor) { return size_of(tensor.dtype) == 2; }
+
+// As a matrix. Many rows, and a bias, are for float16 and bfloat16.
+DotOperand flat_x(const core::Arguments& check, const GemmWeightOnlyArguments& given,
+                  ops::Inputs& inputs) {
+  const DotOperand x = ops::flat_operand(check, "x", "x.scale", given.x, inputs);
+  if (is_half(x.data)) return x;
+  if (x.data.shape[0] > kMostVectors) {
+    check.fail("x",
+               core::format("at most {} rows of {} (of float16 and bfloat16 any number)",
+                            kMostVectors, name(x.data.dtype)),
+               core::format("{}", x.data.shape[0]));
+  }
+  if (given.bias) {
+    check.fail("bias", core::format("none beside an 'x' of {}", name(x.data.dtype)),
+               core::describe(*given.bias));
+  }
+  return x;
+}
+
+TensorView flat_gradient(const core::Arguments& check, const TensorView& given,
+                         ops::Inputs& inputs) {
+  const TensorView gradient = core::flatten(check, "gradient", given);
+  check.require_input_matrix("gradient", gradient);
+  check.require_dtype("gradient", gradient, {DType::kFloat16, DType::kBFloat16});
+  inputs.add("gradient", gradient);
+  return gradient;
 }
 
 // Of so many columns beside the leading dimensions of `rows`, as a matrix.
@@ -32,7 +52,7 @@ MutableTensorView flat_result(const core::Arguments& check, const MutableTensorV
                               const TensorView& rows, std::int64_t columns,
                               const ops::Inputs& inputs) {
   ops::require_shape_of_result(check, "out", given, rows, columns);
-  check.require_dtype("out", given, {rows.dtype, DType::kFloat32});
+  if (is_half(rows)) check.require_dtype("out", given, {rows.dtype, DType::kFloat32});
   const MutableTensorView out = core::flatten(check, "out", given);
   ops::check_output(check, out, inputs.all());
   return out;
@@ -55,13 +75,14 @@ GemmWeightOnlyArguments checked(const GemmWeightOnlyArguments& given) {
   const core::Arguments check("gemm_weight_only");
   ops::Inputs inputs(check);
   GemmWeightOnlyArguments arguments = given;
-  arguments.x = flat_rows(check, "x", given.x, inputs);
-  ops::check_weights(check, given.w, arguments.x.device, inputs);
-  ops::require_depth(check, "x", arguments.x, "w", given.w.data);
-  arguments.out = flat_result(check, given.out, given.x, given.w.data.shape[0], inputs);
+  arguments.x = flat_x(check, given, inputs);
+  const TensorView& x = arguments.x.data;
+  ops::check_weights(check, given.w, x.device, inputs);
+  ops::require_depth(check, "x", x, "w", given.w.data);
+  arguments.out = flat_result(check, given.out, given.x.data, given.w.data.shape[0], inputs);
   ops::check_bias(check, arguments.bias, arguments.out);
   if (arguments.bias) inputs.add("bias", *arguments.bias);
-  check_workspace(check, given.workspace, arguments.x, arguments.out, inputs);
+  check_workspace(check, given.workspace, x, arguments.out, inputs);
   return arguments;
 }
 
@@ -69,7 +90,7 @@ GemmWeightOnlyGradientArguments checked(const GemmWeightOnlyGradientArguments& g
   const core::Arguments check("gemm_weight_only_gradient");
   ops::Inputs inputs(check);
   GemmWeightOnlyGradientArguments arguments = given;
-  arguments.gradient = flat_rows(check, "gradient", given.gradient, inputs);
+  arguments.gradient = flat_gradient(check, given.gradient, inputs);
   ops::check_weights(check, given.w, arguments.gradient.device, inputs);
   if (arguments.gradient.shape[1] != given.w.data.shape[0]) {
     check.fail("gradient", core::format("N = {} columns, the rows of 'w'", given.w.data.shape[0]),

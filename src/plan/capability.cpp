@@ -24,7 +24,6 @@ constexpr Row row_of(Operation operation) {
     case Operation::kNorm: return {"norms", 75, 0, "7.5 or later"};
     case Operation::kRouting: return {"routing", 75, 0, "7.5 or later"};
     case Operation::kDot: return {"dot products", 75, 0, "7.5 or later"};
-    case Operation::kGemv: return {"products with vectors", 75, 0, kHalves, false, 80};
     case Operation::kWeightOnly: return {"products with FP8 weights", 75, 0, kHalves, false, 80};
     case Operation::kAttention: return {"attention", 75, 0, kHalves, false, 80};
     case Operation::kProduct: return {"products", 89, 90, "8.9, 9.0 or 12.x", true};

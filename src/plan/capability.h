@@ -17,7 +17,6 @@ enum class Operation {
   kNorm,            ///< norms with casts, and their gradients
   kRouting,         ///< tokens to experts and back
   kDot,             ///< dot
-  kGemv,            ///< gemv
   kWeightOnly,      ///< gemm_weight_only and its gradient
   kAttention,       ///< attention
   kProduct,         ///< gemm
@@ -25,11 +24,11 @@ enum class Operation {
   kGatedProduct,    ///< gated_gemm
   kDynamicProduct,  ///< gemm whose A is cast on its way
 };
-inline constexpr Operation kOperations[] = {
-    Operation::kCast,         Operation::kNorm,          Operation::kRouting,
-    Operation::kDot,          Operation::kGemv,          Operation::kWeightOnly,
-    Operation::kAttention,    Operation::kProduct,       Operation::kGroupedProduct,
-    Operation::kGatedProduct, Operation::kDynamicProduct};
+inline constexpr Operation kOperations[] = {Operation::kCast,         Operation::kNorm,
+                                            Operation::kRouting,      Operation::kDot,
+                                            Operation::kWeightOnly,   Operation::kAttention,
+                                            Operation::kProduct,      Operation::kGroupedProduct,
+                                            Operation::kGatedProduct, Operation::kDynamicProduct};
 
 /// "casts": for people.
 std::string_view word(Operation operation);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <vector>
 
+#include "octofold/gemm_weight_only.h"
 #include "octofold/types.h"
 
 #include "core/format.h"
@@ -13,7 +14,9 @@ namespace {
 constexpr Forms kHalves{Form::kFloat16, Form::kBFloat16};
 constexpr OperandRule kDotA{"a", kGranularities | Forms{Form::kNumbers, Form::kCodes}};
 constexpr OperandRule kDotB{"b", kDotA.taken};
-constexpr OperandRule kVectors{"x", kGranularities | kHalves | Forms{Form::kFloat32, Form::kCodes}};
+constexpr OperandRule kVectors{"x of up to 16 rows",
+                               kGranularities | Forms{Form::kFloat32, Form::kCodes}};
+static_assert(kMostVectors == 16);
 constexpr OperandRule kCast{"out", kGranularities};
 
 constexpr OperationRule kRules[] = {
@@ -35,8 +38,8 @@ constexpr OperationRule kRules[] = {
     {"combine", Operation::kRouting, {}},
     {"combine_gradient", Operation::kRouting, {}},
     {"dot", Operation::kDot, {{kDotA, kDotB}}},
-    {"gemv", Operation::kGemv, {{kVectors, kWeights}}},
     {"gemm_weight_only", Operation::kWeightOnly, {{{"x", kHalves}, kWeights}}},
+    {"gemm_weight_only", Operation::kWeightOnly, {{kVectors, kWeights}}},
     {"gemm_weight_only_gradient", Operation::kWeightOnly, {{{"gradient", kHalves}, kWeights}}},
     {"attention", Operation::kAttention, {{{"q", kHalves}, kKeysAndValues}}},
     {"gemm", Operation::kProduct, {{kGemmA, {"b", kTwoLevelToo}}}},

@@ -210,8 +210,7 @@ const WeightOnlyWork& chosen(const std::vector<WeightOnlyWork>& candidates,
 
 WeightOnlyPlan plan_weight_only(const WeightOnlyProblem& problem, std::string_view called,
                                 const Gpu& gpu, std::string_view candidate) {
-  require_kernels(called == "gemv" ? Operation::kGemv : Operation::kWeightOnly, called, problem.x,
-                  gpu);
+  require_kernels(Operation::kWeightOnly, called, problem.x, gpu);
   const std::vector<WeightOnlyWork> candidates = weight_only_candidates(problem, gpu);
   WeightOnlyPlan plan{.config = chosen(candidates, problem, called, gpu, candidate)};
   const WeightOnlyConfig& config = plan.config.config;

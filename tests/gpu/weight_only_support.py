@@ -1,4 +1,4 @@
-"""What tests of gemv and of products with FP8 weights share: how close results have to be."""
+"""What tests of products with FP8 weights share: how close results have to be."""
 
 import octofold
 from gpu_support import DTYPES, dequantized, normal, operand, torch

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 # Rows of operations that are a part of a public function.
 SOURCES = ("activated", "activation_gradient", "gathered", "normed")
-NAMES = {"gemv": "gemm_weight_only", **{f"cast_{source}": "cast" for source in SOURCES}}
+NAMES = {f"cast_{source}": "cast" for source in SOURCES}
 MATRIX = octofold.capabilities(probe=False)
 
 
@@ -83,6 +83,9 @@ def test_lines_of_the_table_are_products_of_sets():
     assert lines["gemm", "a scaled × b two-level/scaled"][-1] == "CPU"
     assert lines["attention", "q bfloat16 × k, v fp8/tensor/head/128 keys"][0] == "CPU"
     assert lines["convert_dtype", "—"]
+    assert lines["gemm_weight_only", "x float16 × w scaled"][0] == "kernels"
+    few = "x of up to 16 rows float32/fp8/scaled × w scaled"
+    assert lines["gemm_weight_only", few] == ["kernels"] * (len(MATRIX.targets) - 1) + ["CPU"]
     assert len(lines) < len(MATRIX.rows) / 4
     assert all(len(line) == 2 + len(MATRIX.targets) for line in table)
 

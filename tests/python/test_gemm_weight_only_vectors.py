@@ -1,4 +1,4 @@
-"""Products of FP8 matrices and vectors of NumPy's, against FP64."""
+"""Products of FP8 weights and a few rows of every type, of NumPy's arrays, against FP64."""
 
 import numpy as np
 import octofold
@@ -62,6 +62,21 @@ def test_shapes(rng):
     assert octofold.gemm_weight_only(x[:0], w).shape == (0, 3, 20)
     none = octofold.ScaledTensor(w.data[:, :0], w.scale[:, :0], "128x128")
     np.testing.assert_array_equal(octofold.gemm_weight_only(x[0, :, :0], none), np.zeros((3, 20)))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_vector_is_one_row(dtype, rng):
+    w = scaled(rng, (20, 300), "e4m3", "128x128")
+    x = rng.normal(size=(1, 300)).astype(np.float32).astype(reference.DTYPES[dtype])
+    y = octofold.gemm_weight_only(x[0], w)
+    np.testing.assert_array_equal(y, octofold.gemm_weight_only(x, w)[0])
+    for granularity in reference.GRANULARITIES if dtype in ("e4m3", "e5m2") else ():
+        rows = scaled(rng, (1, 300), dtype, granularity)
+        scale = rows.scale[0] if granularity == "1x128" else rows.scale
+        vector = octofold.ScaledTensor(rows.data[0], scale, granularity)
+        np.testing.assert_array_equal(
+            octofold.gemm_weight_only(vector, w), octofold.gemm_weight_only(rows, w)[0]
+        )
 
 
 def test_writes_into_out(rng):

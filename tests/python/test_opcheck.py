@@ -213,12 +213,11 @@ def test_opcheck_dot(opcheck):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_opcheck_gemv(opcheck, granularity):
-    w, out = scaled(130, 300, granularity), torch.empty(3, 130)
-    arguments = (*w, random(3, 300), None, out, granularity, None)
-    opcheck(torch.ops.octofold.gemv, arguments)
-    x = scaled(3, 300, "1x128")
-    opcheck(torch.ops.octofold.gemv, (*w, *x, out, granularity, "1x128"))
+def test_opcheck_weight_only_vectors(opcheck, granularity):
+    w, results = scaled(130, 300, granularity), (None, torch.empty(3, 130), None)
+    for x, of_x in (((random(3, 300), None), None), (scaled(3, 300, "1x128"), "1x128")):
+        arguments = (*x, *w, *results, of_x, granularity, None)
+        opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -226,13 +225,14 @@ def test_opcheck_weight_only(opcheck, granularity):
     w, x = scaled(130, 300, granularity), random(5, 300, dtype=torch.float16)
     dy = random(5, 130, dtype=torch.float16)
     for bias in (None, random(130)):
-        arguments = (x, *w, bias, torch.empty_like(dy), None, granularity, None)
+        arguments = (x, None, *w, bias, torch.empty_like(dy), None, None, granularity, None)
         opcheck(torch.ops.octofold.gemm_weight_only, arguments)
     arguments = (dy, *w, torch.empty_like(x), torch.empty(0), granularity, None)
     opcheck(torch.ops.octofold.gemm_weight_only_gradient, arguments)
     w, x = scaled(130, 1100, granularity), random(20, 1100, dtype=torch.float16)
     out = torch.empty(20, 130, dtype=torch.float16), torch.empty(2 * 20 * 130)
-    opcheck(torch.ops.octofold.gemm_weight_only, (x, *w, None, *out, granularity, None))
+    arguments = (x, None, *w, None, *out, None, granularity, None)
+    opcheck(torch.ops.octofold.gemm_weight_only, arguments)
 
 
 @pytest.mark.parametrize("logarithms", [False, True])

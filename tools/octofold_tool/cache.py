@@ -63,7 +63,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Show the compiled kernels, newest first, and files that cannot be used: "
         "damaged ones and another version's, which are replaced when their kernels are needed.",
     )
-    listing.add_argument("--precompiled", action="store_true", help="the precompiled kernels instead")
+    listing.add_argument(
+        "--precompiled", action="store_true", help="the precompiled kernels instead"
+    )
     listing.add_argument("--json", action="store_true", help="print JSON instead")
     listing.set_defaults(run=run_list)
     actions.add_parser(

@@ -1,5 +1,5 @@
 // Products of numbers and FP8 weights: configurations of their one kernel, the layout of its shared
-// memory, and what the host passes. gemv, gemm_weight_only and its gradient are all of them.
+// memory, and what the host passes. gemm_weight_only and its gradient are all of them.
 //
 // A block of threads makes a tile of out[rows, columns], rows being those of x, from all of the
 // depth, the dimension that is summed. It takes the depth in steps, of which each of `warps_depth`

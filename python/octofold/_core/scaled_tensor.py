@@ -264,6 +264,16 @@ def require_one_level(operation: str, argument: str, tensor: ScaledTensor) -> No
         raise invalid_argument(operation, name, "None: two-level scales are not for it", "an array")
 
 
+def parts_of(
+    operation: str, argument: str, x: Array | ScaledTensor
+) -> tuple[Array, Array | None, str | None]:
+    """The inputs and the option of an op that takes arrays too: data, scale, granularity."""
+    if not isinstance(x, ScaledTensor):
+        return x, None, None
+    require_one_level(operation, argument, x)
+    return x.data, x.scale, x.granularity
+
+
 def _values(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
     require_matrix("dequantize", "x", inputs[0].shape)
     return (framework.empty(inputs[0].shape, dtype),)

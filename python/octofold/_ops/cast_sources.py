@@ -11,7 +11,7 @@ from .._core.dtypes import WIDE, dtype_name
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.ops import Arrays, Options, require_matrix, row_count
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor, parts_of
 from .cast_row import cast_row
 
 GATED: Final = ("swiglu", "geglu-tanh", "geglu")
@@ -63,7 +63,7 @@ class Activated(Source):
     dtype: Any = None
 
     def operands(self) -> tuple[Arrays, Options]:
-        data, scale, granularity = _parts(self.x)
+        data, scale, granularity = parts_of("cast", "source.x", self.x)
         dtype = self.dtype
         if dtype is not None:
             if scale is None:
@@ -92,7 +92,7 @@ class ActivationGradient(Source):
     layout: str = "halves"
 
     def operands(self) -> tuple[Arrays, Options]:
-        data, scale, granularity = _parts(self.x)
+        data, scale, granularity = parts_of("cast", "source.x", self.x)
         return (self.gradient, data, scale), (granularity, self.activation, self.layout)
 
 
@@ -155,14 +155,6 @@ class Gathered(Source):
 
     def operands(self) -> tuple[Arrays, Options]:
         return (self.x, self.sources, self.factors), (self.slots,)
-
-
-def _parts(x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
-    """The inputs and the option that x is."""
-    if not isinstance(x, ScaledTensor):
-        return x, None, None
-    require_one_level("cast", "source.x", x)
-    return x.data, x.scale, x.granularity
 
 
 def _plain_shape(inputs: Arrays, options: Options) -> Sequence[int]:

@@ -8,7 +8,7 @@ from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor, parts_of
 from .._core.streams import StreamLike
 
 
@@ -36,22 +36,14 @@ def dot(
     Returns `out`, or a float32 array without dimensions in the framework of a.
     Raises InvalidArgumentError, which names the argument.
     """
-    a_data, a_scale, a_granularity = _parts("a", a)
-    b_data, b_scale, b_granularity = _parts("b", b)
+    a_data, a_scale, a_granularity = parts_of("dot", "a", a)
+    b_data, b_scale, b_granularity = parts_of("dot", "b", b)
     inputs = (a_data, a_scale, b_data, b_scale)
     options = (a_granularity, b_granularity)
     if out is None:
         return _DOT(inputs, options, "", None, stream)[0]
     workspace = scratch("dot", "out", out, (_workspace_size(_length(a_data)),), stream)
     return _DOT(inputs, options, "", (out, workspace), stream)[0]
-
-
-def _parts(argument: str, x: Array | ScaledTensor) -> tuple[Array, Array | None, str | None]:
-    """Inputs and option of the op."""
-    if not isinstance(x, ScaledTensor):
-        return x, None, None
-    require_one_level("dot", argument, x)
-    return x.data, x.scale, x.granularity
 
 
 def _length(a: Array) -> int:

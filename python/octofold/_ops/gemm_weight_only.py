@@ -5,12 +5,12 @@ from typing import Final
 
 from .._core.arrays import scratch
 from .._core.calls import Op
-from .._core.dtypes import FP8, HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
+from .._core.dtypes import ALL, FP8, HALF, WIDE, DTypeLike, dtype_name, require_dtype_of_out
 from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
-from .._core.scaled_tensor import ScaledTensor, require_one_level
+from .._core.scaled_tensor import ScaledTensor, parts_of, require_one_level
 from .._core.streams import StreamLike
 
 
@@ -26,13 +26,13 @@ def gemm_weight_only(
     """Compute x[..., K] · w[N, K]ᵀ (+ bias[N]) with FP8 weights, on GPUs with FP8 units or without.
 
     x: float16 or bfloat16 (only float16 before compute capability 8.0); columns contiguous, any
-        row stride. A vector x [K] is one row; its result is [N]. Up to 16 rows, and a vector, may
-        also be float32, e4m3, e5m2, or a ScaledTensor of any granularity.
+        row stride. A vector x [K] is one row; its result is [N]. Up to 16 rows may also be float32,
+        e4m3, e5m2, or a ScaledTensor of any granularity.
     w: e4m3 or e5m2 with scales of any granularity, as checkpoints have them: nothing is repacked.
     bias: of the result's dtype or float32, contiguous. Only with an x of 16 bits.
-    out_dtype: the dtype of the result: x's dtype or float32; for a vector, and for an x of float32
-        or FP8, any of float32, float16 and bfloat16. The default is the dtype of `out`, else that
-        of x, and float32 where x is FP8.
+    out_dtype: the dtype of the result: x's dtype or float32; for an x of float32 or FP8 any of
+        float32, float16 and bfloat16. The default is the dtype of `out`, else that of x, and
+        float32 where x is FP8.
     out: where to write, [..., N]. As in gemm(), nothing may require a gradient
         (octofold.nn.WeightOnlyLinear has one).
     stream: as in gemm().
@@ -43,19 +43,11 @@ def gemm_weight_only(
     Raises InvalidArgumentError, which names the argument; on a GPU UnavailableError without a
     usable driver or compiler and UnsupportedError where there are no kernels for it.
     """
-    _weight("gemm_weight_only", w)
-    is_vector = len(getattr(x, "shape", ())) == 1
-    if is_vector and bias is not None and not isinstance(x, ScaledTensor):
-        row = None if out is None else out[None]
-        y = gemm_weight_only(x[None], w, bias=bias, out_dtype=out_dtype, out=row, stream=stream)
-        return y[0] if out is None else out
-    if is_vector or not _is_half(x):
-        return _vectors_product(x, w, bias, out_dtype, out, stream)
     return multiply_by_weights(x, w, bias, out_dtype, out, stream)
 
 
 def multiply_by_weights(
-    x: Array,
+    x: Array | ScaledTensor,
     w: ScaledTensor,
     bias: Array | None,
     out_dtype: DTypeLike | None,
@@ -63,13 +55,15 @@ def multiply_by_weights(
     stream: StreamLike | None,
     candidate: str | None = None,
 ) -> Array:
-    """gemm_weight_only() of an x of 16 bits by the candidate of a name; None: by the fastest."""
-    inputs = (x, *_weight("gemm_weight_only", w), bias)
-    name = _result_dtype("gemm_weight_only", "x", x, HALF, out, out_dtype)
+    """gemm_weight_only() by the candidate of a name; None: by the fastest."""
+    operation = "gemm_weight_only"
+    data, scale, granularity = parts_of(operation, "x", x)
+    inputs = (data, scale, *_weight(operation, w), bias)
+    name = _result_dtype(operation, "x", data, ALL, out, out_dtype)
     results = None
     if out is not None:
-        results = (out, _workspace("gemm_weight_only", out, w.shape[1], stream))
-    return _GEMM(inputs, (w.granularity, candidate), name, results, stream)[0]
+        results = (out, _workspace(operation, out, w.shape[1], stream))
+    return _GEMM(inputs, (granularity, w.granularity, candidate), name, results, stream)[0]
 
 
 def gemm_weight_only_gradient(
@@ -99,36 +93,6 @@ def gemm_weight_only_gradient(
     return _GRADIENT(inputs, (w.granularity, None), name, results, stream)[0]
 
 
-def _is_half(x: Array | ScaledTensor) -> bool:
-    """An array of 16-bit numbers, which have a kernel for any number of rows."""
-    if isinstance(x, ScaledTensor):
-        return False
-    return str(getattr(x, "dtype", "")).removeprefix("torch.") in HALF
-
-
-def _vectors_product(
-    x: Array | ScaledTensor,
-    w: ScaledTensor,
-    bias: Array | None,
-    out_dtype: DTypeLike | None,
-    out: Array | None,
-    stream: StreamLike | None,
-) -> Array:
-    """The product of a few vectors, each of whose numbers becomes FP32."""
-    operation = "gemm_weight_only"
-    if bias is not None:
-        expected = "None for an x of float32 or FP8"
-        raise invalid_argument(operation, "bias", expected, "an array")
-    data, scale, granularity = x, None, None
-    if isinstance(x, ScaledTensor):
-        require_one_level(operation, "x", x)
-        data, scale, granularity = x.data, x.scale, x.granularity
-    name = _result_dtype(operation, "x", data, (*WIDE, *FP8), out, out_dtype)
-    name = "float32" if name in FP8 else name
-    inputs, options = (w.data, w.scale, data, scale), (w.granularity, granularity)
-    return _VECTORS(inputs, options, name, None if out is None else (out,), stream)[0]
-
-
 def _weight(operation: str, w: ScaledTensor) -> tuple[Array, Array]:
     if not isinstance(w, ScaledTensor):
         raise invalid_argument(operation, "w", "a ScaledTensor", type(w).__qualname__)
@@ -144,14 +108,15 @@ def _result_dtype(
     out: Array | None,
     out_dtype: DTypeLike | None,
 ) -> str:
-    """The dtype of a new result, by default that of x, which has to be one of `dtypes`; empty where
-    `out` is given."""
+    """The dtype of a new result, by default that of x, which has to be one of `dtypes`, and float32
+    of FP8; empty where `out` is given."""
     if out is not None:
         require_dtype_of_out(operation, out, out_dtype)
         return ""
     if out_dtype is not None:
         return dtype_name(operation, "out_dtype", out_dtype, WIDE)
-    return dtype_name(operation, argument, getattr(x, "dtype", x), dtypes)
+    name = dtype_name(operation, argument, getattr(x, "dtype", x), dtypes)
+    return "float32" if name in FP8 else name
 
 
 def _workspace_size(shape: Sequence[int], depth: int) -> int:
@@ -181,8 +146,9 @@ def _results(framework: Framework, shape: tuple[int, ...], depth: int, dtype: st
 
 
 def _rows(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    x, w = inputs[0].shape, inputs[1].shape
-    require_matrix("gemm_weight_only", "x", x)
+    x, w = inputs[0].shape, inputs[2].shape
+    if len(x) == 0:
+        raise invalid_argument("gemm_weight_only", "x", "rows [..., K]", "no dimensions")
     require_matrix("gemm_weight_only", "w", w)
     return _results(framework, (*x[:-1], w[0]), w[1], dtype)
 
@@ -194,28 +160,9 @@ def _gradient_rows(framework: Framework, inputs: Arrays, options: Options, dtype
     return _results(framework, (*gradient[:-1], w[1]), w[0], dtype)
 
 
-def _vectors(framework: Framework, inputs: Arrays, options: Options, dtype: str) -> Arrays:
-    w, x = inputs[0].shape, inputs[2].shape
-    if len(w) != 2:
-        expected, got = "a matrix [N, K]", f"{len(w)} dimensions"
-        raise invalid_argument("gemm_weight_only", "w", expected, got)
-    if len(x) == 0:
-        raise invalid_argument("gemm_weight_only", "x", "vectors [..., K]", "no dimensions")
-    return (framework.empty((*x[:-1], w[0]), dtype),)
-
-
-# The library has the product of a few vectors as an operation of its own.
-_VECTORS: Final = Op(
-    "gemv",
-    {"w": ScaledTensor, "x": Array | ScaledTensor},
-    results=("out",),
-    allocate=_vectors,
-    function=lambda: library.gemv,
-)
-
 _GEMM: Final = Op(
     "gemm_weight_only",
-    {"x": Array, "w": ScaledTensor, "bias": Array | None, "candidate": str | None},
+    {**gemm_weight_only.__annotations__, "candidate": str | None},
     results=("out", "workspace?"),
     allocate=_rows,
     function=lambda: library.gemm_weight_only,

@@ -6,7 +6,6 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/gemm_weight_only.h"
-#include "cuda/gemv.h"
 
 namespace octofold::cuda {
 namespace {
@@ -57,13 +56,13 @@ class WeightOnlyTest : public FakeGpuTest {
   int stream_ = 0;
 };
 
-TEST_F(WeightOnlyTest, GemvPassesScalesOfBoth) {
+TEST_F(WeightOnlyTest, PassesScalesOfBoth) {
   const DotOperand x{.data = matrix_at(0x2000, DType::kE5M2, 3, 512, 528),
                      .scale = matrix_at(0x6000, DType::kFloat32, 1, 4),
                      .granularity = Granularity::kBlock128x128};
-  gemv(runtime().device(0),
-       {.w = weights(), .x = x, .out = matrix_at(0x3000, DType::kFloat32, 3, 256, 300)},
-       {&stream_});
+  gemm_weight_only(runtime().device(0),
+                   {.x = x, .w = weights(), .out = matrix_at(0x3000, DType::kFloat32, 3, 256, 300)},
+                   {&stream_});
   const WeightOnlyParams params = launched();
   EXPECT_EQ(params.w, address(0x1000));
   EXPECT_EQ(params.w_stride, 640);
@@ -79,15 +78,15 @@ TEST_F(WeightOnlyTest, GemvPassesScalesOfBoth) {
   EXPECT_EQ(params.depth, 512);
 }
 
-TEST_F(WeightOnlyTest, GemvOfPlainNumbersHasNoScalesOfX) {
+TEST_F(WeightOnlyTest, PlainNumbersHaveNoScales) {
   ScaledTensorView w = weights();
   w.granularity = Granularity::kTensor;
   w.scale = vector(address(0x5000), DType::kFloat32, 1, kGpu);
-  gemv(runtime().device(0),
-       {.w = w,
-        .x = {.data = matrix_at(0x2000, DType::kFloat32, 1, 512)},
-        .out = matrix_at(0x3000, DType::kFloat16, 1, 256)},
-       {&stream_});
+  gemm_weight_only(runtime().device(0),
+                   {.x = {matrix_at(0x2000, DType::kFloat32, 1, 512)},
+                    .w = w,
+                    .out = matrix_at(0x3000, DType::kFloat16, 1, 256)},
+                   {&stream_});
   const WeightOnlyParams params = launched();
   expect_scale(params.w_scale, address(0x5000), 0, 0, 0);
   EXPECT_EQ(params.x_scale.data, nullptr);
@@ -98,7 +97,7 @@ TEST_F(WeightOnlyTest, ProductsHaveABias) {
   for (const DType type : {DType::kBFloat16, DType::kFloat32}) {
     state().launches.clear();
     gemm_weight_only(runtime().device(0),
-                     {.x = matrix_at(0x2000, DType::kBFloat16, 100, 512),
+                     {.x = {matrix_at(0x2000, DType::kBFloat16, 100, 512)},
                       .w = weights(),
                       .out = matrix_at(0x3000, DType::kBFloat16, 100, 256),
                       .bias = vector(address(0x7000), type, 256, kGpu)},
@@ -113,7 +112,7 @@ TEST_F(WeightOnlyTest, ProductsHaveABias) {
 
 TEST_F(WeightOnlyTest, WithAWorkspaceBlocksShareTheDepth) {
   gemm_weight_only(runtime().device(0),
-                   {.x = matrix_at(0x2000, DType::kBFloat16, 64, 7168),
+                   {.x = {matrix_at(0x2000, DType::kBFloat16, 64, 7168)},
                     .w = {.data = matrix_at(0x1000, DType::kE4M3, 4096, 7168),
                           .scale = vector(address(0x5000), DType::kFloat32, 4096, kGpu),
                           .granularity = Granularity::kChannel},
@@ -163,7 +162,7 @@ TEST_F(WeightOnlyTest, RowsAnywhereHaveKernelsOfTheirOwn) {
     w.scale.shape[1] = (depth + 127) / 128;
     const int before = compilations_;
     gemm_weight_only(runtime().device(0),
-                     {.x = matrix_at(x, DType::kBFloat16, 100, depth, x_stride),
+                     {.x = {matrix_at(x, DType::kBFloat16, 100, depth, x_stride)},
                       .w = w,
                       .out = matrix_at(0x3000, DType::kBFloat16, 100, 256)},
                      {&stream_});

@@ -153,17 +153,25 @@ bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
   return true;
 }
 
-bool multiply_by_weights(const CapabilityRow& row, const MutableTensorView& out) {
+bool multiply_by_weights(const CapabilityRow& row, MutableTensorView out) {
   const std::string& called = row.operation;
   if (called != "gemm_weight_only" && called != "gemm_weight_only_gradient") return false;
   const Matrix w(row.operands[1].form);
-  const std::vector<std::uint16_t> zeros(kSize * kSize);
-  const TensorView x =
-      matrix<const void>(zeros.data(), parse_dtype(row.operands[0].form), kSize, kSize, kSize);
+  const auto& [name, form] = row.operands[0];
+  if (name == "x of up to 16 rows") out.shape[0] = kMostVectors;
+  const std::int64_t rows = out.shape[0];
+  const std::vector<float> zeros(kSize * kSize), scale(kSize * kSize, 1.0f);
+  DotOperand x{matrix<const void>(zeros.data(), DType::kE4M3, rows, kSize, kSize)};
+  if (form == "float32" || form == "float16" || form == "bfloat16") {
+    x.data.dtype = parse_dtype(form);
+  } else if (form != "fp8") {
+    x.granularity = parse_granularity(form);
+    x.scale = scale_layout(x.granularity, rows, kSize).view(scale.data());
+  }
   if (called == "gemm_weight_only") {
     gemm_weight_only({.x = x, .w = w.input(), .out = out});
   } else {
-    gemm_weight_only_gradient({.gradient = x, .w = w.input(), .out = out});
+    gemm_weight_only_gradient({.gradient = x.data, .w = w.input(), .out = out});
   }
   return true;
 }

@@ -71,7 +71,7 @@ TEST(GemmWeightOnlyTest, MatchesFp64) {
         }
         const auto product = [&] {
           Matrix out(out_type, m, n, 9);
-          GemmWeightOnlyArguments arguments{.x = x.view(), .w = w.target(), .out = out.view()};
+          GemmWeightOnlyArguments arguments{.x = {x.view()}, .w = w.target(), .out = out.view()};
           if (bias) arguments.bias = bias->row_vector();
           gemm_weight_only(arguments);
           return out;
@@ -131,8 +131,8 @@ TEST(GemmWeightOnlyTest, LeadingDimensionsAreRows) {
   test::Operand w(random, DType::kE4M3, Granularity::kChannel, 40, 200, 0, false);
   Matrix x = test::random_addend(random, DType::kFloat16, 6, 200, 0);
   Matrix expected(DType::kFloat16, 6, 40), out(DType::kFloat16, 6, 40);
-  gemm_weight_only({.x = x.view(), .w = w.target(), .out = expected.view()});
-  gemm_weight_only({.x = stacked(x.view()), .w = w.target(), .out = stacked(out.view())});
+  gemm_weight_only({.x = {x.view()}, .w = w.target(), .out = expected.view()});
+  gemm_weight_only({.x = {stacked(x.view())}, .w = w.target(), .out = stacked(out.view())});
   EXPECT_EQ(out.bytes(), expected.bytes());
 
   Matrix back(DType::kFloat16, 6, 200), again(DType::kFloat16, 6, 200);
@@ -142,9 +142,9 @@ TEST(GemmWeightOnlyTest, LeadingDimensionsAreRows) {
   EXPECT_EQ(again.bytes(), back.bytes());
 
   Matrix one(DType::kFloat16, 1, 40), row(DType::kFloat16, 1, 40);
-  gemm_weight_only({.x = x.row_vector(), .w = w.target(), .out = one.row_vector()});
+  gemm_weight_only({.x = {x.row_vector()}, .w = w.target(), .out = one.row_vector()});
   gemm_weight_only(
-      {.x = matrix(x.data(), DType::kFloat16, 1, 200), .w = w.target(), .out = row.view()});
+      {.x = {matrix(x.data(), DType::kFloat16, 1, 200)}, .w = w.target(), .out = row.view()});
   EXPECT_EQ(one.bytes(), row.bytes());
 }
 
@@ -154,7 +154,7 @@ TEST(GemmWeightOnlyTest, WithoutDepthThereIsTheBias) {
   w.scales()[0] = columns.scales()[0] = std::numeric_limits<float>::quiet_NaN();
   Matrix x(DType::kBFloat16, 3, 0), out(DType::kFloat32, 3, 2), bias(DType::kFloat32, 1, 2);
   bias.float_at(0, 0) = 5, bias.float_at(0, 1) = -7;
-  gemm_weight_only({.x = x.view(), .w = w.view(), .out = out.view(), .bias = bias.row_vector()});
+  gemm_weight_only({.x = {x.view()}, .w = w.view(), .out = out.view(), .bias = bias.row_vector()});
   for (int row = 0; row < 3; ++row) {
     EXPECT_EQ(out.at(row, 0), 5);
     EXPECT_EQ(out.at(row, 1), -7);
@@ -169,7 +169,7 @@ TEST(GemmWeightOnlyTest, WithoutDepthThereIsTheBias) {
 TEST(GemmWeightOnlyTest, NothingIsDoneForNothing) {
   ScaledMatrix w(4, 8, {.granularity = Granularity::kChannel});
   Matrix out(DType::kFloat16, 4, 8);
-  gemm_weight_only({.x = matrix<void>(nullptr, DType::kFloat16, 0, 8),
+  gemm_weight_only({.x = {matrix<void>(nullptr, DType::kFloat16, 0, 8)},
                     .w = w.view(),
                     .out = matrix(out.data(), DType::kFloat16, 0, 4)});
   gemm_weight_only_gradient({.gradient = matrix<void>(nullptr, DType::kFloat16, 0, 4),
@@ -183,7 +183,7 @@ std::string error_of(auto&& spoil) {
   ScaledMatrix w(300, 256, {.granularity = Granularity::kBlock128x128});
   Matrix x(DType::kBFloat16, 5, 256), out(DType::kBFloat16, 5, 300), bias(DType::kFloat32, 1, 300);
   GemmWeightOnlyArguments arguments{
-      .x = x.view(), .w = w.view(), .out = out.view(), .bias = bias.row_vector()};
+      .x = {x.view()}, .w = w.view(), .out = out.view(), .bias = bias.row_vector()};
   spoil(arguments);
   return test::error_of([&] { gemm_weight_only(arguments); });
 }
@@ -199,11 +199,16 @@ std::string gradient_error_of(auto&& spoil) {
 
 TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_EQ(error_of([](auto&) {}), "no error");
-  EXPECT_EQ(error_of([](auto& d) { d.x.dtype = DType::kE4M3; }),
-            "gemm_weight_only: argument 'x': expected dtype float16 or bfloat16, got e4m3");
-  EXPECT_THAT(error_of([](auto& d) { d.x.strides[1] = 2; }), HasSubstr("argument 'x'"));
-  EXPECT_THAT(error_of([](auto& d) { d.x.rank = 0; }), HasSubstr("argument 'x'"));
-  EXPECT_THAT(error_of([](auto& d) { d.x.shape[1] = 128; }),
+  EXPECT_EQ(error_of([](auto& d) { d.x.data.dtype = DType::kInt32; }),
+            "gemm_weight_only: argument 'x': expected dtype float32 or float16 or bfloat16 or e4m3 "
+            "or e5m2, got int32");
+  EXPECT_THAT(error_of([](auto& d) { d.x.scale = d.w.scale; }),
+              HasSubstr("argument 'x': expected dtype e4m3 or e5m2, got bfloat16"));
+  EXPECT_THAT(error_of([](auto& d) { d.x.data.dtype = DType::kFloat32; }),
+              HasSubstr("argument 'bias': expected none beside an 'x' of float32, got"));
+  EXPECT_THAT(error_of([](auto& d) { d.x.data.strides[1] = 2; }), HasSubstr("argument 'x'"));
+  EXPECT_THAT(error_of([](auto& d) { d.x.data.rank = 0; }), HasSubstr("argument 'x'"));
+  EXPECT_THAT(error_of([](auto& d) { d.x.data.shape[1] = 128; }),
               HasSubstr("argument 'x': expected K = 256 columns as in 'w', got 128"));
   EXPECT_THAT(error_of([](auto& d) { d.w.data.dtype = DType::kBFloat16; }),
               HasSubstr("argument 'w': expected dtype e4m3 or e5m2"));
@@ -214,14 +219,14 @@ TEST(GemmWeightOnlyArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_THAT(
       error_of([&](auto& d) { d.w.channel_scale = vector(factors.data(), DType::kFloat32, 300); }),
       HasSubstr("argument 'w.channel_scale': expected none"));
-  EXPECT_THAT(error_of([](auto& d) { d.x.device = {DeviceType::kCuda, 0}; }),
+  EXPECT_THAT(error_of([](auto& d) { d.x.data.device = {DeviceType::kCuda, 0}; }),
               HasSubstr("argument 'w': expected a tensor on cuda:0"));
   EXPECT_THAT(error_of([](auto& d) { d.out.shape[1] = 299; }),
               HasSubstr("argument 'out': expected shape [5, 300]"));
   EXPECT_THAT(error_of([](auto& d) { d.out.dtype = DType::kFloat16; }),
               HasSubstr("argument 'out': expected dtype bfloat16 or float32"));
   EXPECT_THAT(error_of([](auto& d) { d.out.strides[0] = 7; }), HasSubstr("argument 'out'"));
-  EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.x.data); }),
+  EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.x.data.data); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'x'"));
   EXPECT_THAT(error_of([](auto& d) { d.out.data = const_cast<void*>(d.w.data.data); }),
               HasSubstr("argument 'out': expected memory of its own, apart from 'w'"));
@@ -259,7 +264,7 @@ TEST(GemmWeightOnlyArgumentsTest, AWorkspaceIsAsLargeAsIsSaid) {
   std::vector<std::uint16_t> x(20 * 1024);
   std::vector<std::uint8_t> codes(300 * 1024);
   std::vector<float> scale(1), out(20 * 300), workspace(2 * 20 * 300);
-  GemmWeightOnlyArguments arguments{.x = matrix(x.data(), DType::kBFloat16, 20, 1024),
+  GemmWeightOnlyArguments arguments{.x = {matrix(x.data(), DType::kBFloat16, 20, 1024)},
                                     .w = {.data = matrix(codes.data(), DType::kE4M3, 300, 1024),
                                           .scale = vector(scale.data(), DType::kFloat32, 1),
                                           .granularity = Granularity::kTensor},

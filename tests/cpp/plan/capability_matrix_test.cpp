@@ -168,7 +168,6 @@ void plan_row(const MatrixRow& row, const Gpu& gpu) {
       EXPECT_FALSE(routing_plan(row.rule->called, gpu).kernels.empty());
       return;
     case Operation::kDot: return plan_dots(row, gpu);
-    case Operation::kGemv:
     case Operation::kWeightOnly: return plan_weights(row, gpu);
     case Operation::kAttention: return plan_attentions(row, gpu);
     default: return plan_products(row, gpu);
@@ -214,8 +213,10 @@ TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
   EXPECT_EQ(operations.size(), std::size(kOperations));
   for (const char* row :
        {"convert_dtype", "gemm 1x128 128x128", "gemm tensor two-level", "gemm two-level tensor",
-        "gated_gemm 1x128 128x128 1x128", "gemv bfloat16 channel", "dot fp8 128x128",
-        "attention float16 head", "cast 1x128 two-level", "gemm numbers tensor"}) {
+        "gated_gemm 1x128 128x128 1x128", "gemm_weight_only bfloat16 channel",
+        "gemm_weight_only float32 channel", "gemm_weight_only fp8 tensor",
+        "gemm_weight_only 1x128 128x128", "dot fp8 128x128", "attention float16 head",
+        "cast 1x128 two-level", "gemm numbers tensor"}) {
     EXPECT_TRUE(rows.contains(row)) << row;
   }
 }

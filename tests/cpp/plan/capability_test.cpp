@@ -70,8 +70,7 @@ TEST(CapabilityTest, SaysWhyDataCenterBlackwellHasNoProducts) {
 }
 
 TEST(CapabilityTest, BFloat16IsForTensorCoresFrom80On) {
-  for (const Operation operation :
-       {Operation::kGemv, Operation::kWeightOnly, Operation::kAttention}) {
+  for (const Operation operation : {Operation::kWeightOnly, Operation::kAttention}) {
     EXPECT_THAT(why_not_bfloat16(operation, gpu_of(75)), HasSubstr("8.0 or later"));
     EXPECT_EQ(why_not_bfloat16(operation, gpu_of(80)), "");
     EXPECT_NO_THROW(require_kernels(operation, "f", DType::kFloat16, gpu_of(75)));

@@ -108,7 +108,7 @@ TEST(PlanWeightOnlyTest, FewRowsKeepTheMemoryBusy) {
   for (const std::int64_t size : {8192, 16384}) {
     for (const std::int64_t rows : {1, 2, 5, 8, 16}) {
       const WeightOnlyProblem problem{.rows = rows, .columns = size, .depth = size};
-      const WeightOnlyPlan plan = plan_weight_only(problem, "gemv", kHopper);
+      const WeightOnlyPlan plan = plan_weight_only(problem, "gemm_weight_only", kHopper);
       const WeightOnlyConfig& config = plan.config.config;
       EXPECT_GE(plan.kernels[0].blocks, 120);
       EXPECT_GE(config.tile_rows, rows);
@@ -169,11 +169,12 @@ TEST(PlanWeightOnlyTest, ScalesOfTheGradientAreThoseOfItsDepth) {
 
 TEST(PlanWeightOnlyTest, SaysWhatAGpuLacks) {
   WeightOnlyProblem problem{.rows = 1, .columns = 64, .depth = 64};
-  EXPECT_THAT(
-      error_of([&] { plan_weight_only(problem, "gemv", gpu_of(75)); }, ErrorCode::kUnsupported),
-      AllOf(HasSubstr("gemv: "), HasSubstr("bfloat16"), HasSubstr("8.0"), HasSubstr("got 7.5")));
+  EXPECT_THAT(error_of([&] { plan_weight_only(problem, "gemm_weight_only", gpu_of(75)); },
+                       ErrorCode::kUnsupported),
+              AllOf(HasSubstr("gemm_weight_only: "), HasSubstr("bfloat16"), HasSubstr("8.0"),
+                    HasSubstr("got 7.5")));
   problem.x = DType::kFloat16;
-  EXPECT_NO_THROW(plan_weight_only(problem, "gemv", gpu_of(75)));
+  EXPECT_NO_THROW(plan_weight_only(problem, "gemm_weight_only", gpu_of(75)));
   Gpu volta = kHopper;
   volta.compute_major = 7;
   EXPECT_THAT(error_of([&] { plan_weight_only(problem, "gemm_weight_only", volta); },

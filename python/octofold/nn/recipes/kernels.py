@@ -52,6 +52,6 @@ def _has_bfloat16_once(index: int) -> bool:
     return any(
         row.support[name].how == KERNELS
         for row in matrix.rows
-        if row.operation == "gemm_weight_only" and row.operands["x"] == "bfloat16"
+        if row.operation == "gemm_weight_only" and "bfloat16" in row.operands.values()
         for name in here
     )

@@ -1,6 +1,4 @@
-// Products of an FP8 matrix and a few vectors on the CPU, against FP64; and bad arguments.
-#include "octofold/gemv.h"
-
+// Products of FP8 weights and a few rows of every type on the CPU, against FP64; and bad arguments.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -28,13 +26,13 @@ using testing::HasSubstr;
 
 using test::kGranularities;
 
-// Calls gemv() and judges every element; `x_at` is what x is worth.
+// Calls gemm_weight_only() and judges every element; `x_at` is what x is worth.
 template <typename At>
 void expect_product(test::Operand& w, const DotOperand& x, DType dtype, At&& x_at) {
   const std::int64_t rows = x.data.shape[0];
   const auto product = [&] {
     Matrix out(dtype, rows, w.rows, 3);
-    gemv({.w = w.target(), .x = x, .out = out.view()});
+    gemm_weight_only({.x = x, .w = w.target(), .out = out.view()});
     return out;
   };
   const Matrix out = product();
@@ -60,7 +58,7 @@ void expect_product(test::Operand& w, const DotOperand& x, DType dtype, At&& x_a
 constexpr std::array<std::array<std::int64_t, 3>, 5> kSizes{
     {{1, 1, 1}, {1, 300, 300}, {3, 129, 128}, {16, 20, 260}, {2, 5, 0}}};
 
-TEST(GemvTest, OfNumbersAsTheyAre) {
+TEST(GemmWeightOnlyVectorsTest, OfNumbersAsTheyAre) {
   test::Random random;
   for (const auto& [rows, n, k] : kSizes) {
     for (const Granularity granularity : kGranularities) {
@@ -75,7 +73,7 @@ TEST(GemvTest, OfNumbersAsTheyAre) {
   }
 }
 
-TEST(GemvTest, OfCodesOfAnyGranularities) {
+TEST(GemmWeightOnlyVectorsTest, OfCodesOfAnyGranularities) {
   test::Random random;
   for (const auto& [rows, n, k] : kSizes) {
     for (const Granularity w_granularity : kGranularities) {
@@ -90,7 +88,7 @@ TEST(GemvTest, OfCodesOfAnyGranularities) {
   }
 }
 
-TEST(GemvTest, OfCodesWithoutScales) {
+TEST(GemmWeightOnlyVectorsTest, OfCodesWithoutScales) {
   test::Random random;
   test::Operand w(random, DType::kE4M3, Granularity::kBlock128x128, 200, 140, 0, false);
   test::Operand x(random, DType::kE4M3, Granularity::kTensor, 2, 140, 0, false);
@@ -98,13 +96,14 @@ TEST(GemvTest, OfCodesWithoutScales) {
                  [&](std::int64_t i, std::int64_t j) { return x.codes.at(i, j); });
 }
 
-TEST(GemvTest, LeadingDimensionsAreCountedTogether) {
+TEST(GemmWeightOnlyVectorsTest, LeadingDimensionsAreCountedTogether) {
   test::Random random;
   test::Operand w(random, DType::kE4M3, Granularity::kBlock1x128, 40, 200, 0, false);
   test::Operand x(random, DType::kE4M3, Granularity::kBlock1x128, 6, 200, 0, false);
   Matrix expected(DType::kFloat32, 6, 40), out(DType::kFloat32, 6, 40);
   const ScaledTensorView flat = x.target();
-  gemv({.w = w.target(), .x = {flat.data, flat.scale, flat.granularity}, .out = expected.view()});
+  gemm_weight_only(
+      {.x = {flat.data, flat.scale, flat.granularity}, .w = w.target(), .out = expected.view()});
 
   const auto stacked = [](auto view, std::int64_t columns) {
     view.rank = 3;
@@ -112,19 +111,19 @@ TEST(GemvTest, LeadingDimensionsAreCountedTogether) {
     view.strides = {3 * columns, columns, 1};
     return view;
   };
-  gemv({.w = w.target(),
-        .x = {stacked(flat.data, 200), stacked(flat.scale, 2), flat.granularity},
-        .out = stacked(out.view(), 40)});
+  gemm_weight_only({.x = {stacked(flat.data, 200), stacked(flat.scale, 2), flat.granularity},
+                    .w = w.target(),
+                    .out = stacked(out.view(), 40)});
   EXPECT_EQ(out.bytes(), expected.bytes());
 
   const Matrix one = test::random_addend(random, DType::kFloat16, 1, 200, 0);
   Matrix row(DType::kFloat32, 1, 40), vector(DType::kFloat32, 1, 40);
-  gemv({.w = w.target(), .x = {.data = one.view()}, .out = row.view()});
-  gemv({.w = w.target(), .x = {.data = one.row_vector()}, .out = vector.row_vector()});
+  gemm_weight_only({.x = {.data = one.view()}, .w = w.target(), .out = row.view()});
+  gemm_weight_only({.x = {.data = one.row_vector()}, .w = w.target(), .out = vector.row_vector()});
   EXPECT_EQ(vector.bytes(), row.bytes());
 }
 
-TEST(GemvTest, RowsOfXMayLieAnywhere) {
+TEST(GemmWeightOnlyVectorsTest, RowsOfXMayLieAnywhere) {
   test::Random random;
   test::Operand w(random, DType::kE4M3, Granularity::kTensor, 40, 200, 0, false);
   const Matrix x = test::random_addend(random, DType::kFloat16, 1, 200, 0);
@@ -132,8 +131,8 @@ TEST(GemvTest, RowsOfXMayLieAnywhere) {
                  [&](std::int64_t, std::int64_t j) { return x.at(0, j); });
 }
 
-// Where an FP32 sum of all would stay at the first.
-TEST(GemvTest, AddsBlocksInFp64) {
+// Where an FP32 sum of all stays at the first.
+TEST(GemmWeightOnlyVectorsTest, AddsBlocksInFp64ButThoseOf16BitsInFp32) {
   constexpr std::int64_t kBlocks = 33;
   ScaledMatrix w(1, kBlocks * 128, {.granularity = Granularity::kBlock1x128});
   Matrix x(DType::kFloat32, 1, kBlocks * 128), out(DType::kFloat32, 1, 1);
@@ -142,41 +141,45 @@ TEST(GemvTest, AddsBlocksInFp64) {
     for (std::int64_t i = 0; i < 128; ++i) x.float_at(0, block * 128 + i) = i == 0 ? 1 : 0;
     w.codes()[static_cast<std::size_t>(block * 128)] = 0x38;  // 1
   }
-  gemv({.w = w.view(), .x = {.data = x.view()}, .out = out.view()});
+  gemm_weight_only({.x = {.data = x.view()}, .w = w.view(), .out = out.view()});
   EXPECT_EQ(out.at(0, 0), 0x1p25 + kBlocks - 1);
+  Matrix half(DType::kFloat16, 1, kBlocks * 128);
+  convert_dtype(x.view(), half.view());
+  gemm_weight_only({.x = {.data = half.view()}, .w = w.view(), .out = out.view()});
+  EXPECT_EQ(out.at(0, 0), 0x1p25);
 }
 
-TEST(GemvTest, NothingIsDoneForNothing) {
+TEST(GemmWeightOnlyVectorsTest, NothingIsDoneForNothing) {
   ScaledMatrix w(4, 8, {.granularity = Granularity::kTensor}),
       without_rows(0, 8, {.granularity = Granularity::kBlock128x128});
   Matrix x(DType::kFloat32, 2, 8), out(DType::kFloat32, 2, 4);
-  gemv({.w = w.view(),
-        .x = {.data = matrix(x.data(), DType::kFloat32, 0, 8)},
-        .out = matrix(out.data(), DType::kFloat32, 0, 4)});
-  gemv({.w = without_rows.view(),
-        .x = {.data = x.view()},
-        .out = matrix(out.data(), DType::kFloat32, 2, 0)});
+  gemm_weight_only({.x = {.data = matrix(x.data(), DType::kFloat32, 0, 8)},
+                    .w = w.view(),
+                    .out = matrix(out.data(), DType::kFloat32, 0, 4)});
+  gemm_weight_only({.x = {.data = x.view()},
+                    .w = without_rows.view(),
+                    .out = matrix(out.data(), DType::kFloat32, 2, 0)});
   EXPECT_EQ(out.bytes(), Matrix(DType::kFloat32, 2, 4).bytes());
 }
 
 // A scale of what is not there is not looked at.
-TEST(GemvTest, WithoutDepthTheSumIsZero) {
+TEST(GemmWeightOnlyVectorsTest, WithoutDepthTheSumIsZero) {
   ScaledMatrix w(3, 0, {.granularity = Granularity::kTensor});
   w.scales()[0] = std::numeric_limits<float>::quiet_NaN();
-  Matrix x(DType::kFloat16, 2, 0), out(DType::kBFloat16, 2, 3);
-  gemv({.w = w.view(), .x = {.data = x.view()}, .out = out.view()});
+  Matrix x(DType::kFloat32, 2, 0), out(DType::kBFloat16, 2, 3);
+  gemm_weight_only({.x = {.data = x.view()}, .w = w.view(), .out = out.view()});
   for (int row = 0; row < 2; ++row) {
     for (int col = 0; col < 3; ++col) EXPECT_EQ(out.at(row, col), 0);
   }
 }
 
-TEST(GemvTest, NanStaysInItsRow) {
+TEST(GemmWeightOnlyVectorsTest, NanStaysInItsRow) {
   test::Random random;
   test::Operand w(random, DType::kE5M2, Granularity::kBlock128x128, 50, 300, 0, false);
   static_cast<std::uint8_t*>(w.codes.data())[31 * 300 + 222] = 0x7F;
   const Matrix x = test::random_addend(random, DType::kBFloat16, 2, 300, 0);
   Matrix out(DType::kFloat32, 2, 50);
-  gemv({.w = w.target(), .x = {.data = x.view()}, .out = out.view()});
+  gemm_weight_only({.x = {.data = x.view()}, .w = w.target(), .out = out.view()});
   for (int row = 0; row < 2; ++row) {
     for (int col = 0; col < 50; ++col) EXPECT_EQ(std::isnan(out.at(row, col)), col == 31);
   }
@@ -188,19 +191,19 @@ std::string error_of(auto&& spoil) {
       x(5, 256, {.granularity = Granularity::kBlock1x128});
   Matrix out(DType::kBFloat16, 5, 300);
   const ScaledTensorView vectors = x.view();
-  GemvArguments arguments{
-      .w = w.view(), .x = {vectors.data, vectors.scale, vectors.granularity}, .out = out.view()};
+  GemmWeightOnlyArguments arguments{
+      .x = {vectors.data, vectors.scale, vectors.granularity}, .w = w.view(), .out = out.view()};
   spoil(arguments);
-  return test::error_of([&] { gemv(arguments); });
+  return test::error_of([&] { gemm_weight_only(arguments); });
 }
 
-TEST(GemvArgumentsTest, EachErrorNamesItsArgument) {
+TEST(GemmWeightOnlyVectorsArgumentsTest, EachErrorNamesItsArgument) {
   EXPECT_EQ(error_of([](auto&) {}), "no error");
   EXPECT_EQ(error_of([](auto& d) {
               d.x.scale.reset();
               d.x.data.shape[1] = 128;
             }),
-            "gemv: argument 'x': expected K = 256 columns as in 'w', got 128");
+            "gemm_weight_only: argument 'x': expected K = 256 columns as in 'w', got 128");
   EXPECT_THAT(error_of([](auto& d) { d.w.data.dtype = DType::kFloat16; }),
               HasSubstr("argument 'w': expected dtype e4m3 or e5m2"));
   EXPECT_THAT(error_of([](auto& d) { d.w.data.strides[1] = 2; }),
@@ -234,7 +237,11 @@ TEST(GemvArgumentsTest, EachErrorNamesItsArgument) {
                 d.x.scale.reset();
                 d.x.data.shape[0] = 17;
               }),
-              HasSubstr("argument 'x': expected at most 16 vectors, got 17"));
+              HasSubstr("argument 'x': expected at most 16 rows of e4m3 (of float16 and bfloat16 "
+                        "any number), got 17"));
+  const Matrix bias(DType::kFloat32, 1, 300);
+  EXPECT_THAT(error_of([&](auto& d) { d.bias = bias.row_vector(); }),
+              HasSubstr("argument 'bias': expected none beside an 'x' of e4m3, got float32 [300]"));
   EXPECT_THAT(error_of([](auto& d) { d.x.scale->shape[1] = 1; }),
               HasSubstr("argument 'x.scale': expected shape [5, 2]"));
   EXPECT_THAT(error_of([](auto& d) { d.x.scale->device = {DeviceType::kCuda, 1}; }),
