@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 SCRIPT = REPOSITORY / "examples" / "python" / "generate_with_fp8_cache.py"
 
 
-def test_tokens_are_those_of_plain_attention() -> None:
+def test_tokens_are_those_of_plain_attention():
     output = run(sys.executable, SCRIPT, "--device", "cpu", "--tokens", "4")
     assert "same tokens as plain attention over the same codes: 12 of 12" in output
     bytes_ = re.search(r"cache: (\d+) bytes in FP8, (\d+) in FP16", output)
@@ -20,7 +20,7 @@ def test_tokens_are_those_of_plain_attention() -> None:
     assert 2 * int(bytes_[1]) == int(bytes_[2])
 
 
-def test_more_tokens_than_the_context_are_refused() -> None:
+def test_more_tokens_than_the_context_are_refused():
     command = (sys.executable, SCRIPT, "--device", "cpu", "--tokens", "2000")
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode != 0

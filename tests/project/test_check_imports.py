@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from project_support import REPOSITORY
@@ -20,7 +19,7 @@ SOUND = {
 }
 
 
-def problems(folder: Path, changes: dict[str, str]) -> list[str]:
+def problems(folder, changes):
     for name, text in (SOUND | changes).items():
         path = folder / "python" / "octofold" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ ON_CPU = ("--device", "cpu", "--tokens", "12")
 ERROR = re.compile(r"^(relative error against FP32|of the gradient by \w+): (\d\.\d+)$", re.M)
 
 
-def errors(output: str) -> dict[str, float]:
+def errors(output):
     return {name: float(error) for name, error in ERROR.findall(output)}
 
 
@@ -24,7 +24,7 @@ def errors(output: str) -> dict[str, float]:
     ("model", "experts", "chosen"),
     [("qwen3-30b-a3b", "10", "8 of 10"), ("deepseek-v3", "2", "2 of 2")],
 )
-def test_errors_are_those_of_fp8(model: str, experts: str, chosen: str) -> None:
+def test_errors_are_those_of_fp8(model, experts, chosen):
     output = run(sys.executable, SCRIPT, "--model", model, "--experts", experts, *ON_CPU)
     assert f"12 tokens to {chosen} experts" in output
     found = errors(output)
@@ -32,7 +32,7 @@ def test_errors_are_those_of_fp8(model: str, experts: str, chosen: str) -> None:
     assert all(0.02 < error < 0.12 for error in found.values()), output
 
 
-def test_a_recipe_that_is_none_is_refused() -> None:
+def test_a_recipe_that_is_none_is_refused():
     command = (sys.executable, SCRIPT, "--recipe", "none", *ON_CPU)
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode != 0

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 
-def test_main_grad_trains_as_grad_does() -> None:
+def test_main_grad_trains_as_grad_does():
     script = REPOSITORY / "examples" / "python" / "main_grad_optimizer.py"
     # Of matrices so small, threads cost more than they bring.
     output = run(sys.executable, script, "--device", "cpu", "--steps", "30", OMP_NUM_THREADS="1")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from project_support import REPOSITORY
 
@@ -17,7 +16,7 @@ PYTHON = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_seconds_are_summed_by_area(tmp_path: Path) -> None:
+def test_seconds_are_summed_by_area(tmp_path):
     (tmp_path / "quick.xml").write_text(SUITE)
     (tmp_path / "python.xml").write_text(PYTHON)
     script = [sys.executable, REPOSITORY / "scripts/test_times.py", tmp_path]
@@ -30,7 +29,7 @@ def test_seconds_are_summed_by_area(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_quarantined_exists() -> None:
+def test_what_is_quarantined_exists():
     sources = "".join(file.read_text() for file in (REPOSITORY / "tests/cpp").rglob("*_test.cpp"))
     for line in (REPOSITORY / "tests/quarantine.txt").read_text().splitlines():
         match line.split():

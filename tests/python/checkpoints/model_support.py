@@ -2,9 +2,9 @@
 
 import os
 
-import octofold
 import torch
 import transformers
+from octofold import ScaledTensor, load_checkpoint
 from safetensors.torch import save_file
 
 VOCABULARY = 64
@@ -26,12 +26,7 @@ def llama(**options):
 
 def qwen3_moe():
     return transformers.Qwen3MoeConfig(
-        **SIZES,
-        **EXPERTS,
-        num_hidden_layers=1,
-        num_experts=4,
-        num_key_value_heads=1,
-        head_dim=128,
+        **SIZES, **EXPERTS, num_hidden_layers=1, num_experts=4, num_key_value_heads=1, head_dim=128
     )
 
 
@@ -95,9 +90,9 @@ def logits_of(model):
 def save_dequantized(quantized, original, folder):
     """The same checkpoint in BF16, with the values that load_checkpoint() says."""
     folder.mkdir()
-    checkpoint = octofold.load_checkpoint(quantized)
+    checkpoint = load_checkpoint(quantized)
     tensors = {
-        name: value.dequantize("bfloat16") if isinstance(value, octofold.ScaledTensor) else value
+        name: value.dequantize("bfloat16") if isinstance(value, ScaledTensor) else value
         for name, value in checkpoint.items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

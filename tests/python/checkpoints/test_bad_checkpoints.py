@@ -97,12 +97,7 @@ LIES = {
     ),
     "a config of another family": (PAIR, CT, BAD, ["weight_scale_inv", "deepseek-v3"]),
     "a config of another family too": (ROWS, FP8, BAD, ["weight_scale'", "compressed-tensors"]),
-    "a config of what is not there": (
-        {UP: torch.ones(4, 4)},
-        FP8,
-        BAD,
-        ["without FP8 tensors"],
-    ),
+    "a config of what is not there": ({UP: torch.ones(4, 4)}, FP8, BAD, ["without FP8 tensors"]),
     "scales of a wrong shape": (
         {UP: fp8(256, 256), f"{UP}_scale_inv": torch.ones(2, 3)},
         FP8,

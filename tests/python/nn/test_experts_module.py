@@ -83,8 +83,7 @@ def checkpoint_of(module, inner, granularity="128x128", **options):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "granularity", "inner"),
-    [("blockwise", "128x128", 128), ("rowwise", "channel", 192)],
+    ("recipe", "granularity", "inner"), [("blockwise", "128x128", 128), ("rowwise", "channel", 192)]
 )
 def test_experts_of_a_checkpoint(recipe, granularity, inner):
     """Bytes as they are: what the layer computes that these are the casts of, with no gradients but

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import octofold
@@ -20,7 +18,7 @@ from safetensors.numpy import save_file
 PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys, *arguments):
     """Exit code, standard output and standard error of `octofold ARGUMENTS`."""
     try:
         code = main(arguments)
@@ -30,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def program(*arguments, **options):
     """The same in a process of its own."""
     return subprocess.run(
         [*PROGRAM, *arguments],
@@ -54,9 +52,7 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["inspect"], ["--tensors", "--json"]),
     ],
 )
-def test_help_says_what_for(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
-) -> None:
+def test_help_says_what_for(capsys, arguments, words):
     code, out, _ = run(capsys, *arguments, "--help")
     assert code == 0
     for word in words:
@@ -89,9 +85,7 @@ def test_help_says_what_for(
         (["inspect", "/no/such.safetensors"], "/no/such.safetensors"),
     ],
 )
-def test_errors_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_errors_are_one_line(capsys, arguments, message):
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""
@@ -100,11 +94,11 @@ def test_errors_are_one_line(
     assert message in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert run(capsys, "--version")[1] == f"octofold {octofold.__version__}\n"
 
 
-def test_info_says_what_is_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_says_what_is_and_why_not(capsys):
     _, text, _ = run(capsys, "info")
     for word in ("OpenBLAS", "threads", "driver", "nvrtc"):
         assert word in text
@@ -114,7 +108,7 @@ def test_info_says_what_is_and_why_not(capsys: pytest.CaptureFixture[str]) -> No
     assert document["driver"]["detail"]
 
 
-def test_info_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_matrix(capsys):
     code, out, _ = run(capsys, "info", "--matrix")
     assert code == 0
     for words in ("grouped_gemm", "a scaled × b two-level/scaled", "12.0", "FP8 units", "tcgen05"):
@@ -125,28 +119,22 @@ def test_info_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["support"]["8.6"]["how"] == "weight-only"
 
 
-def test_missing_extra_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_names_the_command(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     code, _, err = run(capsys, "bench", "gemm", "--shape", "8,8,8")
     assert code == 2
     assert err == "octofold: this needs rich: pip install 'octofold[tool]'\n"
 
 
-def test_interrupt_is_quiet(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted() -> None:
+def test_interrupt_is_quiet(capsys, monkeypatch):
+    def interrupted():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(octofold, "info", interrupted)
     assert run(capsys, "info") == (130, "", "octofold: interrupted\n")
 
 
-def test_missing_model_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_model_names_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = run(capsys, "demo", "--output-dir", str(tmp_path / "out"))
     assert code == 2
@@ -156,7 +144,7 @@ def test_missing_model_names_the_command(
     assert not (tmp_path / "out").exists()
 
 
-def test_closed_pipe_is_quiet() -> None:
+def test_closed_pipe_is_quiet():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
@@ -164,13 +152,13 @@ def test_closed_pipe_is_quiet() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_ascii_terminal_is_no_error() -> None:
+def test_ascii_terminal_is_no_error():
     result = program("demo", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0
     assert "?product ? reference?" in result.stdout
 
 
-def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path):
     target = tmp_path / "bench.json"
     shapes = ["--shape", "2048,2048,2048"] * 50
     process = subprocess.Popen(
@@ -193,9 +181,7 @@ def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantize_writes_what_safetensors_reads(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_quantize_writes_what_safetensors_reads(capsys, tmp_path, rng):
     weight = rng.standard_normal((200, 300)).astype(np.float32)
     tensors = {
         "layer.weight": weight,
@@ -227,9 +213,7 @@ def test_quantize_writes_what_safetensors_reads(
     assert "out.safetensors" in again[2]
 
 
-def test_quantize_warns_of_a_pattern_that_skips_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_quantize_warns_of_a_pattern_that_skips_nothing(capsys, tmp_path):
     tensors = {"a.weight": np.ones((4, 4), np.float32), "c.bias": np.ones(4, np.float32)}
     save_file(tensors, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
@@ -238,16 +222,14 @@ def test_quantize_warns_of_a_pattern_that_skips_nothing(
     assert err == "octofold: warning: skip pattern 'b.*' matches no tensor of the checkpoint\n"
 
 
-def test_quantize_no_default_skips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_quantize_no_default_skips(capsys, tmp_path):
     save_file({"embed.weight": np.ones((4, 4), np.float32)}, tmp_path / "in.safetensors")
     target = tmp_path / "out.safetensors"
     run(capsys, "quantize", str(tmp_path / "in.safetensors"), str(target), "--no-default-skips")
     assert "embed.weight_scale_inv" in dict(deserialize(target.read_bytes()))
 
 
-def test_inspect_and_convert(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_inspect_and_convert(capsys, tmp_path, rng):
     weight = rng.standard_normal((200, 300)).astype(np.float32)
     paths = {name: str(tmp_path / f"{name}.safetensors") for name in ("in", "fp8", "rows", "back")}
     save_file({"a.weight": weight, "a.bias": np.ones(200, np.float32)}, paths["in"])
@@ -279,7 +261,7 @@ def test_inspect_and_convert(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.Signals) -> None:
+def test_what_ends_a_run_leaves_nothing_for_long(tmp_path, number):
     """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
     source = tmp_path / "in"
     source.mkdir()
@@ -301,11 +283,11 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
-def test_a_single_file_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_single_file_has_no_name_before_it_is_whole(tmp_path):
     tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}
     save_file(tensors, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
-    seen: set[str] = set()
+    seen = set()
     with subprocess.Popen([*PROGRAM, "quantize", *paths]) as process:
         while process.poll() is None:
             seen.update(path.name for path in tmp_path.iterdir())
