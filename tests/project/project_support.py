@@ -3,18 +3,32 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples" / "python"
+
+
+def outcome(*command, cwd=None, **environment):
+    """Of a command that may fail: its exit status and what it printed."""
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, **options)
 
 
 def run(*command, cwd=None, **environment):
     """Runs a command that has to succeed and returns what it printed."""
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=os.environ | environment
-    )
+    result = outcome(*command, cwd=cwd, **environment)
     assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     return result.stdout
+
+
+def refused(script, *arguments):
+    """What a script says that has to fail, without a trace."""
+    result = outcome(sys.executable, script, *arguments)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    return result.stderr
 
 
 def assert_example_output(output):

@@ -1,18 +1,11 @@
 """The include-rule check finds what it is there to find, and nothing in what is right."""
 
-import subprocess
 import sys
 
 import pytest
-from project_support import REPOSITORY
+from project_support import REPOSITORY, outcome
 
 SCRIPT = REPOSITORY / "scripts" / "check_includes.py"
-
-
-def run(root):
-    return subprocess.run(
-        [sys.executable, SCRIPT, root], capture_output=True, text=True, check=False
-    )
 
 
 def write(root, path, text):
@@ -49,7 +42,7 @@ def write(root, path, text):
 )
 def test_a_violation_is_named(tmp_path, path, line, complaint):
     write(tmp_path, path, f"\n{line}\n")
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert result.returncode == 1
     assert complaint in result.stderr
     assert result.stderr.startswith(path)
@@ -57,7 +50,7 @@ def test_a_violation_is_named(tmp_path, path, line, complaint):
 
 def test_a_long_file_is_named(tmp_path):
     write(tmp_path, "python/a.py", "x = 0\n" * 401)
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert result.returncode == 1
     assert "python/a.py: 401 lines" in result.stderr
 
@@ -70,5 +63,5 @@ def test_what_is_right_passes(tmp_path):
     write(tmp_path, "kernels/numeric/a.h", '#include "kernels/ptx/a.h"\n')
     write(tmp_path, "tools/a.py", "import octofold\nfrom octofold.torch import gemm\n")
     write(tmp_path, "python/a.py", "from octofold import _ffi\n" * 400)
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert (result.returncode, result.stderr) == (0, "")

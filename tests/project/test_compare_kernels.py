@@ -1,12 +1,11 @@
 """The comparison of kernels sees those that have grown, and nothing in what is the same."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY
+from project_support import REPOSITORY, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +24,7 @@ def sources(tmp_path):
 
 
 def compare(old, new, kernels=FEW):
-    command = [sys.executable, SCRIPT, "--filter", kernels, old, new]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return outcome(sys.executable, SCRIPT, "--filter", kernels, old, new)
 
 
 def add_to_kernel(sources, statements):

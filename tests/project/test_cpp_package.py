@@ -1,10 +1,9 @@
 """What a C++ user gets: `cmake --install`, find_package, pkg-config, a clean symbol table."""
 
 import re
-import subprocess
 
 import pytest
-from project_support import REPOSITORY, assert_example_output, run
+from project_support import REPOSITORY, assert_example_output, outcome, run
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +42,8 @@ def test_find_package_refuses_another_version(prefix, tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\nfind_package(octofold 9 REQUIRED)\n"
     )
-    result = subprocess.run(
-        ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    build = ("-S", tmp_path, "-B", tmp_path / "build")
+    result = outcome("cmake", *build, f"-DCMAKE_PREFIX_PATH={prefix}")
     assert result.returncode != 0
     assert "octofold-config.cmake, version: 0." in result.stderr
 

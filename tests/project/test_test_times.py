@@ -1,9 +1,8 @@
 """scripts/test_times.py sums what tests took; tests/quarantine.txt names tests that there are."""
 
-import subprocess
 import sys
 
-from project_support import REPOSITORY
+from project_support import REPOSITORY, run
 
 SUITE = """<testsuite>
 <testcase name="plan.CastTest.Rows" classname="plan.CastTest.Rows" time="1.5"/>
@@ -19,8 +18,7 @@ PYTHON = """<testsuites><testsuite>
 def test_seconds_are_summed_by_area(tmp_path):
     (tmp_path / "quick.xml").write_text(SUITE)
     (tmp_path / "python.xml").write_text(PYTHON)
-    script = [sys.executable, REPOSITORY / "scripts/test_times.py", tmp_path]
-    shown = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    shown = run(sys.executable, REPOSITORY / "scripts" / "test_times.py", tmp_path)
     assert [line.split() for line in shown.splitlines()] == [
         ["area", "tests", "seconds"],
         ["tests/python/nn", "2", "5.0"],
