@@ -101,15 +101,6 @@ def test_scales_for_all_groups(granularity, rng):
         )
 
 
-def test_channels_beside_rows_of_blocks(rng):
-    offsets = offsets_of([100, 0, 156])
-    x = rng.normal(0, 1, (300, 200)).astype(np.float32)
-    casts = cast(x, rows="torchao", transposed="channel torchao", offsets=offsets)
-    assert_rows(casts.rows, 256, quantize(x, "torchao"))
-    expected = cast_side(x[:256], "channel torchao", transpose=True)
-    np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
-
-
 def test_any_pair_of_granularities(rng):
     """From one read or from two, where rows have scales that are of one group alone."""
     offsets = offsets_of([3, 0, 128, 66])
@@ -117,11 +108,15 @@ def test_any_pair_of_granularities(rng):
     for rows, transposed in (("channel", "1x128"), ("128x128", "1x128"), ("tensor", "128x128")):
         casts = cast(x, rows=rows, transposed=transposed, offsets=offsets)
         assert casts.rows.equals(quantize(x, rows))
-        assert_groups(
-            casts.transposed,
-            offsets,
-            lambda rows, unit=transposed: cast_side(x[rows], unit, transpose=True),
-        )
+
+        def cast_of(rows, unit=transposed):
+            return cast_side(x[rows], unit, transpose=True)
+
+        assert_groups(casts.transposed, offsets, cast_of)
+    casts = cast(x, rows="torchao", transposed="channel torchao", offsets=offsets)
+    assert casts.rows.equals(quantize(x, "torchao"))
+    expected = cast_side(x, "channel torchao", transpose=True)
+    np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])

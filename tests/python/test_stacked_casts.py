@@ -109,16 +109,6 @@ def test_into_out_and_from_any_leading_dimensions(rng):
         np.testing.assert_array_equal(rows.scale.flatten(), stack.scale.flatten())
 
 
-@pytest.mark.parametrize("rows", [128, 150])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_slices_are_stacks(granularity, rows, rng):
-    x = rng.normal(0, 1, (4, rows, 200)).astype(np.float32)
-    x *= np.exp2(np.arange(4, dtype=np.float32))[:, None, None]
-    stack = quantize(x, granularity, matrices=4)
-    part = quantize(x[1:3], granularity, matrices=2)
-    assert stack[1:3].equals(part)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_compiled_with_any_sizes(granularity):

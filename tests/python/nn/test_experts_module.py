@@ -4,6 +4,7 @@ import copy
 
 import octofold
 import pytest
+import routing_reference
 from expert_support import EXPERTS, HIDDEN, INNER, SLOTS, choices, operands
 from fused_support import GATES, differentiated
 from judge import assert_same
@@ -171,22 +172,6 @@ def test_bad_arguments():
         nn.Experts.from_experts(odd, odd, fp8(given["w2"]))
 
 
-def routed(logits, k, scoring, normalize, bias, groups, top_groups, scale):
-    """octofold.ops.top_k() of torch, differentiable."""
-    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    choice = scores.detach() if bias is None else scores.detach() + bias
-    if groups > 1:
-        grouped = choice.unflatten(-1, (groups, -1))
-        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(top_groups, dim=-1)[1]
-        stays = torch.zeros(grouped.shape[:-1]).scatter(-1, best, 1.0).bool()
-        choice = grouped.masked_fill(~stays.unsqueeze(-1), -torch.inf).flatten(-2)
-    ids = choice.topk(k, dim=-1)[1]
-    weights = scores.gather(-1, ids)
-    if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return ids, weights * scale
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -197,12 +182,14 @@ def routed(logits, k, scoring, normalize, bias, groups, top_groups, scale):
     ],
 )
 def test_routes(options):
-    logits, dw = random(2, 33, 16), random(2, 33, options[0])
+    k, scoring, normalize, bias, groups, top_groups, scale = options
+    logits, dw = random(2, 33, 16), random(2, 33, k)
     mine, theirs = (logits.clone().requires_grad_() for _ in range(2))
     ids, weights = nn.route(mine, *options)
-    expected_ids, expected = routed(theirs, *options)
+    choices = routing_reference.choices_of(logits, scoring, bias, groups, top_groups)
     assert ids.dtype == torch.int32
-    assert torch.equal(ids.long(), expected_ids)
+    assert torch.equal(ids.long(), choices.topk(k)[1])
+    expected = routing_reference.weights_of(theirs, ids, scoring, normalize, scale).float()
     assert torch.allclose(weights, expected, atol=1e-6)
     weights.backward(dw)
     expected.backward(dw)
