@@ -31,10 +31,16 @@ def wrong():
 """
 
 
-def failure(capsys, *arguments):
+@pytest.fixture
+def failure(run):
     """What the command says as it fails."""
-    assert main(["advise", *arguments]) == 2
-    return capsys.readouterr().err
+
+    def said(*arguments):
+        code, _, err = run("advise", *arguments)
+        assert code == 2
+        return err
+
+    return said
 
 
 class Tags(HTMLParser):
@@ -61,7 +67,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_function_of_the_user(capsys, monkeypatch, tmp_path):
+def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     (tmp_path / "my_advised_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     name = "my_advised_module:make"
@@ -88,11 +94,11 @@ def test_a_function_of_the_user(capsys, monkeypatch, tmp_path):
 
     assert main(["advise", name, "--device", "cpu", "--max-bytes", "3e5"]) == 0
     assert octofold.models.Plan.load(folder / "plan.json").target == "error"
-    assert "max_bytes" in failure(capsys, name, "--device", "cpu", "--max-bytes", "10")
-    assert "ways" in failure(capsys, name, "--device", "cpu", "--ways", "fp4")
-    assert "without a GPU" in failure(capsys, name, "--device", "cpu", "--target", "time")
-    assert "expected to return" in failure(capsys, "my_advised_module:wrong")
-    assert "nothing" in failure(capsys, "my_advised_module:nothing")
+    assert "max_bytes" in failure(name, "--device", "cpu", "--max-bytes", "10")
+    assert "ways" in failure(name, "--device", "cpu", "--ways", "fp4")
+    assert "without a GPU" in failure(name, "--device", "cpu", "--target", "time")
+    assert "expected to return" in failure("my_advised_module:wrong")
+    assert "nothing" in failure("my_advised_module:nothing")
 
 
 def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
@@ -113,7 +119,7 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
         assert words in page
 
 
-def test_a_folder_of_transformers(capsys, monkeypatch, tmp_path):
+def test_a_folder_of_transformers(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     Path("page.txt").write_text(PAGE)
@@ -127,16 +133,16 @@ def test_a_folder_of_transformers(capsys, monkeypatch, tmp_path):
 
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "transformers cannot load it" in failure(capsys, str(empty))
+    assert "transformers cannot load it" in failure(str(empty))
 
 
-def test_what_is_wrong_is_said_in_a_line(capsys, monkeypatch, tmp_path):
+def test_what_is_wrong_is_said_in_a_line(failure, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert "expected a folder, or module:function" in failure(capsys, "nowhere")
-    assert "no_such_module" in failure(capsys, "no_such_module:make")
-    assert "for a model in a folder" in failure(capsys, "a:b", "--text", "page.txt")
+    assert "expected a folder, or module:function" in failure("nowhere")
+    assert "no_such_module" in failure("no_such_module:make")
+    assert "for a model in a folder" in failure("a:b", "--text", "page.txt")
     if not torch.cuda.is_available():
-        assert "no GPU to measure on" in failure(capsys, "a:b", "--device", "cuda")
+        assert "no GPU to measure on" in failure("a:b", "--device", "cuda")
     for wrong in ("-1", "many", "inf", "nan"):
         with pytest.raises(SystemExit):
             main(["advise", "a:b", f"--max-bytes={wrong}"])
@@ -157,21 +163,21 @@ def test_errors_of_others_are_told_in_whole_sentences():
     assert one_line(ValueError()) == "ValueError"
 
 
-def test_a_folder_without_a_tokenizer(capsys, monkeypatch, tmp_path):
+def test_a_folder_without_a_tokenizer(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(FOLDER / name)
-    message = failure(capsys, str(tmp_path), "--device", "cpu")
+    message = failure(str(tmp_path), "--device", "cpu")
     assert "no files of a tokenizer, such as tokenizer.json, to make inputs from text" in message
 
 
-def test_without_transformers_it_is_named(capsys, monkeypatch, tmp_path):
+def test_without_transformers_it_is_named(failure, monkeypatch, tmp_path):
     from octofold_tool import advise
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(advise.importlib.util, "find_spec", lambda name: None)
-    assert "needs transformers: pip install" in failure(capsys, str(tmp_path), "--device", "cpu")
+    assert "needs transformers: pip install" in failure(str(tmp_path), "--device", "cpu")
 
 
 def test_the_demos_model_in_torch_is_the_demos_model():

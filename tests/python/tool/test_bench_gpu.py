@@ -9,7 +9,6 @@ import octofold
 import pytest
 from octofold._timing import CPU as BY_CLOCK
 from octofold._timing import Method
-from octofold_tool.__main__ import main
 
 torch = pytest.importorskip("torch")
 
@@ -188,6 +187,7 @@ def test_host_time(capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", [["gemm", "--device", "cuda"], ["host"]])
-def test_no_gpu_is_said(command, capsys):
-    assert main(["bench", *command]) == 2
-    assert "no GPU to measure on: " in capsys.readouterr().err
+def test_no_gpu_is_said(command, run):
+    code, _, err = run("bench", *command)
+    assert code == 2
+    assert "no GPU to measure on: " in err

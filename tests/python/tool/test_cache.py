@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import octofold
 import pytest
 from octofold_tool import cache
-from octofold_tool.__main__ import main
 from octofold_tool.report import ToolError
 
 needs_nvrtc = pytest.mark.skipif(
@@ -177,12 +176,8 @@ def test_ctrl_c_ends_it_quietly(own):
         ([*WARM, "--fast-accumulation"], "'fast_accumulation'"),
     ],
 )
-def test_errors_are_one_line(capsys, arguments, message):
-    try:
-        code = main(["cache", *arguments])
-    except SystemExit as exit_:  # argparse's
-        code = int(exit_.code or 0)
-    out, error = capsys.readouterr()
+def test_errors_are_one_line(run, arguments, message):
+    code, out, error = run("cache", *arguments)
     assert (code, out) == (2, "")
     assert error.startswith("octofold")
     assert error.count("\n") == 1

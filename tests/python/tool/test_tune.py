@@ -8,7 +8,6 @@ import pytest
 from octofold import tuning
 from octofold.kernel_cache import GemmProblem
 from octofold_tool import tune
-from octofold_tool.__main__ import main
 
 torch = pytest.importorskip("torch")
 
@@ -131,15 +130,9 @@ def one_gpu(monkeypatch, tmp_path):
     return file
 
 
-def run(capsys, *arguments):
-    code = main(["tune", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_what_gains_is_kept(capsys, one_gpu, tmp_path):
+def test_what_gains_is_kept(run, one_gpu, tmp_path):
     shapes = ("--shape", "64,256,512", "--shape", "300,4096,7168")
-    code, out, _ = run(capsys, *shapes, "--json", str(tmp_path / "x.json"))
+    code, out, _ = run("tune", *shapes, "--json", str(tmp_path / "x.json"))
     assert code == 0
     assert f"2 products in {one_gpu}, 1 by another kernel than planned" in out
     assert "as planned" in out
@@ -154,19 +147,19 @@ def test_what_gains_is_kept(capsys, one_gpu, tmp_path):
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert [result["m"] for result in results] == [64, 300]
     # Measured again, and no gain any more: it is planned as before, whatever other tables say.
-    code, out, _ = run(capsys, *shapes, "--least-gain", "0.5")
+    code, out, _ = run("tune", *shapes, "--least-gain", "0.5")
     assert names() == [tuning.planned(GemmProblem(300, 4096, 7168)), planned]
 
-    shipped, own = run(capsys, "--show")[1].splitlines()
+    shipped, own = run("tune", "--show")[1].splitlines()
     assert shipped == "45 products of this GPU come with octofold"
     assert own.startswith(f"2 products in {one_gpu}, written 20")
-    assert run(capsys, "--clear")[1] == f"removed {one_gpu}\n"
-    assert run(capsys, "--clear")[1] == "there is no table\n"
-    assert f"no table: {one_gpu} does not exist\n" in run(capsys, "--show")[1]
+    assert run("tune", "--clear")[1] == f"removed {one_gpu}\n"
+    assert run("tune", "--clear")[1] == "there is no table\n"
+    assert f"no table: {one_gpu} does not exist\n" in run("tune", "--show")[1]
 
 
-def test_a_dry_run_writes_nothing(capsys, one_gpu):
-    code, _, _ = run(capsys, "--shape", "300,4096,7168", "--dry-run")
+def test_a_dry_run_writes_nothing(run, one_gpu):
+    code, _, _ = run("tune", "--shape", "300,4096,7168", "--dry-run")
     assert code == 0
     assert not one_gpu.exists()
 
@@ -181,13 +174,10 @@ def test_a_dry_run_writes_nothing(capsys, one_gpu):
         (("--shape", "1,2,3", "--rounds", "2"), "a whole number"),
     ],
 )
-def test_bad_arguments(capsys, arguments, message):
-    try:
-        code = main(["tune", *arguments])
-    except SystemExit as stop:
-        code = int(str(stop.code))
+def test_bad_arguments(run, arguments, message):
+    code, _, err = run("tune", *arguments)
     assert code == 2
-    assert message in capsys.readouterr().err
+    assert message in err
 
 
 def test_shares_are_numbers():
@@ -197,6 +187,7 @@ def test_shares_are_numbers():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(capsys):
-    assert main(["tune", "--shape", "64,256,512"]) == 2
-    assert "no GPU to measure on" in capsys.readouterr().err
+def test_without_a_gpu_it_says_so(run):
+    code, _, err = run("tune", "--shape", "64,256,512")
+    assert code == 2
+    assert "no GPU to measure on" in err
