@@ -3,26 +3,34 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples" / "python"
 
 
-def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
+def outcome(*command, cwd=None, **environment):
+    """Of a command that may fail: its exit status and what it printed."""
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, **options)
+
+
+def run(*command, cwd=None, **environment):
     """Runs a command that has to succeed and returns what it printed."""
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=os.environ | environment,
-    )
+    result = outcome(*command, cwd=cwd, **environment)
     assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     return result.stdout
 
 
-def assert_example_output(output: str) -> None:
+def refused(script, *arguments):
+    """What a script says that has to fail."""
+    result = outcome(sys.executable, script, *arguments)
+    assert result.returncode != 0
+    return result.stderr
+
+
+def assert_example_output(output):
     """FP8 with block scales is off by about 4 % on normally distributed values."""
     match = re.fullmatch(r"relative error against FP32: (0\.\d+)\n", output)
     assert match, output

@@ -5,7 +5,6 @@ import itertools
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 from project_support import REPOSITORY, run
@@ -37,9 +36,7 @@ ON_A_CPU = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help(script, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit, match="0"):
@@ -48,7 +45,7 @@ def test_help(
 
 
 @pytest.mark.parametrize("script", ON_A_CPU)
-def test_everything_is_right_and_measured(script: str, tmp_path: Path) -> None:
+def test_everything_is_right_and_measured(script, tmp_path):
     path = tmp_path / "results.jsonl"
     arguments, sections = ON_A_CPU[script]
     options = ("--device", "cpu", "--rounds", "2", *arguments)
@@ -58,14 +55,14 @@ def test_everything_is_right_and_measured(script: str, tmp_path: Path) -> None:
     assert {line["section"] for line in lines[1:]} - {"missing"} == sections
 
 
-def test_the_limit_of_time_ends_a_run(tmp_path: Path) -> None:
+def test_the_limit_of_time_ends_a_run(tmp_path):
     path = tmp_path / "results.jsonl"
     output = run(sys.executable, FOLDER / "dot.py", path, "--device", "cpu", "--seconds", "0")
     assert "stopped after 0 s" in output
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_a_wrong_result_of_ours_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_of_ours_is_a_fault(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "x.jsonl"), "--device", "cpu"])
     common = importlib.import_module("common.run")
@@ -83,7 +80,7 @@ def test_a_wrong_result_of_ours_is_a_fault(tmp_path: Path, monkeypatch: pytest.M
             assert made.exit_code == (name != "right")
 
 
-def test_rules_of_the_advisors_script_are_torchaos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_the_advisors_script_are_torchaos(monkeypatch):
     filters = pytest.importorskip("torchao.float8")
     monkeypatch.syspath_prepend(FOLDER)
     script = importlib.import_module("advisor")

@@ -1,11 +1,9 @@
 """scripts/check_imports.py finds arrows up the floors and circles."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY
+from project_support import REPOSITORY, outcome
 
 SOUND = {
     "__init__.py": "from . import ops\n",
@@ -20,19 +18,14 @@ SOUND = {
 }
 
 
-def problems(folder: Path, changes: dict[str, str]) -> list[str]:
+def problems(folder, changes):
     for name, text in (SOUND | changes).items():
         path = folder / "python" / "octofold" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    run = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "check_imports.py", folder],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode == bool(run.stdout), run.stderr
-    return run.stdout.splitlines()
+    result = outcome(sys.executable, REPOSITORY / "scripts" / "check_imports.py", folder)
+    assert result.returncode == bool(result.stdout), result.stderr
+    return result.stdout.splitlines()
 
 
 def test_what_is_sound(tmp_path):

@@ -1,22 +1,14 @@
 """The include-rule check finds what it is there to find, and nothing in what is right."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY
+from project_support import REPOSITORY, outcome
 
 SCRIPT = REPOSITORY / "scripts" / "check_includes.py"
 
 
-def run(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, root], capture_output=True, text=True, check=False
-    )
-
-
-def write(root: Path, path: str, text: str) -> None:
+def write(root, path, text):
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
 
@@ -48,22 +40,22 @@ def write(root: Path, path: str, text: str) -> None:
         ("examples/a.py", "import octofold._ffi as ffi", "public names only"),
     ],
 )
-def test_a_violation_is_named(tmp_path: Path, path: str, line: str, complaint: str) -> None:
+def test_a_violation_is_named(tmp_path, path, line, complaint):
     write(tmp_path, path, f"\n{line}\n")
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert result.returncode == 1
     assert complaint in result.stderr
     assert result.stderr.startswith(path)
 
 
-def test_a_long_file_is_named(tmp_path: Path) -> None:
+def test_a_long_file_is_named(tmp_path):
     write(tmp_path, "python/a.py", "x = 0\n" * 401)
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert result.returncode == 1
     assert "python/a.py: 401 lines" in result.stderr
 
 
-def test_what_is_right_passes(tmp_path: Path) -> None:
+def test_what_is_right_passes(tmp_path):
     write(tmp_path, "include/octofold/a.h", '#include <cstdint>\n#include "octofold/b.h"\n')
     write(tmp_path, "src/cpu/a.cpp", '#include "kernels/shared/a.h"\n#include <cblas.h>\n')
     write(tmp_path, "src/model/a.cpp", '#include "core/check.h"\n#include <nlohmann/json.hpp>\n')
@@ -71,5 +63,5 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     write(tmp_path, "kernels/numeric/a.h", '#include "kernels/ptx/a.h"\n')
     write(tmp_path, "tools/a.py", "import octofold\nfrom octofold.torch import gemm\n")
     write(tmp_path, "python/a.py", "from octofold import _ffi\n" * 400)
-    result = run(tmp_path)
+    result = outcome(sys.executable, SCRIPT, tmp_path)
     assert (result.returncode, result.stderr) == (0, "")

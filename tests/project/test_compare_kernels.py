@@ -1,12 +1,11 @@
 """The comparison of kernels sees those that have grown, and nothing in what is the same."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY
+from project_support import REPOSITORY, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -18,31 +17,30 @@ FEW = "64x16/1 cluster 1x1, Channel·Channel, BFloat16"
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path):
     for folder in ("kernels", "include"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder)
     return tmp_path
 
 
-def compare(old: Path, new: Path, kernels: str = FEW) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, "--filter", kernels, old, new]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def compare(old, new, kernels=FEW):
+    return outcome(sys.executable, SCRIPT, "--filter", kernels, old, new)
 
 
-def add_to_kernel(sources: Path, statements: str) -> None:
+def add_to_kernel(sources, statements):
     start = "  if (threadIdx.x < 32) smem.init_barriers(P::kArrivalsOfStage);\n"
     text = (sources / KERNEL).read_text()
     assert text.count(start) == 1
     (sources / KERNEL).write_text(text.replace(start, statements + start))
 
 
-def test_the_same_sources(sources: Path) -> None:
+def test_the_same_sources(sources):
     result = compare(REPOSITORY, sources)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "most instructions 1.000 of what they were" in result.stdout
 
 
-def test_more_instructions(sources: Path) -> None:
+def test_more_instructions(sources):
     add_to_kernel(sources, 32 * 'asm volatile("nanosleep.u32 1;");\n')
     result = compare(REPOSITORY, sources)
     assert result.returncode == 1
@@ -50,7 +48,7 @@ def test_more_instructions(sources: Path) -> None:
     assert compare(sources, REPOSITORY).returncode == 0  # shorter
 
 
-def test_more_memory(sources: Path) -> None:
+def test_more_memory(sources):
     array = "volatile int stack[64];\nstack[threadIdx.x % 64] = 1;\n"
     add_to_kernel(sources, array)
     result = compare(REPOSITORY, sources)
@@ -58,14 +56,14 @@ def test_more_memory(sources: Path) -> None:
     assert "stack or spills" in result.stdout
 
 
-def test_a_kernel_that_does_not_compile(sources: Path) -> None:
+def test_a_kernel_that_does_not_compile(sources):
     add_to_kernel(sources, "no_such_function();\n")
     result = compare(REPOSITORY, sources)
     assert result.returncode == 1
     assert "not compiled: kernels/sm90/gemm.h" in result.stdout
 
 
-def test_nothing_to_compare() -> None:
+def test_nothing_to_compare():
     result = compare(REPOSITORY, REPOSITORY, "no kernel's name")
     assert result.returncode == 1
     assert "no kernel is to be compared" in result.stderr

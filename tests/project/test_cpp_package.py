@@ -1,11 +1,9 @@
 """What a C++ user gets: `cmake --install`, find_package, pkg-config, a clean symbol table."""
 
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
-from project_support import REPOSITORY, assert_example_output, run
+from project_support import REPOSITORY, assert_example_output, outcome, run
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +11,7 @@ EXAMPLE = REPOSITORY / "examples" / "cpp"
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(tmp_path_factory):
     """A prefix that Octofold was installed into and that was then moved elsewhere."""
     build = REPOSITORY / "build" / "release"
     run("cmake", "--preset", "release", "-S", REPOSITORY)
@@ -23,14 +21,14 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (staging / "octofold").rename(tmp_path_factory.mktemp("prefix") / "octofold")
 
 
-def test_find_package_builds_the_examples(prefix: Path, tmp_path: Path) -> None:
+def test_find_package_builds_the_examples(prefix, tmp_path):
     run("cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
     for example in ("quantize_and_multiply", "grouped_product"):
         assert_example_output(run(tmp_path / example))
 
 
-def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:
+def test_pkg_config_builds_the_example(prefix, tmp_path):
     pkg_config = next(prefix.rglob("pkgconfig"))
     library = pkg_config.parent
     flags = run("pkg-config", "--cflags", "--libs", "octofold", PKG_CONFIG_PATH=str(pkg_config))
@@ -40,21 +38,17 @@ def test_pkg_config_builds_the_example(prefix: Path, tmp_path: Path) -> None:
     assert_example_output(run(program, LD_LIBRARY_PATH=str(library)))
 
 
-def test_find_package_refuses_another_version(prefix: Path, tmp_path: Path) -> None:
+def test_find_package_refuses_another_version(prefix, tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\nfind_package(octofold 9 REQUIRED)\n"
     )
-    result = subprocess.run(
-        ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    build = ("-S", tmp_path, "-B", tmp_path / "build")
+    result = outcome("cmake", *build, f"-DCMAKE_PREFIX_PATH={prefix}")
     assert result.returncode != 0
     assert "octofold-config.cmake, version: 0." in result.stderr
 
 
-def test_only_headers_library_licenses_and_package_files_are_installed(prefix: Path) -> None:
+def test_only_headers_library_licenses_and_package_files_are_installed(prefix):
     folders = {path.relative_to(prefix).parts[0] for path in prefix.rglob("*") if path.is_file()}
     assert folders <= {"include", "lib", "lib64", "share"}
     shared = {path.name for path in (prefix / "share").rglob("*") if path.is_file()}
@@ -63,7 +57,7 @@ def test_only_headers_library_licenses_and_package_files_are_installed(prefix: P
     assert installed == {path.name for path in (REPOSITORY / "include" / "octofold").iterdir()}
 
 
-def test_the_library_shows_and_needs_nothing_of_its_third_parties(prefix: Path) -> None:
+def test_the_library_shows_and_needs_nothing_of_its_third_parties(prefix):
     library = next(prefix.rglob("liboctofold.so"))
     symbols = run("nm", "--dynamic", "--defined-only", "--demangle", library)
     names = [line.split(maxsplit=2)[2] for line in symbols.splitlines()]

@@ -7,7 +7,7 @@ from project_support import REPOSITORY
 VARIABLE = re.compile(r"OCTOFOLD_[A-Z_]+")
 
 
-def test_the_table_is_that_of_the_library() -> None:
+def test_the_table_is_that_of_the_library():
     options = (REPOSITORY / "src" / "core" / "options.cpp").read_text()
     read = set(re.findall(r'(?:value|is_on)\("([A-Z_]+)"', options))
     documented = set(VARIABLE.findall((REPOSITORY / "src" / "core" / "options.h").read_text()))
@@ -17,7 +17,7 @@ def test_the_table_is_that_of_the_library() -> None:
     assert documented == rows
 
 
-def test_nothing_else_reads_the_environment() -> None:
+def test_nothing_else_reads_the_environment():
     readers = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in ("src", "bindings", "include")

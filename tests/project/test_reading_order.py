@@ -9,30 +9,30 @@ MOST_FILES, MOST_LINES, MOST_BRANCHES = 14, 1500, 30
 POLICIES = "kernels/sm90/policies.h"
 
 
-def section() -> str:
+def section():
     page = (REPOSITORY / "docs" / "kernels.md").read_text()
     found = re.search(r"^## Reading order\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
 
 
-def files_in_order() -> list[str]:
+def files_in_order():
     rows = re.findall(r"^(\d+)\. `(kernels/[\w/]+\.h)`: ", section(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
     return [path for _, path in rows]
 
 
-def looked_up() -> set[str]:
+def looked_up():
     """Names of the files of which the page says that they are looked up."""
     paragraph = next(line for line in section().splitlines() if line.startswith("Some files"))
     return {Path(path).name for path in re.findall(r"`([\w/]+\.h)`", paragraph)}
 
 
-def lines(path: str) -> list[str]:
+def lines(path):
     return (REPOSITORY / path).read_text().splitlines()
 
 
-def test_the_path_is_short() -> None:
+def test_the_path_is_short():
     files = files_in_order()
     assert files[0] == "kernels/sm90/gemm.h"
     assert len(files) <= MOST_FILES
@@ -40,7 +40,7 @@ def test_the_path_is_short() -> None:
     assert count <= MOST_LINES, count
 
 
-def test_nothing_else_has_to_be_read() -> None:
+def test_nothing_else_has_to_be_read():
     """Files of the path include each other, instructions, and what is looked up; the one that
     chooses policies includes all of them."""
     files = files_in_order()
@@ -53,7 +53,7 @@ def test_nothing_else_has_to_be_read() -> None:
             assert is_known or Path(included).name in looked_up(), (path, included)
 
 
-def test_features_are_policies_not_branches() -> None:
+def test_features_are_policies_not_branches():
     headers = [
         path
         for room in ("sm90", "epilogue")

@@ -1,10 +1,8 @@
 """scripts/test_times.py sums what tests took; tests/quarantine.txt names tests that there are."""
 
-import subprocess
 import sys
-from pathlib import Path
 
-from project_support import REPOSITORY
+from project_support import REPOSITORY, run
 
 SUITE = """<testsuite>
 <testcase name="plan.CastTest.Rows" classname="plan.CastTest.Rows" time="1.5"/>
@@ -17,11 +15,10 @@ PYTHON = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_seconds_are_summed_by_area(tmp_path: Path) -> None:
+def test_seconds_are_summed_by_area(tmp_path):
     (tmp_path / "quick.xml").write_text(SUITE)
     (tmp_path / "python.xml").write_text(PYTHON)
-    script = [sys.executable, REPOSITORY / "scripts/test_times.py", tmp_path]
-    shown = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    shown = run(sys.executable, REPOSITORY / "scripts" / "test_times.py", tmp_path)
     assert [line.split() for line in shown.splitlines()] == [
         ["area", "tests", "seconds"],
         ["tests/python/nn", "2", "5.0"],
@@ -30,7 +27,7 @@ def test_seconds_are_summed_by_area(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_quarantined_exists() -> None:
+def test_what_is_quarantined_exists():
     sources = "".join(file.read_text() for file in (REPOSITORY / "tests/cpp").rglob("*_test.cpp"))
     for line in (REPOSITORY / "tests/quarantine.txt").read_text().splitlines():
         match line.split():

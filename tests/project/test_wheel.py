@@ -2,7 +2,6 @@
 
 import venv
 import zipfile
-from pathlib import Path
 
 import pytest
 from project_support import REPOSITORY, assert_example_output, run
@@ -11,21 +10,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
+def wheel():
     wheels = list((REPOSITORY / "dist").glob("octofold-*.whl"))
     assert len(wheels) == 1, f"expected one wheel in dist/ (run `make wheel`), got {wheels}"
     return wheels[0]
 
 
 @pytest.fixture(scope="module")
-def clean_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clean_venv(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
     run(folder / "bin" / "python", "-m", "pip", "install", wheel)
     return folder
 
 
-def test_contents(wheel: Path) -> None:
+def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "octofold/__init__.py",
@@ -39,15 +38,15 @@ def test_contents(wheel: Path) -> None:
     assert not [name for name in names if name.endswith((".h", ".cpp", ".cmake"))]
 
 
-def test_it_serves_every_python(wheel: Path) -> None:
+def test_it_serves_every_python(wheel):
     assert "-py3-none-linux_" in wheel.name or "-py3-none-manylinux" in wheel.name
 
 
-def test_the_example_runs_without_optional_packages(clean_venv: Path, tmp_path: Path) -> None:
+def test_the_example_runs_without_optional_packages(clean_venv, tmp_path):
     example = REPOSITORY / "examples" / "python" / "quantize_and_multiply.py"
     output = run(clean_venv / "bin" / "python", example, cwd=tmp_path)
     assert_example_output(output)
 
 
-def test_the_tool_runs(clean_venv: Path, tmp_path: Path) -> None:
+def test_the_tool_runs(clean_venv, tmp_path):
     assert "octofold" in run(clean_venv / "bin" / "octofold", "info", cwd=tmp_path).lower()

@@ -60,3 +60,12 @@ def opcheck(monkeypatch):
                 assert (new.shape, new.dtype) == (given.shape, given.dtype)
 
     return check
+
+
+@pytest.fixture
+def log():
+    """The messages of the library's log so far."""
+    messages = []
+    octofold.set_log_handler(lambda level, message: messages.append(message))
+    yield messages
+    octofold.set_log_handler(None)

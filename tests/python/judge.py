@@ -1,9 +1,10 @@
-"""How products are judged (docs/numerics.md), NumPy's arrays and torch's tensors alike: by the norm
-of all errors, and element by element, as a norm does not see a few elements that are wrong."""
+"""How results are judged, of NumPy and torch alike. Products (docs/numerics.md): by the norm of all
+errors, and element by element, as a norm does not see a few elements that are wrong."""
 
 import math
 
 import numpy as np
+from octofold import ScaledTensor
 
 # Of norms over many elements, whose roundings average; a few alone may each be half an ulp off.
 LIMITS = {"float32": 3e-4, "float16": 4e-4, "bfloat16": 2.5e-3}
@@ -65,3 +66,26 @@ def assert_close(out, expected, terms, dtype, accumulation=ACCUMULATION):
     assert out.shape == expected.shape
     assert_elements_close(out, expected, terms, dtype, accumulation)
     assert_norm_close(out, expected, terms, dtype)
+
+
+def assert_same(actual, expected):
+    """The same numbers in the same type: of arrays, tensors and casts, of collections of them, and
+    None where there is none. FP8 is compared by its codes."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        actual, expected = list(actual.values()), list(expected.values())
+    if expected is None or isinstance(expected, ScaledTensor):
+        assert actual is expected or actual.equals(expected)
+    elif not hasattr(expected, "dtype"):
+        for left, right in zip(actual, expected, strict=True):
+            assert_same(left, right)
+    else:
+        assert (actual.dtype, tuple(actual.shape)) == (expected.dtype, tuple(expected.shape))
+        if isinstance(expected, np.ndarray):
+            bits = [x.view(np.uint8) if x.itemsize == 1 else x for x in (actual, expected)]
+            np.testing.assert_array_equal(*bits)
+        else:
+            import torch
+
+            bits = [x.view(torch.uint8) if x.itemsize == 1 else x for x in (actual, expected)]
+            assert torch.equal(*bits)

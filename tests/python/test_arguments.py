@@ -7,6 +7,16 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from octofold import (
+    BadFormatError,
+    Format,
+    InvalidArgumentError,
+    ScaledTensor,
+    UnsupportedError,
+    gemm,
+    ops,
+    quantize,
+)
 
 M, N, K = 5, 7, 300
 
@@ -16,7 +26,7 @@ def values(*shape):
 
 
 def scaled(rows, cols, granularity="1x128", dtype="e4m3"):
-    return octofold.quantize(values(rows, cols), octofold.Format(dtype, granularity))
+    return quantize(values(rows, cols), Format(dtype, granularity))
 
 
 def unaligned():
@@ -63,8 +73,8 @@ QUANTIZE = {
 @pytest.mark.parametrize("name", QUANTIZE)
 def test_quantize_refuses_input(name):
     make, message = QUANTIZE[name]
-    with pytest.raises(octofold.InvalidArgumentError, match=message) as caught:
-        octofold.quantize(make())
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        quantize(make())
     assert str(caught.value).startswith("quantize: argument 'x'")
 
 
@@ -91,8 +101,8 @@ def test_quantize_refuses_input(name):
     ],
 )
 def test_quantize_refuses_option(options, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        octofold.quantize(values(3, 4), **options)
+    with pytest.raises(InvalidArgumentError, match=message):
+        quantize(values(3, 4), **options)
 
 
 @pytest.mark.parametrize(
@@ -105,38 +115,32 @@ def test_quantize_refuses_option(options, message):
         ),
         (lambda a: replaced(a, granularity=7).dequantize(), "'x.granularity': expected text"),
         (
-            lambda a: octofold.ops.convert_dtype(np.array(1, np.float32), "e4m3"),
+            lambda a: ops.convert_dtype(np.array(1, np.float32), "e4m3"),
             "'x': expected at least 1 dim",
         ),
         (
-            lambda a: octofold.ops.convert_dtype(np.array(1, reference.DTYPES["e4m3"]), "float32"),
+            lambda a: ops.convert_dtype(np.array(1, reference.DTYPES["e4m3"]), "float32"),
             "'x': expected at least 1 dim",
         ),
         (
-            lambda a: octofold.ops.convert_dtype(values(4), "e4m3", overflow=1),
+            lambda a: ops.convert_dtype(values(4), "e4m3", overflow=1),
             "'overflow': expected text, got 1",
         ),
-        (lambda a: octofold.ops.scale_shape(None, 1, 4), "text and whole numbers, got None"),
-        (
-            lambda a: octofold.ops.convert_dtype(values(4)[::2], "e4m3"),
-            "'x': expected contiguous col",
-        ),
-        (lambda a: octofold.ops.convert_dtype(values(4), "e3m4"), "'dtype': expected one of"),
-        (
-            lambda a: octofold.ops.scale_shape("tensor", -1, 4),
-            "expected sizes of at least 0, got -1",
-        ),
-        (lambda a: octofold.ops.scale_shape("", 1, 4), "granularity '' is not one of"),
+        (lambda a: ops.scale_shape(None, 1, 4), "text and whole numbers, got None"),
+        (lambda a: ops.convert_dtype(values(4)[::2], "e4m3"), "'x': expected contiguous col"),
+        (lambda a: ops.convert_dtype(values(4), "e3m4"), "'dtype': expected one of"),
+        (lambda a: ops.scale_shape("tensor", -1, 4), "expected sizes of at least 0, got -1"),
+        (lambda a: ops.scale_shape("", 1, 4), "granularity '' is not one of"),
     ],
 )
 def test_other_casts_refuse(call, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
+    with pytest.raises(InvalidArgumentError, match=message):
         call(scaled(3, 4))
 
 
 def replaced(tensor, **fields):
     parts = {"data": tensor.data, "scale": tensor.scale, "granularity": tensor.granularity}
-    return octofold.ScaledTensor(**{**parts, **fields})
+    return ScaledTensor(**{**parts, **fields})
 
 
 def wide_buffer():
@@ -148,52 +152,43 @@ def wide_buffer():
 
 def aliased_gemm(a, b):
     codes, out = wide_buffer()
-    return octofold.gemm(replaced(a, data=codes), b, out=out)
+    return gemm(replaced(a, data=codes), b, out=out)
 
 
 def half_aliased_c(a, b):
     memory = values(M + 1, N)
-    return octofold.gemm(a, b, out=memory[1:], c=memory[:-1])
+    return gemm(a, b, out=memory[1:], c=memory[:-1])
 
 
 GEMM = [
+    (lambda a, b: gemm(a.data, b), "'a': expected dtype float32 or float16 or bfloat16, got e4m3"),
+    (lambda a, b: gemm(a, None), "'b': expected a ScaledTensor, got NoneType"),
+    (lambda a, b: gemm(a, scaled(N, K + 1)), "'b': expected K = 300 .*, got 301"),
     (
-        lambda a, b: octofold.gemm(a.data, b),
-        "'a': expected dtype float32 or float16 or bfloat16, got e4m3",
-    ),
-    (lambda a, b: octofold.gemm(a, None), "'b': expected a ScaledTensor, got NoneType"),
-    (lambda a, b: octofold.gemm(a, scaled(N, K + 1)), "'b': expected K = 300 .*, got 301"),
-    (
-        lambda a, b: octofold.gemm(replaced(a, granularity="128x128"), b),
+        lambda a, b: gemm(replaced(a, granularity="128x128"), b),
         "'a.scale': expected shape \\[1, 3\\] for granularity 128x128 of 5×300 codes",
     ),
-    (lambda a, b: octofold.gemm(replaced(a, scale=a.scale.astype(float)), b), "'a.scale': .*dtype"),
-    (lambda a, b: octofold.gemm(replaced(a, data=values(M, K)), b), "'a': expected dtype e4m3"),
-    (lambda a, b: octofold.gemm(a, b, out=values(N, M)), "'out': expected shape \\[5, 7\\]"),
-    (lambda a, b: octofold.gemm(a, b, out=values(M, N).astype(float)), "'out': expected dtype"),
-    (lambda a, b: octofold.gemm(a, b, out=values(N, M).T), "'out': expected contiguous columns"),
-    (lambda a, b: octofold.gemm(a, b, out=read_only(values(M, N))), "'out': expected a writable"),
-    (lambda a, b: octofold.gemm(a, b, out=[0]), "'out': expected a NumPy array.*, got .*list"),
+    (lambda a, b: gemm(replaced(a, scale=a.scale.astype(float)), b), "'a.scale': .*dtype"),
+    (lambda a, b: gemm(replaced(a, data=values(M, K)), b), "'a': expected dtype e4m3"),
+    (lambda a, b: gemm(a, b, out=values(N, M)), "'out': expected shape \\[5, 7\\]"),
+    (lambda a, b: gemm(a, b, out=values(M, N).astype(float)), "'out': expected dtype"),
+    (lambda a, b: gemm(a, b, out=values(N, M).T), "'out': expected contiguous columns"),
+    (lambda a, b: gemm(a, b, out=read_only(values(M, N))), "'out': expected a writable"),
+    (lambda a, b: gemm(a, b, out=[0]), "'out': expected a NumPy array.*, got .*list"),
     (
-        lambda a, b: octofold.gemm(a, b, out=values(M, N), out_dtype="float16"),
+        lambda a, b: gemm(a, b, out=values(M, N), out_dtype="float16"),
         "'out_dtype': expected float32, as is 'out', got 'float16'",
     ),
-    (lambda a, b: octofold.gemm(a, b, out_dtype="e4m3"), "'out_dtype': expected one of float32"),
-    (lambda a, b: octofold.gemm(replaced(a, scale=None), b), "'a.scale': expected .*, got None"),
-    (
-        lambda a, b: octofold.gemm(a, replaced(b, granularity=None)),
-        "'b.granularity': expected text",
-    ),
-    (
-        lambda a, b: octofold.gemm(a, b, fast_accumulation="no"),
-        "'fast_accumulation': expected True",
-    ),
-    (lambda a, b: octofold.gemm(a, b, c=values(M, N + 1)), "'c': expected shape"),
-    (lambda a, b: octofold.gemm(a, b, c=values(M, N).astype(np.float16)), "'c': expected dtype"),
-    (lambda a, b: octofold.gemm(a, b, bias=values(M)), "'bias': expected shape \\[7\\]"),
-    (lambda a, b: octofold.gemm(a, b, bias=values(1, N)), "'bias': expected a vector"),
-    (lambda a, b: octofold.gemm(a, b, bias=values(2 * N)[::2]), "'bias': expected a contiguous"),
-    (lambda a, b: octofold.gemm(a, b, fast_accumulation=True), "'fast_accumulation': expected fal"),
+    (lambda a, b: gemm(a, b, out_dtype="e4m3"), "'out_dtype': expected one of float32"),
+    (lambda a, b: gemm(replaced(a, scale=None), b), "'a.scale': expected .*, got None"),
+    (lambda a, b: gemm(a, replaced(b, granularity=None)), "'b.granularity': expected text"),
+    (lambda a, b: gemm(a, b, fast_accumulation="no"), "'fast_accumulation': expected True"),
+    (lambda a, b: gemm(a, b, c=values(M, N + 1)), "'c': expected shape"),
+    (lambda a, b: gemm(a, b, c=values(M, N).astype(np.float16)), "'c': expected dtype"),
+    (lambda a, b: gemm(a, b, bias=values(M)), "'bias': expected shape \\[7\\]"),
+    (lambda a, b: gemm(a, b, bias=values(1, N)), "'bias': expected a vector"),
+    (lambda a, b: gemm(a, b, bias=values(2 * N)[::2]), "'bias': expected a contiguous"),
+    (lambda a, b: gemm(a, b, fast_accumulation=True), "'fast_accumulation': expected fal"),
     (aliased_gemm, "'out': expected memory of its own, apart from 'a'"),
     (half_aliased_c, "'out': expected memory of its own, apart from 'c'"),
 ]
@@ -201,7 +196,7 @@ GEMM = [
 
 @pytest.mark.parametrize(("call", "message"), GEMM, ids=[message[:24] for _, message in GEMM])
 def test_gemm_refuses(call, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message) as caught:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         call(scaled(M, K), scaled(N, K, "128x128"))
     assert str(caught.value).startswith("gemm: ")
 
@@ -210,41 +205,41 @@ def test_read_only_arrays_are_inputs(tmp_path, rng):
     x = rng.normal(0, 1, (4, 300)).astype(np.float32)
     path = tmp_path / "weights"
     path.write_bytes(x.tobytes())
-    expected = octofold.quantize(x)
+    expected = quantize(x)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     for buffer in (x.tobytes(), mapped):
         view = np.frombuffer(buffer, np.float32).reshape(x.shape)
         assert not view.flags.writeable
-        np.testing.assert_array_equal(octofold.quantize(view).data, expected.data)
+        np.testing.assert_array_equal(quantize(view).data, expected.data)
         codes = np.frombuffer(expected.data.tobytes(), reference.DTYPES["e4m3"]).reshape(x.shape)
-        octofold.gemm(replaced(expected, data=codes), expected)
+        gemm(replaced(expected, data=codes), expected)
 
 
 def test_numpys_scalars_are_pythons():
     x = values(3, 300)
     epsilon = np.float32(1e-6)
-    octofold.ops.cast(octofold.ops.Normed(x, epsilon=epsilon), rows="1x128")
+    ops.cast(ops.Normed(x, epsilon=epsilon), rows="1x128")
     a = scaled(3, 300, "tensor")
-    octofold.gemm(a, a, fast_accumulation=np.True_)
+    gemm(a, a, fast_accumulation=np.True_)
 
 
 def test_empty_arrays_are_inputs():
     empty = scaled(0, K)
     assert empty.shape == (0, K)
-    assert octofold.gemm(empty, scaled(N, K, "128x128")).shape == (0, N)
-    nothing = octofold.gemm(scaled(M, 0), scaled(N, 0, "128x128"), bias=values(N))
+    assert gemm(empty, scaled(N, K, "128x128")).shape == (0, N)
+    nothing = gemm(scaled(M, 0), scaled(N, 0, "128x128"), bias=values(N))
     np.testing.assert_array_equal(nothing.astype(np.float32), values(M, N))
-    assert octofold.ops.convert_dtype(values(0), "e4m3").shape == (0,)
+    assert ops.convert_dtype(values(0), "e4m3").shape == (0,)
 
 
 def test_exceptions_are_builtins_too():
     for error, builtin in {
-        octofold.InvalidArgumentError: ValueError,
-        octofold.UnsupportedError: NotImplementedError,
+        InvalidArgumentError: ValueError,
+        UnsupportedError: NotImplementedError,
         octofold.UnavailableError: RuntimeError,
         octofold.IoError: OSError,
-        octofold.BadFormatError: ValueError,
+        BadFormatError: ValueError,
         octofold.InternalError: RuntimeError,
     }.items():
         assert issubclass(error, builtin)
@@ -257,24 +252,24 @@ DTYPE = reference.DTYPES["e5m2"]
 
 @pytest.mark.parametrize("spelling", ["e5m2", "float8_e5m2", DTYPE, DTYPE.type])
 def test_dtype_spellings(spelling):
-    format = octofold.Format(spelling)
-    assert format == octofold.Format("e5m2")
-    assert octofold.quantize(values(2, 2), format).dtype == DTYPE
+    format = Format(spelling)
+    assert format == Format("e5m2")
+    assert quantize(values(2, 2), format).dtype == DTYPE
 
 
 def test_cast_wants_something():
     x = values(3, 4)
     for call, message in (
-        (lambda: octofold.ops.cast(x), "'rows': expected a format here, or for 'transposed'"),
-        (lambda: octofold.ops.cast(x, rows=3), "'rows': expected a Format or a text, got 3"),
+        (lambda: ops.cast(x), "'rows': expected a format here, or for 'transposed'"),
+        (lambda: ops.cast(x, rows=3), "'rows': expected a Format or a text, got 3"),
         (
-            lambda: octofold.ops.cast(x, rows="e4m3", transposed="e5m2"),
+            lambda: ops.cast(x, rows="e4m3", transposed="e5m2"),
             "'transposed': expected the dtype of 'rows', as one cast has both: e4m3, got e5m2",
         ),
         (
-            lambda: octofold.ops.cast(x, rows="te", transposed="channel vllm"),
+            lambda: ops.cast(x, rows="te", transposed="channel vllm"),
             "'transposed': expected the rule of 'rows', .*: te, got vllm",
         ),
     ):
-        with pytest.raises(octofold.InvalidArgumentError, match="cast: argument " + message):
+        with pytest.raises(InvalidArgumentError, match="cast: argument " + message):
             call()

@@ -1,10 +1,10 @@
 """Every option of cast() with every source: the cast of the matrix that the source is."""
 
 import numpy as np
-import octofold
 import pytest
 import reference_activations
 from casting import GRANULARITIES, cast_side, sides_of
+from octofold import quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, Normed, Target, cast
 
 ROWS, COLS = 131, 200
@@ -21,10 +21,7 @@ def sources(rng):
     return {
         "array": (x, x),
         "Activated": (Activated(wide), activated.astype(np.float32)),
-        "ActivationGradient": (
-            ActivationGradient(x, x, "relu-squared"),
-            slope.astype(np.float32),
-        ),
+        "ActivationGradient": (ActivationGradient(x, x, "relu-squared"), slope.astype(np.float32)),
         "Normed": (Normed(x), x * norm.rstd[:, None]),
         "Gathered": (Gathered(x, places), x[places]),
     }
@@ -43,7 +40,7 @@ def test_static_scales(name, granularity, transpose, rng):
     actual = cast_side(source, granularity, transpose, scale=scale)
     assert actual.scale is scale
     matrix = np.ascontiguousarray(values.T) if transpose else values
-    assert actual.equals(octofold.quantize(matrix, granularity, scale=scale))
+    assert actual.equals(quantize(matrix, granularity, scale=scale))
 
 
 @every_source
@@ -86,6 +83,6 @@ def test_groups(name, granularity, rng):
 @every_source
 def test_into_out(name, rng):
     source, values = sources(rng)[name]
-    out = octofold.quantize(np.zeros_like(values))
+    out = quantize(np.zeros_like(values))
     assert cast(source, rows=Target("1x128", out=out), columns="sums").rows is out
-    assert out.equals(octofold.quantize(values))
+    assert out.equals(quantize(values))

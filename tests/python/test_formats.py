@@ -1,9 +1,9 @@
 """Unscaled conversion against ml_dtypes, which has the same formats of its own make."""
 
 import numpy as np
-import octofold
 import pytest
 import reference
+from octofold.ops import convert_dtype
 
 FP8 = ("e4m3", "e5m2")
 WIDE = ("float32", "float16", "bfloat16")
@@ -33,7 +33,7 @@ def assert_same_values(actual, expected):
 def test_decodes_every_code(fp8, wide):
     codes = codes_of(fp8)
     expected = codes.astype(np.float32).astype(reference.DTYPES[wide])
-    assert_same_values(octofold.ops.convert_dtype(codes, wide), expected)
+    assert_same_values(convert_dtype(codes, wide), expected)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -42,7 +42,7 @@ def test_decodes_every_code(fp8, wide):
 def test_encodes_every_16_bit_value(fp8, wide, rule):
     values = codes_of(wide)
     expected = reference.encode(values.astype(np.float32), fp8, rule)
-    actual = octofold.ops.convert_dtype(values, fp8, overflow=rule)
+    actual = convert_dtype(values, fp8, overflow=rule)
     np.testing.assert_array_equal(actual.view(np.uint8), expected)
 
 
@@ -53,7 +53,7 @@ def test_encodes_random_float32_bit_patterns(fp8, rule, rng):
     # And as many where the format has values, which few random exponents reach.
     near = rng.normal(0, 1, 1_000_000) * np.exp2(rng.integers(-20, 18, 1_000_000))
     values = np.concatenate([values, near.astype(np.float32)])
-    actual = octofold.ops.convert_dtype(values, fp8, overflow=rule)
+    actual = convert_dtype(values, fp8, overflow=rule)
     np.testing.assert_array_equal(actual.view(np.uint8), reference.encode(values, fp8, rule))
 
 
@@ -66,7 +66,7 @@ def test_encodes_ties_and_their_neighbours(fp8, rule):
     ties = ties.astype(np.float32)
     values = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, np.float32("inf"))])
     values = np.concatenate([values, -values])
-    actual = octofold.ops.convert_dtype(values, fp8, overflow=rule)
+    actual = convert_dtype(values, fp8, overflow=rule)
     np.testing.assert_array_equal(actual.view(np.uint8), reference.encode(values, fp8, rule))
 
 
@@ -75,16 +75,14 @@ def test_rounds_float32_to_16_bits(wide, rng):
     values = rng.integers(0, 2**32, 1_000_000, np.uint32).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = values.astype(reference.DTYPES[wide])
-    assert_same_values(octofold.ops.convert_dtype(values, wide), expected)
+    assert_same_values(convert_dtype(values, wide), expected)
 
 
 def test_the_two_overflow_rules_differ_as_documented():
     values = np.array([464, 464.1, -1e9, np.inf, -np.inf, np.nan], np.float32)
-    saturated = octofold.ops.convert_dtype(values, "e4m3").astype(np.float32)
+    saturated = convert_dtype(values, "e4m3").astype(np.float32)
     np.testing.assert_array_equal(saturated, [448, 448, -448, 448, -448, np.nan])
-    strict = octofold.ops.convert_dtype(values, "e4m3", overflow="nan").astype(np.float32)
+    strict = convert_dtype(values, "e4m3", overflow="nan").astype(np.float32)
     np.testing.assert_array_equal(strict, [448, np.nan, np.nan, np.nan, np.nan, np.nan])
-    strict = octofold.ops.convert_dtype(
-        np.array([61439, 61440], np.float32), "e5m2", overflow="nan"
-    )
+    strict = convert_dtype(np.array([61439, 61440], np.float32), "e5m2", overflow="nan")
     np.testing.assert_array_equal(strict.astype(np.float32), [57344, np.inf])

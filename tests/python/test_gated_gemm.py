@@ -5,6 +5,7 @@ import numpy as np
 import octofold
 import pytest
 import reference_activations as reference
+from octofold.ops import gated_gemm
 
 every_activation = pytest.mark.parametrize("activation", reference.GATED)
 
@@ -30,7 +31,7 @@ def test_is_as_it_is_defined(activation, rng):
     product = a.dequantize("float32").astype(float) @ b.dequantize("float32").astype(float).T
     gate, up = product[:, :n], product[:, n:]
     value = reference.activation(product, activation, "halves")
-    h = octofold.ops.gated_gemm(a, b, activation=activation)
+    h = gated_gemm(a, b, activation=activation)
     assert h.shape == (m, n)
     assert h.scale.shape == (m, 2)
     scale = np.repeat(h.scale, 128, axis=1)[:, :n]
@@ -52,13 +53,13 @@ def test_is_the_product_and_the_cast_of_its_activation(activation, dtype, rng):
             {"rule": "te"},
         ):
             format = octofold.Format(dtype, **options)
-            fused = octofold.ops.gated_gemm(a, b, activation=activation, format=format)
+            fused = gated_gemm(a, b, activation=activation, format=format)
             source = octofold.ops.Activated(both, activation)
             expected = octofold.ops.cast(source, rows=format).rows
             assert fused.equals(expected)
             data, scale = np.zeros_like(fused.data), np.zeros_like(fused.scale)
             out = octofold.ScaledTensor(data, scale, "1x128")
-            result = octofold.ops.gated_gemm(a, b, activation=activation, format=format, out=out)
+            result = gated_gemm(a, b, activation=activation, format=format, out=out)
             assert result is out
             assert out.equals(expected)
 
@@ -69,7 +70,7 @@ def test_gate_comes_first():
     w[0, 0], w[128, 0] = 2, 3
     x = np.zeros((1, 128), np.float32)
     x[0, 0] = 1
-    h = octofold.ops.gated_gemm(octofold.quantize(x), octofold.quantize(w, "128x128"))
+    h = gated_gemm(octofold.quantize(x), octofold.quantize(w, "128x128"))
     values = h.dequantize("float32")
     assert values[0, 0] == pytest.approx(3 * 2 / (1 + np.exp(-2)), rel=2**-8)
     assert not values[0, 1:].any()
@@ -77,11 +78,11 @@ def test_gate_comes_first():
 
 def test_leading_dimensions(rng):
     a, b = operands(rng, 12, 128, 256)
-    flat = octofold.ops.gated_gemm(a, b)
+    flat = gated_gemm(a, b)
     leading = octofold.ScaledTensor(
         a.data.reshape(3, 4, 256), a.scale.reshape(3, 4, 2), a.granularity
     )
-    h = octofold.ops.gated_gemm(leading, b)
+    h = gated_gemm(leading, b)
     assert h.shape == (3, 4, 128)
     assert h.scale.shape == (3, 4, 1)
     np.testing.assert_array_equal(h.data.reshape(12, 128).view("u1"), flat.data.view("u1"))
@@ -90,7 +91,7 @@ def test_leading_dimensions(rng):
 def test_result_is_an_operand(rng):
     a, b = operands(rng, 20, 256, 128)
     w = octofold.quantize(rng.normal(0, 1, (64, 256)).astype(np.float32), "128x128")
-    assert octofold.gemm(octofold.ops.gated_gemm(a, b), w).shape == (20, 64)
+    assert octofold.gemm(gated_gemm(a, b), w).shape == (20, 64)
 
 
 A = octofold.quantize(np.ones((5, 256), np.float32))
@@ -120,28 +121,26 @@ SHORT = octofold.quantize(np.ones((256, 128), np.float32), "128x128")
 )
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(octofold.InvalidArgumentError) as error:
-        octofold.ops.gated_gemm(**{"a": A, "b": B, **arguments})
+        gated_gemm(**{"a": A, "b": B, **arguments})
     assert message in str(error.value)
 
 
 def test_torch(rng):
     torch = pytest.importorskip("torch")
     a, b = operands(rng, 70, 128, 256)
-    expected = octofold.ops.gated_gemm(a, b, activation="geglu")
+    expected = gated_gemm(a, b, activation="geglu")
     tensors = []
     for x in (a, b):
         data = torch.from_numpy(x.data.view("u1")).view(torch.float8_e4m3fn)
         scale = torch.from_numpy(np.ascontiguousarray(x.scale))
         tensors.append(octofold.ScaledTensor(data, scale, x.granularity))
-    h = octofold.ops.gated_gemm(*tensors, activation="geglu")
+    h = gated_gemm(*tensors, activation="geglu")
     assert h.dtype is torch.float8_e4m3fn
     np.testing.assert_array_equal(h.data.view(torch.uint8).numpy(), expected.data.view("u1"))
     np.testing.assert_array_equal(h.scale.numpy(), expected.scale)
 
     compiled = torch.compile(
-        lambda a, b: octofold.ops.gated_gemm(a, b, activation="geglu").data,
-        backend="aot_eager",
-        fullgraph=True,
+        lambda a, b: gated_gemm(a, b, activation="geglu").data, backend="aot_eager", fullgraph=True
     )
     assert torch.equal(compiled(*tensors).view(torch.uint8), h.data.view(torch.uint8))
 

@@ -5,11 +5,11 @@ import itertools
 
 import ml_dtypes
 import numpy as np
-import octofold
 import pytest
 from casting import GRANULARITIES, cast_side, formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from octofold import InvalidArgumentError, quantize
 from octofold.ops import Activated, ActivationGradient, Gathered, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -72,7 +72,7 @@ def test_any_partition_is_casts_of_each_group(sizes, behind, cols, source, trans
     of_transpose = f"{transposed} {rule}"
     rows, groups, *_ = cast(x, rows=rule, transposed=of_transpose, offsets=offsets)
     assert groups.shape == (cols, 128 * ((total + behind) // 128 + len(sizes)))
-    assert_rows(rows, total, octofold.quantize(x[:total], rule))
+    assert_rows(rows, total, quantize(x[:total], rule))
 
     def cast_of(rows):
         return cast_side(x[rows], of_transpose, transpose=True)
@@ -88,7 +88,7 @@ def test_scales_for_all_groups(granularity, rng):
     x[276:] = 1e6  # of no group
     rows, groups, *_ = cast(x, **formats(granularity, "both"), offsets=offsets)
     count = 1 if granularity == "tensor" else 276
-    expected = octofold.quantize(x[:276], granularity)
+    expected = quantize(x[:276], granularity)
     np.testing.assert_array_equal(rows.scale[:count], expected.scale)
     np.testing.assert_array_equal(rows.data.view(np.uint8)[:276], expected.data.view(np.uint8))
     whole = cast_side(x[:276], granularity, transpose=True)
@@ -101,27 +101,22 @@ def test_scales_for_all_groups(granularity, rng):
         )
 
 
-def test_channels_beside_rows_of_blocks(rng):
-    offsets = offsets_of([100, 0, 156])
-    x = rng.normal(0, 1, (300, 200)).astype(np.float32)
-    casts = cast(x, rows="torchao", transposed="channel torchao", offsets=offsets)
-    assert_rows(casts.rows, 256, octofold.quantize(x, "torchao"))
-    expected = cast_side(x[:256], "channel torchao", transpose=True)
-    np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
-
-
 def test_any_pair_of_granularities(rng):
     """From one read or from two, where rows have scales that are of one group alone."""
     offsets = offsets_of([3, 0, 128, 66])
     x = rng.normal(0, 1, (197, 160)).astype(np.float32)
     for rows, transposed in (("channel", "1x128"), ("128x128", "1x128"), ("tensor", "128x128")):
         casts = cast(x, rows=rows, transposed=transposed, offsets=offsets)
-        assert casts.rows.equals(octofold.quantize(x, rows))
-        assert_groups(
-            casts.transposed,
-            offsets,
-            lambda rows, unit=transposed: cast_side(x[rows], unit, transpose=True),
-        )
+        assert casts.rows.equals(quantize(x, rows))
+
+        def cast_of(rows, unit=transposed):
+            return cast_side(x[rows], unit, transpose=True)
+
+        assert_groups(casts.transposed, offsets, cast_of)
+    casts = cast(x, rows="torchao", transposed="channel torchao", offsets=offsets)
+    assert casts.rows.equals(quantize(x, "torchao"))
+    expected = cast_side(x, "channel torchao", transpose=True)
+    np.testing.assert_array_equal(casts.transposed.scale, expected.scale)
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
@@ -178,7 +173,7 @@ def test_gathered_rows_are_those_in_memory(
     given = Gathered(x, sources, slots=slots, factors=factors)
 
     rows, columns, *_ = cast(given, **formats(granularity, "both"))
-    expected = octofold.quantize(values, granularity)
+    expected = quantize(values, granularity)
     np.testing.assert_array_equal(
         rows.data.view(np.uint8)[exist], expected.data.view(np.uint8)[exist]
     )
@@ -194,9 +189,7 @@ def test_gathered_rows_are_those_in_memory(
     if granularity in BLOCKS:
         groups = cast_side(given, granularity, transpose=True, offsets=offsets)
         assert_groups(
-            groups,
-            offsets,
-            lambda rows: cast_side(values[rows], granularity, transpose=True),
+            groups, offsets, lambda rows: cast_side(values[rows], granularity, transpose=True)
         )
 
 
@@ -209,9 +202,9 @@ def test_with_torch(rng):
     given = Gathered(x, sources, slots=2, factors=factors)
     rows, groups, *_ = cast(given, **formats("1x128", "both"), offsets=offsets)
     values = (x[sources // 2].float() * factors.flatten()[sources][:, None]).bfloat16()
-    assert rows.equals(octofold.quantize(values))
+    assert rows.equals(quantize(values))
     for begin, end, column in ((0, 1, 0), (1, 4, 128)):
-        group = octofold.ops.cast(values[begin:end], transposed="1x128").transposed
+        group = cast(values[begin:end], transposed="1x128").transposed
         found = groups.data[:, column : column + end - begin]
         assert torch.equal(found.view(torch.uint8), group.data.view(torch.uint8))
     leading = Gathered(x.view(2, 3, 64), sources, slots=2, factors=factors.view(2, 3, 2))
@@ -261,11 +254,7 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
             {"rows": "128x128", "transposed": "128x128", "offsets": OFFSETS},
             "'rows': expected granularity tensor, channel or 1x128 beside 'offsets'",
         ),
-        (
-            X,
-            {"columns": "sums", "offsets": OFFSETS},
-            "'columns': expected none beside 'offsets'",
-        ),
+        (X, {"columns": "sums", "offsets": OFFSETS}, "'columns': expected none beside 'offsets'"),
         (
             Activated(X),
             {"transposed": None, "offsets": OFFSETS},
@@ -296,5 +285,5 @@ BOTH = {"rows": "1x128", "transposed": "1x128"}
     ],
 )
 def test_errors_name_the_argument(source, options, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
+    with pytest.raises(InvalidArgumentError, match=message):
         cast(source, **BOTH | options)

@@ -1,7 +1,6 @@
 """Products of groups: each group's part has the bits of a product of its own."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import octofold
@@ -15,26 +14,26 @@ from octofold import Depth, InvalidArgumentError, Masked, Rows, ScaledTensor
 GRANULARITIES = reference.GRANULARITIES
 
 
-def random_values(seed: int, *shape: int) -> Any:
+def random_values(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def stacked(groups: list[ScaledTensor]) -> ScaledTensor:
+def stacked(groups):
     """Matrices of as many rows as one [G, N, K], each with its own scales."""
     granularity = groups[0].granularity
     scales = [g.scale.reshape(1) if granularity == "tensor" else g.scale[None] for g in groups]
     return ScaledTensor(np.stack([g.data for g in groups]), np.concatenate(scales), granularity)
 
 
-def weights(groups: int, n: int, k: int, granularity: str) -> list[ScaledTensor]:
+def weights(groups, n, k, granularity):
     return [octofold.quantize(random_values(100 + g, n, k), granularity) for g in range(groups)]
 
 
-def offsets_of(sizes: list[int]) -> Any:
+def offsets_of(sizes):
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
-def by_rows(tensor: ScaledTensor, begin: int, end: int) -> ScaledTensor:
+def by_rows(tensor, begin, end):
     """Any rows, whatever shares a scale."""
     if tensor.granularity == "128x128":
         scale = np.repeat(tensor.scale, 128, axis=0)[begin:end]
@@ -58,14 +57,8 @@ sizes_of_groups = st.lists(
     with_bias=st.booleans(),
 )
 def test_any_partition_of_rows_gives_the_bits_of_separate_products(
-    sizes: list[int],
-    n: int,
-    k: int,
-    a_granularity: str,
-    b_granularity: str,
-    spare: int,
-    with_bias: bool,
-) -> None:
+    sizes, n, k, a_granularity, b_granularity, spare, with_bias
+):
     offsets, rows = offsets_of(sizes), sum(sizes) + spare
     a = octofold.quantize(random_values(1, rows, k), a_granularity)
     b = weights(len(sizes), n, k, b_granularity)
@@ -87,7 +80,7 @@ def test_any_partition_of_rows_gives_the_bits_of_separate_products(
     counts=st.lists(st.integers(0, 150), min_size=1, max_size=4),
     granularity=st.sampled_from(GRANULARITIES),
 )
-def test_masked_groups_write_their_first_rows_alone(counts: list[int], granularity: str) -> None:
+def test_masked_groups_write_their_first_rows_alone(counts, granularity):
     groups, rows, n, k = len(counts), 150, 72, 200
     a = octofold.quantize(random_values(3, groups, rows, k), granularity)
     b = weights(groups, n, k, "128x128")
@@ -106,7 +99,7 @@ def test_masked_groups_write_their_first_rows_alone(counts: list[int], granulari
         assert (out[g, count:] == 7).all()
 
 
-def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
+def grouped_transpose(x, offsets, granularity):
     """The transposes of the groups' rows, each where Depth() has its columns."""
     rows, features = x.shape
     groups = len(offsets) - 1
@@ -142,9 +135,7 @@ def grouped_transpose(x: Any, offsets: Any, granularity: str) -> ScaledTensor:
     b_granularity=st.sampled_from(GRANULARITIES),
     accumulate=st.booleans(),
 )
-def test_groups_of_k_are_summed_apart(
-    sizes: list[int], a_granularity: str, b_granularity: str, accumulate: bool
-) -> None:
+def test_groups_of_k_are_summed_apart(sizes, a_granularity, b_granularity, accumulate):
     offsets = offsets_of(sizes)
     gradient, x = random_values(4, sum(sizes), 40), random_values(5, sum(sizes), 72)
     if sum(sizes) == 0:
@@ -158,7 +149,7 @@ def test_groups_of_k_are_summed_apart(
         columns = slice(128 * (begin // 128 + g), 128 * (begin // 128 + g) + end - begin)
         slots = slice(begin // 128 + g, begin // 128 + g + (end - begin + 127) // 128)
 
-        def of_group(tensor: ScaledTensor, columns: slice = columns, slots: slice = slots) -> Any:
+        def of_group(tensor, columns=columns, slots=slots):
             varies = tensor.granularity in ("1x128", "128x128")
             scale = tensor.scale[:, slots] if varies else tensor.scale
             return ScaledTensor(tensor.data[:, columns], scale, tensor.granularity)
@@ -169,7 +160,7 @@ def test_groups_of_k_are_summed_apart(
         assert out[g].tobytes() == expected.tobytes()
 
 
-def test_gated_groups_have_the_bits_of_separate_ones() -> None:
+def test_gated_groups_have_the_bits_of_separate_ones():
     offsets = offsets_of([3, 0, 140])
     a = octofold.quantize(random_values(7, 143, 256))
     b = weights(3, 384, 256, "128x128")
@@ -180,7 +171,7 @@ def test_gated_groups_have_the_bits_of_separate_ones() -> None:
             assert result[begin:end].equals(expected)
 
 
-def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
+def test_scales_of_a_cast_of_all_groups_are_taken():
     w = random_values(8, 3, 256, 130)
     offsets = offsets_of([5, 6, 7])
     a = octofold.quantize(random_values(9, 18, 130))
@@ -203,22 +194,19 @@ def test_scales_of_a_cast_of_all_groups_are_taken() -> None:
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        (
-            [1, 2, 4],
-            "argument 'groups.offsets': expected entries that begin at 0.* 4 rows, got 1",
-        ),
+        ([1, 2, 4], "argument 'groups.offsets': expected entries that begin at 0.* 4 rows, got 1"),
         ([0, 3, 2], "argument 'groups.offsets': expected entries .* 4 rows, got 2"),
         ([0, 3, 5], "argument 'groups.offsets': expected entries .* 4 rows, got 5"),
         ([0, 3], r"argument 'groups.offsets': expected shape \[3\]"),
     ],
 )
-def test_offsets_that_make_no_sense(numbers: list[int], expected: str) -> None:
+def test_offsets_that_make_no_sense(numbers, expected):
     a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
     with pytest.raises(InvalidArgumentError, match=expected):
         octofold.grouped_gemm(a, b, Rows(np.array(numbers, np.int32)))
 
 
-def test_counts_that_make_no_sense() -> None:
+def test_counts_that_make_no_sense():
     a = octofold.quantize(random_values(1, 2, 4, 32))
     b = stacked(weights(2, 8, 32, "128x128"))
     with pytest.raises(InvalidArgumentError, match="counts': expected entries from 0 to 4, got 5"):
@@ -230,7 +218,7 @@ def test_counts_that_make_no_sense() -> None:
         octofold.grouped_gemm(a, b, Masked(np.array([0, 1], np.int32)), c=c)
 
 
-def test_wrong_operands_are_named() -> None:
+def test_wrong_operands_are_named():
     a, b = octofold.quantize(random_values(1, 4, 32)), stacked(weights(2, 8, 32, "128x128"))
     offsets = offsets_of([2, 2])
     flat = ScaledTensor(b.data.reshape(16, 32), b.scale.reshape(2, 1), "128x128")

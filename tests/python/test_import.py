@@ -44,8 +44,7 @@ def test_neither_torch_nor_the_library_is_loaded(code):
 
 def test_import_takes_what_numpy_takes():
     ours, theirs = seconds(
-        [sys.executable, "-c", "import octofold"],
-        [sys.executable, "-c", "import numpy, ml_dtypes"],
+        [sys.executable, "-c", "import octofold"], [sys.executable, "-c", "import numpy, ml_dtypes"]
     )
     print(f"import octofold: {ours:.3f} s, import numpy, ml_dtypes: {theirs:.3f} s")
     assert ours < 2 * theirs  # meant: 1.5; the machine may be busy

@@ -3,21 +3,14 @@
 import itertools
 
 import numpy as np
-import octofold
 import pytest
 import reference
 from casting import GRANULARITIES, RULES, cast_side
-from octofold import Format, ops
+from octofold import Format, InvalidArgumentError, ScaledTensor, ops, quantize
 from octofold._core.library import library
 
 OPTIONS = list(
-    itertools.product(
-        RULES,
-        GRANULARITIES,
-        ("e4m3", "e5m2"),
-        (False, True, None),
-        (False, True),
-    )
+    itertools.product(RULES, GRANULARITIES, ("e4m3", "e5m2"), (False, True, None), (False, True))
 )
 
 
@@ -64,7 +57,7 @@ def test_matches_reference(rule, granularity, dtype, power_of_two, transpose, rn
                 actual = cast_side(x, format, transpose)
                 assert_same_cast(actual, *reference.quantize(x, *options))
                 if not transpose:
-                    assert octofold.quantize(x, format).equals(actual)
+                    assert quantize(x, format).equals(actual)
                 assert actual.granularity == granularity
 
 
@@ -75,9 +68,7 @@ def test_rules_differ():
     narrow = x.astype(np.float16)  # where some rules work in the input's type
     results = {}
     for rule, power_of_two in itertools.product(RULES, (False, True)):
-        casts = [
-            octofold.quantize(m, Format(rule=rule, power_of_two=power_of_two)) for m in (x, narrow)
-        ]
+        casts = [quantize(m, Format(rule=rule, power_of_two=power_of_two)) for m in (x, narrow)]
         results[rule, power_of_two] = b"".join(
             cast.data.tobytes() + cast.scale.tobytes() for cast in casts
         )
@@ -88,7 +79,7 @@ def test_rules_differ():
 def test_transpose_by_channels_beside_rows_of_blocks(rule, rng):
     for x in matrices(rng, np.float32):
         casts = ops.cast(x, rows=rule, transposed=f"channel {rule}")
-        assert casts.rows.equals(octofold.quantize(x, rule))
+        assert casts.rows.equals(quantize(x, rule))
         assert casts.transposed.equals(cast_side(x, f"channel {rule}", transpose=True))
 
 
@@ -98,7 +89,7 @@ def test_any_pair_of_granularities(granularity, of_transpose, rng):
     """From one read or from two."""
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
     casts = ops.cast(x, rows=granularity, transposed=of_transpose, columns="both")
-    assert casts.rows.equals(octofold.quantize(x, granularity))
+    assert casts.rows.equals(quantize(x, granularity))
     assert casts.transposed.equals(cast_side(x, of_transpose, transpose=True))
     np.testing.assert_array_equal(casts.amax, np.abs(x).max(axis=0))
     assert casts.sums.shape == (300,)
@@ -107,15 +98,15 @@ def test_any_pair_of_granularities(granularity, of_transpose, rng):
 def test_power_of_two_scales_are_powers_of_two(rng):
     x = rng.normal(0, 1, (64, 1000)).astype(np.float32)
     for rule in RULES:
-        scale = octofold.quantize(x, Format(rule=rule, power_of_two=True)).scale
+        scale = quantize(x, Format(rule=rule, power_of_two=True)).scale
         assert np.all(scale.view(np.uint32) & 0x7FFFFF == 0)
 
 
 def test_default_of_power_of_two_is_the_rules(rng):
     x = rng.normal(0, 1, (8, 256)).astype(np.float32)
     for rule in RULES:
-        default = octofold.quantize(x, Format(rule=rule))
-        chosen = octofold.quantize(x, Format(rule=rule, power_of_two=rule == "te"))
+        default = quantize(x, Format(rule=rule))
+        chosen = quantize(x, Format(rule=rule, power_of_two=rule == "te"))
         np.testing.assert_array_equal(default.scale, chosen.scale)
 
 
@@ -132,7 +123,7 @@ def test_takes_row_strides(rng):
 @pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
 def test_dequantizes(granularity, target, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
-    cast = octofold.quantize(x, granularity)
+    cast = quantize(x, granularity)
     values = cast.dequantize(target)
     # The FP64 product of a code and a scale rounds to the same FP32, and from there to `target`.
     product = reference.dequantize(cast.data, cast.scale, granularity).astype(np.float32)
@@ -146,8 +137,8 @@ def test_scale_shape(granularity):
     sizes = (0, 1, 127, 128, 129, 1000)
     for rows, cols in itertools.product(sizes, sizes):
         x = np.ones((rows, cols), np.float32)
-        shape = octofold.ops.scale_shape(granularity, rows, cols)
-        assert octofold.quantize(x, granularity).scale.shape == shape
+        shape = ops.scale_shape(granularity, rows, cols)
+        assert quantize(x, granularity).scale.shape == shape
         assert (
             shape
             == {
@@ -166,12 +157,10 @@ def test_writes_into_out(granularity, transpose, rng):
     format = Format("e5m2", granularity)
     expected = cast_side(x, format, transpose)
     data = np.zeros((*expected.shape[:-1], expected.shape[-1] + 5), reference.DTYPES["e5m2"])
-    out = octofold.ScaledTensor(
-        data[:, :-5], np.full(expected.scale.shape, np.nan, np.float32), granularity
-    )
+    out = ScaledTensor(data[:, :-5], np.full(expected.scale.shape, np.nan, np.float32), granularity)
     assert cast_side(x, format, transpose, out=out) is out
     if not transpose:
-        assert octofold.quantize(x, format, out=out) is out
+        assert quantize(x, format, out=out) is out
     assert out.equals(expected)
     assert not data[:, -5:].view(np.uint8).any()
 
@@ -194,19 +183,19 @@ def test_static_scales(granularity, transpose, rng):
     np.testing.assert_array_equal(
         cast.data.view(np.uint8), reference.encode(values, "e4m3", "saturate")
     )
-    out = octofold.ScaledTensor(np.empty_like(cast.data), None, granularity)
+    out = ScaledTensor(np.empty_like(cast.data), None, granularity)
     assert cast_side(x, granularity, transpose, scale=doubled, out=out).equals(cast)
     if not transpose:
-        assert octofold.quantize(x, granularity, scale=doubled, out=out).equals(cast)
+        assert quantize(x, granularity, scale=doubled, out=out).equals(cast)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_leading_dimensions(granularity, rng):
     x = rng.normal(0, 1, (3, 50, 300)).astype(np.float32)
-    flat = octofold.quantize(x.reshape(150, 300), granularity)
-    cast = octofold.quantize(x, granularity)
+    flat = quantize(x.reshape(150, 300), granularity)
+    cast = quantize(x, granularity)
     assert cast.shape == x.shape
-    assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
+    assert cast.scale.shape == ops.scale_shape(granularity, *x.shape)
     np.testing.assert_array_equal(cast.data.reshape(150, 300), flat.data)
     np.testing.assert_array_equal(cast.scale.reshape(flat.scale.shape), flat.scale)
     values = cast.dequantize()
@@ -237,7 +226,7 @@ def test_both_targets_into_out(static, rng):
     x = rng.normal(0, 1, (130, 300)).astype(np.float32)
     expected = ops.cast(x, rows="1x128", transposed="1x128", columns="both")
     outs = [
-        octofold.ScaledTensor(np.zeros_like(cast.data), np.zeros_like(cast.scale), "1x128")
+        ScaledTensor(np.zeros_like(cast.data), np.zeros_like(cast.scale), "1x128")
         for cast in expected[:2]
     ]
     scales = [cast.scale if static else None for cast in expected[:2]]
@@ -258,13 +247,13 @@ def test_both_targets_into_out(static, rng):
 
 def test_out_has_the_format():
     x = np.zeros((4, 8), np.float32)
-    out = octofold.quantize(x, "128x128")
+    out = quantize(x, "128x128")
     for call, argument in (
-        (lambda: octofold.quantize(x, out=out), "quantize: argument 'out'"),
-        (lambda: octofold.quantize(x, "e5m2 128x128", out=out), "quantize: argument 'out'"),
+        (lambda: quantize(x, out=out), "quantize: argument 'out'"),
+        (lambda: quantize(x, "e5m2 128x128", out=out), "quantize: argument 'out'"),
         (lambda: ops.cast(x, rows=ops.Target("channel", out=out)), "cast: argument 'rows.out'"),
     ):
-        with pytest.raises(octofold.InvalidArgumentError, match=argument):
+        with pytest.raises(InvalidArgumentError, match=argument):
             call()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octofold._core.library import library
 from octofold._ops.routing import _workspace_size
+from octofold.ops import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
 
 torch = pytest.importorskip("torch")
 
@@ -50,7 +51,7 @@ def test_top_k(router, dtype):
     for shape, k in (((50, 64), 6), ((3, 7, 256), 8), ((5, 16), 2), ((0, 32), 1), ((4, 1000), 31)):
         logits = logits_of(*shape, dtype=dtype)
         bias = torch.randn(shape[-1]) / 4 if router == "deepseek" else None
-        ids, weights = octofold.ops.top_k(logits, k, bias=bias, **options)
+        ids, weights = top_k(logits, k, bias=bias, **options)
         assert ids.shape == weights.shape == (*shape[:-1], k)
         assert ids.dtype == torch.int32
         assert weights.dtype == torch.float32
@@ -83,13 +84,13 @@ def test_routers_of_transformers():
     for router, options in ((mixtral, ROUTERS["mixtral"]), (qwen, ROUTERS["qwen3"])):
         torch.nn.init.normal_(router.weight)
         logits, weights, ids = router(x)
-        ours = octofold.ops.top_k(logits, 4, **options)
+        ours = top_k(logits, 4, **options)
         assert torch.equal(ours.ids, ids.int())
         torch.testing.assert_close(ours.weights, weights, rtol=1e-6, atol=0)
     torch.nn.init.normal_(deepseek.weight)
     deepseek.e_score_correction_bias.normal_()
     logits, weights, ids = deepseek(x)
-    ours = octofold.ops.top_k(
+    ours = top_k(
         logits,
         4,
         bias=deepseek.e_score_correction_bias,
@@ -110,17 +111,17 @@ def test_routers_of_transformers():
 def test_ties_go_to_the_lower_index():
     logits = torch.tensor([[1.0, 3, 2, 3, -0.0, 0.0, 2]])
     for scoring in ("softmax", "sigmoid"):
-        ids = octofold.ops.top_k(logits, 7, scoring=scoring).ids
+        ids = top_k(logits, 7, scoring=scoring).ids
         assert ids.tolist() == [[1, 3, 2, 6, 0, 4, 5]]
     logits = torch.zeros(1, 8)  # groups too
-    ids = octofold.ops.top_k(logits, 4, scoring="sigmoid", groups=4, top_groups=2).ids
+    ids = top_k(logits, 4, scoring="sigmoid", groups=4, top_groups=2).ids
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
 def test_nan_is_above_all():
     logits = torch.tensor([[0.0, torch.inf, torch.nan, 1]])
     for scoring in ("softmax", "sigmoid"):
-        assert octofold.ops.top_k(logits, 3, scoring=scoring).ids.tolist() == [[2, 1, 3]]
+        assert top_k(logits, 3, scoring=scoring).ids.tolist() == [[2, 1, 3]]
 
 
 @every_router
@@ -130,12 +131,12 @@ def test_top_k_gradient(router, dtype):
     for shape, k in (((50, 64), 6), ((2, 3, 20), 4), ((0, 8), 2)):
         logits = logits_of(*shape, dtype=dtype)
         gradient = torch.randn(*shape[:-1], k)
-        ids = octofold.ops.top_k(logits, k, **options).ids
+        ids = top_k(logits, k, **options).ids
         if len(ids):
             ids[0, ..., 1:3] = -1
         wide = logits.double().requires_grad_()
         reference.weights_of(wide, ids, **options).backward(gradient.double())
-        actual = octofold.ops.top_k_gradient(gradient, logits, ids, **options)
+        actual = top_k_gradient(gradient, logits, ids, **options)
         assert actual.dtype == dtype
         torch.testing.assert_close(actual, wide.grad.to(dtype), rtol=1e-5, atol=1e-8)
 
@@ -154,7 +155,7 @@ def routings(draw):
 @given(routings())
 def test_sort_by_expert(routing):
     ids, experts = routing
-    actual = octofold.ops.sort_by_expert(torch.from_numpy(ids), experts)
+    actual = sort_by_expert(torch.from_numpy(ids), experts)
     expected = reference.sort_by_expert(torch.from_numpy(ids), experts)
     for left, right in zip(actual, expected, strict=True):
         assert left.dtype == torch.int32
@@ -168,13 +169,13 @@ def test_sort_by_expert(routing):
 
 def test_sort_of_leading_dimensions_and_strided_rows(rng):
     ids = torch.from_numpy(rng.integers(-1, 9, (4, 5, 8)).astype(np.int32))
-    expected = octofold.ops.sort_by_expert(ids.reshape(20, 8).contiguous(), 9)
-    actual = octofold.ops.sort_by_expert(ids, 9)
+    expected = sort_by_expert(ids.reshape(20, 8).contiguous(), 9)
+    actual = sort_by_expert(ids, 9)
     assert actual.positions.shape == (4, 5, 8)
     assert torch.equal(actual.sources, expected.sources)
     part = ids[..., 2:5].reshape(20, 3)
-    strided = octofold.ops.sort_by_expert(ids.view(20, 8)[:, 2:5], 9)
-    for left, right in zip(strided, octofold.ops.sort_by_expert(part.clone(), 9), strict=True):
+    strided = sort_by_expert(ids.view(20, 8)[:, 2:5], 9)
+    for left, right in zip(strided, sort_by_expert(part.clone(), 9), strict=True):
         assert torch.equal(left, right)
 
 
@@ -198,31 +199,31 @@ def test_combine(dtype, out_dtype, rng):
         weights, c = torch.randn(tokens, k), torch.randn(tokens, cols).to(out_dtype)
         for options in ({}, {"weights": weights}, {"weights": weights, "c": c}, {"c": c}):
             expected = reference.combine(y, positions, **options, out_dtype=out_dtype)
-            actual = octofold.ops.combine(y, positions, **options, out_dtype=out_dtype)
+            actual = combine(y, positions, **options, out_dtype=out_dtype)
             assert actual.dtype == out_dtype
             assert torch.equal(actual, expected)
         out = c.clone()
-        assert octofold.ops.combine(y, positions, weights, c=out, out=out) is out
+        assert combine(y, positions, weights, c=out, out=out) is out
         assert torch.equal(out, reference.combine(y, positions, weights, c, out_dtype))
-    assert octofold.ops.combine(y, positions).dtype == dtype
+    assert combine(y, positions).dtype == dtype
 
 
 def test_combine_undoes_the_order(rng):
     """Each row once, behind its token."""
     ids = torch.from_numpy(rng.permuted(np.tile(np.arange(8, dtype=np.int32), (30, 1)), axis=1))
-    routing = octofold.ops.sort_by_expert(ids[:, :3], 8)
+    routing = sort_by_expert(ids[:, :3], 8)
     x = torch.randn(2, 15, 40)
     y = x.view(30, 40)[routing.sources.long() // 3]
-    out = octofold.ops.combine(y, routing.positions.view(2, 15, 3))
+    out = combine(y, routing.positions.view(2, 15, 3))
     assert torch.equal(out, (x + x) + x)
 
 
 def test_combine_in_order():
     y = torch.tensor([[2.0**24], [1.0], [-(2.0**24)]])
     positions = torch.tensor([[0, 1, 2], [0, 2, 1], [2, 1, 0]], dtype=torch.int32)
-    assert octofold.ops.combine(y, positions).flatten().tolist() == [0, 1, 1]
+    assert combine(y, positions).flatten().tolist() == [0, 1, 1]
     c = torch.full((3, 1), 1.0)
-    assert octofold.ops.combine(y, positions, c=c).flatten().tolist() == [0, 1, 2]
+    assert combine(y, positions, c=c).flatten().tolist() == [0, 1, 2]
 
 
 @every_dtype
@@ -231,7 +232,7 @@ def test_combine_gradient(dtype, rng):
         y = torch.randn(rows, cols).to(dtype)
         gradient = torch.randn(*shape, cols).bfloat16()
         positions = positions_of(rng, int(np.prod(shape)), k, rows).view(*shape, k)
-        actual = octofold.ops.combine_gradient(gradient, y, positions)
+        actual = combine_gradient(gradient, y, positions)
         expected = reference.combine_gradient(gradient, y, positions)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-12)
         assert (actual[positions < 0] == 0).all()
@@ -241,9 +242,7 @@ def test_combine_gradient(dtype, rng):
     mask = (positions >= 0)[..., None]
     out = (weights[..., None] * y.double()[positions.long().clamp(min=0)] * mask).sum(-2)
     out.backward(gradient.double())
-    torch.testing.assert_close(
-        octofold.ops.combine_gradient(gradient, y, positions), weights.grad.float()
-    )
+    torch.testing.assert_close(combine_gradient(gradient, y, positions), weights.grad.float())
 
 
 LOGITS = np.zeros((5, 16), np.float32)
@@ -254,77 +253,56 @@ Y = np.zeros((10, 8), np.float32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: top_k(LOGITS, 0), "'k': expected from 1 to the number of experts, got 0"),
+        (lambda: top_k(LOGITS, 17), "'k': expected from 1 to the 16 experts, got 17"),
+        (lambda: top_k(LOGITS, 2.0), "'k': expected a whole number, got 2.0"),
+        (lambda: top_k(LOGITS, "2"), "'k': expected a whole number, got '2'"),
+        (lambda: top_k(LOGITS[0], 2), "'logits': expected a matrix"),
+        (lambda: top_k(IDS, 2), "'logits': expected dtype float32 or float16 or bfloat16"),
+        (lambda: top_k(LOGITS, 2, scoring="relu"), "scoring 'relu' is not one of: softmax, sigm"),
+        (lambda: top_k(LOGITS, 2, groups=2), "'groups': expected 1 for softmax, got 2"),
         (
-            lambda: octofold.ops.top_k(LOGITS, 0),
-            "'k': expected from 1 to the number of experts, got 0",
-        ),
-        (lambda: octofold.ops.top_k(LOGITS, 17), "'k': expected from 1 to the 16 experts, got 17"),
-        (lambda: octofold.ops.top_k(LOGITS, 2.0), "'k': expected a whole number, got 2.0"),
-        (lambda: octofold.ops.top_k(LOGITS, "2"), "'k': expected a whole number, got '2'"),
-        (lambda: octofold.ops.top_k(LOGITS[0], 2), "'logits': expected a matrix"),
-        (
-            lambda: octofold.ops.top_k(IDS, 2),
-            "'logits': expected dtype float32 or float16 or bfloat16",
-        ),
-        (
-            lambda: octofold.ops.top_k(LOGITS, 2, scoring="relu"),
-            "scoring 'relu' is not one of: softmax, sigm",
-        ),
-        (
-            lambda: octofold.ops.top_k(LOGITS, 2, groups=2),
-            "'groups': expected 1 for softmax, got 2",
-        ),
-        (
-            lambda: octofold.ops.top_k(LOGITS, 2, scoring="sigmoid", groups=5),
+            lambda: top_k(LOGITS, 2, scoring="sigmoid", groups=5),
             "'groups': expected a divisor of the 16 experts, got 5",
         ),
         (
-            lambda: octofold.ops.top_k(LOGITS, 3, scoring="sigmoid", groups=8),
+            lambda: top_k(LOGITS, 3, scoring="sigmoid", groups=8),
             "'top_groups': expected so many groups that they hold 3 experts, got 1",
         ),
+        (lambda: top_k(LOGITS, 2, bias=LOGITS[0]), "'bias': expected none for softmax"),
         (
-            lambda: octofold.ops.top_k(LOGITS, 2, bias=LOGITS[0]),
-            "'bias': expected none for softmax",
-        ),
-        (
-            lambda: octofold.ops.top_k(LOGITS, 2, scoring="sigmoid", bias=LOGITS[0, :5]),
+            lambda: top_k(LOGITS, 2, scoring="sigmoid", bias=LOGITS[0, :5]),
             "'bias': expected shape [16], got [5]",
         ),
         (
-            lambda: octofold.ops.top_k_gradient(LOGITS[:, :2], LOGITS, IDS + 16),
+            lambda: top_k_gradient(LOGITS[:, :2], LOGITS, IDS + 16),
             "top_k_gradient: argument 'ids': expected numbers from -1 to 15, got 16 at [0, 0]",
         ),
         (
-            lambda: octofold.ops.top_k_gradient(LOGITS[:, :3], LOGITS, IDS),
+            lambda: top_k_gradient(LOGITS[:, :3], LOGITS, IDS),
             "'ids': expected shape [5, 3], got [5, 2]",
         ),
         (
-            lambda: octofold.ops.sort_by_expert(IDS - 2, 16),
+            lambda: sort_by_expert(IDS - 2, 16),
             "sort_by_expert: argument 'ids': expected numbers from -1 to 15, got -2 at [0, 0]",
         ),
-        (lambda: octofold.ops.sort_by_expert(IDS, -1), "'experts': expected a number from 0 on"),
-        (lambda: octofold.ops.sort_by_expert(IDS, None), "'experts': expected a whole number"),
-        (lambda: octofold.ops.sort_by_expert(IDS[0], 4), "'ids': expected a matrix"),
-        (lambda: octofold.ops.sort_by_expert(IDS.astype("i8"), 4), "'ids': expected dtype int32"),
+        (lambda: sort_by_expert(IDS, -1), "'experts': expected a number from 0 on"),
+        (lambda: sort_by_expert(IDS, None), "'experts': expected a whole number"),
+        (lambda: sort_by_expert(IDS[0], 4), "'ids': expected a matrix"),
+        (lambda: sort_by_expert(IDS.astype("i8"), 4), "'ids': expected dtype int32"),
         (
-            lambda: octofold.ops.combine(Y, IDS + 10),
+            lambda: combine(Y, IDS + 10),
             "combine: argument 'positions': expected numbers from -1 to 9, got 10 at [0, 0]",
         ),
+        (lambda: combine(Y, IDS, LOGITS), "'weights': expected shape [5, 2], got [5, 16]"),
+        (lambda: combine(Y, IDS, c=Y), "'c': expected shape [5, 8], got [10, 8]"),
+        (lambda: combine(Y, IDS, out_dtype="e4m3"), "'out_dtype': expected one of"),
         (
-            lambda: octofold.ops.combine(Y, IDS, LOGITS),
-            "'weights': expected shape [5, 2], got [5, 16]",
-        ),
-        (lambda: octofold.ops.combine(Y, IDS, c=Y), "'c': expected shape [5, 8], got [10, 8]"),
-        (lambda: octofold.ops.combine(Y, IDS, out_dtype="e4m3"), "'out_dtype': expected one of"),
-        (
-            lambda: octofold.ops.combine(Y, IDS, out=Y[:5].copy(), out_dtype="bfloat16"),
+            lambda: combine(Y, IDS, out=Y[:5].copy(), out_dtype="bfloat16"),
             "'out_dtype': expected float32, as is 'out'",
         ),
-        (lambda: octofold.ops.combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
-        (
-            lambda: octofold.ops.combine_gradient(LOGITS, Y, IDS),
-            "'y': expected shape [10, 16], got [10, 8]",
-        ),
+        (lambda: combine(Y, IDS, out=Y[:5]), "'out': expected memory of its own"),
+        (lambda: combine_gradient(LOGITS, Y, IDS), "'y': expected shape [10, 16], got [10, 8]"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -335,23 +313,23 @@ def test_bad_input_is_named(call, message):
 
 def test_arrays_of_numpy(rng):
     logits = rng.normal(0, 1, (6, 32)).astype(ml_dtypes.bfloat16)
-    ids, weights = octofold.ops.top_k(logits, np.int64(3))
+    ids, weights = top_k(logits, np.int64(3))
     assert ids.dtype == np.int32
-    offsets, sources, positions = octofold.ops.sort_by_expert(ids, 32)
+    offsets, sources, positions = sort_by_expert(ids, 32)
     assert (offsets[-1], sources.shape, positions.shape) == (18, (18,), (6, 3))
     y = rng.normal(0, 1, (18, 40)).astype(ml_dtypes.bfloat16)
-    out = octofold.ops.combine(y, positions, weights)
+    out = combine(y, positions, weights)
     assert out.dtype == ml_dtypes.bfloat16
-    assert octofold.ops.combine_gradient(out, y, positions).dtype == np.float32
-    assert octofold.ops.top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
+    assert combine_gradient(out, y, positions).dtype == np.float32
+    assert top_k_gradient(weights, logits, ids).dtype == ml_dtypes.bfloat16
 
 
 def layer(logits, y, c):
-    ids, weights = octofold.ops.top_k(logits, 2, normalize=True)
-    routing = octofold.ops.sort_by_expert(ids, logits.shape[-1])
-    out = octofold.ops.combine(y, routing.positions, weights, c=c)
-    gradient = octofold.ops.combine_gradient(out, y, routing.positions)
-    return out, routing.sources, octofold.ops.top_k_gradient(gradient, logits, ids, normalize=True)
+    ids, weights = top_k(logits, 2, normalize=True)
+    routing = sort_by_expert(ids, logits.shape[-1])
+    out = combine(y, routing.positions, weights, c=c)
+    gradient = combine_gradient(out, y, routing.positions)
+    return out, routing.sources, top_k_gradient(gradient, logits, ids, normalize=True)
 
 
 @pytest.mark.slow
@@ -368,8 +346,8 @@ def test_compiles_whole(dynamic):
 @pytest.mark.slow
 def test_opcheck(opcheck):
     logits, y, c = torch.randn(6, 8), torch.randn(12, 40), torch.randn(6, 40)
-    ids, weights = octofold.ops.top_k(logits, 2)
-    offsets, sources, positions = octofold.ops.sort_by_expert(ids, 8)
+    ids, weights = top_k(logits, 2)
+    offsets, sources, positions = sort_by_expert(ids, 8)
     workspace, out = torch.zeros(8, dtype=torch.int32), torch.zeros(6, 40)
     ops = torch.ops.octofold
     bias = torch.randn(8)

@@ -124,8 +124,7 @@ def test_torchao_training(dtype, source, rng):
                 round_scales_to_power_of_2=power_of_two,
             )
             actual = octofold.quantize(
-                x,
-                octofold.Format(dtype, granularity, rule="torchao", power_of_two=power_of_two),
+                x, octofold.Format(dtype, granularity, rule="torchao", power_of_two=power_of_two)
             )
             # torchao keeps the factor.
             assert_same_cast(actual, expected._data, expected._scale.reciprocal())

@@ -4,9 +4,9 @@ import io
 import subprocess
 import sys
 
-import octofold
 import pytest
 from casting import GRANULARITIES
+from octofold import ScaledTensor, UnsupportedError, gemm, ops, quantize
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +16,7 @@ def random(*shape):
 
 
 def test_to_device():
-    cast = octofold.quantize(random(130, 300))
+    cast = quantize(random(130, 300))
     assert cast.to("cpu") is cast
     assert cast.to(torch.device("cpu")) is cast
     moved = cast.to("meta")
@@ -29,17 +29,17 @@ def test_to_device():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_equals_and_slices(granularity):
     x = random(300, 260)
-    cast = octofold.quantize(x, granularity)
-    assert cast.equals(octofold.quantize(x, granularity))
-    assert not cast.equals(octofold.quantize(-x, granularity))
-    assert not cast.equals(octofold.quantize(x.numpy(), granularity))
+    cast = quantize(x, granularity)
+    assert cast.equals(quantize(x, granularity))
+    assert not cast.equals(quantize(-x, granularity))
+    assert not cast.equals(quantize(x.numpy(), granularity))
     assert torch.equal(cast[128:256].dequantize(), cast.dequantize()[128:256])
 
 
 @pytest.mark.parametrize("order", ["import octofold, torch", "import torch, octofold"])
 def test_saves_and_loads_what_is_not_trusted(order, tmp_path):
     """Under torch.load's default, whichever is imported first."""
-    cast = octofold.quantize(random(130, 300))
+    cast = quantize(random(130, 300))
     torch.save({"weight": cast, "step": 3}, tmp_path / "file")
     assert torch.load(tmp_path / "file", weights_only=True)["weight"].equals(cast)
     script = f"""
@@ -53,14 +53,12 @@ assert loaded["weight"].dequantize().shape == (130, 300)
 
 def test_two_level_scales_in_files_and_modules(tmp_path):
     factors = torch.rand(130) + 1
-    cast = octofold.ops.cast(
-        random(130, 300), rows=octofold.ops.Target("128x128", channel_scale=factors)
-    ).rows
+    cast = ops.cast(random(130, 300), rows=ops.Target("128x128", channel_scale=factors)).rows
     torch.save(cast, tmp_path / "file")
     assert torch.load(tmp_path / "file", weights_only=True).equals(cast)
     module = Linear(cast)
     assert set(module.state_dict()) == {"weight", "weight_scale", "weight_channel_scale"}
-    assert octofold.ScaledTensor.from_buffers(module, "weight").equals(cast)
+    assert ScaledTensor.from_buffers(module, "weight").equals(cast)
     assert cast.to("meta").channel_scale.device.type == "meta"
 
 
@@ -70,25 +68,23 @@ class Linear(torch.nn.Module):
         weight.register_buffers(self, "weight")
 
     def forward(self, x):
-        return octofold.gemm(
-            octofold.quantize(x), octofold.ScaledTensor.from_buffers(self, "weight")
-        )
+        return gemm(quantize(x), ScaledTensor.from_buffers(self, "weight"))
 
 
 def test_buffers_of_a_module():
-    weight = octofold.quantize(random(7, 300), "128x128")
+    weight = quantize(random(7, 300), "128x128")
     module = Linear(weight)
-    assert octofold.ScaledTensor.from_buffers(module, "weight").equals(weight)
+    assert ScaledTensor.from_buffers(module, "weight").equals(weight)
     assert list(module.state_dict()) == ["weight", "weight_scale"]
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    other = Linear(octofold.quantize(random(7, 300), "128x128"))
+    other = Linear(quantize(random(7, 300), "128x128"))
     x = random(5, 300)
     assert not torch.equal(other(x), module(x))
     other.load_state_dict(torch.load(file))
     assert torch.equal(other(x), module(x))
-    moved = octofold.ScaledTensor.from_buffers(module.to("meta"), "weight")
+    moved = ScaledTensor.from_buffers(module.to("meta"), "weight")
     assert moved.scale.device.type == "meta"
 
 
@@ -99,11 +95,11 @@ def has_history():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x, a, out: octofold.gemm(octofold.quantize(x.requires_grad_()), a, out=out),
-        lambda x, a, out: octofold.gemm(a, a, out=has_history()),
-        lambda x, a, out: octofold.gemm(a, a, out=out, bias=random(3).requires_grad_()),
-        lambda x, a, out: octofold.gemm(a, a, out=out.requires_grad_()),
-        lambda x, a, out: octofold.quantize(x.requires_grad_(), out=a),
+        lambda x, a, out: gemm(quantize(x.requires_grad_()), a, out=out),
+        lambda x, a, out: gemm(a, a, out=has_history()),
+        lambda x, a, out: gemm(a, a, out=out, bias=random(3).requires_grad_()),
+        lambda x, a, out: gemm(a, a, out=out.requires_grad_()),
+        lambda x, a, out: quantize(x.requires_grad_(), out=a),
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
@@ -111,10 +107,10 @@ def has_history():
 def test_out_is_not_differentiated(call, compiled):
     """As torch.mm(out=) is not: the product would be missing in a gradient, or an old one left."""
     x, out = random(3, 300), torch.zeros(3, 3)
-    a = octofold.quantize(x)
+    a = quantize(x)
     torch.compiler.reset()
     call_ = torch.compile(call, backend="aot_eager") if compiled else call
-    with pytest.raises(octofold.UnsupportedError, match="'out': expected nothing to differentiate"):
+    with pytest.raises(UnsupportedError, match="'out': expected nothing to differentiate"):
         call_(x, a, out)
     assert not torch.any(out)
     with torch.no_grad():
@@ -126,14 +122,14 @@ def test_out_and_scale_compile():
     x, y = random(130, 300), random(130, 300)
 
     def cast(x, y):
-        out = octofold.quantize(x)
-        static = octofold.quantize(y, scale=out.scale.clone())
-        octofold.quantize(y, out=out)
+        out = quantize(x)
+        static = quantize(y, scale=out.scale.clone())
+        quantize(y, out=out)
         return out, static
 
     torch.compiler.reset()
-    scale = octofold.quantize(x).scale
-    expected = octofold.quantize(y), octofold.quantize(y, scale=scale)
+    scale = quantize(x).scale
+    expected = quantize(y), quantize(y, scale=scale)
     for call in (cast, torch.compile(cast, backend="aot_eager", fullgraph=True)):
         for left, right in zip(call(x, y), expected, strict=True):
             assert left.equals(right)
@@ -142,7 +138,7 @@ def test_out_and_scale_compile():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_leading_dimensions(granularity):
     x = random(2, 65, 300)
-    cast = octofold.quantize(x, granularity)
-    flat = octofold.quantize(x.view(130, 300), granularity)
-    assert cast.scale.shape == octofold.ops.scale_shape(granularity, *x.shape)
+    cast = quantize(x, granularity)
+    flat = quantize(x.view(130, 300), granularity)
+    assert cast.scale.shape == ops.scale_shape(granularity, *x.shape)
     assert torch.equal(cast.dequantize().view(130, 300), flat.dequantize())

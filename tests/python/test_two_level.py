@@ -5,9 +5,9 @@ import pickle
 import judge
 import ml_dtypes
 import numpy as np
-import octofold
 import pytest
 from casting import GRANULARITIES, cast_side
+from octofold import Format, InvalidArgumentError, ScaledTensor, gemm, ops, quantize
 from octofold.ops import Target, cast
 
 SOURCES = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -27,10 +27,10 @@ def factors_of(rng, channels):
 def operand(rng, rows, cols, granularity, two_level=False):
     """Codes and scales at random, without a cast."""
     codes = (32 * rng.standard_normal((rows, cols))).astype(ml_dtypes.float8_e4m3fn)
-    shape = octofold.ops.scale_shape(granularity, rows, cols)
+    shape = ops.scale_shape(granularity, rows, cols)
     scale = np.exp2(rng.uniform(-8, -4, shape)).astype(np.float32)
     factors = factors_of(rng, rows) if two_level else None
-    return octofold.ScaledTensor(codes, scale, granularity, factors)
+    return ScaledTensor(codes, scale, granularity, factors)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -42,12 +42,12 @@ def test_cast_is_that_of_the_quotients(source, rule, rng):
     of_rows, of_columns = factors_of(rng, SHAPE[0]), factors_of(rng, SHAPE[1])
     lines, squares = f"e5m2 {rule}", f"e5m2 128x128 {rule}"
     wide = x.astype(np.float32)
-    rows = octofold.quantize(wide * (np.float32(1) / of_rows)[:, None], squares)
+    rows = quantize(wide * (np.float32(1) / of_rows)[:, None], squares)
     columns = cast_side(wide * (np.float32(1) / of_columns), squares, transpose=True)
 
     def check(cast, expected, factors):
         assert cast.channel_scale is factors
-        assert octofold.ScaledTensor(cast.data, cast.scale, cast.granularity).equals(expected)
+        assert ScaledTensor(cast.data, cast.scale, cast.granularity).equals(expected)
 
     check(cast_side(x, squares, channel_scale=of_rows), rows, of_rows)
     check(cast_side(x, squares, True, channel_scale=of_columns), columns, of_columns)
@@ -57,7 +57,7 @@ def test_cast_is_that_of_the_quotients(source, rule, rng):
     check(both.transposed, columns, of_columns)
     for format in (lines, squares, f"e5m2 channel {rule}"):
         beside = cast(x, rows=format, transposed=of_transpose)
-        assert beside.rows.equals(octofold.quantize(x, format))
+        assert beside.rows.equals(quantize(x, format))
         check(beside.transposed, columns, of_columns)
 
 
@@ -69,7 +69,7 @@ def test_beside_the_magnitudes_of_columns(rows, rng):
     format = None if rows is None else f"{rows} torchao"
     casts = cast(x, rows=format, transposed=squares, columns="amax")
     assert casts.transposed.equals(cast(x, transposed=squares).transposed)
-    assert casts.rows is None if rows is None else casts.rows.equals(octofold.quantize(x, format))
+    assert casts.rows is None if rows is None else casts.rows.equals(quantize(x, format))
     assert np.array_equal(casts.amax, np.abs(x.astype(np.float32)).max(axis=0))
 
 
@@ -89,8 +89,8 @@ def test_factors_that_are_none_count_as_one(rng):
     assert np.array_equal(cast.scale, expected.scale)
     assert np.array_equal(cast.dequantize(), expected.dequantize())
     a = operand(rng, 5, 140, "1x128")
-    out = octofold.gemm(a, cast, out_dtype="float32")
-    assert np.array_equal(out, octofold.gemm(a, expected, out_dtype="float32"))
+    out = gemm(a, cast, out_dtype="float32")
+    assert np.array_equal(out, gemm(a, expected, out_dtype="float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -109,7 +109,7 @@ def test_products_against_float64(a_granularity, out_dtype, addends, rng):
     m, n, k = 140, 270, 300
     a = operand(rng, m, k, a_granularity)
     b = operand(rng, n, k, "128x128", two_level=True)
-    plain = octofold.ScaledTensor(b.data, b.scale, b.granularity)
+    plain = ScaledTensor(b.data, b.scale, b.granularity)
     left = a.dequantize().astype(np.float64)
     right = plain.dequantize().astype(np.float64) * b.channel_scale[:, None].astype(np.float64)
     value, terms = left @ right.T, np.abs(left) @ np.abs(right).T
@@ -122,9 +122,7 @@ def test_products_against_float64(a_granularity, out_dtype, addends, rng):
         if out_dtype != "float32":
             pytest.skip("c is of out's dtype there")
         out = c
-    d = octofold.gemm(
-        a, b, c=c, bias=bias, out_dtype=None if out is not None else out_dtype, out=out
-    )
+    d = gemm(a, b, c=c, bias=bias, out_dtype=None if out is not None else out_dtype, out=out)
     judge.assert_close(d.astype(np.float64), value, terms, out_dtype, judge.ACCUMULATION)
 
 
@@ -145,7 +143,7 @@ def test_outlier_channels_of_a_weight_gradient(rng):
     )
     dy = rng.choice([-1.0, 1.0], (tokens, outputs)).astype(np.float32)
     expected = (dy.T.astype(np.float64) @ x.astype(np.float64)) / channels
-    gradient = octofold.ops.cast(dy, transposed=octofold.Format(power_of_two=True)).transposed
+    gradient = cast(dy, transposed=Format(power_of_two=True)).transposed
     stale = np.abs(before).max(axis=0)
     errors = {}
     for name, granularity, factors in (
@@ -153,8 +151,8 @@ def test_outlier_channels_of_a_weight_gradient(rng):
         ("squares", "128x128", None),
         ("two-level", "128x128", stale),
     ):
-        cast = cast_side(x, f"{granularity} torchao", transpose=True, channel_scale=factors)
-        dw = octofold.gemm(gradient, cast, out_dtype="float32") / channels
+        columns = cast_side(x, f"{granularity} torchao", transpose=True, channel_scale=factors)
+        dw = gemm(gradient, columns, out_dtype="float32") / channels
         errors[name] = relative(dw - expected, expected)
     assert errors["two-level"][0] < 1.1 * errors["channel"][0] < 0.04
     assert errors["two-level"][1] < 1.3 * errors["channel"][1]
@@ -166,24 +164,20 @@ def test_scaled_tensors_keep_their_factors(rng):
     for twin in (pickle.loads(pickle.dumps(x)), x[:], x.to("cpu")):
         assert twin.equals(x)
         assert x.equals(twin)
-    plain = octofold.ScaledTensor(x.data, x.scale, x.granularity)
-    other = octofold.ScaledTensor(x.data, x.scale, x.granularity, 2 * x.channel_scale)
+    plain = ScaledTensor(x.data, x.scale, x.granularity)
+    other = ScaledTensor(x.data, x.scale, x.granularity, 2 * x.channel_scale)
     for different in (plain, other):
         assert not x.equals(different)
         assert not different.equals(x)
     assert "channel_scale=float32 [300]" in repr(x)
     assert "channel_scale" not in repr(plain)
     assert np.array_equal(x[128:].dequantize(), x.dequantize()[128:])
-    leading = octofold.ScaledTensor(
-        x.data.reshape(3, 100, 140), x.scale, "128x128", x.channel_scale
-    )
+    leading = ScaledTensor(x.data.reshape(3, 100, 140), x.scale, "128x128", x.channel_scale)
     assert np.array_equal(leading.dequantize(), x.dequantize().reshape(3, 100, 140))
     wide = operand(rng, 512, 140, "128x128", two_level=True)
-    folded = octofold.ScaledTensor(
-        wide.data.reshape(4, 128, 140), wide.scale, "128x128", wide.channel_scale
-    )
+    folded = ScaledTensor(wide.data.reshape(4, 128, 140), wide.scale, "128x128", wide.channel_scale)
     assert np.array_equal(folded[1:3].dequantize(), folded.dequantize()[1:3])
-    with pytest.raises(octofold.InvalidArgumentError, match="'channel_scale': expected None"):
+    with pytest.raises(InvalidArgumentError, match="'channel_scale': expected None"):
         _ = x.T
 
 
@@ -208,28 +202,28 @@ def test_bad_arguments(rng):
         ("128x128", {"channel_scale": rows, "scale": ones}, "expected none beside given scales"),
     ):
         message = "cast: argument 'rows.channel_scale': " + message
-        with pytest.raises(octofold.InvalidArgumentError, match=message):
+        with pytest.raises(InvalidArgumentError, match=message):
             cast_side(x, format, **options)
     for call, message in (
         (
-            lambda: octofold.gemm(
+            lambda: gemm(
                 operand(rng, 5, 300, "128x128", two_level=True), operand(rng, 7, 300, "128x128")
             ),
             "gemm: argument 'a.channel_scale': expected None",
         ),
         (
-            lambda: octofold.gemm(
+            lambda: gemm(
                 operand(rng, 5, 300, "1x128"),
-                octofold.ScaledTensor(x, np.ones((130, 3), np.float32), "1x128", rows),
+                ScaledTensor(x, np.ones((130, 3), np.float32), "1x128", rows),
             ),
             "gemm: argument 'b'",
         ),
         (
-            lambda: octofold.ops.gated_gemm(
+            lambda: ops.gated_gemm(
                 operand(rng, 5, 300, "1x128"), operand(rng, 8, 300, "128x128", two_level=True)
             ),
             "gated_gemm: argument 'b.channel_scale'",
         ),
     ):
-        with pytest.raises(octofold.InvalidArgumentError, match=message):
+        with pytest.raises(InvalidArgumentError, match=message):
             call()

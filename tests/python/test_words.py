@@ -4,6 +4,7 @@ import numpy as np
 import octofold
 import pytest
 import reference
+from octofold.ops import as_words, from_words, pack, unpack
 
 FP8 = ("e4m3", "e5m2")
 FORMATS = (*FP8, "float16")
@@ -60,11 +61,7 @@ def ties(format):
 @pytest.mark.parametrize("format", FORMATS)
 def test_packs_float32_around_every_tie(format, rule):
     values = ties(format)
-    assert_packed(
-        octofold.ops.pack(values, format, overflow=rule),
-        expected_codes(values, format, rule),
-        format,
-    )
+    assert_packed(pack(values, format, overflow=rule), expected_codes(values, format, rule), format)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -73,7 +70,7 @@ def test_packs_float32_around_every_tie(format, rule):
 def test_packs_every_16_bit_value(format, dtype, rule):
     values = np.arange(65536, dtype=np.uint16).view(reference.DTYPES[dtype])
     codes = expected_codes(values.astype(np.float32), format, rule)
-    assert_packed(octofold.ops.pack(values, format, overflow=rule), codes, format)
+    assert_packed(pack(values, format, overflow=rule), codes, format)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -83,7 +80,7 @@ def test_unpacks_every_code_at_every_place(format, dtype):
     codes = np.stack([np.roll(codes, place) for place in range(4)], -1).reshape(-1)
     expected = codes.view(reference.DTYPES[format]).astype(np.float32)
     for container in (np.int32, np.uint32, np.float32):
-        values = octofold.ops.unpack(words_of(codes).view(container), format, dtype=dtype)
+        values = unpack(words_of(codes).view(container), format, dtype=dtype)
         assert values.dtype == reference.DTYPES[dtype]
         np.testing.assert_array_equal(values.astype(np.float32), expected)
     signs = np.signbit(values.astype(np.float32))
@@ -93,27 +90,27 @@ def test_unpacks_every_code_at_every_place(format, dtype):
 
 def test_unpacks_every_float16():
     halves = np.arange(65536, dtype=np.uint16)
-    values = octofold.ops.unpack(words_of(halves).view(np.float32), "float16")
+    values = unpack(words_of(halves).view(np.float32), "float16")
     np.testing.assert_array_equal(values, halves.view(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_pack_and_unpack_keep_what_the_format_has(format, rng):
     x = rng.normal(size=(3, 5, 24)).astype(np.float32)
-    words = octofold.ops.pack(x, format)
+    words = pack(x, format)
     assert words.shape == (3, 5, 24 // PER_WORD[format])
-    values = octofold.ops.unpack(words, format)
+    values = unpack(words, format)
     assert values.shape == x.shape
-    np.testing.assert_array_equal(octofold.ops.pack(values, format), words)
-    np.testing.assert_array_equal(octofold.ops.pack(x[:, ::2][1], format), words[1, ::2])
-    assert octofold.ops.pack(x[..., :0], format).shape == (3, 5, 0)
+    np.testing.assert_array_equal(pack(values, format), words)
+    np.testing.assert_array_equal(pack(x[:, ::2][1], format), words[1, ::2])
+    assert pack(x[..., :0], format).shape == (3, 5, 0)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_views_share_memory(format):
     each = PER_WORD[format]
     numbers = np.zeros((4, 6 * each), reference.DTYPES[format])
-    words = octofold.ops.as_words(numbers)
+    words = as_words(numbers)
     assert words.dtype == np.int32
     assert words.shape == (4, 6)
     assert np.shares_memory(words, numbers)
@@ -123,73 +120,88 @@ def test_views_share_memory(format):
     bits = numbers.view(f"u{numbers.itemsize}")
     np.testing.assert_array_equal(bits, np.where(is_set, np.iinfo(bits.dtype).max, 0))
     for container in (np.int32, np.uint32, np.float32):
-        back = octofold.ops.from_words(words.view(container), format)
+        back = from_words(words.view(container), format)
         assert back.dtype == numbers.dtype
         assert back.shape == numbers.shape
         assert np.shares_memory(back, numbers)
-    rows = octofold.ops.as_words(numbers[1:, each : 3 * each])
+    rows = as_words(numbers[1:, each : 3 * each])
     assert rows.shape == (3, 2)
     assert np.shares_memory(rows, numbers)
     assert rows[0, 1] == -1
 
 
-def refusals():
-    codes = np.zeros((4, 24), reference.DTYPES["e4m3"])
-    memory = np.zeros(64, np.uint8)
-    unaligned = memory[(-memory.ctypes.data) % 4 + 1 :][:16]
-    words = np.zeros((4, 8), np.int32)
-    return {
-        "a last dimension that is a multiple of 4, the e4m3 numbers of a word, got (4, 22)": (
-            lambda: octofold.ops.as_words(codes[:, :22])
-        ),
-        "as_words: argument 'tensor': expected a contiguous last dimension": (
-            lambda: octofold.ops.as_words(codes.T)
-        ),
-        "strides that are multiples of 4: whole words, got strides (6, 1)": (
-            lambda: octofold.ops.as_words(codes.reshape(-1)[:24].reshape(4, 6)[:, :4])
-        ),
-        "as_words: argument 'tensor': expected a first element at a multiple of 4 bytes, got 1": (
-            lambda: octofold.ops.as_words(unaligned.view(reference.DTYPES["e4m3"]))
-        ),
-        "from_words: argument 'words': expected a first element at a multiple of 4 bytes": (
-            lambda: octofold.ops.from_words(unaligned.view(np.int32), "e4m3")
-        ),
-        "as_words: argument 'tensor': expected one of e4m3, e5m2, float16": (
-            lambda: octofold.ops.as_words(words)
-        ),
-        "as_words: argument 'tensor': expected at least 1 dimension": (
-            lambda: octofold.ops.as_words(codes[0, 0, ...])
-        ),
-        "from_words: argument 'words': expected words in int32, uint32 or float32, got int64": (
-            lambda: octofold.ops.from_words(words.astype(np.int64), "e4m3")
-        ),
-        "from_words: argument 'words': expected a contiguous last dimension": (
-            lambda: octofold.ops.from_words(words[:, ::2], "e4m3")
-        ),
-        "from_words: argument 'format': expected one of e4m3, e5m2, float16, got 'bfloat16'": (
-            lambda: octofold.ops.from_words(words, "bfloat16")
-        ),
-        "unpack: argument 'words': expected words in int32": (
-            lambda: octofold.ops.unpack(codes, "e4m3")
-        ),
-        "unpack: argument 'dtype': expected one of float32, float16, bfloat16": (
-            lambda: octofold.ops.unpack(words, "e4m3", dtype="e5m2")
-        ),
-        "pack: argument 'x': expected a last dimension that is a multiple of 2, the float16": (
-            lambda: octofold.ops.pack(np.zeros((2, 3), np.float32), "float16")
-        ),
-        "pack: argument 'x': expected one of float32, float16, bfloat16": (
-            lambda: octofold.ops.pack(codes, "e4m3")
-        ),
-        "pack: argument 'x': expected a NumPy array or a torch tensor, got builtins.list": (
-            lambda: octofold.ops.pack([1.0], "e4m3")
-        ),
-        "overflow": lambda: octofold.ops.pack(np.zeros(4, np.float32), "e4m3", overflow="wrap"),
-    }  # fmt: skip
+CODES = np.zeros((4, 24), reference.DTYPES["e4m3"])
+MEMORY = np.zeros(64, np.uint8)
+UNALIGNED = MEMORY[(-MEMORY.ctypes.data) % 4 + 1 :][:16]
+WORDS = np.zeros((4, 8), np.int32)
+SIXES = CODES.reshape(-1)[:24].reshape(4, 6)
+ODD, ZEROS = np.zeros((2, 3), np.float32), np.zeros(4, np.float32)
 
 
-@pytest.mark.parametrize("message", refusals())
-def test_says_what_is_wrong(message):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: as_words(CODES[:, :22]),
+            "a multiple of 4, the e4m3 numbers of a word, got (4, 22)",
+        ),
+        (
+            lambda: as_words(CODES.T),
+            "as_words: argument 'tensor': expected a contiguous last dimension",
+        ),
+        (
+            lambda: as_words(SIXES[:, :4]),
+            "multiples of 4: whole words, got strides (6, 1)",
+        ),
+        (
+            lambda: as_words(UNALIGNED.view(reference.DTYPES["e4m3"])),
+            "as_words: argument 'tensor': expected a first element at a multiple of 4 bytes, got 1",
+        ),
+        (
+            lambda: as_words(WORDS),
+            "as_words: argument 'tensor': expected one of e4m3, e5m2, float16",
+        ),
+        (
+            lambda: as_words(CODES[0, 0, ...]),
+            "as_words: argument 'tensor': expected at least 1 dimension",
+        ),
+        (
+            lambda: from_words(UNALIGNED.view(np.int32), "e4m3"),
+            "from_words: argument 'words': expected a first element at a multiple of 4 bytes",
+        ),
+        (
+            lambda: from_words(WORDS.astype(np.int64), "e4m3"),
+            "from_words: argument 'words': expected words in int32, uint32 or float32, got int64",
+        ),
+        (
+            lambda: from_words(WORDS[:, ::2], "e4m3"),
+            "from_words: argument 'words': expected a contiguous last dimension",
+        ),
+        (
+            lambda: from_words(WORDS, "bfloat16"),
+            "from_words: argument 'format': expected one of e4m3, e5m2, float16, got 'bfloat16'",
+        ),
+        (lambda: unpack(CODES, "e4m3"), "unpack: argument 'words': expected words in int32"),
+        (
+            lambda: unpack(WORDS, "e4m3", dtype="e5m2"),
+            "unpack: argument 'dtype': expected one of float32, float16, bfloat16",
+        ),
+        (
+            lambda: pack(ODD, "float16"),
+            "pack: argument 'x': expected a last dimension that is a multiple of 2, the float16",
+        ),
+        (
+            lambda: pack(CODES, "e4m3"),
+            "pack: argument 'x': expected one of float32, float16, bfloat16",
+        ),
+        (
+            lambda: pack([1.0], "e4m3"),
+            "pack: argument 'x': expected a NumPy array or a torch tensor, got builtins.list",
+        ),
+        (lambda: pack(ZEROS, "e4m3", overflow="wrap"), "overflow"),
+    ],
+)
+def test_says_what_is_wrong(call, message):
     with pytest.raises(octofold.InvalidArgumentError) as caught:
-        refusals()[message]()
+        call()
     assert message in str(caught.value)

@@ -12,7 +12,7 @@ import octofold
 import torch
 from checkpoint_support import relative_error
 from matrix_models import DIFFUSION_ROWS, TEXT_ROWS, Row
-from safetensors.torch import save_file
+from model_support import save_dequantized, save_like
 
 COLUMNS = (
     ("deepseek-v3", "128x128"),
@@ -64,30 +64,11 @@ def make_source(row: Row, folder: Path) -> Source:
     return Source(row, type(model), folder, row.outputs(source.load(folder)))
 
 
-def save_dequantized(source: Source, quantized: Path, folder: Path) -> Path:
-    """What load_checkpoint() says that the weights are, in the source's type."""
-    folder.mkdir()
-    name = str(source.row.dtype).removeprefix("torch.")
-    checkpoint = octofold.load_checkpoint(quantized)
-    tensors = {
-        key: value.dequantize(name) if isinstance(value, octofold.ScaledTensor) else value
-        for key, value in checkpoint.items()
-    }
-    file = next(source.folder.glob("*.safetensors")).name
-    save_file(tensors, folder / file, metadata={"format": "pt"})
-    (folder / "config.json").write_bytes((source.folder / "config.json").read_bytes())
-    return folder
-
-
 def outputs_with_other_scales(source: Source, names: tuple[str, ...], folder: Path) -> torch.Tensor:
     """Of the model whose quantized weights are three times what they should be."""
-    folder.mkdir()
     checkpoint = octofold.load_checkpoint(source.folder)
     tensors = {key: 3 * value if key in names else value for key, value in checkpoint.items()}
-    file = next(source.folder.glob("*.safetensors")).name
-    save_file(tensors, folder / file, metadata={"format": "pt"})
-    (folder / "config.json").write_bytes((source.folder / "config.json").read_bytes())
-    return source.row.outputs(source.load(folder))
+    return source.row.outputs(source.load(save_like(source.folder, tensors, folder)))
 
 
 def cell(source: Source, family: str, granularity: str, folder: Path) -> str:
@@ -98,7 +79,9 @@ def cell(source: Source, family: str, granularity: str, folder: Path) -> str:
     except octofold.InvalidArgumentError:
         assert not out.exists()
         return "refused"
-    dequantized = source.row.outputs(source.load(save_dequantized(source, out, folder / "wide")))
+    dtype = str(source.row.dtype).removeprefix("torch.")
+    wide = save_dequantized(out, source.folder, folder / "wide", dtype)
+    dequantized = source.row.outputs(source.load(wide))
     limit = LIMITS.get(family, LIMIT)
     assert relative_error(dequantized, source.outputs) < 0.15
     loaded = source.row.outputs(source.load(out))

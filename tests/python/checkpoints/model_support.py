@@ -5,62 +5,20 @@ import os
 import octofold
 import torch
 import transformers
+from matrix_models import DECODER, DEEPSEEK, EXPERTS, TOKENS
 from safetensors.torch import save_file
-
-VOCABULARY = 64
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-}
-EXPERTS = {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
 
 
 def llama(**options):
-    return transformers.LlamaConfig(
-        **SIZES, num_hidden_layers=1, num_key_value_heads=1, head_dim=128, **options
-    )
-
-
-def qwen3_moe():
-    return transformers.Qwen3MoeConfig(
-        **SIZES,
-        **EXPERTS,
-        num_hidden_layers=1,
-        num_experts=4,
-        num_key_value_heads=1,
-        head_dim=128,
-    )
-
-
-def deepseek_v3():
-    """A dense layer and one of experts; each matrix a multiple of 128, as dequantizing in
-    transformers asks for."""
-    return transformers.DeepseekV3Config(
-        **SIZES,
-        **EXPERTS,
-        num_hidden_layers=2,
-        num_key_value_heads=2,
-        n_routed_experts=4,
-        n_group=2,
-        topk_group=1,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        q_lora_rank=128,
-        kv_lora_rank=64,
-        qk_rope_head_dim=64,
-        qk_nope_head_dim=64,
-        v_head_dim=64,
-    )
+    return transformers.LlamaConfig(**DECODER, **options)
 
 
 CONFIGS = {
     "llama": llama,
     "tied llama": lambda: llama(tie_word_embeddings=True),
-    "qwen3-moe": qwen3_moe,
-    "deepseek-v3": deepseek_v3,
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**DECODER, **EXPERTS, num_experts=4),
+    # A dense layer and one of experts.
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(**DEEPSEEK),
 }
 
 
@@ -88,19 +46,25 @@ def load(folder, **options):
 
 @torch.no_grad()
 def logits_of(model):
-    tokens = torch.arange(24).reshape(2, 12) % VOCABULARY
-    return model(tokens).logits.float()
+    return model(TOKENS).logits.float()
 
 
-def save_dequantized(quantized, original, folder):
-    """The same checkpoint in BF16, with the values that load_checkpoint() says."""
-    folder.mkdir()
+def save_dequantized(quantized, original, folder, dtype="bfloat16"):
+    """The same checkpoint in the source's type, with the values that load_checkpoint() says."""
     checkpoint = octofold.load_checkpoint(quantized)
     tensors = {
-        name: value.dequantize("bfloat16") if isinstance(value, octofold.ScaledTensor) else value
+        name: value.dequantize(dtype) if isinstance(value, octofold.ScaledTensor) else value
         for name, value in checkpoint.items()
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return save_like(original, tensors, folder)
+
+
+def save_like(original, tensors, folder):
+    """A folder of one file, called as its library calls it, with the config of another."""
+    folder.mkdir()
+    diffuses = (original / "diffusion_pytorch_model.safetensors").exists()
+    name = "diffusion_pytorch_model" if diffuses else "model"
+    save_file(tensors, folder / f"{name}.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_bytes((original / "config.json").read_bytes())
     return folder
 

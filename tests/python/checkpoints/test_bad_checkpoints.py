@@ -8,9 +8,11 @@ import octofold
 import pytest
 import torch
 from checkpoint_support import listing, wide_tensors, write_folder, write_wide
+from octofold import InvalidArgumentError
 from safetensors.torch import save_file
 
 UP = "a.up.weight"
+quantize, convert = octofold.quantize_checkpoint, octofold.convert_checkpoint
 
 
 def fp8(*shape):
@@ -29,48 +31,46 @@ def folder_of(path, tensors, said=None, config=None):
     return path
 
 
-def refused(tmp_path, error, words, call):
+def refused(tmp_path, words, call, *arguments, error=InvalidArgumentError, **options):
     """What the call raises; every file stays what it was, and nothing is added."""
     before = listing(tmp_path)
     with pytest.raises(error) as caught:
-        call()
+        call(*arguments, **options)
     assert listing(tmp_path) == before
     for word in words:
         assert word in str(caught.value)
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+CHANNELS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 CT = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
-        }
-    },
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": CHANNELS}},
 }
 
 
-def weights_of(**changes):
-    said = json.loads(json.dumps(CT))
-    said["config_groups"]["group_0"]["weights"] |= changes
-    return said
+def ct(**changes):
+    """The config of compressed-tensors whose weights are others."""
+    group = {"targets": ["Linear"], "weights": CHANNELS | changes}
+    return CT | {"config_groups": {"group_0": group}}
 
 
-SCALES = torch.ones(2, 2)
-PAIR = {UP: fp8(256, 256), f"{UP}_scale_inv": SCALES}
-ROWS = {UP: fp8(256, 256), f"{UP}_scale": torch.ones(256, 1)}
+MATRIX, WIDE, SCALES = fp8(256, 256), torch.ones(256, 256), torch.ones(2, 2)
+INV, ROW = f"{UP}_scale_inv", f"{UP}_scale"
+PAIR, ROWS = {UP: MATRIX, INV: SCALES}, {UP: MATRIX, ROW: torch.ones(256, 1)}
+ALONE = PAIR | {"b.weight": MATRIX}
+BOTH = ALONE | {"b.weight_scale": torch.ones(256, 1)}
+PACKED = {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)}
+BLOCKS, GROUPS = (
+    ct(strategy="block", block_structure=[64, 128]),
+    ct(strategy="group", group_size=32),
+)
 BAD, UNSUPPORTED = octofold.BadFormatError, octofold.UnsupportedError
 
 LIES = {
-    "a scale is missing": (PAIR | {"b.weight": fp8(128, 128)}, FP8, BAD, ["b.weight", "expected"]),
-    "a scale is missing, no config": (
-        PAIR | {"b.weight": fp8(128, 128)},
-        None,
-        BAD,
-        ["'b.weight'", "b.weight_scale_inv"],
-    ),
+    "a scale is missing": (ALONE, FP8, BAD, ["b.weight", "expected"]),
+    "a scale is missing, no config": (ALONE, None, BAD, ["'b.weight'", "b.weight_scale_inv"]),
     "a scale without a weight": (
         PAIR | {"b.weight_scale_inv": SCALES},
         FP8,
@@ -78,66 +78,31 @@ LIES = {
         ["b.weight_scale_inv", "a weight in 'b.weight'"],
     ),
     "a scale of a weight that is wide": (
-        PAIR | {"b.weight": torch.ones(256, 256), "b.weight_scale_inv": SCALES},
+        PAIR | {"b.weight": WIDE, "b.weight_scale_inv": SCALES},
         FP8,
         BAD,
         ["b.weight", "FP8"],
     ),
-    "two families at once": (
-        PAIR | {"b.weight": fp8(256, 256), "b.weight_scale": torch.ones(256, 1)},
-        FP8,
-        BAD,
-        ["b.weight_scale", "compressed-tensors"],
-    ),
-    "two families, no config": (
-        PAIR | {"b.weight": fp8(256, 256), "b.weight_scale": torch.ones(256, 1)},
-        None,
-        BAD,
-        ["b.weight_scale"],
-    ),
+    "two families at once": (BOTH, FP8, BAD, ["b.weight_scale", "compressed-tensors"]),
+    "two families, no config": (BOTH, None, BAD, ["b.weight_scale"]),
     "a config of another family": (PAIR, CT, BAD, ["weight_scale_inv", "deepseek-v3"]),
     "a config of another family too": (ROWS, FP8, BAD, ["weight_scale'", "compressed-tensors"]),
-    "a config of what is not there": (
-        {UP: torch.ones(4, 4)},
-        FP8,
-        BAD,
-        ["without FP8 tensors"],
-    ),
+    "a config of what is not there": ({UP: WIDE}, FP8, BAD, ["without FP8 tensors"]),
     "scales of a wrong shape": (
-        {UP: fp8(256, 256), f"{UP}_scale_inv": torch.ones(2, 3)},
+        {UP: MATRIX, INV: torch.ones(2, 3)},
         FP8,
         BAD,
         ["_scale_inv", "[256,256]", "[2,3]"],
     ),
-    "scales of a wrong dtype": (
-        {UP: fp8(256, 256), f"{UP}_scale_inv": torch.ones(2, 2, dtype=torch.int32)},
-        FP8,
-        BAD,
-        ["scales of F32", "I32"],
-    ),
+    "scales of a wrong dtype": ({UP: MATRIX, INV: SCALES.int()}, FP8, BAD, ["of F32", "I32"]),
     "other blocks": (PAIR, FP8 | {"weight_block_size": [64, 64]}, UNSUPPORTED, ["[128, 128]"]),
     "blocks that are none": (PAIR, FP8 | {"weight_block_size": "x"}, UNSUPPORTED, ["128"]),
     "another format": (PAIR, FP8 | {"fmt": "e5m2"}, UNSUPPORTED, ["e4m3", "e5m2"]),
-    "8-bit integers": (ROWS, weights_of(type="int"), UNSUPPORTED, ["8-bit floats"]),
-    "4-bit integers": (
-        {f"{UP}_packed": torch.ones(8, 8, dtype=torch.int32)},
-        weights_of(num_bits=4, type="int"),
-        UNSUPPORTED,
-        ["8-bit floats"],
-    ),
-    "4-bit floats": (ROWS, weights_of(num_bits=4), UNSUPPORTED, ["8-bit floats"]),
-    "blocks of compressed-tensors": (
-        ROWS,
-        weights_of(strategy="block", block_structure=[64, 128]),
-        UNSUPPORTED,
-        ["128 x 128"],
-    ),
-    "groups of compressed-tensors": (
-        ROWS,
-        weights_of(strategy="group", group_size=32),
-        UNSUPPORTED,
-        ["groups of 128"],
-    ),
+    "8-bit integers": (ROWS, ct(type="int"), UNSUPPORTED, ["8-bit floats"]),
+    "4-bit integers": (PACKED, ct(num_bits=4, type="int"), UNSUPPORTED, ["8-bit floats"]),
+    "4-bit floats": (ROWS, ct(num_bits=4), UNSUPPORTED, ["8-bit floats"]),
+    "blocks of compressed-tensors": (ROWS, BLOCKS, UNSUPPORTED, ["128 x 128"]),
+    "groups of compressed-tensors": (ROWS, GROUPS, UNSUPPORTED, ["groups of 128"]),
     "another method": (ROWS, {"quant_method": "awq", "bits": 4}, UNSUPPORTED, ["awq"]),
     "no method": (ROWS, {"bits": 4}, UNSUPPORTED, ["quant_method"]),
 }
@@ -147,13 +112,10 @@ LIES = {
 def test_lies_are_refused_wherever_they_are_told(tmp_path, lie):
     tensors, said, error, words = LIES[lie]
     folder = folder_of(tmp_path / "in", tensors, said)
-    for call in (
-        lambda: octofold.inspect_checkpoint(folder),
-        lambda: octofold.load_checkpoint(folder),
-        lambda: octofold.convert_checkpoint(folder, tmp_path / "out", "torchao"),
-        lambda: octofold.quantize_checkpoint(folder, tmp_path / "out"),
-    ):
-        refused(tmp_path, error, words, call)
+    for call in (octofold.inspect_checkpoint, octofold.load_checkpoint):
+        refused(tmp_path, words, call, folder, error=error)
+    refused(tmp_path, words, convert, folder, tmp_path / "out", "torchao", error=error)
+    refused(tmp_path, words, quantize, folder, tmp_path / "out", error=error)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +126,7 @@ def test_lies_are_refused_wherever_they_are_told(tmp_path, lie):
         "fp8",
         {"quant_method": 7},
         CT | {"config_groups": 7},
-        weights_of(num_bits="x"),
+        ct(num_bits="x"),
         CT | {"config_groups": {"g": {"weights": []}}},
         {"quant_method": "modelopt", "quant_algo": 7},
     ],
@@ -183,87 +145,45 @@ def test_configs_of_wrong_types_raise_what_is_ours(tmp_path, said):
 def test_configs_that_are_no_json(tmp_path, text):
     folder = folder_of(tmp_path / "in", ROWS)
     (folder / "config.json").write_text(text)
-    refused(tmp_path, BAD, ["config.json"], lambda: octofold.inspect_checkpoint(folder))
+    refused(tmp_path, ["config.json"], octofold.inspect_checkpoint, folder, error=BAD)
 
 
 def test_quantizing_twice_and_converting_what_is_wide(tmp_path, rng):
-    write_wide(tmp_path / "in", rng)
-    wide, out = tmp_path / "in", tmp_path / "out"
-    invalid = octofold.InvalidArgumentError
-    refused(
-        tmp_path,
-        invalid,
-        ["a checkpoint in FP8", "none in FP8"],
-        lambda: octofold.convert_checkpoint(wide, out, "torchao"),
-    )
+    wide, out = write_wide(tmp_path / "in", rng), tmp_path / "out"
+    refused(tmp_path, ["a checkpoint in FP8", "none in FP8"], convert, wide, out, "torchao")
     for family in octofold.checkpoint_families():
         quantized = tmp_path / family
-        octofold.quantize_checkpoint(wide, quantized, family=family)
-        refused(
-            tmp_path,
-            invalid,
-            ["not quantized", family],
-            lambda given=quantized: octofold.quantize_checkpoint(given, out),
-        )
-        refused(
-            tmp_path,
-            invalid,
-            ["another family", family],
-            lambda given=quantized, to=family: octofold.convert_checkpoint(given, out, to),
-        )
-    refused(
-        tmp_path,
-        invalid,
-        ["deepseek-v3", "awq"],
-        lambda: octofold.convert_checkpoint(quantized, out, "awq"),
-    )
+        quantize(wide, quantized, family=family)
+        refused(tmp_path, ["not quantized", family], quantize, quantized, out)
+        refused(tmp_path, ["another family", family], convert, quantized, out, family)
+    refused(tmp_path, ["deepseek-v3", "awq"], convert, quantized, out, "awq")
 
 
-def test_patterns_that_match_all_or_nothing(tmp_path, rng):
-    write_wide(tmp_path / "in", rng)
-    refused(
-        tmp_path,
-        octofold.InvalidArgumentError,
-        ["matrices named *.weight", "none among"],
-        lambda: octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", skip="*"),
-    )
-    logged = []
-    octofold.set_log_handler(lambda level, text: logged.append((level, text)))
-    try:
-        octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out", skip="nowhere.*")
-    finally:
-        octofold.set_log_handler(None)
-    assert any("'nowhere.*' matches no tensor" in text for _, text in logged)
+def test_patterns_that_match_all_or_nothing(tmp_path, rng, log):
+    wide, out = write_wide(tmp_path / "in", rng), tmp_path / "out"
+    refused(tmp_path, ["matrices named *.weight", "none among"], quantize, wide, out, skip="*")
+    quantize(wide, out, skip="nowhere.*")
+    assert any("'nowhere.*' matches no tensor" in text for text in log)
 
 
 def test_nothing_to_quantize(tmp_path):
     tensors = {"norm.weight": np.ones(5, np.float32), "embed_tokens.weight": np.ones((4, 4))}
-    write_folder(tmp_path / "in", tensors, {})
-    refused(
-        tmp_path,
-        octofold.InvalidArgumentError,
-        ["matrices named *.weight", "2 tensors"],
-        lambda: octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out"),
-    )
+    wide = write_folder(tmp_path / "in", tensors, {})
+    refused(tmp_path, ["matrices named *.weight", "2 tensors"], quantize, wide, tmp_path / "out")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_reported_and_logged(tmp_path, rng, value):
+def test_what_is_not_finite_is_reported_and_logged(tmp_path, rng, value, log):
     tensors = wide_tensors(rng)
     tensors["blocks.0.up.weight"][200, 7] = value
     write_folder(tmp_path / "in", tensors, {})
-    logged = []
-    octofold.set_log_handler(lambda level, text: logged.append(text))
-    try:
-        report = octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "out")
-        assert report.not_finite == ("blocks.0.up.weight",)
-        assert any("blocks.0.up.weight" in text for text in logged)
-        logged.clear()
-        again = octofold.convert_checkpoint(tmp_path / "out", tmp_path / "b", "compressed-tensors")
-        assert again.not_finite == report.not_finite
-        assert any("blocks.0.up.weight" in text for text in logged)
-    finally:
-        octofold.set_log_handler(None)
+    report = quantize(tmp_path / "in", tmp_path / "out")
+    assert report.not_finite == ("blocks.0.up.weight",)
+    assert any("blocks.0.up.weight" in text for text in log)
+    log.clear()
+    again = convert(tmp_path / "out", tmp_path / "b", "compressed-tensors")
+    assert again.not_finite == report.not_finite
+    assert any("blocks.0.up.weight" in text for text in log)
     value = octofold.load_checkpoint(tmp_path / "b", "numpy")["blocks.0.up.weight"]
     assert np.isfinite(value.dequantize()[:128]).all()  # another block
 
@@ -274,7 +194,7 @@ def test_zeros_stay_zeros(tmp_path, rng):
     write_folder(tmp_path / "in", tensors, {})
     for profile in ("deepgemm", "deepseek"):
         out = tmp_path / profile
-        report = octofold.quantize_checkpoint(tmp_path / "in", out, format=profile)
+        report = quantize(tmp_path / "in", out, format=profile)
         value = octofold.load_checkpoint(out, "numpy")["blocks.0.up.weight"].dequantize()
         finite = bool(np.isfinite(value).all())
         assert (report.not_finite == ()) == finite  # never without a word
@@ -287,7 +207,6 @@ def test_outputs_that_exist_are_left_alone(tmp_path, rng):
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file.safetensors").write_bytes(b"mine")
     (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
-    invalid = octofold.InvalidArgumentError
     single = tmp_path / "in" / "model.safetensors"
     for given, output in (
         (tmp_path / "in", tmp_path / "full"),
@@ -298,20 +217,15 @@ def test_outputs_that_exist_are_left_alone(tmp_path, rng):
         (single, tmp_path / "folder"),
         (single, single),
     ):
-        refused(
-            tmp_path,
-            invalid,
-            ["'output'"],
-            lambda g=given, o=output: octofold.quantize_checkpoint(g, o),
-        )
+        refused(tmp_path, ["'output'"], quantize, given, output)
     (tmp_path / "empty").mkdir()
-    octofold.quantize_checkpoint(tmp_path / "in", tmp_path / "empty")
+    quantize(tmp_path / "in", tmp_path / "empty")
     assert (tmp_path / "empty" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("family", octofold.checkpoint_families())
 def test_what_progress_raises_leaves_nothing(tmp_path, rng, family):
-    write_wide(tmp_path / "in", rng)
+    wide = write_wide(tmp_path / "in", rng)
 
     class StopError(Exception):
         pass
@@ -320,14 +234,8 @@ def test_what_progress_raises_leaves_nothing(tmp_path, rng, family):
         if done > total // 2:
             raise StopError
 
-    refused(
-        tmp_path,
-        StopError,
-        [],
-        lambda: octofold.quantize_checkpoint(
-            tmp_path / "in", tmp_path / "out", family=family, progress=stop
-        ),
-    )
+    options = {"family": family, "progress": stop, "error": StopError}
+    refused(tmp_path, [], quantize, wide, tmp_path / "out", **options)
 
 
 def test_a_shard_that_is_missing_or_cut(tmp_path, rng):
@@ -341,23 +249,9 @@ def test_a_shard_that_is_missing_or_cut(tmp_path, rng):
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     whole = (folder / "model-1.safetensors").read_bytes()
     (folder / "model-1.safetensors").write_bytes(whole[:-1000])
-    refused(
-        tmp_path,
-        BAD,
-        ["model-1.safetensors"],
-        lambda: octofold.quantize_checkpoint(folder, tmp_path / "out"),
-    )
+    name, out = ["model-1.safetensors"], tmp_path / "out"
+    refused(tmp_path, name, quantize, folder, out, error=BAD)
     (folder / "model-1.safetensors").unlink()
-    refused(
-        tmp_path,
-        FileNotFoundError,
-        ["model-1.safetensors"],
-        lambda: octofold.quantize_checkpoint(folder, tmp_path / "out"),
-    )
+    refused(tmp_path, name, quantize, folder, out, error=FileNotFoundError)
     (tmp_path / "nothing").mkdir()
-    refused(
-        tmp_path,
-        octofold.Error,
-        ["nothing"],
-        lambda: octofold.quantize_checkpoint(tmp_path / "nothing", tmp_path / "out"),
-    )
+    refused(tmp_path, ["nothing"], quantize, tmp_path / "nothing", out, error=octofold.Error)

@@ -150,21 +150,16 @@ def test_what_we_write(tmp_path, rng):
     assert np.abs(values.numpy() - original).max() < np.abs(original).max() / 16
 
 
-def test_scales_survive_the_way_there_and_back_and_hints_are_said_to_go(tmp_path):
+def test_scales_survive_the_way_there_and_back_and_hints_are_said_to_go(tmp_path, log):
     tensors, header = hinted("layers")
     names = [tmp_path / name / "model.safetensors" for name in "xyz"]
     for name in names:
         name.parent.mkdir()
     written(names[0], tensors, header)
     (names[0].parent / "config.json").write_text("{}")  # which tells the families apart
-    logged = []
-    octofold.set_log_handler(lambda level, text: logged.append(text))
-    try:
-        octofold.convert_checkpoint(*names[:2], "compressed-tensors")
-        assert any("1 weights are to be multiplied in high precision" in text for text in logged)
-        octofold.convert_checkpoint(*names[1:], "comfyui")
-    finally:
-        octofold.set_log_handler(None)
+    octofold.convert_checkpoint(*names[:2], "compressed-tensors")
+    assert any("1 weights are to be multiplied in high precision" in text for text in log)
+    octofold.convert_checkpoint(*names[1:], "comfyui")
     before, after = (octofold.load_checkpoint(names[i]) for i in (0, 2))
     for name in (f"{LAYER}.weight", f"{LAYER}2.weight"):
         assert before[name].equals(after[name])

@@ -1,7 +1,7 @@
 """compressed-tensors: it decompresses what we write, and we read what it wrote."""
 
-import octofold
 import pytest
+from octofold import convert_checkpoint, load_checkpoint, quantize, quantize_checkpoint
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -29,9 +29,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("granularity", ["channel", "tensor", "128x128", "1x128"])
 def test_it_decompresses_what_we_write(folder, tmp_path, granularity):
     out = tmp_path / "out"
-    report = octofold.quantize_checkpoint(
-        folder, out, family="compressed-tensors", format=granularity
-    )
+    report = quantize_checkpoint(folder, out, family="compressed-tensors", format=granularity)
     assert len(report.files) > 4
     said = read_config(out)["quantization_config"]
     config = QuantizationConfig.model_validate(said)
@@ -39,7 +37,7 @@ def test_it_decompresses_what_we_write(folder, tmp_path, granularity):
     (scheme,) = config.config_groups.values()
     compressor = BaseCompressor.get_value_from_registry(config.format)
     raw = raw_tensors(out)
-    checkpoint = octofold.load_checkpoint(out)
+    checkpoint = load_checkpoint(out)
     assert checkpoint.family == "compressed-tensors"
     for name in report.quantized:
         module = {
@@ -76,7 +74,7 @@ def calibrated(granularity):
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "weight_scale"):
-                scale = octofold.quantize(module.weight.float(), granularity).scale
+                scale = quantize(module.weight.float(), granularity).scale
                 module.weight_scale.copy_(scale.reshape(module.weight_scale.shape))
             if hasattr(module, "input_scale"):
                 module.input_scale.fill_(0.03)
@@ -99,7 +97,7 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
     model.save_pretrained(tmp_path / "out")
     compressor.update_config(tmp_path / "out")
 
-    checkpoint = octofold.load_checkpoint(tmp_path / "out")
+    checkpoint = load_checkpoint(tmp_path / "out")
     assert checkpoint.family == "compressed-tensors"
     weights = {weight.name: weight for weight in checkpoint.contents.weights}
     assert len(weights) == 7
@@ -126,9 +124,9 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
 
     # And on to a family whose scales are FP32.
     family = "modelopt" if granularity == "tensor" else "torchao"
-    report = octofold.convert_checkpoint(tmp_path / "out", tmp_path / "next", family)
+    report = convert_checkpoint(tmp_path / "out", tmp_path / "next", family)
     assert report.requantized == ()
-    following = octofold.load_checkpoint(tmp_path / "next")
+    following = load_checkpoint(tmp_path / "next")
     for key in weights:
         assert following[key].equals(checkpoint[key])
     if granularity == "tensor":
@@ -137,9 +135,7 @@ def test_we_read_what_it_wrote(tmp_path, granularity):
 
 def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     """Scales of a tensor with a static one of its input, without, and of channels."""
-    octofold.quantize_checkpoint(
-        folder, tmp_path / "a", family="compressed-tensors", format="tensor"
-    )
+    quantize_checkpoint(folder, tmp_path / "a", family="compressed-tensors", format="tensor")
     tensors = raw_tensors(tmp_path / "a")
     layer = "model.layers.0.mlp"
     tensors[f"{layer}.up_proj.input_scale"] = torch.tensor([0.0625])
@@ -152,11 +148,11 @@ def test_layers_of_several_kinds_have_groups_of_their_own(folder, tmp_path):
     (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
 
     # There is one granularity that repeats the scales of all.
-    report = octofold.convert_checkpoint(
+    report = convert_checkpoint(
         tmp_path / "b", tmp_path / "d", "compressed-tensors", granularity="channel"
     )
     assert report.requantized == report.dropped == ()
-    before, after = (octofold.load_checkpoint(tmp_path / name) for name in "bd")
+    before, after = (load_checkpoint(tmp_path / name) for name in "bd")
     for name in report.quantized:
         assert torch.equal(before[name].dequantize(), after[name].dequantize())
     model = load(tmp_path / "d")

@@ -48,9 +48,7 @@ def test_the_owner_loads_it_or_it_is_refused(sources, said, tmp_path, name, colu
 
 
 RAGGED = Row(
-    "ragged",
-    of("LlamaForCausalLM", "LlamaConfig", **{**DECODER, "intermediate_size": 192}),
-    tokens,
+    "ragged", of("LlamaForCausalLM", "LlamaConfig", **{**DECODER, "intermediate_size": 192}), tokens
 )
 
 

@@ -179,8 +179,7 @@ def caches(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "other"),
-    [("modelopt", "compressed-tensors"), ("compressed-tensors", "modelopt")],
+    ("family", "other"), [("modelopt", "compressed-tensors"), ("compressed-tensors", "modelopt")]
 )
 def test_scales_of_caches_are_translated(tmp_path, family, other):
     tensors, said, _ = caches(family)

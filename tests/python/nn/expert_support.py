@@ -1,11 +1,10 @@
 """What tests of expert layers share: operands, the same in FP64, the same from dense products."""
 
-import octofold
 import pytest
 from casting import cast_side
 from fused_support import activation
 from layer_support import random
-from octofold import quantize
+from octofold import gemm, quantize
 from octofold.ops import Activated, ActivationGradient
 
 torch = pytest.importorskip("torch")
@@ -72,7 +71,7 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
     output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
 
     def product(a, b, p):
-        return octofold.gemm(a, b, fast_accumulation=p.fast_accumulation)
+        return gemm(a, b, fast_accumulation=p.fast_accumulation)
 
     for e, (tokens, slots) in enumerate(rows_of(ids, experts)):
         if not len(tokens):
@@ -103,9 +102,4 @@ def by_dense_products(ids, x, topk_weights, w13, w2, dy, recipe):
             if len(at):
                 y[at] += results[e][chosen].float() * topk_weights[at, slot].unsqueeze(-1)
                 dx[at] += of_rows[e][chosen].float()
-    return [y.to(x.dtype)], {
-        "x": dx.to(x.dtype),
-        "topk_weights": of_weights,
-        "w13": d13,
-        "w2": d2,
-    }
+    return [y.to(x.dtype)], {"x": dx.to(x.dtype), "topk_weights": of_weights, "w13": d13, "w2": d2}

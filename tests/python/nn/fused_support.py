@@ -31,6 +31,34 @@ def norm(x, weight, bias, kind, epsilon=1e-6):
     return y if bias is None else y + bias
 
 
+IN, HIDDEN, OUT = 192, 160, 136
+
+
+def mlp_operands(dtype=FP32, tokens=(2, 65), name="swiglu", biases=True, hidden=HIDDEN):
+    features = 2 * hidden if name in GATES else hidden
+    return {
+        "x": random(*tokens, IN, dtype=dtype),
+        "gate_up_weight": (random(features, IN) / IN**0.5).to(dtype),
+        "down_weight": (random(OUT, hidden) / hidden**0.5).to(dtype),
+        "gate_up_bias": random(features, dtype=dtype) if biases else None,
+        "down_bias": random(OUT, dtype=dtype) if biases else None,
+    }
+
+
+def exact_mlp(name="swiglu", kind=None):
+    """octofold.mlp() of mlp_operands(), behind a norm of this kind, by torch's operations."""
+
+    def function(x, gate_up_weight, down_weight, gate_up_bias, down_bias, **before):
+        if kind is not None:
+            x = x + before["residual"]
+            total, x = x, norm(x, before["norm_weight"], before["norm_bias"], kind)
+        h = activation(functional.linear(x, gate_up_weight, gate_up_bias), name)
+        y = functional.linear(h, down_weight, down_bias)
+        return y if kind is None else (y, total)
+
+    return function
+
+
 def differentiated(function, operands, gradients):
     """function(**operands) on fresh leaves, as a list, and their gradients by name. `gradients`:
     by the results."""
@@ -48,16 +76,6 @@ def differentiated(function, operands, gradients):
 
 def wide(operands):
     return {n: None if t is None else t.double() for n, t in operands.items()}
-
-
-def step(module, *inputs):
-    """Of a module: its result (with the sum), gradients of the inputs and of the parameters."""
-    module.zero_grad()
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    y = module(*leaves)
-    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
-    y.square().sum().backward()
-    return [y.detach(), *[t.grad for t in leaves], *[p.grad.clone() for p in module.parameters()]]
 
 
 def bytes_kept(call):

@@ -1,12 +1,75 @@
 """What tests of layers share."""
 
+from functools import partial
+
 import pytest
+from octofold import nn
 
 torch = pytest.importorskip("torch")
 
 STATELESS = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
 """Those of octofold.linear(), which keeps nothing from step to step."""
 NAMES = (*STATELESS, "blockwise_two_level", "delayed")
+
+WIDTH = 256
+"""Features of what MODULES take."""
+
+
+class Routed(torch.nn.Module):
+    """Experts as a module of x alone, whose rows go to experts by their places."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, x):
+        ids = torch.arange(2 * x.shape[0], dtype=torch.int32).view(-1, 2) % 4
+        return self.experts(x, ids, torch.full(ids.shape, 0.5))
+
+
+def mlp_of_three(recipe):
+    """Gate, up and down in layers of their own."""
+    sizes = (WIDTH, 128), (WIDTH, 128), (128, WIDTH)
+    return nn.MLP.from_linears(*(nn.Linear(*size, recipe=recipe) for size in sizes))
+
+
+def modules():
+    for recipe in NAMES:
+        yield recipe, partial(nn.Linear, WIDTH, 128, recipe=recipe)
+    for recipe, norm in (("blockwise", "rms"), ("rowwise", "layer"), ("tensorwise", "rms")):
+        options = {"norm": norm, "recipe": recipe}
+        yield f"norm and linear, {recipe}", partial(nn.NormLinear, WIDTH, 128, **options)
+        yield f"norm and mlp, {recipe}", partial(nn.MLP, WIDTH, 128, **options)
+        yield f"experts, {recipe}", lambda r=recipe: Routed(nn.Experts(WIDTH, 128, 4, recipe=r))
+    for recipe in ("blockwise", "rowwise_with_gw_hp"):
+        yield f"mlp of three, {recipe}", partial(mlp_of_three, recipe)
+    options = {"scoring": "sigmoid", "choice_bias": True}
+    yield "mixture of experts", partial(nn.MixtureOfExperts, WIDTH, 128, 4, 2, 64, **options)
+
+
+MODULES = dict(modules())
+"""Makers of all that trains, each with the recipes that change its way."""
+KINDS = {name: make for name, make in MODULES.items() if name.endswith(("blockwise", "experts"))}
+"""One maker of each kind."""
+
+
+def every(modules):
+    return pytest.mark.parametrize("make", modules.values(), ids=modules)
+
+
+def inputs_of(module, tokens=65, dtype=torch.float32):
+    """x, and a residual where there is a norm before the layers."""
+    return [random(tokens, WIDTH, dtype=dtype) for _ in range(2 if has_norm(module) else 1)]
+
+
+def has_norm(module):
+    return getattr(module, "norm", None) is not None
+
+
+def ask_for_main_grad(module):
+    for part in module.modules():
+        if hasattr(part, "main_grad"):
+            part.main_grad = True
 
 
 def random(*shape, dtype=torch.float32):
@@ -26,13 +89,20 @@ def gradients(function, x, weight, bias, dy):
     return y.detach(), *[None if leaf is None else leaf.grad for leaf in leaves]
 
 
-def gradients_of(module):
-    """Copies of the gradients of its parameters, of those that have one in .grad."""
-    return [
+def step(module, *inputs, dy=None):
+    """A module's result (with the sum beside it), the gradients of the inputs, and those of the
+    parameters that have them in .grad. dy: of the result; else it is as for a sum of squares."""
+    module.zero_grad()
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    y = module(*leaves)
+    y = y if isinstance(y, torch.Tensor) else y[0] + y[1].sum(-1, keepdim=True)
+    y.backward(2 * y.detach() if dy is None else dy.to(y.dtype))
+    of_parameters = [
         p.grad.clone()
         for p in module.parameters()
         if p.grad is not None and not hasattr(p, "main_grad")
     ]
+    return [y.detach(), *[t.grad for t in leaves], *of_parameters]
 
 
 def exact(x, weight, bias, dy):

@@ -1,10 +1,10 @@
-"""Layers under torch.compile, whole graphs forward and backward."""
-
-import copy
+"""Layers with FP8 weights under torch.compile, and the choice between FP8 and a plain product; what
+trains is compiled in test_modules.py and test_functions.py."""
 
 import octofold
 import pytest
-from layer_support import NAMES, STATELESS, gradients, gradients_of, random
+from judge import assert_same
+from layer_support import WIDTH, Routed, random, step
 
 torch = pytest.importorskip("torch")
 
@@ -18,104 +18,29 @@ def fresh():
     torch.compiler.reset()
 
 
-def step(layer, x, dy):
-    layer.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    y = layer(x)
-    y.backward(dy.to(y.dtype))
-    return [y.detach(), x.grad, *gradients_of(layer)]
+def experts():
+    module = nn.Experts(WIDTH, 128, 4, dtype=torch.bfloat16)
+    weights = module.gate_up_proj.detach(), module.down_proj.detach()
+    frozen = (octofold.quantize(weight, "128x128 torchao") for weight in weights)
+    return Routed(nn.Experts.from_weights(*frozen))
 
 
-def assert_same(actual, expected):
-    for left, right in zip(actual, expected, strict=True):
-        assert (left is None) == (right is None)
-        assert left is None or torch.equal(left, right)
+def weight_only():
+    return nn.WeightOnlyLinear.from_linear(torch.nn.Linear(WIDTH, 200).bfloat16())
 
 
-def model_of(recipe, **options):
-    layers = torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 130, bias=False)
-    return nn.convert(torch.nn.Sequential(*layers), recipe, **options).model
+def inference():
+    return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 200))
 
 
-@pytest.mark.parametrize("recipe", NAMES)
-def test_model(recipe):
-    """Twice, with a step of the optimizer between: the weights are cast in each call. Histories of
-    delayed scaling go on in both directions."""
-    eager = model_of(recipe)
-    other = copy.deepcopy(eager)
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        x, dy = random(2, 65, 300), random(2, 65, 130)
-        assert_same(step(compiled, x, dy), step(eager, x, dy))
-        for model in (eager, compiled):
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert_same(other.buffers(), eager.buffers())
-    if recipe == "delayed":
-        assert eager[0].amax_history[:, :2].all()
-        assert not eager[0].amax_history[:, 2:].any()
-
-
-@pytest.mark.parametrize("recipe", STATELESS)
-def test_function(recipe):
-    def function(x, weight, bias):
-        return octofold.linear(x, weight, bias, recipe)
-
-    arguments = random(65, 300), random(200, 300), random(200), random(65, 200)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same(gradients(compiled, *arguments), gradients(function, *arguments))
-
-
-@pytest.mark.parametrize("recipe", ["blockwise", "rowwise_with_gw_hp"])
-def test_main_grad(recipe):
-    eager = model_of(recipe, main_grad=True)
-    other = copy.deepcopy(eager)
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    for model in (eager, other):
-        for layer in (model[0], model[2]):
-            layer.weight.main_grad = torch.ones_like(layer.weight)
-    for _ in range(2):
-        x, dy = random(65, 300), random(65, 130)
-        assert_same(step(compiled, x, dy), step(eager, x, dy))
-    assert_same(*([m[0].weight.main_grad, m[2].weight.main_grad] for m in (other, eager)))
-
-
-def test_sizes_do_not_recompile():
-    """As long as there is more than one unit of 128 tokens: one is a case of its own to torch."""
-    model = model_of("blockwise")
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    step(compiled, random(260, 300), random(260, 130))
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for tokens in (261, 1000):
-            x, dy = random(tokens, 300), random(tokens, 130)
-            assert_same(step(compiled, x, dy), step(model, x, dy))
-
-
-def test_autocast():
-    model = model_of("blockwise")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    x, dy = random(65, 300), random(65, 130)
-    with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = step(compiled, x, dy), step(model, x, dy)
-    assert actual[0].dtype == torch.bfloat16
-    assert_same(actual, expected)
-
-
-@pytest.mark.filterwarnings("ignore")  # Inductor's own
-def test_inductor():
-    model = model_of("blockwise")
-    compiled = torch.compile(model, fullgraph=True)
-    x, dy = random(65, 300), random(65, 130)
-    actual, expected = step(compiled, x, dy), step(model, x, dy)
-    for left, right in zip(actual, expected, strict=True):  # it sums biases in its own order
-        assert torch.allclose(left, right, rtol=1e-4, atol=1e-4)
-
-
-def test_inference():
-    layer = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
+@pytest.mark.parametrize("make", [inference, weight_only, experts])
+def test_fp8_weights(make):
+    layer, x = make(), random(65, WIDTH, dtype=torch.bfloat16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = random(2, 65, 300)
     with torch.no_grad():
-        assert torch.equal(compiled(x), layer(x))
+        assert_same(compiled(x), layer(x))
+    if make is not inference:
+        assert_same(step(compiled, x), step(layer, x))
 
 
 def test_decision_is_compiled(monkeypatch):

@@ -6,6 +6,7 @@ import dataclasses
 import octofold
 import pytest
 from layer_support import random
+from octofold import gemm, quantize
 
 torch = pytest.importorskip("torch")
 
@@ -86,14 +87,10 @@ def test_scales_are_used():
     layer(random(65, 300))
     x = random(65, 300) * 100  # beyond the scale of the step before: saturates
     scale = layer.amax_history[INPUT].max() / 448
-    weight = octofold.quantize(
+    weight = quantize(
         layer.weight.detach(), "tensor te", scale=layer.amax_history[WEIGHT].max().view(1) / 448
     )
-    expected = octofold.gemm(
-        octofold.quantize(x, "tensor te", scale=scale.view(1)),
-        weight,
-        out_dtype="float32",
-    )
+    expected = gemm(quantize(x, "tensor te", scale=scale.view(1)), weight, out_dtype="float32")
     assert torch.equal(layer(x), expected)
 
 

@@ -2,43 +2,24 @@
 
 import octofold
 import pytest
-from layer_support import random
+from layer_support import KINDS, WIDTH, every, random
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
 
 
-def experts():
-    module = nn.Experts(64, 64, 4)
-    ids, weights = torch.randint(4, (5, 2), dtype=torch.int32), torch.ones(5, 2)
-    return module, lambda x: module(x, ids[: len(x)], weights[: len(x)])
-
-
 def weight_only():
-    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(64, 64))
-    return layer, lambda x: layer(x.bfloat16())
+    layer = nn.WeightOnlyLinear.from_linear(torch.nn.Linear(WIDTH, 64))
+    return lambda x: layer(x.bfloat16())
 
 
 def stored():
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
-    octofold.models.enable_layerwise_casting(model, skip_modules_pattern=None)
-    return model, model
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 64))
+    return octofold.models.enable_layerwise_casting(model, skip_modules_pattern=None)
 
 
-def of_module(module):
-    return module, module
-
-
-CASES = {
-    "linear": lambda: of_module(nn.Linear(64, 64)),
-    "norm and linear": lambda: of_module(nn.NormLinear(64, 64)),
-    "mlp": lambda: of_module(nn.MLP(64, 64)),
-    "experts": experts,
-    "mixture of experts": lambda: of_module(nn.MixtureOfExperts(64, 64, 4, 2)),
-    "weight only": weight_only,
-    "layerwise casting": stored,
-}
+RUNS = KINDS | {"weight only": weight_only, "layerwise casting": stored}
 
 
 def total(run):
@@ -58,12 +39,11 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@pytest.mark.parametrize("case", CASES)
-def test_transforms_of_gradients_are_refused(case, transform):
-    _, run = CASES[case]()
+@every(RUNS)
+def test_transforms_of_gradients_are_refused(make, transform):
     errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients
     with pytest.raises(errors, match=r"octofold\..*torch\.func.*backward\(\)"):
-        transform(run, random(5, 64))
+        transform(make(), random(5, WIDTH))
 
 
 BATCHES = {
@@ -75,12 +55,19 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("differentiate", BATCHES.values(), ids=BATCHES)
-@pytest.mark.parametrize("case", CASES)
-def test_batches_of_gradients_are_refused(case, differentiate):
-    _, run = CASES[case]()
-    x = random(5, 64).requires_grad_()
+@every(RUNS)
+def test_batches_of_gradients_are_refused(make, differentiate):
+    run, x = make(), random(5, WIDTH).requires_grad_()
     with pytest.raises(octofold.UnsupportedError, match=r"vectorize=True.*is_grads_batched=True"):
         differentiate(run(x), x, run)
+
+
+@every(RUNS)
+def test_second_derivatives_are_refused(make):
+    run, x = make(), random(5, WIDTH).requires_grad_()
+    errors = octofold.UnsupportedError, RuntimeError  # the latter of operations without gradients
+    with pytest.raises(errors, match=r"octofold.*create_graph"):
+        torch.autograd.grad(run(x).float().square().sum(), x, create_graph=True)
 
 
 def test_jacobian_one_gradient_at_a_time():

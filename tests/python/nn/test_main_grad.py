@@ -1,60 +1,34 @@
 """Gradients in weight.main_grad, and the errors for what would look for them in weight.grad."""
 
-import copy
-
 import octofold
 import pytest
-from layer_support import NAMES, gradients_of, random, relative_error
+from judge import assert_same
+from layer_support import (
+    KINDS,
+    ask_for_main_grad,
+    inputs_of,
+    mlp_of_three,
+    random,
+    relative_error,
+    step,
+)
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-WEIGHT = (200, 300)
-
-
-def step(layer, x, dy):
-    """Result and gradients of one step, those by parameters without main_grad, as a list."""
-    layer.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    y = layer(x)
-    y.backward(dy)
-    return [y.detach(), x.grad, *gradients_of(layer)]
-
-
-def case(**options):
-    return nn.Linear(300, 200, **options), random(2, 65, 300), random(2, 65, 200)
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_main_grad(recipe):
-    layer, x, dy = case(recipe=recipe, dtype=torch.bfloat16)
-    x, dy = x.bfloat16(), dy.bfloat16()
-    twin = copy.deepcopy(layer)
-    twin.main_grad = True
-    y, dx, dw, db = step(layer, x, dy)
-    actual = step(twin, x, dy)
-    assert all(torch.equal(a, b) for a, b in zip(actual, [y, dx, db], strict=True))
-    assert twin.weight.main_grad.dtype == torch.float32
-    assert relative_error(twin.weight.main_grad, dw) < 2**-8
-    held, once = twin.weight.main_grad, twin.weight.main_grad.clone()
-    for state in twin.buffers():
-        state.zero_()
-    step(twin, x, dy)
-    assert twin.weight.main_grad is held
-    assert relative_error(held, 2 * once) < 1e-6
 
 
 def test_main_grad_of_a_frozen_weight():
-    layer, x, dy = case(main_grad=True)
+    layer = nn.Linear(300, 200, main_grad=True)
     layer.weight.requires_grad_(False)
-    step(layer, x, dy)
+    step(layer, random(65, 300))
     assert not hasattr(layer.weight, "main_grad")
 
 
 def test_main_grad_that_does_not_fit():
-    layer, x, _ = case(main_grad=True)
+    layer, x = nn.Linear(300, 200, main_grad=True), random(65, 300)
     for bad, got in (
-        (random(*WEIGHT).half(), "torch.float16"),
+        (random(200, 300).half(), "torch.float16"),
         (random(3, 3), r"\[3, 3\]"),
         (1, "int"),
     ):
@@ -65,16 +39,22 @@ def test_main_grad_that_does_not_fit():
             layer(x)
 
 
+def test_main_grad_of_one_layer_of_an_mlp():
+    """Whose weights are cast and multiplied together with another's."""
+    module, x = mlp_of_three("blockwise"), random(130, 256)
+    _, _, gate, *others = step(module, x)
+    module.gate_proj.main_grad = True
+    _, _, *rest = step(module, x)
+    assert_same(rest, others)
+    assert relative_error(module.gate_proj.weight.main_grad, gate) < 1e-5
+
+
 def modules():
-    """Each module that takes main_grad, with a function that runs it."""
-    linear, x = nn.Linear(256, 128, main_grad=True), random(65, 256)
-    yield linear, lambda: linear(x)
-    parts = [nn.Linear(*sizes, main_grad=True) for sizes in ((256, 128), (256, 128), (128, 256))]
-    mlp = nn.MLP.from_linears(*parts)
-    yield mlp, lambda: mlp(x)
-    experts = nn.Experts(256, 128, 4, main_grad=True)
-    ids, weights = torch.randint(4, (65, 2), dtype=torch.int32), torch.ones(65, 2)
-    yield experts, lambda: experts(x, ids, weights)
+    """One of each kind that takes main_grad, asked for it."""
+    for make in KINDS.values():
+        module = make()
+        ask_for_main_grad(module)
+        yield module, lambda module=module: module(inputs_of(module)[0])
 
 
 READERS = {

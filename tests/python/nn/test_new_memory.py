@@ -5,20 +5,15 @@ import copy
 
 import octofold
 import pytest
-from layer_support import NAMES, random
+from layer_support import MODULES, WIDTH, every, random
 
 torch = pytest.importorskip("torch")
 
 nn = octofold.nn
-SIZE = 256
 
-MODULES = {recipe: lambda recipe=recipe: nn.Linear(SIZE, SIZE, recipe=recipe) for recipe in NAMES}
-MODULES |= {
-    "norm and linear": lambda: nn.NormLinear(SIZE, SIZE),
-    "mlp": lambda: nn.MLP(SIZE, SIZE, norm="layer"),
-    "experts": lambda: nn.MixtureOfExperts(SIZE, SIZE, 4, 2, scoring="sigmoid", choice_bias=True),
-    "inference": lambda: nn.InferenceLinear.from_linear(torch.nn.Linear(SIZE, SIZE)),
-}
+
+def served():
+    return nn.InferenceLinear.from_linear(torch.nn.Linear(WIDTH, 128))
 
 
 def onto_poison(module):
@@ -74,26 +69,24 @@ def passes(module, x):
 
 
 @pytest.mark.parametrize("fill", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("name", MODULES)
-def test_computes_as_if_it_had_been_made_there(name, fill):
-    original = MODULES[name]()
+@every(MODULES | {"inference": served})
+def test_computes_as_if_it_had_been_made_there(make, fill):
+    original = make()
     state = {key: tensor.clone() for key, tensor in original.state_dict().items()}
-    x = random(65, SIZE)
-    module = fill(MODULES[name](), state)
+    x = random(65, WIDTH)
+    module = fill(make(), state)
     assert not any(t.is_meta for t in (*module.parameters(), *module.buffers()))
     for left, right in zip(passes(module, x), passes(original, x), strict=True):
         assert right.isfinite().all()
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_parameters_are_reset_on_new_memory(name):
+@every(MODULES)
+def test_parameters_are_reset_on_new_memory(make):
     """As FSDP2 makes models: on meta, then in memory, then reset_parameters() of each module."""
-    module = onto_poison(MODULES[name]().to("meta"))
-    if name == "inference":
-        pytest.skip("has no parameters to reset")
+    module = onto_poison(make().to("meta"))
     for part in module.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     assert all(buffer.isfinite().all() for buffer in module.buffers())
-    assert all(y.isfinite().all() for y in passes(module, random(65, SIZE)))
+    assert all(y.isfinite().all() for y in passes(module, random(65, WIDTH)))

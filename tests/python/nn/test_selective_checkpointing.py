@@ -5,7 +5,7 @@ from functools import partial
 
 import octofold
 import pytest
-from layer_support import NAMES, random
+from layer_support import MODULES, every, random
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint")
@@ -37,21 +37,10 @@ def gradients(function, x, parameters):
     return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *parameters))]
 
 
-def cases():
-    for recipe in NAMES:
-        yield recipe, lambda recipe=recipe: nn.Linear(256, 128, recipe=recipe)
-    yield "norm and linear", lambda: nn.NormLinear(256, 128)
-    yield "mlp", lambda: nn.MLP(256, 128, norm="rms")
-    yield "experts", lambda: nn.MixtureOfExperts(256, 128, 4, 2)
-
-
-CASES = dict(cases())
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_a_plain_pass(case, policy):
-    module = CASES[case]()
+@every(MODULES)
+def test_gradients_are_those_of_a_plain_pass(make, policy):
+    module = make()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = random(65, 256).requires_grad_()
 

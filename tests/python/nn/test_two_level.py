@@ -5,11 +5,9 @@ import copy
 import octofold
 import pytest
 from casting import cast_side
-from layer_support import exact, random, relative_error
+from layer_support import exact, random, relative_error, step
 
 torch = pytest.importorskip("torch")
-
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 nn = octofold.nn
 RECIPE = "blockwise_two_level"
@@ -17,14 +15,6 @@ RECIPE = "blockwise_two_level"
 
 def layer_of(in_features=300, out_features=200, recipe=RECIPE, **options):
     return nn.Linear(in_features, out_features, recipe=recipe, **options)
-
-
-def step(layer, x, dy):
-    layer.zero_grad()
-    leaf = x.detach().clone().requires_grad_()
-    y = layer(leaf)
-    y.backward(dy)
-    return y.detach(), leaf.grad, *[p.grad.clone() for p in layer.parameters()]
 
 
 def test_is_what_its_recipe_says():
@@ -36,8 +26,8 @@ def test_is_what_its_recipe_says():
     factors = torch.ones(300)
     for _ in range(3):
         x, dy = random(2, 65, 300), random(2, 65, 200)
-        y, dx, dw, db = step(layer, x, dy)
-        expected = step(twin, x, dy)
+        y, dx, dw, db = step(layer, x, dy=dy)
+        expected = step(twin, x, dy=dy)
         assert torch.equal(y, expected[0])
         assert torch.equal(dx, expected[1])
         assert torch.equal(db, expected[3])
@@ -59,7 +49,7 @@ def test_outlier_channels():
         layer = layer_of(256, 256, recipe, bias=False)
         for _ in range(2):
             x, dy = student.sample((512, 256)) * of_x, random(512, 256)
-            dw = step(layer, x, dy)[2]
+            dw = step(layer, x, dy=dy)[2]
         expected = exact(x, layer.weight.detach(), None, dy)[2] / of_x
         error = dw / of_x - expected
         worst = (error.norm(dim=0) / expected.norm(dim=0)).max()
@@ -75,27 +65,6 @@ def test_outlier_channels():
     assert ours[1] < 1.2 * channel[1]
     assert ours[1] < 0.06
     assert plain[1] > 3 * ours[1]
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing(use_reentrant):
-    """What is done again has the factors of the first time."""
-    first = nn.convert(
-        torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.GELU(), torch.nn.Linear(200, 300)),
-        RECIPE,
-    ).model
-    second = copy.deepcopy(first)
-    for _ in range(3):
-        x, dy = random(65, 300), random(65, 300)
-        results = []
-        for model, again in ((first, False), (second, True)):
-            model.zero_grad()
-            leaf = x.clone().requires_grad_()
-            y = checkpoint(model, leaf, use_reentrant=use_reentrant) if again else model(leaf)
-            y.backward(dy)
-            results.append([y, leaf.grad, *[p.grad for p in model.parameters()], *model.buffers()])
-        for left, right in zip(*results, strict=True):
-            assert torch.equal(left, right)
 
 
 def test_backwards_in_any_order():
@@ -120,13 +89,13 @@ def test_backwards_in_any_order():
 def test_what_is_not_finite_propagates_and_is_forgotten(value):
     layer = layer_of(bias=False)
     x, dy = random(65, 300), random(65, 200)
-    step(layer, x, dy)
+    step(layer, x, dy=dy)
     bad = x.clone()
     bad[3, 7] = value
-    assert step(layer, bad, dy)[2].isnan().any()
+    assert step(layer, bad, dy=dy)[2].isnan().any()
     for _ in range(2):  # with factor 1 for that feature, then with its own
         expected = exact(x, layer.weight.detach(), None, dy)[2]
-        assert relative_error(step(layer, x, dy)[2], expected) < 0.042
+        assert relative_error(step(layer, x, dy=dy)[2], expected) < 0.042
 
 
 def test_only_a_weight_gradient_looks_at_factors(casts):
@@ -139,16 +108,16 @@ def test_only_a_weight_gradient_looks_at_factors(casts):
     assert not layer.channel_amax.any()
     layer.requires_grad_(True)
     casts.clear()
-    step(layer, x, dy)
+    step(layer, x, dy=dy)
     assert casts.count((65, 300)) == 1
     before = layer.channel_amax.clone()
-    step(layer, x[:0], dy[:0])
+    step(layer, x[:0], dy=dy[:0])
     assert torch.equal(layer.channel_amax, before)
 
 
 def test_state_is_no_part_of_files_but_of_copies():
     layer = layer_of()
-    step(layer, random(65, 300), random(65, 200))
+    step(layer, random(65, 300))
     assert list(layer.state_dict()) == ["weight", "bias"]
     assert torch.equal(copy.deepcopy(layer).channel_amax, layer.channel_amax)
     before = layer.channel_amax.clone()

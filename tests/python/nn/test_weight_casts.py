@@ -5,7 +5,8 @@ import copy
 
 import octofold
 import pytest
-from layer_support import NAMES, random
+from judge import assert_same
+from layer_support import KINDS, NAMES, every, inputs_of, random, step
 from weight_writes import WRITES
 
 torch = pytest.importorskip("torch")
@@ -13,28 +14,19 @@ torch = pytest.importorskip("torch")
 nn = octofold.nn
 
 
-def modules():
-    yield nn.Linear(256, 128), lambda m, x: m(x)
-    yield nn.NormLinear(256, 128), lambda m, x: m(x)
-    parts = [torch.nn.Linear(*sizes) for sizes in ((256, 128), (256, 128), (128, 256))]
-    yield nn.MLP.from_linears(*parts), lambda m, x: m(x)
-    ids, weights = torch.randint(4, (65, 2), dtype=torch.int32), torch.ones(65, 2)
-    yield nn.Experts(256, 128, 4), lambda m, x: m(x, ids, weights)
-
-
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_is_seen(write):
-    x = random(65, 256)
-    for module, run in modules():
-        run(module, x.requires_grad_()).sum().backward()  # whatever is to be kept is there
-        for weight in module.parameters():
-            if weight.dim() > 1:
-                expected = 2 * weight.detach()
-                write(weight)
-                assert torch.equal(weight, expected)
-                with torch.no_grad():
-                    actual = run(module, x)
-                    assert torch.equal(actual, run(copy.deepcopy(module), x))
+@every(KINDS)
+def test_a_write_is_seen(make, write):
+    module = make()
+    inputs = inputs_of(module)
+    step(module, *inputs)  # whatever is to be kept is there
+    for weight in module.parameters():
+        if weight.dim() > 1:
+            expected = 2 * weight.detach()
+            write(weight)
+            assert torch.equal(weight, expected)
+            with torch.no_grad():
+                assert_same(module(*inputs), copy.deepcopy(module)(*inputs))
 
 
 @pytest.mark.parametrize("recipe", NAMES)

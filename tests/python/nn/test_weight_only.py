@@ -74,19 +74,6 @@ def test_adapters_train_over_it():
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.slow
-def test_compiles_without_breaks():
-    _, layer = layer_of()
-    x = random(5, 300, dtype=torch.float16).requires_grad_()
-    expected = layer(x)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    y = compiled(x)
-    assert torch.equal(y, expected)
-    y.sum().backward()
-    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
-    assert torch.equal(x.grad, gradient)
-
-
 def test_autocast():
     _, layer = layer_of(dtype=torch.float32)
     x = random(5, 300).requires_grad_()

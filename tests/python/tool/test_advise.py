@@ -31,10 +31,16 @@ def wrong():
 """
 
 
-def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+@pytest.fixture
+def failure(run):
     """What the command says as it fails."""
-    assert main(["advise", *arguments]) == 2
-    return capsys.readouterr().err
+
+    def said(*arguments):
+        code, _, err = run("advise", *arguments)
+        assert code == 2
+        return err
+
+    return said
 
 
 class Tags(HTMLParser):
@@ -42,28 +48,26 @@ class Tags(HTMLParser):
 
     VOID = ("meta", "line", "rect", "circle")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.references: list[str | None] = []
+        self.open = []
+        self.seen = []
+        self.references = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
         self.references += [value for name, value in attrs if name in ("src", "href")]
         if tag != "meta":
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.seen.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_a_function_of_the_user(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_function_of_the_user(capsys, failure, monkeypatch, tmp_path):
     (tmp_path / "my_advised_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     name = "my_advised_module:make"
@@ -90,14 +94,14 @@ def test_a_function_of_the_user(
 
     assert main(["advise", name, "--device", "cpu", "--max-bytes", "3e5"]) == 0
     assert octofold.models.Plan.load(folder / "plan.json").target == "error"
-    assert "max_bytes" in failure(capsys, name, "--device", "cpu", "--max-bytes", "10")
-    assert "ways" in failure(capsys, name, "--device", "cpu", "--ways", "fp4")
-    assert "without a GPU" in failure(capsys, name, "--device", "cpu", "--target", "time")
-    assert "expected to return" in failure(capsys, "my_advised_module:wrong")
-    assert "nothing" in failure(capsys, "my_advised_module:nothing")
+    assert "max_bytes" in failure(name, "--device", "cpu", "--max-bytes", "10")
+    assert "ways" in failure(name, "--device", "cpu", "--ways", "fp4")
+    assert "without a GPU" in failure(name, "--device", "cpu", "--target", "time")
+    assert "expected to return" in failure("my_advised_module:wrong")
+    assert "nothing" in failure("my_advised_module:nothing")
 
 
-def test_the_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_html_is_whole_and_needs_nothing_else(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Conv1d(3, 3, 1))
     model[0].register_parameter("a<b>&", None)
     plan = octofold.models.advise(model, lambda model: model(torch.randn(3, 64)), max_error=0.1)
@@ -115,9 +119,7 @@ def test_the_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
         assert words in page
 
 
-def test_a_folder_of_transformers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_of_transformers(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     Path("page.txt").write_text(PAGE)
@@ -131,18 +133,16 @@ def test_a_folder_of_transformers(
 
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "transformers cannot load it" in failure(capsys, str(empty))
+    assert "transformers cannot load it" in failure(str(empty))
 
 
-def test_what_is_wrong_is_said_in_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_in_a_line(failure, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert "expected a folder, or module:function" in failure(capsys, "nowhere")
-    assert "no_such_module" in failure(capsys, "no_such_module:make")
-    assert "for a model in a folder" in failure(capsys, "a:b", "--text", "page.txt")
+    assert "expected a folder, or module:function" in failure("nowhere")
+    assert "no_such_module" in failure("no_such_module:make")
+    assert "for a model in a folder" in failure("a:b", "--text", "page.txt")
     if not torch.cuda.is_available():
-        assert "no GPU to measure on" in failure(capsys, "a:b", "--device", "cuda")
+        assert "no GPU to measure on" in failure("a:b", "--device", "cuda")
     for wrong in ("-1", "many", "inf", "nan"):
         with pytest.raises(SystemExit):
             main(["advise", "a:b", f"--max-bytes={wrong}"])
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_said_in_a_line(
         main(["advise", "a:b", "--max-bytes", "1", "--max-error", "1"])
 
 
-def test_errors_of_others_are_told_in_whole_sentences() -> None:
+def test_errors_of_others_are_told_in_whole_sentences():
     from octofold_tool.advise import one_line
 
     long = "X" * 200
@@ -163,28 +163,24 @@ def test_errors_of_others_are_told_in_whole_sentences() -> None:
     assert one_line(ValueError()) == "ValueError"
 
 
-def test_a_folder_without_a_tokenizer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_without_a_tokenizer(failure, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(FOLDER / name)
-    message = failure(capsys, str(tmp_path), "--device", "cpu")
+    message = failure(str(tmp_path), "--device", "cpu")
     assert "no files of a tokenizer, such as tokenizer.json, to make inputs from text" in message
 
 
-def test_without_transformers_it_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_transformers_it_is_named(failure, monkeypatch, tmp_path):
     from octofold_tool import advise
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(advise.importlib.util, "find_spec", lambda name: None)
-    assert "needs transformers: pip install" in failure(capsys, str(tmp_path), "--device", "cpu")
+    assert "needs transformers: pip install" in failure(str(tmp_path), "--device", "cpu")
 
 
-def test_the_demos_model_in_torch_is_the_demos_model() -> None:
+def test_the_demos_model_in_torch_is_the_demos_model():
     from octofold_tool.minilm_torch import TorchMiniLm, batch_of
 
     model, sentences = minilm.MiniLm(FOLDER), PAGE.splitlines()
@@ -193,9 +189,7 @@ def test_the_demos_model_in_torch_is_the_demos_model() -> None:
     assert abs(found - model.embed(sentences, model.linear)).max() < 2e-6
 
 
-def test_the_demo_says_where_torch_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_demo_says_where_torch_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(advised_demo.importlib.util, "find_spec", lambda name: None)
     advice = advised_demo.advise_twin(minilm.MiniLm(FOLDER), PAGE.splitlines(), tmp_path)
     assert "needs PyTorch" in advice.text
@@ -204,7 +198,7 @@ def test_the_demo_says_where_torch_is_missing(
     assert not list(tmp_path.iterdir())
 
 
-def test_help_imports_no_torch() -> None:
+def test_help_imports_no_torch():
     code = "import sys; from octofold_tool.__main__ import main\n"
     code += "try: main(['advise', '--help'])\nfinally: assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,8 +1,6 @@
 """octofold bench gemm: what it measures and writes."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import octofold
@@ -14,7 +12,7 @@ from octofold_tool.suites import SUITES
 from reference import GRANULARITIES
 
 
-def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_writes_table_json_and_chart(capsys, tmp_path):
     json_path, png_path = tmp_path / "bench.json", tmp_path / "bench.png"
     arguments = ["--shape", "64,130,300", "--shape", "1,128,256", "--rounds", "5"]
     assert (
@@ -39,7 +37,7 @@ def test_writes_table_json_and_chart(capsys: pytest.CaptureFixture[str], tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.png"]
 
 
-def test_names_the_shapes_that_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_the_shapes_that_it_leaves_out(capsys):
     shapes = ["--shape", "16,16,16", "--shape", "100000,100000,100000"]
     assert main(["bench", "gemm", *shapes, "--rounds", "5"]) == 0
     out, err = capsys.readouterr()
@@ -48,12 +46,10 @@ def test_names_the_shapes_that_it_leaves_out(capsys: pytest.CaptureFixture[str])
     assert "1 of 2 shapes in about 0 s, 1 too long" in err
 
 
-def test_a_wrong_product_is_not_timed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_product_is_not_timed(capsys, monkeypatch):
     true_gemm = octofold.gemm
 
-    def one_element_off(*args: Any, **kwargs: Any) -> Any:
+    def one_element_off(*args, **kwargs):
         result = true_gemm(*args, **kwargs)
         result[0, 0] += 100
         return result
@@ -63,12 +59,10 @@ def test_a_wrong_product_is_not_timed(
     assert "a fault of ours" in capsys.readouterr().err
 
 
-def test_a_product_that_is_not_written_is_not_timed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_that_is_not_written_is_not_timed(capsys, monkeypatch):
     true_gemm = octofold.gemm
 
-    def lazy(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def lazy(*args, out=None, **kwargs):
         return true_gemm(*args, **kwargs) if out is None else out
 
     monkeypatch.setattr(octofold, "gemm", lazy)
@@ -76,32 +70,25 @@ def test_a_product_that_is_not_written_is_not_timed(
     assert "was not written everywhere" in capsys.readouterr().err
 
 
-PAIRS = (
-    ("tensor", "tensor"),
-    ("channel", "channel"),
-    ("1x128", "128x128"),
-    ("1x128", "1x128"),
-)
+PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
 
 
 @pytest.mark.parametrize("granularities", PAIRS, ids=",".join)
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "float16"])
-def test_every_granularity_and_output_passes_its_check(
-    granularities: tuple[str, str], out_dtype: str
-) -> None:
+def test_every_granularity_and_output_passes_its_check(granularities, out_dtype):
     options = products.GemmOptions(("e4m3", "e5m2"), granularities, out_dtype, 5, 1.0)
     for shape in ((3, 5, 200), (100, 700, 300)):
         products.measure(shape, options)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_some_rows_are_dequantized_as_all_are(rng: np.random.Generator, granularity: str) -> None:
+def test_some_rows_are_dequantized_as_all_are(rng, granularity):
     x = octofold.quantize(rng.standard_normal((300, 200)).astype(np.float32), granularity)
     rows = np.array([299, 0, 127, 128, 5])
     np.testing.assert_array_equal(products.dequantized_rows(x, rows), x.dequantize()[rows])
 
 
-def test_costs_add_up() -> None:
+def test_costs_add_up():
     options = products.GemmOptions(("e4m3", "e4m3"), ("1x128", "128x128"), "float32", 9, 0.5)
     costs = products.Costs(per_flop=1e-3, per_element=1e-2, per_prepared_element=1e-1)
     assert costs.round((2, 3, 4)) == pytest.approx(48e-3 + 0.2)
@@ -110,14 +97,14 @@ def test_costs_add_up() -> None:
     assert costs.measurement((20, 30, 4), options) == pytest.approx(5 * 0.5 + 6.8 + 20)
 
 
-def test_sweeps_are_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+def test_sweeps_are_powers_of_two(monkeypatch):
+    seen = []
 
     class Report:
-        def show(self) -> None:
+        def show(self):
             pass
 
-    def run(shapes: Any, options: Any, title: str) -> Report:
+    def run(shapes, options, title):
         seen.extend(shapes)
         return Report()
 
@@ -129,14 +116,14 @@ def test_sweeps_are_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 30
 
 
-def test_suites_are_shapes() -> None:
+def test_suites_are_shapes():
     assert set(SUITES) == {"deepseek-v3", "llama-70b", "square"}
     for shapes in SUITES.values():
         assert len(set(shapes)) == len(shapes)
         assert all(len(shape) == 3 and min(shape) >= 1 for shape in shapes)
 
 
-def test_relative_error_and_decibels() -> None:
+def test_relative_error_and_decibels():
     assert relative_error([1.0, 1.0], [1.0, 2.0]) == pytest.approx(1 / np.sqrt(5))
     assert relative_error([0.0], [0.0]) == 0
     assert relative_error([1.0], [0.0]) == float("inf")
@@ -144,8 +131,8 @@ def test_relative_error_and_decibels() -> None:
     assert decibels(0) == float("inf")
 
 
-def test_rounds_alternate_their_order() -> None:
-    order: list[str] = []
+def test_rounds_alternate_their_order():
+    order = []
     calls = [lambda: order.append("a"), lambda: order.append("b")]
     seconds = interleaved_seconds(calls, rounds=4)
     assert "".join(order) == "abbaabba"
@@ -154,6 +141,6 @@ def test_rounds_alternate_their_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["1,2,3,4", "a,b,c", "1,-2,3", ""])
-def test_bad_shapes(text: str) -> None:
+def test_bad_shapes(text):
     with pytest.raises(bench.argparse.ArgumentTypeError, match="expected M,N,K"):
         gemm_options.parse_shape(text)

@@ -4,13 +4,11 @@ import math
 import sys
 import time
 import types
-from typing import Any
 
 import octofold
 import pytest
 from octofold._timing import CPU as BY_CLOCK
 from octofold._timing import Method
-from octofold_tool.__main__ import main
 
 torch = pytest.importorskip("torch")
 
@@ -23,17 +21,17 @@ PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1
 LIMITS = limits.Limits(bytes_per_second=1e12, flops=1e15)
 
 
-def options(pair: tuple[str, str] = ("1x128", "128x128"), out_dtype: str = "bfloat16") -> Any:
+def options(pair=("1x128", "128x128"), out_dtype="bfloat16"):
     return GemmOptions(("e4m3", "e4m3"), pair, out_dtype, rounds=5)
 
 
-def measure(shape: Any, options: GemmOptions, **arguments: Any) -> gemm.GpuShapeResult:
+def measure(shape, options, **arguments):
     return gemm.measure(shape, options, LIMITS, BY_CLOCK, CPU, **arguments)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=",".join)
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32", "float16"])
-def test_measures_every_kind(pair: tuple[str, str], out_dtype: str) -> None:
+def test_measures_every_kind(pair, out_dtype):
     shape = (16, 128, 512)
     result = measure(shape, options(pair, out_dtype), min_bytes=100_000)
     codes = 16 * 512 + 128 * 512
@@ -53,7 +51,7 @@ def test_measures_every_kind(pair: tuple[str, str], out_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=",".join)
-def test_reference_is_the_product_of_all_dequantized_values(pair: tuple[str, str]) -> None:
+def test_reference_is_the_product_of_all_dequantized_values(pair):
     x, w = torch.randn(30, 300), torch.randn(200, 300)
     product = peers.prepare_octofold(x, w, options(pair))
     for operand in (product.a, product.b):
@@ -68,12 +66,10 @@ def test_reference_is_the_product_of_all_dequantized_values(pair: tuple[str, str
 @pytest.mark.parametrize(
     ("fault", "message"), [(100.0, r"4,8,64: relative error"), (float("nan"), "relative error nan")]
 )
-def test_a_wrong_product_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch, fault: float, message: str
-) -> None:
+def test_a_wrong_product_is_not_timed(monkeypatch, fault, message):
     true_gemm = octofold.gemm
 
-    def one_element_off(*args: Any, **kwargs: Any) -> Any:
+    def one_element_off(*args, **kwargs):
         result = true_gemm(*args, **kwargs)
         result[0, 0] += fault
         return result
@@ -83,8 +79,8 @@ def test_a_wrong_product_is_not_timed(
         measure((4, 8, 64), options(), min_bytes=0)
 
 
-def test_a_peer_that_is_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def zeros(a: Any, b: Any, out: Any) -> None:
+def test_a_peer_that_is_wrong_is_left_out(monkeypatch):
+    def zeros(a, b, out):
         out.zero_()
 
     monkeypatch.setattr(torch, "mm", zeros)
@@ -94,7 +90,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("pair", "m"), [(PAIRS[2], 8), (PAIRS[3], 8), (PAIRS[2], 1)])
-def test_scales_as_torch_wants_them(pair: tuple[str, str], m: int) -> None:
+def test_scales_as_torch_wants_them(pair, m):
     """aten's is_blockwise_1x128_scaling and is_blockwise_128x128_scaling check these strides."""
     a, b = (
         octofold.quantize(torch.randn(rows, 1024), granularity)
@@ -107,12 +103,12 @@ def test_scales_as_torch_wants_them(pair: tuple[str, str], m: int) -> None:
     torch.testing.assert_close(scale_b, b.scale)
 
 
-def test_128x128_scales_that_cublaslt_would_pad_are_left_out() -> None:
+def test_128x128_scales_that_cublaslt_would_pad_are_left_out():
     result = measure((16, 128, 640), options(), min_bytes=0)
     assert "pads rows" in result.missing["cublaslt_same_scales"]
 
 
-def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+def test_report(capsys, tmp_path):
     results = [measure(shape, options(), min_bytes=0) for shape in ((8, 128, 512), (64, 64, 256))]
     report = bench.GpuReport(options(), "a title", LIMITS, results)
     report.show()
@@ -125,7 +121,7 @@ def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     write_png(tmp_path / "a.png", report.chart())
 
 
-def test_sweeps_are_lines(tmp_path: Any) -> None:
+def test_sweeps_are_lines(tmp_path):
     weights = ((128, 512), (64, 256))
     shapes = [(m, n, k) for n, k in weights for m in (1, 2, 4, 8, 16)]
     results = [measure(shape, options(), min_bytes=0) for shape in shapes]
@@ -149,11 +145,11 @@ def test_sweeps_are_lines(tmp_path: Any) -> None:
     ]
 
 
-def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch):
     """A module of its name, which multiplies as it says, on the CPU."""
     x, w = torch.randn(16, 512), torch.randn(128, 512)
 
-    def fp8_gemm_nt(left: Any, right: Any, out: Any) -> None:
+    def fp8_gemm_nt(left, right, out):
         (a, scale_a), (b, scale_b) = left, right
         assert scale_a.stride() == (1, 16)
         assert scale_b.is_contiguous()
@@ -164,7 +160,7 @@ def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
         out.copy_(wide[0] @ wide[1].T)
 
     module = types.ModuleType("deep_gemm")
-    module.fp8_gemm_nt = fp8_gemm_nt  # type: ignore[attr-defined]
+    module.fp8_gemm_nt = fp8_gemm_nt
     monkeypatch.setitem(sys.modules, "deep_gemm", module)
     product = peers.prepare_deepgemm(x, w, options())
     assert check.error_of(product) < 3e-3
@@ -173,7 +169,7 @@ def test_deepgemm_is_a_peer_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
     assert all(peer.name != "deepgemm" for peer in peers.PEERS)  # it is not installed here
 
 
-def test_limits_are_measured() -> None:
+def test_limits_are_measured():
     measured = limits.measure_limits(BY_CLOCK, CPU, read_bytes=1 << 20, size=64)
     assert measured.bytes_per_second > 0
     assert measured.flops > 0
@@ -181,7 +177,7 @@ def test_limits_are_measured() -> None:
     assert LIMITS.seconds((1000, 1000, 1000), 1) == pytest.approx(2e-6)
 
 
-def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_time(capsys):
     named = {"a": lambda: None, "b": lambda: time.sleep(1e-3)}
     times = host.measure(named, Method("host", rest=0.0, passes=2))
     assert times[0].microseconds < 500 < times[1].microseconds < 1e5
@@ -191,6 +187,7 @@ def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", [["gemm", "--device", "cuda"], ["host"]])
-def test_no_gpu_is_said(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *command]) == 2
-    assert "no GPU to measure on: " in capsys.readouterr().err
+def test_no_gpu_is_said(command, run):
+    code, _, err = run("bench", *command)
+    assert code == 2
+    assert "no GPU to measure on: " in err

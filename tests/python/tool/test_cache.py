@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import octofold
 import pytest
 from octofold_tool import cache
-from octofold_tool.__main__ import main
 from octofold_tool.report import ToolError
 
 needs_nvrtc = pytest.mark.skipif(
@@ -24,13 +23,13 @@ WARM = ("warm", "--arch", "sm_90a", "--shape", "16,64,256")
 class Cache:
     """`octofold cache` with a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments):
         return [sys.executable, "-m", "octofold_tool", "cache", *arguments]
 
-    def environment(self, **changes: str) -> dict[str, str]:
+    def environment(self, **changes):
         own = {
             "OCTOFOLD_CACHE_DIR": str(self.folder),
             "OCTOFOLD_LOG_LEVEL": "warning",
@@ -38,7 +37,7 @@ class Cache:
         }
         return {**os.environ, **own, **changes}
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments, **environment):
         return subprocess.run(
             self.command(*arguments),
             env=self.environment(**environment),
@@ -47,12 +46,12 @@ class Cache:
             check=False,
         )
 
-    def output(self, *arguments: str) -> str:
+    def output(self, *arguments):
         result = self.run(*arguments)
         assert (result.returncode, result.stderr) == (0, "")
         return result.stdout
 
-    def error(self, *arguments: str, **environment: str) -> str:
+    def error(self, *arguments, **environment):
         result = self.run(*arguments, **environment)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith("octofold")
@@ -60,11 +59,11 @@ class Cache:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Cache:
+def own(tmp_path):
     return Cache(tmp_path / "cache")
 
 
-def test_a_cache_that_is_not_there_is_empty(own: Cache) -> None:
+def test_a_cache_that_is_not_there_is_empty(own):
     assert own.output("path") == f"{own.folder}\n"
     assert own.output("list") == f"no kernels in {own.folder}\n"
     assert own.output("clear") == f"0 kernels removed from {own.folder}\n"
@@ -72,7 +71,7 @@ def test_a_cache_that_is_not_there_is_empty(own: Cache) -> None:
 
 
 @needs_nvrtc
-def test_warm_list_clear(own: Cache) -> None:
+def test_warm_list_clear(own):
     # Two shapes of one kernel, and the same again.
     shapes = (*WARM, "--shape", "16,80,256")
     where = f"1 kernels for sm_90a in {own.folder}"
@@ -95,7 +94,7 @@ def test_warm_list_clear(own: Cache) -> None:
     assert [path.name for path in own.folder.iterdir()] == ["notes.txt"]
 
 
-def test_common_kernels_come_with_octofold(own: Cache) -> None:
+def test_common_kernels_come_with_octofold(own):
     """Of DeepSeek-V3's dense products all, without NVRTC."""
     without_nvrtc = {"OCTOFOLD_NVRTC": "/no/nvrtc.so", "OCTOFOLD_PRECOMPILED_KERNELS": "1"}
     suite = ("warm", "--arch", "sm_90a", "--suite", "deepseek-v3")
@@ -109,17 +108,11 @@ def test_common_kernels_come_with_octofold(own: Cache) -> None:
     assert "/no/nvrtc.so" in other
 
 
-def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
+def test_what_comes_with_octofold_is_listed(own):
     result = own.run("list", "--precompiled", "--json", OCTOFOLD_PRECOMPILED_KERNELS="1")
     kernels = json.loads(result.stdout)["kernels"]
     descriptions = [kernel["description"] for kernel in kernels]
-    for start in (
-        "gemm: ",
-        "cast: ",
-        "top_k: ",
-        "sort_by_expert: ",
-        "combine: ",
-    ):
+    for start in ("gemm: ", "cast: ", "top_k: ", "sort_by_expert: ", "combine: "):
         assert any(description.startswith(start) for description in descriptions)
     for kind in ("kind rms, weight", "a e4m3 channel", "masked groups of rows", "swiglu"):
         assert any(kind in description for description in descriptions)
@@ -133,7 +126,7 @@ def test_what_comes_with_octofold_is_listed(own: Cache) -> None:
 
 
 @needs_nvrtc
-def test_a_damaged_file_is_named_and_replaced(own: Cache) -> None:
+def test_a_damaged_file_is_named_and_replaced(own):
     own.output(*WARM)
     (file,) = own.folder.glob("*.kernel")
     file.write_bytes(file.read_bytes()[:100])
@@ -146,7 +139,7 @@ def test_a_damaged_file_is_named_and_replaced(own: Cache) -> None:
 
 
 @needs_nvrtc
-def test_ctrl_c_ends_it_quietly(own: Cache) -> None:
+def test_ctrl_c_ends_it_quietly(own):
     process = subprocess.Popen(
         own.command("warm", "--arch", "sm_90a", "--suite", "deepseek-v3"),
         env=own.environment(OCTOFOLD_LOG_LEVEL="info"),
@@ -183,14 +176,8 @@ def test_ctrl_c_ends_it_quietly(own: Cache) -> None:
         ([*WARM, "--fast-accumulation"], "'fast_accumulation'"),
     ],
 )
-def test_errors_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    try:
-        code = main(["cache", *arguments])
-    except SystemExit as exit_:  # argparse's
-        code = int(exit_.code or 0)
-    out, error = capsys.readouterr()
+def test_errors_are_one_line(run, arguments, message):
+    code, out, error = run("cache", *arguments)
     assert (code, out) == (2, "")
     assert error.startswith("octofold")
     assert error.count("\n") == 1
@@ -198,23 +185,23 @@ def test_errors_are_one_line(
 
 
 @needs_nvrtc
-def test_a_folder_that_cannot_be_written(own: Cache) -> None:
+def test_a_folder_that_cannot_be_written(own):
     own.folder.write_text("not a folder")
     assert f"kernels cannot be kept in '{own.folder}'" in own.error(*WARM)
 
 
-def test_without_a_folder_or_nvrtc(own: Cache) -> None:
+def test_without_a_folder_or_nvrtc(own):
     nowhere = {"OCTOFOLD_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": ""}
     for arguments in (("path",), WARM):
         assert "name one in OCTOFOLD_CACHE_DIR" in own.error(*arguments, **nowhere)
     assert "/no/nvrtc.so" in own.error(*WARM, OCTOFOLD_NVRTC="/no/nvrtc.so")
 
 
-def arguments(arch: str | None = None, multiprocessors: int | None = None) -> SimpleNamespace:
+def arguments(arch=None, multiprocessors=None):
     return SimpleNamespace(arch=arch, multiprocessors=multiprocessors)
 
 
-def test_compiles_for_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_for_the_gpu_here(monkeypatch):
     there = octofold.Component(True, "")
     gpu = octofold.Gpu(0, "H100 PCIe", 9, 0, 114, 80 << 30, there)
     info = octofold.Info("1", 1, there, there, there, (gpu,))
@@ -229,7 +216,7 @@ def test_compiles_for_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.target(arguments()) == ("sm_89", 58)
 
 
-def test_without_a_gpu_the_architecture_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_architecture_has_to_be_named(monkeypatch):
     missing = octofold.Component(False, "no NVIDIA driver")
     info = octofold.Info("1", 1, missing, missing, missing, ())
     monkeypatch.setattr(octofold, "info", lambda: info)

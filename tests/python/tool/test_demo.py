@@ -1,7 +1,6 @@
 """octofold demo: the model is the model, and the numbers are what FP8 ought to give."""
 
 import json
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -18,11 +17,11 @@ except minilm.ToolError as error:
 
 
 @pytest.fixture(scope="module")
-def model() -> minilm.MiniLm:
+def model():
     return minilm.MiniLm(FOLDER)
 
 
-def test_model_matches_an_independent_computation(model: minilm.MiniLm) -> None:
+def test_model_matches_an_independent_computation(model):
     """The same sentence through torch's own layers, in FP64."""
     torch = pytest.importorskip("torch")
     from safetensors.numpy import load_file
@@ -39,7 +38,7 @@ def test_model_matches_an_independent_computation(model: minilm.MiniLm) -> None:
     ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(sentence).ids
     ids = ids[: ids.index(102) + 1]  # up to [SEP]: the file's own setting pads
 
-    def norm(name: str, value: "torch.Tensor") -> "torch.Tensor":
+    def norm(name, value):
         return torch.nn.functional.layer_norm(
             value, (width,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12
         )
@@ -71,7 +70,7 @@ def test_model_matches_an_independent_computation(model: minilm.MiniLm) -> None:
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
-def test_embeddings_know_a_paraphrase(model: minilm.MiniLm) -> None:
+def test_embeddings_know_a_paraphrase(model):
     a, b, other = model.embed(
         [
             "The ferry stays in the harbour because of the storm.",
@@ -84,9 +83,7 @@ def test_embeddings_know_a_paraphrase(model: minilm.MiniLm) -> None:
 
 
 @pytest.mark.slow
-def test_demo_end_to_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_demo_end_to_end(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 0
 
@@ -122,7 +119,7 @@ def test_demo_end_to_end(
 
 
 @pytest.mark.slow
-def test_weights_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_weights_alone(capsys, tmp_path):
     """Less is lost than with activations in FP8 too; FP8 keys and values add to it."""
     page = tmp_path / "page.txt"
     page.write_text("The gulls quarrel over bread.\nBirds fight for food.\nNobody rows today.\n")
@@ -145,7 +142,7 @@ def test_weights_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert alone["cosines"] != both["cosines"]
 
 
-def test_attention_in_fp8_is_attention() -> None:
+def test_attention_in_fp8_is_attention():
     rng = np.random.default_rng(5)
     query, key, value = (rng.standard_normal((3, 7, 32)).astype(np.float32) for _ in range(3))
     expected = minilm.exact_attention(query, key, value)
@@ -154,7 +151,7 @@ def test_attention_in_fp8_is_attention() -> None:
     assert 1e-4 < np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 0.08
 
 
-def test_own_text_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_own_text_and_json(capsys, tmp_path):
     page, folder = tmp_path / "page.txt", tmp_path / "out"
     page.write_text("Two sentences, one per line.\n\nThey are compared.\n")
     assert main(["demo", "--text", str(page), "--output-dir", str(folder), "--json"]) == 0
@@ -165,7 +162,7 @@ def test_own_text_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert printed["environment"]["octofold"]
 
 
-def test_text_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_text_that_is_no_text(capsys, tmp_path):
     page = tmp_path / "page.txt"
     page.write_bytes(b"\xff\xfe\x00")
     assert main(["demo", "--text", str(page)]) == 2
@@ -173,12 +170,7 @@ def test_text_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("folder", ["/proc/no-such-folder", "file", "file/below"])
-def test_unwritable_folder(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    folder: str,
-) -> None:
+def test_unwritable_folder(capsys, monkeypatch, tmp_path, folder):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     assert main(["demo", "--output-dir", folder]) == 2
@@ -187,7 +179,7 @@ def test_unwritable_folder(
     assert err.count("\n") == 1
 
 
-def test_every_layer_is_in_the_chart(model: minilm.MiniLm) -> None:
+def test_every_layer_is_in_the_chart(model):
     layers = [
         linear_layers.LayerResult(name, 1, 1, 1, 0.0, 0.01, 40.0, 4, 2, 1.0, 1.0, 1.0)
         for name in model.linear_names()
@@ -205,7 +197,7 @@ def test_every_layer_is_in_the_chart(model: minilm.MiniLm) -> None:
     assert len(figure.axes[1].patches) == 4
 
 
-def test_answers_are_compared() -> None:
+def test_answers_are_compared():
     before = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], np.float32)
     after = before[[1, 0, 2, 3]]
     result = answers.compare_answers(before, after)

@@ -1,29 +1,24 @@
 """What the commands show and write."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from octofold_tool import report
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path):
     class FullDisk:
-        def savefig(self, path: Path, **_: Any) -> None:
+        def savefig(self, path, **_):
             path.write_bytes(b"half a picture")
             raise OSError(28, "No space left on device", str(path))
 
     target = tmp_path / "chart.png"
     target.write_bytes(b"the old picture")
     with pytest.raises(OSError, match="No space left"):
-        report.write_png(target, FullDisk())  # type: ignore[arg-type]
+        report.write_png(target, FullDisk())
     assert target.read_bytes() == b"the old picture"
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_narrow_terminal_loses_no_numbers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_loses_no_numbers(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     values = [f"{value}.25" for value in range(10)]
     report.print_table("title", [f"column{value}" for value in range(10)], [values], totals=values)
@@ -33,9 +28,7 @@ def test_a_narrow_terminal_loses_no_numbers(
     assert "…" not in out
 
 
-def test_pipes_get_plain_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipes_get_plain_text(capsys, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     report.print_table("title", ["a"], [["1"]], totals=["1"])
     assert list(report.tracked("counting", [1, 2])) == [1, 2]
@@ -45,9 +38,7 @@ def test_pipes_get_plain_text(
 
 
 @pytest.mark.parametrize(("color", "codes"), [("", "\x1b[1;36m"), ("1", "\x1b[1m")])
-def test_no_color_is_respected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, color: str, codes: str
-) -> None:
+def test_no_color_is_respected(capsys, monkeypatch, color, codes):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", color)

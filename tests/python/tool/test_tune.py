@@ -2,15 +2,12 @@
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
 
 import octofold
 import pytest
 from octofold import tuning
 from octofold.kernel_cache import GemmProblem
 from octofold_tool import tune
-from octofold_tool.__main__ import main
 
 torch = pytest.importorskip("torch")
 
@@ -27,29 +24,29 @@ SHAPE = (64, 256, 512)
 class FakeMethod:
     """Each candidate takes the seconds that it is given by its name."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds):
         self.seconds, self.names = seconds, []
 
-    def new_call(self, case: Any, name: str) -> Any:
-        def call() -> None:
+    def new_call(self, case, name):
+        def call():
             case.call(None)  # the CPU's one way
 
-        call.candidate = name  # type: ignore[attr-defined]
+        call.candidate = name
         return call
 
-    def sampler(self, calls: Any) -> Any:
+    def sampler(self, calls):
         name = calls[0].candidate
         self.names.append(name)
         return lambda: self.seconds.get(name, 10e-6)
 
 
-def tuned(seconds: dict[str, float], shape: Any = SHAPE) -> tuple[gpu_tune.Tuned, FakeMethod]:
+def tuned(seconds, shape=SHAPE):
     method = FakeMethod(seconds)
     result = gpu_tune.tune(shape, WANTED, 132, method, CPU, method.new_call, min_bytes=400_000)
     return result, method
 
 
-def test_the_fastest_is_found() -> None:
+def test_the_fastest_is_found():
     planned = tuning.planned(WANTED.problem(SHAPE))
     result, method = tuned({"128x64.w2.c1x1x1.b1.early": 4e-6, planned: 5e-6})
     assert result.candidate == "128x64.w2.c1x1x1.b1.early"
@@ -62,7 +59,7 @@ def test_the_fastest_is_found() -> None:
     assert (choice.problem.m, choice.problem.b_granularity) == (64, "128x128")
 
 
-def test_what_is_planned_is_always_timed() -> None:
+def test_what_is_planned_is_always_timed():
     planned = tuning.planned(WANTED.problem(SHAPE))
     result, _ = tuned({planned: 50e-6})  # the slowest: no finalist by itself
     assert result.planned_microseconds == pytest.approx(50)
@@ -71,11 +68,11 @@ def test_what_is_planned_is_always_timed() -> None:
     assert (unchanged.candidate, unchanged.gain) == (planned, 1.0)
 
 
-def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_candidate_is_a_fault(monkeypatch):
     method = FakeMethod({})
 
-    def wrong(case: Any, name: str) -> Any:
-        def call() -> None:
+    def wrong(case, name):
+        def call():
             case.call(None)
             if name.startswith("128x64"):
                 case.arrays[-1][0, 0] = torch.nan
@@ -87,7 +84,7 @@ def test_a_wrong_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("product", tune.PRODUCTS)
-def test_every_kind_of_product_is_right_and_has_a_key(product: str) -> None:
+def test_every_kind_of_product_is_right_and_has_a_key(product):
     """By the CPU's one way, and by the planner's names."""
     groups = 4 if product in ("rows", "masked", "depth", "gated") else 1
     wanted = gpu_tune.Wanted(OPTIONS, product, groups)
@@ -99,7 +96,7 @@ def test_every_kind_of_product_is_right_and_has_a_key(product: str) -> None:
     assert (f", groups {groups}" in key) == (groups > 1)
 
 
-def test_sensible_candidates_are_some_of_all() -> None:
+def test_sensible_candidates_are_some_of_all():
     names = tuning.candidates(WANTED.problem(SHAPE))
     for m in (1, 64, 4096):
         some = [name for name in names if gpu_tune.is_sensible(name, m)]
@@ -109,16 +106,16 @@ def test_sensible_candidates_are_some_of_all() -> None:
 
 
 @pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def one_gpu(monkeypatch, tmp_path):
     """A machine with an H200 whose products are the CPU's."""
     gpu = octofold.Gpu(0, "NVIDIA H200", 9, 0, 132, 1 << 37, octofold.Component(True, ""))
     file = tmp_path / "NVIDIA_H200.json"
 
-    def table(gpu: Any = 0) -> tuning.Table:
+    def table(gpu=0):
         products = len(json.loads(file.read_text())["products"]) if file.exists() else 0
         return tuning.Table(file, "", products, 45)
 
-    def measure(shapes: Any, wanted: gpu_tune.Wanted) -> Any:
+    def measure(shapes, wanted):
         planned = [tuning.planned(wanted.problem(shape)) for shape in shapes]
         other = "256x128.w2.c1x1x1.b1.early"
         return [
@@ -133,23 +130,15 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(["tune", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_what_gains_is_kept(
-    capsys: pytest.CaptureFixture[str], one_gpu: Path, tmp_path: Path
-) -> None:
+def test_what_gains_is_kept(run, one_gpu, tmp_path):
     shapes = ("--shape", "64,256,512", "--shape", "300,4096,7168")
-    code, out, _ = run(capsys, *shapes, "--json", str(tmp_path / "x.json"))
+    code, out, _ = run("tune", *shapes, "--json", str(tmp_path / "x.json"))
     assert code == 0
     assert f"2 products in {one_gpu}, 1 by another kernel than planned" in out
     assert "as planned" in out
     assert "1.200" in out
 
-    def names() -> list[str]:
+    def names():
         products = json.loads(one_gpu.read_text())["products"]
         return [products[key]["candidate"] for key in sorted(products)]
 
@@ -158,19 +147,19 @@ def test_what_gains_is_kept(
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert [result["m"] for result in results] == [64, 300]
     # Measured again, and no gain any more: it is planned as before, whatever other tables say.
-    code, out, _ = run(capsys, *shapes, "--least-gain", "0.5")
+    code, out, _ = run("tune", *shapes, "--least-gain", "0.5")
     assert names() == [tuning.planned(GemmProblem(300, 4096, 7168)), planned]
 
-    shipped, own = run(capsys, "--show")[1].splitlines()
+    shipped, own = run("tune", "--show")[1].splitlines()
     assert shipped == "45 products of this GPU come with octofold"
     assert own.startswith(f"2 products in {one_gpu}, written 20")
-    assert run(capsys, "--clear")[1] == f"removed {one_gpu}\n"
-    assert run(capsys, "--clear")[1] == "there is no table\n"
-    assert f"no table: {one_gpu} does not exist\n" in run(capsys, "--show")[1]
+    assert run("tune", "--clear")[1] == f"removed {one_gpu}\n"
+    assert run("tune", "--clear")[1] == "there is no table\n"
+    assert f"no table: {one_gpu} does not exist\n" in run("tune", "--show")[1]
 
 
-def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], one_gpu: Path) -> None:
-    code, _, _ = run(capsys, "--shape", "300,4096,7168", "--dry-run")
+def test_a_dry_run_writes_nothing(run, one_gpu):
+    code, _, _ = run("tune", "--shape", "300,4096,7168", "--dry-run")
     assert code == 0
     assert not one_gpu.exists()
 
@@ -185,24 +174,20 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], one_gpu: P
         (("--shape", "1,2,3", "--rounds", "2"), "a whole number"),
     ],
 )
-def test_bad_arguments(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
-    try:
-        code = main(["tune", *arguments])
-    except SystemExit as stop:
-        code = int(str(stop.code))
+def test_bad_arguments(run, arguments, message):
+    code, _, err = run("tune", *arguments)
     assert code == 2
-    assert message in capsys.readouterr().err
+    assert message in err
 
 
-def test_shares_are_numbers() -> None:
+def test_shares_are_numbers():
     assert tune.parse_share("0.02") == 0.02
     with pytest.raises(argparse.ArgumentTypeError):
         tune.parse_share("1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--shape", "64,256,512"]) == 2
-    assert "no GPU to measure on" in capsys.readouterr().err
+def test_without_a_gpu_it_says_so(run):
+    code, _, err = run("tune", "--shape", "64,256,512")
+    assert code == 2
+    assert "no GPU to measure on" in err

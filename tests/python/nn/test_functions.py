@@ -1,0 +1,155 @@
+"""What the functions of layers have in common: no tokens, what is not finite, autocast, graphs of
+torch.compile, checkpointing, no second derivatives."""
+
+from functools import partial
+from typing import NamedTuple
+
+import octofold
+import pytest
+from expert_support import operands as expert_operands
+from fused_support import BF16, FP16, FP32, differentiated, mlp_operands, norm_operands
+from judge import assert_same
+from layer_support import STATELESS, random, relative_error
+
+torch = pytest.importorskip("torch")
+
+
+def linear_operands(dtype, tokens):
+    x, weight = random(*tokens, 192, dtype=dtype), random(136, 192, dtype=dtype)
+    return {"x": x, "weight": weight, "bias": random(136, dtype=dtype)}
+
+
+def norm_linear_operands(dtype, tokens):
+    of_linear = linear_operands(dtype, tokens)
+    return of_linear | norm_operands(tokens, dtype=dtype)
+
+
+def norm_mlp_operands(dtype, tokens):
+    return mlp_operands(dtype, tokens) | norm_operands(tokens, dtype=dtype)
+
+
+def experts(recipe, topk_weights, **operands):
+    """Tokens go to experts by their places."""
+    ids = torch.arange(topk_weights.numel(), dtype=torch.int32).view(topk_weights.shape) % 5
+    return octofold.experts(topk_ids=ids, topk_weights=topk_weights, recipe=recipe, **operands)
+
+
+class Function(NamedTuple):
+    call: object
+    operands: object
+    recipes: tuple = STATELESS
+
+
+FUNCTIONS = {
+    "linear": Function(octofold.linear, linear_operands),
+    "norm_linear": Function(octofold.norm_linear, norm_linear_operands),
+    "mlp": Function(octofold.mlp, mlp_operands),
+    "mlp behind a norm": Function(partial(octofold.mlp, norm="layer"), norm_mlp_operands),
+    "mlp, keep_fp8": Function(partial(octofold.mlp, keep_fp8=True), mlp_operands),
+    "experts": Function(
+        experts,
+        lambda dtype, tokens: expert_operands(tokens, dtype, bias=True),
+        ("blockwise", "rowwise", "tensorwise"),
+    ),
+}
+CASES = [(name, recipe) for name, function in FUNCTIONS.items() for recipe in function.recipes]
+every_case = pytest.mark.parametrize(("name", "recipe"), CASES)
+
+
+def case(name, recipe, dtype=FP32, tokens=(2, 65)):
+    """The function, its operands, and gradients by its results."""
+    function = partial(FUNCTIONS[name].call, recipe=recipe)
+    operands = FUNCTIONS[name].operands(dtype, tokens)
+    with torch.no_grad():
+        results = function(**operands)
+    results = results if isinstance(results, tuple) else (results,)
+    return function, operands, [torch.randn_like(y) for y in results]
+
+
+@every_case
+@pytest.mark.parametrize("tokens", [(0,), (3, 0)])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_no_tokens(name, recipe, tokens, dtype):
+    function, operands, dy = case(name, recipe, dtype, tokens)
+    results, grads = differentiated(function, operands, dy)
+    for y in results:
+        assert y.shape == (*tokens, y.shape[-1])
+    for argument, gradient in grads.items():
+        assert gradient.shape == operands[argument].shape
+        assert not gradient.any()
+
+
+@every_case
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_propagates(name, recipe, value):
+    function, operands, dy = case(name, recipe, tokens=(130,))
+    bad = operands["x"].clone()
+    bad[3, 7] = value
+    (y, *_), grads = differentiated(function, operands | {"x": bad}, dy)
+    assert not y[3].isfinite().any()
+    if recipe != "tensorwise":
+        assert y[torch.arange(130) != 3].isfinite().all()
+    if name == "linear":
+        assert grads["x"].isfinite().all()
+    if name != "experts":
+        first = grads["weight" if "linear" in name else "gate_up_weight"]
+        assert not first[:, 7].isfinite().any()
+        assert "mlp" not in name or not grads["down_weight"].isfinite().any()
+
+    dy[0][3, 7] = value
+    (y, *_), grads = differentiated(function, operands, dy)
+    assert y.isfinite().all()
+    assert not grads["x"][3].isfinite().any()
+    if name != "experts":
+        last = "" if "linear" in name else "down_"
+        assert not grads[f"{last}weight"][7].isfinite().any()
+        assert not grads[f"{last}bias"][7].isfinite()
+        assert not grads.get("gate_up_weight", torch.tensor(torch.nan)).isfinite().any()
+        assert not grads.get("norm_weight", torch.tensor(torch.nan)).isfinite().any()
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_autocast(name, recipe, dtype):
+    """x is cast from what it is; the result has autocast's dtype, a sum and gradients their own."""
+    function, operands, dy = case(name, recipe)
+    expected, expected_grads = differentiated(function, operands, dy)
+    with torch.autocast("cpu", dtype):
+        (y, *totals), grads = differentiated(function, operands, dy)
+    assert y.dtype == dtype
+    assert relative_error(y, expected[0]) < 2**-5
+    assert_same(totals, expected[1:])
+    for argument, gradient in grads.items():
+        assert gradient.dtype == FP32
+        assert relative_error(gradient, expected_grads[argument]) < 0.11, argument
+
+
+@every_case
+def test_checkpointed(name, recipe):
+    function, operands, dy = case(name, recipe, BF16)
+    run = partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)
+    assert_same(differentiated(run, operands, dy), differentiated(function, operands, dy))
+
+
+@pytest.mark.slow
+@every_case
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_whole(name, recipe, backend):
+    torch.compiler.reset()
+    function, operands, dy = case(name, recipe)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    assert_same(differentiated(compiled, operands, dy), differentiated(function, operands, dy))
+    with torch.no_grad():
+        assert_same(compiled(**operands), function(**operands))
+
+
+@every_case
+def test_backward_is_not_differentiated(name, recipe):
+    function, operands, _ = case(name, recipe)
+    x = operands.pop("x").requires_grad_()
+    result = function(x, **operands) if name != "experts" else function(x=x, **operands)
+    y = result[0] if isinstance(result, tuple) else result
+    with pytest.raises(
+        octofold.UnsupportedError, match=rf"{name.split()[0].strip(',')}.*create_graph"
+    ):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
