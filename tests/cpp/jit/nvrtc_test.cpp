@@ -1,11 +1,6 @@
 // NVRTC itself, where there is one: OCTOFOLD_NVRTC names it, and `make test-cpp` does.
 #include "jit/nvrtc.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <thread>
-
-#include "octofold/error.h"
 #include "octofold/log.h"
 
 #include "support/nvrtc.h"
@@ -14,11 +9,10 @@
 namespace octofold::jit {
 namespace {
 
-using testing::HasSubstr;
-
 constexpr Header kHeaders[] = {
     {"kernels/add.h", R"(#pragma once
 #include "kernels/shape.h"
+#include "support/test.h"
 template <Shape kShape> __global__ void add(float* x) { x[threadIdx.x] += kShape.term; }
 )"},
     {"kernels/broken.h", "template <int k> __global__ void broken(float* x) { x = nonsense; }\n"},
