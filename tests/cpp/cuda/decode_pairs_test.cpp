@@ -4,13 +4,13 @@
 #include "jit/nvrtc.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 constexpr jit::Header kDecoder = {"kernels/decoder.h", R"(#pragma once
 #include "kernels/numeric/decode_pairs.h"
-#include "support/test.h"
 namespace octofold {
 enum class Way { kUnits, kValues, kBFloat16 };
 template <DType kFp8, Way kWay, int kVectors>

@@ -5,6 +5,7 @@
 
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/test.h"
 
 namespace octofold::jit {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 constexpr Header kHeaders[] = {
     {"kernels/add.h", R"(#pragma once
 #include "kernels/shape.h"
-#include "support/test.h"
 template <Shape kShape> __global__ void add(float* x) { x[threadIdx.x] += kShape.term; }
 )"},
     {"kernels/broken.h", "template <int k> __global__ void broken(float* x) { x = nonsense; }\n"},
