@@ -1,25 +1,18 @@
 // Memory of one's own, on the host and on the fake driver's GPUs.
 #include "octofold/scaled_matrix.h"
 
-#include <algorithm>
-#include <gmock/gmock.h>
-#include <numeric>
-#include <type_traits>
-#include <utility>
-
 #include "octofold/cast.h"
 #include "octofold/gemm.h"
 
 #include "cuda/fake_runtime.h"
 #include "support/granularities.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using cuda::error_of;
 using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr Device kSecondGpu{DeviceType::kCuda, 1};

@@ -1,7 +1,6 @@
 #include "core/check.h"
 
-#include <gtest/gtest.h>
-#include <vector>
+#include "support/test.h"
 
 namespace octofold::core {
 namespace {

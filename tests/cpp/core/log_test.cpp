@@ -1,10 +1,6 @@
 #include "core/log.h"
 
-#include <gtest/gtest.h>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
+#include "support/test.h"
 
 namespace octofold::core {
 namespace {

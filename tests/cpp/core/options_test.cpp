@@ -1,10 +1,6 @@
 #include "core/options.h"
 
-#include <cstring>
-#include <gtest/gtest.h>
-#include <string>
-
-#include "octofold/error.h"
+#include "support/test.h"
 
 namespace octofold::core {
 namespace {

@@ -1,19 +1,11 @@
 #include "octofold/scale_layout.h"
 
-#include <gmock/gmock.h>
-#include <string>
-#include <vector>
-
-#include "octofold/error.h"
-
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr auto kCuda = DeviceType::kCuda;
 

@@ -1,10 +1,7 @@
 #include "cpu/blas.h"
 
-#include <atomic>
-#include <gtest/gtest.h>
-#include <vector>
-
 #include "cpu/parallel.h"
+#include "support/test.h"
 
 namespace octofold::cpu {
 namespace {

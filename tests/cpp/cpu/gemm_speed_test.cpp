@@ -1,18 +1,12 @@
 // The reference has to be quick enough to be used: 1024³ with block scales in at most three times
 // the time of the same BLAS's FP32 product on as many threads. A ratio of one run, never a time.
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <random>
-#include <vector>
-
 #include "octofold/cast.h"
 #include "octofold/scaled_matrix.h"
 
 #include "cpu/blas.h"
 #include "cpu/parallel.h"
 #include "cpu/product.h"
+#include "support/test.h"
 
 namespace octofold::cpu {
 namespace {

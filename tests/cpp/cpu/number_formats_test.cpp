@@ -1,11 +1,7 @@
 #include "cpu/number_formats.h"
 
-#include <cmath>
-#include <gtest/gtest.h>
-#include <limits>
-
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::cpu {
 namespace {

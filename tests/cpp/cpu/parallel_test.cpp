@@ -1,11 +1,9 @@
 #include "cpu/parallel.h"
 
-#include <gtest/gtest.h>
-#include <stdexcept>
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
-#include <vector>
+
+#include "support/test.h"
 
 namespace octofold::cpu {
 namespace {
@@ -13,7 +11,7 @@ namespace {
 TEST(ParallelForTest, VisitsEachItemOnce) {
   std::vector<std::atomic<int>> visits(1000);
   parallel_for(std::ssize(visits), 1 << 20,
-               [&] { return [&](std::int64_t i) { ++visits[static_cast<std::size_t>(i)]; }; });
+               [&] { return [&](std::int64_t i) { ++visits[as_size(i)]; }; });
   for (const auto& count : visits) EXPECT_EQ(count, 1);
 }
 

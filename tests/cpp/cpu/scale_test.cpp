@@ -2,9 +2,7 @@
 // NumPy is tests/python/test_quantize.py's.
 #include "cpu/scale.h"
 
-#include <cmath>
-#include <gtest/gtest.h>
-#include <limits>
+#include "support/test.h"
 
 namespace octofold::cpu {
 namespace {

@@ -1,8 +1,5 @@
 // The kernels of attention, compiled for each architecture: no register leaves the register file,
 // shared memory is what a block can have, tensor cores do the products.
-#include <gtest/gtest.h>
-#include <string>
-
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
@@ -10,18 +7,15 @@
 #include "support/nvrtc.h"
 #include "support/sass.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 using config::KeyLayout;
 
-class AttentionKernelsTest : public testing::TestWithParam<int> {
+class AttentionKernelsTest : public test::NvrtcGpuTest {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   // As such a GPU describes itself, rather than as a target of a later one.
   static plan::Gpu gpu_of(int compute_capability) {
     plan::Gpu gpu = plan::kHopper;
@@ -82,7 +76,7 @@ TEST_P(AttentionKernelsTest, OfManyQueries) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, AttentionKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
-                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+                         test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

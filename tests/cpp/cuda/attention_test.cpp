@@ -2,22 +2,17 @@
 // host in tests/cpp/kernels/attention_test.cpp.
 #include "cuda/attention.h"
 
-#include <gmock/gmock.h>
-#include <limits>
-
 #include "cuda/fake_runtime.h"
 #include "kernels/attention/config/params.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-using testing::HasSubstr;
+using test::address;
+using test::kGpu;
 using enum DType;
-
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
 MutableTensorView tensor_at(std::uintptr_t value, DType dtype,
                             const std::vector<std::int64_t>& shape) {

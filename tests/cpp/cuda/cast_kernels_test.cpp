@@ -1,45 +1,23 @@
 // The kernels of casts and conversions, compiled for their GPU: no register leaves the register
 // file, and no exchange between lanes has to collect them first.
-#include <array>
-#include <gtest/gtest.h>
-#include <string>
-#include <tuple>
-#include <vector>
-
-#include "cuda/device.h"
 #include "plan/cast.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 using plan::CastProblem;
+using test::Compiler;
 
 constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 enum class Targets { kRows, kTransposed, kBoth };
 
-class Compiler {
- public:
-  void expect_sound(const CastProblem& problem) {
-    compiler_.expect_sound(plan::plan_cast(problem, plan::kHopper).kernels);
-  }
-  void expect_sound(const plan::ConvertProblem& problem) {
-    compiler_.expect_sound(plan::plan_convert(problem, plan::kHopper).kernels);
-  }
-
- private:
-  test::Compiler compiler_;
-};
-
-class NvrtcCastTest : public testing::TestWithParam<std::tuple<Granularity, Targets>> {
- protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-};
+class NvrtcCastTest
+    : public test::NvrtcTest<testing::TestWithParam<std::tuple<Granularity, Targets>>> {};
 
 // Scales of rows: rows that a warp, 256 threads, 512, a cluster and none of them holds.
 void expect_sound_at_every_width(Compiler& compiler, CastProblem problem) {
@@ -83,8 +61,8 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
   }
 }
 
-TEST(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+using NvrtcMixedCastTest = test::NvrtcTest<>;
+TEST_F(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   Compiler compiler;
   for (const DType in : kInputs) {
     for (const config::CastRule& rule : {config::kVllmRule, config::kTorchAoRule}) {
@@ -97,8 +75,7 @@ TEST(NvrtcMixedCastTest, RowsOfBlocksBesideChannelsCompileWithoutSpills) {
   }
 }
 
-TEST(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
   Compiler compiler;
   const auto expect_sound = [&](DType in, const config::CastRule& rule, Granularity granularity,
                                 Targets targets, bool aligned, bool amax = false) {
@@ -126,9 +103,9 @@ TEST(NvrtcMixedCastTest, TwoLevelScalesCompileWithoutSpills) {
   expect_sound(DType::kBFloat16, config::kVllmRule, kBlock1x128, Targets::kBoth, false);
 }
 
+using NvrtcColumnsTest = test::NvrtcTest<>;
 // Beside what takes most registers: casts both ways, activations worked out, halves together.
-TEST(NvrtcColumnsTest, ReductionsCompileWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcColumnsTest, ReductionsCompileWithoutSpills) {
   Compiler compiler;
   const auto expect_sound = [&](DType in, const config::CastSource& source, bool to_rows,
                                 config::ColumnReductions columns, Granularity granularity,
@@ -163,8 +140,7 @@ std::string name_of(const Info& info) {
   constexpr std::array kGranularities{"Tensor", "Channel", "Block1x128", "Block128x128"};
   constexpr std::array kTargets{"Rows", "Transposed", "Both"};
   const auto [granularity, targets] = info.param;
-  return std::string(kGranularities[static_cast<std::size_t>(granularity)]) +
-         kTargets[static_cast<std::size_t>(targets)];
+  return std::string(kGranularities[as_size(granularity)]) + kTargets[as_size(targets)];
 }
 
 INSTANTIATE_TEST_SUITE_P(Casts, NvrtcCastTest,
@@ -173,9 +149,9 @@ INSTANTIATE_TEST_SUITE_P(Casts, NvrtcCastTest,
                                                           Targets::kBoth)),
                          name_of);
 
+using NvrtcActivationTest = test::NvrtcTest<>;
 // Of all that a source changes nothing in (rules, wide rows), one will do.
-TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcActivationTest, SourcesCompileWithoutSpills) {
   Compiler compiler;
   for (const auto kind :
        {config::SourceKind::kActivation, config::SourceKind::kActivationGradient}) {
@@ -209,8 +185,7 @@ TEST(NvrtcActivationTest, SourcesCompileWithoutSpills) {
 }
 
 // Of an x in FP8: each way in which its pieces lie, and each unit of its scales.
-TEST(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
   Compiler compiler;
   using enum config::SourceKind;
   using enum Granularity;
@@ -260,8 +235,8 @@ TEST(NvrtcActivationTest, SourcesInFp8CompileWithoutSpills) {
   }
 }
 
-TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+using NvrtcConvertTest = test::NvrtcTest<>;
+TEST_F(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
   Compiler compiler;
   for (int in = 0; in < 5; ++in) {
     for (int out = 0; out < 5; ++out) {
@@ -275,8 +250,7 @@ TEST(NvrtcConvertTest, EveryPairCompilesWithoutSpills) {
   }
 }
 
-TEST(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
   Compiler compiler;
   for (const Granularity granularity : test::kGranularities) {
     for (const DType out : kInputs) {

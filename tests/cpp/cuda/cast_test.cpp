@@ -1,22 +1,21 @@
 // What of a cast reaches the GPU. What the kernels make of it is tested on a GPU.
 #include "cuda/cast.h"
 
-#include <gmock/gmock.h>
-
 #include "octofold/scale_layout.h"
 
 #include "cuda/convert.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/cast/config/params.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-constexpr std::int64_t kRows = 200, kCols = 640;
+using test::address;
+using test::kGpu;
 
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+constexpr std::int64_t kRows = 200, kCols = 640;
 
 class CastTest : public FakeGpuTest {
  protected:
@@ -266,7 +265,7 @@ TEST_F(WideCastTest, AWideRowIsAClusters) {
 TEST_F(WideCastTest, SaysThatTheDriverDoesNotCountClusters) {
   state().occupancy_error = 1;
   EXPECT_THAT([&] { quantize_wide(3); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("cuOccupancyMaxActiveClusters")));
+              testing::ThrowsMessage<Error>(HasSubstr("cuOccupancyMaxActiveClusters")));
 }
 
 TEST_F(CastTest, ACastIsPreparedOnce) {

@@ -1,13 +1,10 @@
 // What it takes to decode a pair of FP8 codes, counted in machine code: a thread decodes four words
 // more, in one kernel of two, and all else that this adds is a load and two stores.
-#include <gtest/gtest.h>
-#include <string>
-#include <vector>
-
 #include "cuda/kernel_headers.h"
 #include "jit/nvrtc.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -81,7 +78,7 @@ TEST_P(DecodePairsTest, TakesThreeOperationsMoreOfBFloat16) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, DecodePairsTest, testing::Values(75, 80, 86, 89, 90),
-                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+                         test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

@@ -2,20 +2,14 @@
 #include "cuda/device.h"
 
 #include <barrier>
-#include <gmock/gmock.h>
-#include <thread>
-#include <vector>
 
-#include "octofold/error.h"
 #include "octofold/log.h"
 
 #include "cuda/fake_runtime.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 class DeviceTest : public FakeGpuTest {
  protected:
@@ -110,8 +104,8 @@ TEST_F(DeviceTest, APrecompiledKernelIsCompiledWhereTheDriverDoesNotKnowIt) {
   set_log_handler({});
   EXPECT_EQ(compilations_, 1);
   EXPECT_EQ(state().launches.size(), 2u);
-  EXPECT_THAT(warnings, testing::ElementsAre(
-                            AllOf(HasSubstr("a precompiled kernel"), HasSubstr("gemm of a test"))));
+  EXPECT_THAT(warnings,
+              ElementsAre(AllOf(HasSubstr("a precompiled kernel"), HasSubstr("gemm of a test"))));
 }
 
 TEST_F(DeviceTest, LeavesTheCurrentContextAsItWas) {

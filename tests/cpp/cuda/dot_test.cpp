@@ -2,18 +2,16 @@
 // host in tests/cpp/kernels/dot_test.cpp.
 #include "cuda/dot.h"
 
-#include <gmock/gmock.h>
-
 #include "cuda/fake_runtime.h"
 #include "kernels/dot/config/dot.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+using test::address;
+using test::kGpu;
 
 MutableTensorView row_at(std::uintptr_t value, DType dtype, std::int64_t size) {
   return matrix(address(value), dtype, 1, size, size, kGpu);

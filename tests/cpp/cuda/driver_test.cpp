@@ -1,20 +1,16 @@
-// What is missing of a driver is explained before anything is computed with it.
+// What is missing of a driver is explained before anything is computed with it. What there is
+// differs from machine to machine.
 #include "cuda/driver.h"
 
-#include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "octofold/error.h"
-
 #include "cuda/fake_runtime.h"
 #include "cuda/probe.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 class DriverTest : public FakeGpuTest {};
 
@@ -73,6 +69,30 @@ TEST_F(DriverTest, AForkedChildIsTold) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   Driver::require_usable_here();  // the parent goes on
+}
+
+TEST(ProbeDriverTest, AMissingDriverIsNamed) {
+  const DriverProbe probe = probe_driver("libcuda-of-no-machine.so.1");
+  EXPECT_FALSE(probe.driver.available);
+  EXPECT_THAT(probe.driver.detail, HasSubstr("no NVIDIA driver"));
+  EXPECT_THAT(probe.driver.detail, HasSubstr("libcuda-of-no-machine.so.1"));
+  EXPECT_TRUE(probe.gpus.empty());
+}
+
+TEST(ProbeDriverTest, AnotherLibraryIsNotTakenForTheDriver) {
+  const DriverProbe probe = probe_driver("libc.so.6");
+  EXPECT_FALSE(probe.driver.available);
+  EXPECT_THAT(probe.driver.detail, HasSubstr("not a CUDA driver"));
+}
+
+TEST(ProbeDriverTest, ThisMachineGetsAnAnswer) {
+  const DriverProbe probe = probe_driver();
+  EXPECT_FALSE(probe.driver.detail.empty());
+  for (const GpuInfo& gpu : probe.gpus) {
+    EXPECT_FALSE(gpu.name.empty());
+    EXPECT_GT(gpu.compute_major, 0);
+    EXPECT_GT(gpu.memory_bytes, 0);
+  }
 }
 
 }  // namespace

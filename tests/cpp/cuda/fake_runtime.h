@@ -1,21 +1,10 @@
 // A runtime on the fake driver, and a compiler that counts.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <gtest/gtest.h>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-
-#include "octofold/error.h"
-
 #include "core/shared_object.h"
 #include "cuda/fake_driver.h"
 #include "cuda/runtime.h"
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 

@@ -1,12 +1,9 @@
 // Every way to cut D into tiles, with every pair of granularities, load and store, compiled for its
 // GPU: no register leaves the register file, and FP8 tensor cores do the work.
-#include <array>
-#include <gtest/gtest.h>
-#include <map>
-
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -75,12 +72,7 @@ Problems problems() {
   return problems;
 }
 
-class NvrtcGemmTest : public testing::TestWithParam<Problems::value_type> {
- protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-};
+class NvrtcGemmTest : public test::NvrtcTest<testing::TestWithParam<Problems::value_type>> {};
 
 TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
   for (const auto& [name, config] : test::sm90_candidates(GetParam().second)) {
@@ -91,9 +83,9 @@ TEST_P(NvrtcGemmTest, EveryTilingCompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(Problems, NvrtcGemmTest, testing::ValuesIn(problems()),
                          [](const auto& instance) { return instance.param.first; });
 
+using NvrtcGemmOntoCTest = test::NvrtcTest<>;
 // With a bias; _AddedInPlace has none.
-TEST(NvrtcGemmOntoCTest, CompilesWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcGemmOntoCTest, CompilesWithoutSpills) {
   for (const auto& [text, b] : kGranularities) {
     for (const bool fast : {false, true}) {
       if (fast && varies_along_k(b)) continue;
@@ -134,9 +126,9 @@ TEST_P(NvrtcGemmEpilogueTest, DISABLED_EveryKernelCompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(Mainloops, NvrtcGemmEpilogueTest, testing::ValuesIn(mainloops()),
                          [](const auto& instance) { return instance.param.first; });
 
+using NvrtcGemmTwoLevelTest = test::NvrtcTest<>;
 // The weight gradient of two-level scales: the planner's choice for many sizes, and the others.
-TEST(NvrtcGemmTwoLevelTest, CompilesWithoutSpills) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+TEST_F(NvrtcGemmTwoLevelTest, CompilesWithoutSpills) {
   GemmProblem problem{.product = {.m = 4096, .n = 14'336, .k = 16'384}};
   problem.product.form.b_channel_scale = true;
   expect_sound(test::sm90_plan(problem).config);
@@ -153,8 +145,8 @@ TEST(NvrtcGemmTwoLevelTest, CompilesWithoutSpills) {
   expect_sound(test::sm90_plan(problem).config);
 }
 
-TEST(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
-  if (test::nvrtc_is_missing()) GTEST_SKIP();
+using NvrtcGemmTypesTest = test::NvrtcTest<>;
+TEST_F(NvrtcGemmTypesTest, EveryCombinationOfElementTypes) {
   for (const DType a : {DType::kE4M3, DType::kE5M2}) {
     for (const DType b : {DType::kE4M3, DType::kE5M2}) {
       for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {

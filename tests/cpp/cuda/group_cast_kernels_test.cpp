@@ -1,13 +1,11 @@
-// The kernels of casts in groups and of gathered rows, compiled for their GPU: no register leaves
-// the register file, and no exchange between lanes has to collect them first.
-#include <array>
-#include <gtest/gtest.h>
-
+// The kernels of casts in groups, of gathered rows and of stacks, compiled for their GPU: no
+// register leaves the register file, and no exchange between lanes has to collect them first.
 #include "cuda/device.h"
 #include "plan/cast.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -21,19 +19,17 @@ constexpr std::array kInputs{DType::kFloat32, DType::kFloat16, DType::kBFloat16}
 constexpr CastSource kGathered{.kind = SourceKind::kGathered};
 constexpr CastSource kMultiplied{.kind = SourceKind::kGathered, .factors = true};
 
-class NvrtcGroupCastTest : public testing::Test {
+class CastKernelsTest : public test::NvrtcTest<> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   void expect_sound(const CastProblem& problem, int spills = 0) {
-    compiler_.expect_sound(plan::plan_cast(problem, plan::kHopper).kernels, spills);
+    compiler_.expect_sound(problem, spills);
   }
 
  private:
   test::Compiler compiler_;
 };
+using NvrtcGroupCastTest = CastKernelsTest;
+using NvrtcStackedCastTest = CastKernelsTest;
 
 CastProblem problem_of(DType in, const config::CastRule& rule, Granularity granularity,
                        const CastSource& source, bool to_rows = true, bool aligned = true) {
@@ -171,6 +167,65 @@ TEST_F(NvrtcGroupCastTest, EverySourceTakesTheOptionsOfACast) {
       expect_sound(given, kUntunedSpills);
       two_level.two_level = true;
       expect_sound(two_level, kUntunedSpills);
+    }
+  }
+}
+
+CastProblem stack_of(DType in, const config::CastRule& rule, Granularity granularity,
+                     bool to_rows = true, bool to_transposed = true) {
+  return {.rows = 4 * 1000,
+          .cols = 1024,
+          .format = {.in = in, .granularity = granularity, .rule = rule},
+          .to_rows = to_rows,
+          .to_transposed = to_transposed,
+          .matrices = 4};
+}
+
+TEST_F(NvrtcStackedCastTest, BlocksCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    for (const config::CastRule& rule :
+         {config::kDeepGemmRule, config::kVllmRule, config::kDeepSeekRule}) {
+      for (const Granularity granularity : {kBlock1x128, kBlock128x128}) {
+        expect_sound(stack_of(in, rule, granularity));
+        expect_sound(stack_of(in, rule, granularity, false));
+      }
+      expect_sound(stack_of(in, rule, kBlock128x128, true, false));
+      CastProblem mixed = stack_of(in, rule, kBlock1x128);
+      mixed.transposed_by_squares = true;
+      expect_sound(mixed);
+    }
+  }
+}
+
+TEST_F(NvrtcStackedCastTest, StepsCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    for (const Granularity granularity : {kTensor, kChannel}) {
+      for (const bool to_rows : {false, true}) {
+        expect_sound(stack_of(in, config::kTorchAoRule, granularity, to_rows));
+        expect_sound(stack_of(in, config::kVllmRule, granularity, to_rows));
+      }
+    }
+    expect_sound(stack_of(in, config::kTransformerEngineRule, kTensor, true, false));
+    CastProblem mixed = stack_of(in, config::kTorchAoRule, kBlock1x128);
+    mixed.transposed_by_channel = true;
+    expect_sound(mixed);
+  }
+}
+
+TEST_F(NvrtcStackedCastTest, OtherFormsCompileWithoutSpills) {
+  for (const DType in : kInputs) {
+    for (const Granularity granularity : test::kGranularities) {
+      CastProblem given = stack_of(in, config::kVllmRule, granularity);
+      given.scales_given = true;
+      expect_sound(given);
+    }
+    for (const Granularity granularity : {kBlock1x128, kBlock128x128}) {
+      CastProblem two_level = stack_of(in, config::kTorchAoRule, granularity);
+      two_level.two_level = true;
+      expect_sound(two_level);
+      CastProblem unaligned = stack_of(in, config::kVllmRule, granularity);
+      unaligned.x_is_aligned = unaligned.codes_are_aligned = false;
+      expect_sound(unaligned);
     }
   }
 }

@@ -1,17 +1,16 @@
 // Checks of groups' numbers: what reaches the GPU, and what is said of what it leaves.
 #include "cuda/group_check.h"
 
-#include <gmock/gmock.h>
-
 #include "cuda/fake_runtime.h"
 #include "kernels/routing/config/group_check.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 using config::GroupFault;
-
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
+using test::kGpu;
 
 class GroupCheckTest : public FakeGpuTest {
  protected:

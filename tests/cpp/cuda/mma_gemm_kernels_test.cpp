@@ -1,26 +1,19 @@
 // The products by warps, compiled for their GPUs: no register leaves the register file, and tensor
 // cores multiply FP8.
-#include <array>
-#include <gtest/gtest.h>
-#include <string>
-
 #include "jit/kernel_cache.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/product_plans.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 using plan::GemmProblem;
 
-class MmaGemmKernelsTest : public testing::TestWithParam<int> {
+class MmaGemmKernelsTest : public test::NvrtcGpuTest {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   void expect_sound(const config::MmaGemmConfig& config) const {
     const std::string description = plan::describe(config);
     const jit::Binary binary =
@@ -102,8 +95,7 @@ TEST_P(MmaGemmKernelsTest, EachLoadAndFormCompilesWithoutSpills) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Nvrtc, MmaGemmKernelsTest, testing::Values(89, 120),
-                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+INSTANTIATE_TEST_SUITE_P(Nvrtc, MmaGemmKernelsTest, testing::Values(89, 120), test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

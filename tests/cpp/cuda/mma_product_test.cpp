@@ -1,12 +1,9 @@
 // What of a product reaches a GPU that multiplies by warps. What the kernel makes of it is tested
 // on the host (tests/cpp/kernels) and on a GPU.
-#include <gmock/gmock.h>
-#include <string>
-
-#include "octofold/error.h"
 
 #include "support/product_fixture.h"
 #include "support/product_plans.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -14,8 +11,6 @@ namespace {
 using test::address;
 using test::kGpu;
 using test::product;
-using testing::AllOf;
-using testing::HasSubstr;
 
 class MmaProductTest : public ProductTest {
  protected:
@@ -47,19 +42,9 @@ TEST_F(MmaProductTest, TheKernelGetsTheArguments) {
   EXPECT_EQ(last().threads, static_cast<unsigned>(plan.config.threads()));
   EXPECT_EQ(last().shared_bytes, static_cast<unsigned>(plan.config.shared_bytes()));
   const auto params = last().params_as<config::GemmParams>();
-  EXPECT_EQ(params.work.rows, 1000);
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.rows.data, address(test::kA));
-  EXPECT_EQ(params.columns.data, address(test::kB));
-  EXPECT_EQ(params.rows.stride, -656);
-  EXPECT_EQ(params.columns.stride, 640);
-  EXPECT_EQ(params.rows.scale.data, address(test::kA + test::kToScale));
-  EXPECT_EQ(params.rows.scale.row_stride, 1);
-  EXPECT_EQ(params.rows.scale.k_stride, 1000);
-  EXPECT_EQ(params.columns.scale.data, address(test::kB + test::kToScale));
-  EXPECT_EQ(params.columns.scale.row_stride, 5);
-  EXPECT_EQ(params.columns.scale.k_stride, 1);
+  EXPECT_EQ(text(params.work), "1000×512×640");
+  EXPECT_EQ(text(params.rows), "a, rows -656 apart; a.scale, 1 and 1000 apart");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart");
   EXPECT_EQ(params.channel_scale, address(0x8000));
   EXPECT_EQ(params.out, address(test::kOut));
   EXPECT_EQ(params.out_stride, 512);

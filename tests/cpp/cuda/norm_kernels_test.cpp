@@ -1,14 +1,9 @@
 // The kernels of norms, compiled for their GPU: no register leaves the register file.
-#include <array>
-#include <gtest/gtest.h>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "cuda/device.h"
 #include "plan/norm.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -37,12 +32,8 @@ constexpr std::array kForms{
 
 using test::Compiler;
 
-class NvrtcNormTest : public testing::TestWithParam<NormForm> {
+class NvrtcNormTest : public test::NvrtcTest<testing::TestWithParam<NormForm>> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   // What is of x's type in a form, of a problem of FP32 too.
   static NormForm form_of(DType in) {
     NormForm form = GetParam();

@@ -1,23 +1,22 @@
 // What of a norm reaches the GPU. What the kernels make of it is tested on a GPU.
 #include "cuda/norms.h"
 
-#include <gmock/gmock.h>
-
 #include "octofold/scale_layout.h"
 
 #include "cuda/cast.h"
 #include "cuda/fake_runtime.h"
 #include "kernels/norm/config/norm.h"
 #include "kernels/norm/config/params.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-constexpr std::int64_t kRows = 200, kCols = 640;
+using test::address;
+using test::kGpu;
 
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+constexpr std::int64_t kRows = 200, kCols = 640;
 
 MutableTensorView rows_at(std::uintptr_t value, std::int64_t rows, DType dtype = DType::kBFloat16) {
   return matrix(address(value), dtype, rows, kCols, kCols + 8, kGpu);

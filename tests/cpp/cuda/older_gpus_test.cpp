@@ -1,25 +1,19 @@
 // Casts, norms and routing compiled for GPUs before Hopper, each for its own architecture: no
 // register leaves the register file, and shared memory is within what a block has there. Of each
 // kind of kernel a few; tests of Hopper's have them all.
-#include <gtest/gtest.h>
-#include <string>
-
 #include "plan/cast.h"
 #include "plan/norm.h"
 #include "plan/routing.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-class OlderGpuTest : public testing::TestWithParam<int> {
+class OlderGpuTest : public test::NvrtcGpuTest {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   // As such a GPU describes itself, rather than as a target of a later one.
   static plan::Gpu gpu_of(int compute_capability) {
     plan::Gpu gpu = plan::as_target(plan::kHopper, compute_capability);
@@ -86,8 +80,7 @@ TEST_P(OlderGpuTest, RoutingCompilesWithoutSpills) {
   compiler_.expect_sound(plan_combine({.tokens = 8, .cols = 4096}, gpu_).kernels);
 }
 
-INSTANTIATE_TEST_SUITE_P(Nvrtc, OlderGpuTest, testing::Values(75, 80, 86, 89),
-                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+INSTANTIATE_TEST_SUITE_P(Nvrtc, OlderGpuTest, testing::Values(75, 80, 86, 89), test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

@@ -2,8 +2,6 @@
 // says.
 #include "cuda/precompiled_kernels.h"
 
-#include <set>
-
 #include "octofold/scale_layout.h"
 
 #include "cuda/cast.h"
@@ -11,6 +9,7 @@
 #include "cuda/product.h"
 #include "plan/precompiled.h"
 #include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {

@@ -1,11 +1,8 @@
 // What of a product reaches Hopper's kernel: parameters and tensor maps.
-#include <gmock/gmock.h>
-#include <string>
-
-#include "octofold/error.h"
 
 #include "plan/product_planner.h"
 #include "support/product_fixture.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -16,14 +13,9 @@ using test::grouped_product;
 using test::kGpu;
 using test::kGroups;
 using test::product;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 constexpr const char* kTile = "128x128.w2.c1x1x1.b1.early";
 constexpr const char* kSwappedTile = "64x16.swapped.w1.c1x1x1.b1";
-
-void* scale_of(std::uintptr_t matrix) { return address(matrix + test::kToScale); }
 
 class ProductParamsTest : public ProductTest {};
 
@@ -37,71 +29,43 @@ TEST_F(ProductParamsTest, TheKernelGetsTheArguments) {
   ASSERT_EQ(state().launches.size(), 1u);
   EXPECT_EQ(last().stream, &stream);
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 1000);
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.rows.data, address(test::kA));
-  EXPECT_EQ(params.columns.data, address(test::kB));
-  EXPECT_EQ(params.rows.stride, 656);
-  EXPECT_EQ(params.columns.stride, 640);
-  EXPECT_EQ(params.rows.scale.data, scale_of(test::kA));
-  EXPECT_EQ(params.rows.scale.row_stride, 1);
-  EXPECT_EQ(params.rows.scale.k_stride, 1000);
-  EXPECT_EQ(params.columns.scale.data, scale_of(test::kB));
-  EXPECT_EQ(params.columns.scale.row_stride, 5);
-  EXPECT_EQ(params.columns.scale.k_stride, 1);
-  EXPECT_EQ(params.out, address(test::kOut));
+  EXPECT_EQ(text(params.work), "1000×512×640");
+  EXPECT_EQ(text(params.rows), "a, rows 656 apart; a.scale, 1 and 1000 apart");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart");
+  EXPECT_EQ(text(params.out), "out");
   EXPECT_EQ(params.out_stride, 512);
-  EXPECT_EQ(params.c, address(test::kC));
+  EXPECT_EQ(text(params.c), "c");
   EXPECT_EQ(params.c_stride, 520);
-  EXPECT_EQ(params.bias, address(test::kBias));
+  EXPECT_EQ(text(params.bias), "bias");
 }
 
+// Bytes have the type 0, and BF16 9; swizzles of 128 bytes are 3.
 TEST_F(ProductParamsTest, TensorMapsDescribeTheMatrices) {
   core::Product dense = product(1000, 512, 640);
   dense.a.data.strides[0] = 656;
   multiply(dense, kTile);
-  ASSERT_EQ(maps().size(), 4u);
-  const fake::TensorMapCall& a = maps()[0];
-  EXPECT_EQ(a.address, address(test::kA));
-  EXPECT_EQ(a.data_type, 0);  // bytes
-  EXPECT_EQ(a.rank, 2);
-  EXPECT_EQ(a.rows, 1000u);
-  EXPECT_EQ(a.cols, 640u);
-  EXPECT_EQ(a.row_bytes, 656u);
-  EXPECT_EQ(a.box_cols, 128u);
-  EXPECT_EQ(a.swizzle, 3);  // 128 bytes
-  EXPECT_EQ(maps()[1].address, address(test::kB));
-  EXPECT_EQ(maps()[1].rows, 512u);
-  const fake::TensorMapCall& last_rows = maps()[2];
-  EXPECT_EQ(last_rows.address, address(test::kA));
-  EXPECT_EQ(last_rows.box_rows, 104u);  // 7 · 128 + 104
+  EXPECT_THAT(
+      map_texts(),
+      ElementsAre("a: 1000×640 of type 0, rows 656 bytes apart, boxes 128×128, swizzle 3",
+                  "b: 512×640 of type 0, rows 640 bytes apart, boxes 128×128, swizzle 3",
+                  // the last rows: 7 · 128 + 104
+                  "a: 1000×640 of type 0, rows 656 bytes apart, boxes 104×128, swizzle 3",
+                  "out: 1000×512 of type 9, rows 1024 bytes apart, boxes 128×64, swizzle 3"));
   EXPECT_EQ(last_params().last_rows, 104);
-  const fake::TensorMapCall& out = maps()[3];
-  EXPECT_EQ(out.address, address(test::kOut));
-  EXPECT_EQ(out.data_type, 9);  // BFloat16
-  EXPECT_EQ(out.row_bytes, 1024u);
-  EXPECT_EQ(out.box_rows, 128u);
-  EXPECT_EQ(16u << out.swizzle, out.box_cols * 2);
 }
 
 TEST_F(ProductParamsTest, SwappedOperandsChangePlacesButDDoesNot) {
   multiply(product(20, 512, 640), "64x16.swapped.w1.c1x1x2.b3");
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.rows.data, address(test::kB));
-  EXPECT_EQ(params.columns.data, address(test::kA));
-  EXPECT_EQ(params.rows.scale.data, scale_of(test::kB));
-  EXPECT_EQ(params.work.rows, 512);
-  EXPECT_EQ(params.work.columns, 20);
+  EXPECT_EQ(text(params.work), "512×20×640");
+  EXPECT_EQ(text(params.rows), "b, rows 640 apart; b.scale, 5 and 1 apart");
+  EXPECT_EQ(text(params.columns), "a, rows 640 apart; a.scale, 1 and 20 apart");
   EXPECT_EQ(params.last_rows, 0);
-  ASSERT_EQ(maps().size(), 3u);
-  EXPECT_EQ(maps()[0].address, address(test::kB));
-  EXPECT_EQ(maps()[0].box_rows, 64u);
-  EXPECT_EQ(maps()[1].box_rows, 16u);
-  const fake::TensorMapCall& out = maps()[2];
-  EXPECT_EQ(out.rows, 20u);
-  EXPECT_EQ(out.box_rows, 8u);  // each of two blocks stores half of the tile
-  EXPECT_EQ(out.box_cols, 64u);
+  EXPECT_THAT(map_texts(),
+              ElementsAre("b: 512×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
+                          "a: 20×640 of type 0, rows 640 bytes apart, boxes 16×128, swizzle 3",
+                          // each of two blocks stores half of the tile
+                          "out: 20×512 of type 9, rows 1024 bytes apart, boxes 8×64, swizzle 3"));
   EXPECT_EQ(last().cluster, 2u);
 }
 
@@ -156,49 +120,34 @@ TEST_F(ProductParamsTest, TmaAddsToAnFP32OutputThatIsC) {
 TEST_F(ProductParamsTest, GroupsOfRows) {
   multiply(grouped_product(Work::kGroupedRows, 1000, 512, 640), kTile);
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 1000);  // of all groups
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.work.groups, kGroups);
-  EXPECT_EQ(params.work.numbers, test::kNumbers);
-  EXPECT_EQ(params.columns.scale.data, scale_of(test::kB));
-  EXPECT_EQ(params.columns.scale.row_stride, 5);
-  EXPECT_EQ(params.columns.scale.group_stride, 4 * 5);
-  EXPECT_EQ(params.rows.scale.group_stride, 0);
-  EXPECT_EQ(params.out, address(test::kOut));
+  EXPECT_EQ(text(params.work), "1000×512×640, 4 groups by numbers");  // rows of all groups
+  EXPECT_EQ(text(params.rows), "a, rows 640 apart; a.scale, 1 and 1000 apart");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart, of groups 20");
+  EXPECT_EQ(text(params.out), "out");
 }
 
 TEST_F(ProductParamsTest, SwappedGroupsAreCountedInColumns) {
   multiply(grouped_product(Work::kGroupedRows, 1000, 500, 640), kSwappedTile);
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 500);
-  EXPECT_EQ(params.work.columns, 1000);
-  EXPECT_EQ(params.rows.data, address(test::kB));
-  EXPECT_EQ(params.rows.scale.group_stride, 4 * 5);
-  EXPECT_EQ(params.columns.scale.group_stride, 0);
+  EXPECT_EQ(text(params.work), "500×1000×640, 4 groups by numbers");
+  EXPECT_EQ(text(params.rows), "b, rows 640 apart; b.scale, 5 and 1 apart, of groups 20");
+  EXPECT_EQ(text(params.columns), "a, rows 640 apart; a.scale, 1 and 1000 apart");
   EXPECT_EQ(params.last_rows, 56);  // 500 = 7 · 64 + 52: of each group's b
 }
 
 TEST_F(ProductParamsTest, MaskedGroupsHaveRoomForAsManyRows) {
   multiply(grouped_product(Work::kMaskedRows, 250, 512, 640), kTile);
-  const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 250);  // of one
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.work.groups, kGroups);
-  EXPECT_EQ(params.columns.scale.group_stride, 4 * 5);
+  EXPECT_EQ(text(last_params().work), "250×512×640, 4 groups by numbers");  // rows of one
+  EXPECT_EQ(last_params().columns.scale.group_stride, 4 * 5);
   EXPECT_EQ(maps()[0].rows, 1000u);
   multiply(grouped_product(Work::kMaskedRows, 250, 512, 640), kSwappedTile);
-  EXPECT_EQ(last_params().work.columns, 250);
+  EXPECT_EQ(text(last_params().work), "512×250×640, 4 groups by numbers");
 }
 
 TEST_F(ProductParamsTest, GroupsOfKEachHaveAResult) {
   multiply(grouped_product(Work::kGroupedDepth, 200, 512, 1280), kTile);
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 200);
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 1280);  // of all groups
-  EXPECT_EQ(params.work.groups, kGroups);
+  EXPECT_EQ(text(params.work), "200×512×1280, 4 groups by numbers");  // the depth of all groups
   EXPECT_EQ(params.columns.scale.group_stride, 0);
   EXPECT_EQ(params.last_rows, 72);  // each group has the same rows
   EXPECT_EQ(maps()[0].rows, 200u);
@@ -285,52 +234,38 @@ TEST_F(ProductParamsTest, CComesByTmaWhereItIsAsked) {
 TEST_F(ProductParamsTest, GatedProductsHaveScalesOfTheResult) {
   multiply(test::gated_product(1000, 512, 640), "128x128.w2.c2x1x1.b1.early");
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 1000);
-  EXPECT_EQ(params.work.columns, 512);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.rows.scale.data, scale_of(test::kA));
-  EXPECT_EQ(params.rows.scale.k_stride, 1000);
-  EXPECT_EQ(params.columns.scale.data, scale_of(test::kB));
-  EXPECT_EQ(params.columns.scale.row_stride, 5);
-  EXPECT_EQ(params.out_scale.data, scale_of(test::kOut));
+  EXPECT_EQ(text(params.work), "1000×512×640");
+  EXPECT_EQ(text(params.rows), "a, rows 640 apart; a.scale, 1 and 1000 apart");
+  EXPECT_EQ(text(params.columns), "b, rows 640 apart; b.scale, 5 and 1 apart");
+  EXPECT_EQ(text(params.out_scale.data), "out.scale");
   EXPECT_EQ(params.out_scale.row_stride, 1);
   EXPECT_EQ(params.out_scale.column_stride, 1000);
   EXPECT_EQ(last().threads, 384u);
   EXPECT_EQ(last().cluster, 2u);
-  ASSERT_EQ(maps().size(), 4u);
-  EXPECT_EQ(maps()[1].address, address(test::kB));
-  EXPECT_EQ(maps()[1].rows, 1024u);  // gates and ups
-  EXPECT_EQ(maps()[1].box_rows, 64u);
-  EXPECT_EQ(maps()[2].box_rows, 104u);  // the last rows of A
-  const fake::TensorMapCall& out = maps()[3];
-  EXPECT_EQ(out.address, address(test::kOut));
-  EXPECT_EQ(out.data_type, 0);  // bytes
-  EXPECT_EQ(out.rows, 1000u);
-  EXPECT_EQ(out.cols, 512u);
-  EXPECT_EQ(out.box_rows, 128u);
-  EXPECT_EQ(out.box_cols, 128u);
-  EXPECT_EQ(out.swizzle, 3);  // 128 bytes
+  EXPECT_THAT(
+      map_texts(),
+      ElementsAre("a: 1000×640 of type 0, rows 640 bytes apart, boxes 128×128, swizzle 3",
+                  // gates and ups
+                  "b: 1024×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
+                  "a: 1000×640 of type 0, rows 640 bytes apart, boxes 104×128, swizzle 3",
+                  "out: 1000×512 of type 0, rows 512 bytes apart, boxes 128×128, swizzle 3"));
 }
 
 TEST_F(ProductParamsTest, GatedGroups) {
   multiply(test::grouped_gated_product(1000, 256, 640), "128x128.w2.c2x1x1.b1.early");
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 1000);
-  EXPECT_EQ(params.work.columns, 256);
-  EXPECT_EQ(params.work.groups, kGroups);
-  EXPECT_EQ(params.work.numbers, test::kNumbers);
+  EXPECT_EQ(text(params.work), "1000×256×640, 4 groups by numbers");
   EXPECT_EQ(params.columns.scale.group_stride, 4 * 5);  // of gates and ups
   EXPECT_EQ(params.last_rows, 64);
-  EXPECT_EQ(params.out_scale.data, scale_of(test::kOut));
+  EXPECT_EQ(text(params.out_scale.data), "out.scale");
   EXPECT_EQ(params.out_scale.row_stride, 1);
   EXPECT_EQ(params.out_scale.column_stride, 1000);
   EXPECT_EQ(last().cluster, 2u);
   ASSERT_EQ(maps().size(), 4u);
   EXPECT_EQ(maps()[1].rows, kGroups * 512u);
-  EXPECT_EQ(maps().back().rank, 3);
-  EXPECT_EQ(maps().back().data_type, 0);  // bytes
-  EXPECT_EQ(maps().back().address, address(test::kOut - 128 * 256));
-  EXPECT_EQ(maps().back().outer, 1001u);
+  EXPECT_EQ(text(maps().back()),
+            "out -32768: 1001 every 256 bytes of 128×256 of type 0, rows 256 bytes apart, boxes "
+            "128×128, swizzle 3");
 }
 
 TEST_F(ProductParamsTest, AnAThatIsCastHasNoTensorMap) {
@@ -339,24 +274,18 @@ TEST_F(ProductParamsTest, AnAThatIsCastHasNoTensorMap) {
   cast.bias = vector<const void>(address(test::kBias), DType::kFloat32, 1000, kGpu);
   multiply(cast, "64x8.swapped.w1.c1x1x2.b2");
   const config::Sm90GemmParams params = last_params();
-  EXPECT_EQ(params.work.rows, 1000);
-  EXPECT_EQ(params.work.columns, 5);
-  EXPECT_EQ(params.work.depth, 640);
-  EXPECT_EQ(params.columns.data, address(test::kA));
-  EXPECT_EQ(params.columns.stride, 704);
-  EXPECT_EQ(params.rows.scale.data, scale_of(test::kB));
-  EXPECT_EQ(params.rows.scale.row_stride, 5);
-  EXPECT_EQ(params.bias, address(test::kBias));
+  EXPECT_EQ(text(params.work), "1000×5×640");
+  EXPECT_EQ(text(params.rows), "b, rows 640 apart; b.scale, 5 and 1 apart");
+  EXPECT_EQ(text(params.columns), "a, rows 704 apart; none, 0 and 0 apart");
+  EXPECT_EQ(text(params.bias), "bias");
   EXPECT_EQ(last().threads, 384u);  // who multiplies, who loads, who casts
   EXPECT_EQ(last().cluster, 2u);
   EXPECT_EQ(last().blocks, 32u);
-  ASSERT_EQ(maps().size(), 3u);
-  EXPECT_EQ(maps()[0].address, address(test::kB));
-  EXPECT_EQ(maps()[0].rows, 1000u);
-  EXPECT_EQ(maps()[0].box_rows, 64u);
-  EXPECT_EQ(maps()[1].address, address(test::kB));
-  EXPECT_EQ(maps()[1].box_rows, 40u);  // the last rows of B
-  EXPECT_EQ(maps()[2].address, address(test::kOut));
+  EXPECT_THAT(map_texts(),
+              ElementsAre("b: 1000×640 of type 0, rows 640 bytes apart, boxes 64×128, swizzle 3",
+                          // the last rows
+                          "b: 1000×640 of type 0, rows 640 bytes apart, boxes 40×128, swizzle 3",
+                          "out: 5×1000 of type 9, rows 2000 bytes apart, boxes 8×64, swizzle 3"));
 }
 
 }  // namespace

@@ -3,17 +3,8 @@
 // tested on a GPU.
 #include "cuda/product.h"
 
-#include <chrono>
-#include <cstdio>
-#include <gmock/gmock.h>
-#include <limits>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "octofold/error.h"
-
 #include "support/product_fixture.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -21,9 +12,6 @@ namespace {
 using config::Work;
 using test::address;
 using test::product;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 struct Kind {
   const char* name;
@@ -234,7 +222,7 @@ TEST_F(ProductTest, ManyProblemsInTurnTakeAboutAsLong) {
     for (int repetition = 0; repetition < 20; ++repetition) {
       const auto begin = std::chrono::steady_clock::now();
       for (int call = 0; call < kProblems; ++call) {
-        multiply(problems[static_cast<std::size_t>(call % count)]);
+        multiply(problems[as_size(call % count)]);
       }
       const std::chrono::duration<double, std::micro> time =
           std::chrono::steady_clock::now() - begin;

@@ -2,20 +2,19 @@
 // in tests/cpp/kernels/routing_test.cpp.
 #include "cuda/routing.h"
 
-#include <gmock/gmock.h>
-
 #include "cuda/fake_runtime.h"
 #include "kernels/routing/config/params.h"
 #include "kernels/routing/config/routing.h"
+#include "support/gpu_product.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
-constexpr octofold::Device kGpu{DeviceType::kCuda, 0};
-constexpr std::int64_t kTokens = 2000, kSlots = 6, kExperts = 64, kRows = 900, kCols = 640;
+using test::address;
+using test::kGpu;
 
-// Addresses that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+constexpr std::int64_t kTokens = 2000, kSlots = 6, kExperts = 64, kRows = 900, kCols = 640;
 
 MutableTensorView matrix_at(std::uintptr_t value, DType dtype, std::int64_t rows, std::int64_t cols,
                             std::int64_t padding = 8) {

@@ -1,13 +1,7 @@
 // Products follow a table of measured choices, and are planned where there is none to follow.
 #include "cuda/tuning_file.h"
 
-#include <cstdlib>
 #include <fstream>
-#include <gmock/gmock.h>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "octofold/log.h"
 
@@ -18,13 +12,13 @@
 #include "plan/tuning.h"
 #include "support/gpu_product.h"
 #include "support/product_plans.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::Contains;
-using testing::HasSubstr;
 
 // The process reads OCTOFOLD_TUNING once. Other tests of this program find no file there.
 class OwnFile : public testing::Environment {
@@ -80,7 +74,7 @@ TEST_F(TuningFileTest, WhatIsMeasuredIsTaken) {
   write(kCandidate);
   EXPECT_EQ(threads_of(), 384u);
   EXPECT_EQ(threads_of(), 384u);
-  EXPECT_THAT(log_, testing::ElementsAre(HasSubstr("table.json' has 1 products")));
+  EXPECT_THAT(log_, ElementsAre(HasSubstr("table.json' has 1 products")));
   // Others are planned: of another size, and elsewhere than TMA reaches.
   EXPECT_EQ(threads_of(test::product(1001, 512, 640)), 256u);
   core::Product elsewhere = test::product(1000, 512, 640);
@@ -147,22 +141,21 @@ TEST_F(TuningFileTest, AnotherGpusTableIsIgnoredAndNamed) {
   write(kCandidate, "NVIDIA H200");
   EXPECT_EQ(threads_of(), 256u);
   EXPECT_EQ(threads_of(test::product(1001, 512, 640)), 256u);
-  EXPECT_THAT(log_, testing::ElementsAre(
-                        testing::AllOf(HasSubstr("table.json' is ignored"),
-                                       HasSubstr("'gpu': expected NVIDIA Fake, got NVIDIA H200"))));
+  EXPECT_THAT(log_, ElementsAre(AllOf(HasSubstr("table.json' is ignored"),
+                                      HasSubstr("'gpu': expected NVIDIA Fake, got NVIDIA H200"))));
 }
 
 TEST_F(TuningFileTest, ACandidateThatThereIsNotIsNamed) {
   write("64x17");
   EXPECT_EQ(threads_of(), 256u);
-  EXPECT_THAT(log_, Contains(testing::AllOf(HasSubstr("m 1000, n 512, k 640"),
-                                            HasSubstr("expected one of 256x128"))));
+  EXPECT_THAT(log_, Contains(AllOf(HasSubstr("m 1000, n 512, k 640"),
+                                   HasSubstr("expected one of 256x128"))));
 }
 
 TEST_F(TuningFileTest, WhatCannotBeReadIsIgnored) {
   fs::create_directory(kOwnFile->file());
   EXPECT_EQ(threads_of(), 256u);
-  EXPECT_THAT(log_, testing::ElementsAre(HasSubstr("is ignored: it cannot be read")));
+  EXPECT_THAT(log_, ElementsAre(HasSubstr("is ignored: it cannot be read")));
 }
 
 TEST_F(TuningFileTest, LargeFilesAreNotRead) {

@@ -1,14 +1,12 @@
 // The kernel of products with FP8 weights, compiled for each architecture: no register leaves the
 // register file, and tensor cores do the work.
-#include <gtest/gtest.h>
-#include <string>
-
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
 #include "plan/weight_only.h"
 #include "support/nvrtc.h"
 #include "support/sass.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
@@ -152,7 +150,7 @@ TEST_P(WeightOnlyKernelsTest, OfGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nvrtc, WeightOnlyKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
-                         [](const auto& target) { return "Sm" + std::to_string(target.param); });
+                         test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

@@ -1,14 +1,11 @@
 #include "jit/build_id.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <elf.h>
 #include <filesystem>
 #include <fstream>
-#include <gtest/gtest.h>
-#include <string>
 #include <unistd.h>
-#include <vector>
+
+#include "support/test.h"
 
 namespace octofold::jit {
 namespace {

@@ -2,26 +2,21 @@
 // stand-in that counts: what matters here is when it is called.
 #include "jit/kernel_cache.h"
 
-#include <atomic>
 #include <fstream>
 #include <future>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sstream>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 
-#include "octofold/error.h"
 #include "octofold/log.h"
+
+#include "support/test.h"
 
 namespace octofold::jit {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::Contains;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 const Program kProgram{.header = "kernels/a.h",

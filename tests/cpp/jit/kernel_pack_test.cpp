@@ -1,18 +1,12 @@
 // Kernels that lie one after another in memory: found by what they are, whoever compiled them.
 #include "jit/kernel_pack.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "octofold/error.h"
-
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold::jit {
 namespace {
 
 using test::error_of;
-using testing::HasSubstr;
 
 const CacheKey kHeaders{1, 2};
 

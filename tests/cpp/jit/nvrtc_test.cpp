@@ -1,20 +1,14 @@
 // NVRTC itself, where there is one: OCTOFOLD_NVRTC names it, and `make test-cpp` does.
 #include "jit/nvrtc.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <thread>
-
-#include "octofold/error.h"
 #include "octofold/log.h"
 
 #include "support/nvrtc.h"
 #include "support/sass.h"
+#include "support/test.h"
 
 namespace octofold::jit {
 namespace {
-
-using testing::HasSubstr;
 
 constexpr Header kHeaders[] = {
     {"kernels/add.h", R"(#pragma once

@@ -2,9 +2,7 @@
 #define __shared__ static
 #include "support/attention_run_on_host.h"  // first: it has CUDA's types
 //
-#include <array>
-#include <gtest/gtest.h>
-#include <vector>
+#include "support/test.h"
 
 namespace octofold {
 namespace {

@@ -1,19 +1,12 @@
 // The kernels that reduce columns, run on the host by a thread for each of a block's, against loops
 // in double: which element goes into which sum.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <limits>
-#include <vector>
-
 #include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/convert.h"
 #include "kernels/cast/column_reductions.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::cast {
 namespace {
@@ -37,9 +30,9 @@ Columns reduced(const std::vector<Storage<kIn>>& x, std::int64_t rows, std::int6
   static_assert(kTiles.invalid_reason() == nullptr && kColumns.invalid_reason() == nullptr);
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t down = config::ceil_divide(rows, config::kReducedRows);
-  std::vector<float> partial_sums(static_cast<std::size_t>(down * cols), kNan), partial_amax;
+  std::vector<float> partial_sums(as_size(down * cols), kNan), partial_amax;
   partial_amax = partial_sums;
-  Columns columns{std::vector<float>(static_cast<std::size_t>(cols), kNan), {}};
+  Columns columns{std::vector<float>(as_size(cols), kNan), {}};
   columns.amax = columns.sums;
   CastParams params{};
   params.x = x.data();
@@ -64,7 +57,7 @@ Columns reduced(const std::vector<Storage<kIn>>& x, std::int64_t rows, std::int6
 template <DType kIn, bool kVectors>
 void expect_columns(std::int64_t rows, std::int64_t cols, std::int64_t stride) {
   test::Random random;
-  std::vector<float> values(static_cast<std::size_t>(rows * stride));
+  std::vector<float> values(as_size(rows * stride));
   // Sums of these are exact, in any order.
   for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 512) - 100);
   std::vector<Storage<kIn>> x(values.size());
@@ -74,13 +67,12 @@ void expect_columns(std::int64_t rows, std::int64_t cols, std::int64_t stride) {
   for (std::int64_t col = 0; col < cols; ++col) {
     double sum = 0, amax = 0;
     for (std::int64_t row = 0; row < rows; ++row) {
-      const double value =
-          static_cast<double>(values[static_cast<std::size_t>(row * stride + col)]);
+      const double value = static_cast<double>(values[as_size(row * stride + col)]);
       sum += value;
       amax = std::max(amax, std::abs(value));
     }
-    ASSERT_EQ(columns.sums[static_cast<std::size_t>(col)], sum) << col;
-    ASSERT_EQ(columns.amax[static_cast<std::size_t>(col)], amax) << col;
+    ASSERT_EQ(columns.sums[as_size(col)], sum) << col;
+    ASSERT_EQ(columns.amax[as_size(col)], amax) << col;
   }
 }
 

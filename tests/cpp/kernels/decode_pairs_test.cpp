@@ -2,13 +2,10 @@
 // with every other code beside it.
 #include "kernels/numeric/decode_pairs.h"
 
-#include <bit>
-#include <cstdint>
-#include <gtest/gtest.h>
-
 #include "octofold/types.h"
 
 #include "cpu/number_formats.h"
+#include "support/test.h"
 
 namespace octofold::numeric {
 namespace {

@@ -3,20 +3,12 @@
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <vector>
-
 #include "octofold/dot.h"
 
 #include "cpu/convert.h"
 #include "cpu/dot.h"
 #include "kernels/dot/dot.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -63,7 +55,7 @@ class Operand {
   double at(std::int64_t i) const {
     float value = 0;
     cpu::load(data(), kType, i, 1, 1, &value);
-    const auto block = static_cast<std::size_t>(blocks_ ? i / kScaleBlock : 0);
+    const auto block = as_size(blocks_ ? i / kScaleBlock : 0);
     return double{value} * (is_fp8(kType) ? scales_[block] : 1);
   }
 
@@ -78,7 +70,7 @@ template <config::DotConfig kConfig, typename A, typename B>
 float run(const A& a, const B& b, std::int64_t size) {
   static_assert(kConfig.invalid_reason() == nullptr);
   const std::int64_t parts = std::max(config::dot_parts(size), 1ll);
-  Floats part_sums(static_cast<std::size_t>(parts), NAN);
+  Floats part_sums(as_size(parts), NAN);
   float out = NAN;
   const config::DotParams params{.a = a.data(),
                                  .b = b.data(),
@@ -110,7 +102,7 @@ float run(const A& a, const B& b, std::int64_t size) {
 
 template <config::DotConfig kConfig>
 void expect_dot(std::int64_t size, std::int64_t offset = 0) {
-  const Floats a_values = draw(static_cast<std::size_t>(size));
+  const Floats a_values = draw(as_size(size));
   Floats b_values = a_values;
   for (std::size_t i = 0; i < b_values.size(); ++i) b_values[i] = 0.5f - b_values[i] / 3;
   const Operand<kConfig.a> a(size, offset, kConfig.a_blocks, a_values);

@@ -2,13 +2,10 @@
 // FP32 number whose rounding could go wrong.
 #include "kernels/numeric/fp8_bits.h"
 
-#include <bit>
-#include <cstdint>
-#include <gtest/gtest.h>
-
 #include "octofold/types.h"
 
 #include "cpu/number_formats.h"
+#include "support/test.h"
 
 namespace octofold::numeric {
 namespace {

@@ -1,21 +1,13 @@
 // Casts of rows in groups and of gathered rows, run on the host by a thread for each of a block's,
 // beside the CPU backend's: the same bytes, and none written elsewhere. Offsets and sources that
 // nobody should give write nothing outside of the tensors either.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <optional>
-#include <vector>
-
 #include "octofold/cast_sources.h"
 #include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/cast.h"
+#include "support/test.h"
 
 namespace octofold::cast {
 namespace {
@@ -116,7 +108,7 @@ void expect_tiles_as_on_cpu(std::int64_t cols, Granularity transposed) {
   if constexpr (kGathered) {
     for (int row = 0; row < kRows; ++row) input.sources.push_back(row * 7 % 240);
     for (const int row : {0, 5, 6, 139, 141, 267}) {
-      input.sources[static_cast<std::size_t>(row)] = -1;
+      input.sources[as_size(row)] = -1;
     }
     std::fill_n(input.sources.begin() + 150, 20, -1);
     if (kConfig.source.factors) {
@@ -247,7 +239,7 @@ void expect_gathered_rows(std::int64_t cols, bool with_factors) {
   const std::optional rows(kConfig.format.granularity);
   expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, false, run);
   for (int row = 0; row < kRows; row += 2) {
-    input.sources[static_cast<std::size_t>(row)] = 240 + row * 1'000'000;
+    input.sources[as_size(row)] = 240 + row * 1'000'000;
   }
   expect_as_on_cpu(input, kConfig.format, rows, std::nullopt, true, run);
 }

@@ -3,11 +3,8 @@
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <vector>
-
 #include "kernels/routing/group_check.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {

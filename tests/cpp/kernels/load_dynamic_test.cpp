@@ -2,18 +2,11 @@
 // against cast().
 #include "kernels/sm90/load_dynamic.h"
 
-#include <algorithm>
-#include <cstring>
-#include <gtest/gtest.h>
-#include <limits>
-#include <thread>
-#include <vector>
-
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::sm90 {
 namespace {
@@ -58,8 +51,7 @@ struct Input {
 
   Input(test::Random& random, DType type_, int rows, int k, int padding, int offset_)
       : values(test::random_matrix(random, rows, k)),
-        memory(static_cast<std::size_t>((rows * (k + padding) + offset_) * size_of(type_) + 32),
-               kPoison),
+        memory(as_size((rows * (k + padding) + offset_) * size_of(type_) + 32), kPoison),
         type(type_),
         stride(k + padding),
         offset(offset_) {
@@ -136,7 +128,7 @@ void check(int m, int n, int k, int padding = 0, int offset = 0) {
           const std::int64_t x_row = tile.column + row;
           for (int i = 0; i < kStageDepth; ++i) {
             const unsigned char expected =
-                begin + i < k ? codes.bytes()[static_cast<std::size_t>(x_row * k + begin + i)] : 0;
+                begin + i < k ? codes.bytes()[as_size(x_row * k + begin + i)] : 0;
             ASSERT_EQ(at(i), expected) << "stage " << stage << ", row " << row << ", code " << i;
           }
           constexpr config::ColumnScaleOrder kOrder(kConfig.tile_columns);

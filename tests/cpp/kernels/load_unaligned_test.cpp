@@ -2,13 +2,8 @@
 // such that consist of words: the kernel's own code, with a thread for each lane.
 #include "kernels/sm90/load_unaligned.h"
 
-#include <algorithm>
-#include <gtest/gtest.h>
-#include <random>
-#include <thread>
-#include <vector>
-
 #include "kernels/sm90/load_words.h"
+#include "support/test.h"
 
 namespace octofold::sm90 {
 namespace {
@@ -34,7 +29,7 @@ struct Matrix {
   int rows, k, stride, offset;
 
   Matrix(int rows_, int k_, int padding, int offset_, std::mt19937& random)
-      : memory(static_cast<std::size_t>(rows_ * (k_ + padding) + offset_ + 64), kPoison),
+      : memory(as_size(rows_ * (k_ + padding) + offset_ + 64), kPoison),
         rows(rows_),
         k(k_),
         stride(k_ + padding),
@@ -44,9 +39,7 @@ struct Matrix {
     }
   }
 
-  unsigned char& at(int row, int i) {
-    return memory[static_cast<std::size_t>(offset + row * stride + i)];
-  }
+  unsigned char& at(int row, int i) { return memory[as_size(offset + row * stride + i)]; }
 
   config::OperandParams params() {
     return {.data = memory.data() + offset, .stride = stride, .scale = {}};

@@ -2,17 +2,10 @@
 #define __align__(bytes)
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <gtest/gtest.h>
-#include <vector>
-
 #include "kernels/mma/gemm.h"
 #include "support/judge.h"
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -32,7 +25,7 @@ struct Problem {
   bool twice = false;     // for the same bits
 };
 
-std::size_t at(std::int64_t place) { return static_cast<std::size_t>(place); }
+std::size_t at(std::int64_t place) { return as_size(place); }
 
 double value_of(DType type, const void* data, std::int64_t index) {
   const auto* bytes = static_cast<const unsigned char*>(data);

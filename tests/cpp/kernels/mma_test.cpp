@@ -2,14 +2,9 @@
 // of matrices that are laid out by the table of kernels/ptx/mma.h, in places of their own.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <gtest/gtest.h>
-
 #include "cpu/number_formats.h"
 #include "kernels/ptx/mma.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -57,8 +52,7 @@ void expect_product(Multiply&& multiply) {
   for (int thread = 0; thread < 64; ++thread) {
     for (int i = 0; i < 4; ++i) {
       const int lane = thread % 32, row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-      EXPECT_EQ(results[static_cast<std::size_t>(thread)][static_cast<std::size_t>(i)],
-                expected_at(row, column, kDepth))
+      EXPECT_EQ(results[as_size(thread)][as_size(i)], expected_at(row, column, kDepth))
           << row << " " << column;
     }
   }

@@ -3,13 +3,6 @@
 #define __shared__ static
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <cmath>
-#include <cstdint>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <vector>
-
 #include "octofold/routing.h"
 
 #include "cpu/convert.h"
@@ -19,7 +12,7 @@
 #include "kernels/routing/sort.h"
 #include "kernels/routing/top_k.h"
 #include "kernels/routing/top_k_gradient.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -65,15 +58,14 @@ void expect_sorted(std::int64_t tokens, std::int64_t slots, int experts) {
   const std::int64_t all = tokens * slots;
   // Rows of ids lie apart.
   const std::int64_t stride = slots + 3;
-  Index strided(static_cast<std::size_t>(tokens * stride), 0);
+  Index strided(as_size(tokens * stride), 0);
   for (std::int64_t i = 0; i < all; ++i) {
-    strided[static_cast<std::size_t>(i / slots * stride + i % slots)] =
-        ids.given[static_cast<std::size_t>(i)];
+    strided[as_size(i / slots * stride + i % slots)] = ids.given[as_size(i)];
   }
   const std::int64_t spans = config::slot_spans(all);
-  Index histogram(static_cast<std::size_t>(spans * experts), -7);
-  Index offsets(static_cast<std::size_t>(experts + 1), -7);
-  Index sources(static_cast<std::size_t>(all), -7), positions = sources;
+  Index histogram(as_size(spans * experts), -7);
+  Index offsets(as_size(experts + 1), -7);
+  Index sources(as_size(all), -7), positions = sources;
   const config::SortParams params{.ids = strided.data(),
                                   .ids_stride = stride,
                                   .slots = static_cast<int>(all),
@@ -154,9 +146,9 @@ void expect_combined(std::int64_t slots, std::int64_t cols) {
   constexpr DType kIn = kConfig.in, kOut = kConfig.out;
   static_assert(kConfig.invalid_reason() == nullptr);
   const std::int64_t stride = cols + 16;
-  const auto y = stored<kIn>(draw(static_cast<std::size_t>(kRows * stride)));
-  const auto c = stored<kOut>(draw(static_cast<std::size_t>(kTokens * stride)));
-  const Floats weights = draw(static_cast<std::size_t>(kTokens * slots));
+  const auto y = stored<kIn>(draw(as_size(kRows * stride)));
+  const auto c = stored<kOut>(draw(as_size(kTokens * stride)));
+  const Floats weights = draw(as_size(kTokens * slots));
   Positions positions(kTokens, slots, kRows);
   // In place, where it adds.
   auto out = c, expected = c;
@@ -210,10 +202,10 @@ TEST(CombineKernelTest, HasTheBitsOfTheCpu) {
 template <config::CombineGradientConfig kConfig>
 void expect_weights_gradient(std::int64_t slots, std::int64_t cols) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  const auto y = stored<kConfig.in>(draw(static_cast<std::size_t>(kRows * cols)));
-  const auto gradient = stored<kConfig.gradient>(draw(static_cast<std::size_t>(kTokens * cols)));
+  const auto y = stored<kConfig.in>(draw(as_size(kRows * cols)));
+  const auto gradient = stored<kConfig.gradient>(draw(as_size(kTokens * cols)));
   Positions positions(kTokens, slots, kRows);
-  Floats out(static_cast<std::size_t>(kTokens * slots), NAN), expected = out;
+  Floats out(as_size(kTokens * slots), NAN), expected = out;
   const config::CombineGradientParams params{.gradient = gradient.data(),
                                              .gradient_stride = cols,
                                              .y = y.data(),
@@ -247,7 +239,7 @@ TEST(CombineGradientKernelTest, IsNearTheCpus) {
 // Logits of which some are equal; none other are near each other.
 Floats logits_of(std::int64_t experts) {
   test::Random random;
-  Floats logits(static_cast<std::size_t>(kTokens * experts));
+  Floats logits(as_size(kTokens * experts));
   for (float& logit : logits) logit = static_cast<float>(random() % 64) / 8 - 4;
   return logits;
 }
@@ -255,12 +247,12 @@ Floats logits_of(std::int64_t experts) {
 template <config::TopKConfig kConfig>
 void expect_top_k(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
-  Floats values = logits_of(experts), bias = draw(static_cast<std::size_t>(experts));
+  Floats values = logits_of(experts), bias = draw(as_size(experts));
   values[1] = -0.0f, values[0] = 0.0f;
   values[2] = std::numeric_limits<float>::infinity();
   if (options.scoring == Scoring::kSoftmax) values[2] = -values[2];
   const auto logits = stored<kConfig.in>(values);
-  Index ids(static_cast<std::size_t>(kTokens * slots), -7), expected_ids = ids;
+  Index ids(as_size(kTokens * slots), -7), expected_ids = ids;
   Floats weights(ids.size(), NAN), expected = weights;
   const config::TopKParams params{.logits = logits.data(),
                                   .logits_stride = experts,
@@ -323,7 +315,7 @@ TEST(TopKKernelTest, NanIsAboveAll) {
   params.ids = ids.data();
   params.weights = weights.data();
   test::launch(1, kConfig.threads(), [&] { top_k_kernel<kConfig>(params); });
-  EXPECT_THAT(ids, testing::ElementsAre(1, 3, 2, 4));
+  EXPECT_THAT(ids, ElementsAre(1, 3, 2, 4));
   for (const float weight : weights) EXPECT_TRUE(std::isnan(weight));
 }
 
@@ -331,7 +323,7 @@ template <config::TopKGradientConfig kConfig>
 void expect_logits_gradient(std::int64_t experts, std::int64_t slots, const TopKOptions& options) {
   static_assert(kConfig.invalid_reason() == nullptr);
   const auto logits = stored<kConfig.in>(logits_of(experts));
-  const Floats gradient = draw(static_cast<std::size_t>(kTokens * slots));
+  const Floats gradient = draw(as_size(kTokens * slots));
   Ids ids(kTokens, slots, static_cast<int>(experts));
   auto out = logits, expected = logits;
   const config::TopKGradientParams params{.gradient = gradient.data(),

@@ -1,16 +1,11 @@
 // Casts of stacks of matrices, run on the host by a thread for each of a block's: the bytes that
 // the CPU backend gives for each matrix alone, and none written elsewhere.
-#include <cmath>
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <optional>
-#include <vector>
-
 #include "octofold/cast_targets.h"
 
 #include "support/casts_on_host.h"  // first: it has CUDA's types
 //
 #include "cpu/cast_values.h"
+#include "support/test.h"
 
 namespace octofold::cast {
 namespace {
@@ -19,15 +14,6 @@ using config::CastFormat;
 using config::ScaleStep;
 
 constexpr std::int64_t kMatrices = 3;
-
-// Positive, and each another.
-std::vector<float> random_factors(std::int64_t count) {
-  test::Random random;
-  std::normal_distribution<float> normal;
-  std::vector<float> factors(static_cast<std::size_t>(count));
-  for (float& factor : factors) factor = std::exp(2 * normal(random));
-  return factors;
-}
 
 struct Kind {
   std::int64_t rows, cols;  // of one matrix

@@ -2,19 +2,11 @@
 // code, with a thread for each lane, against the cast of the activation.
 #include "kernels/sm90/store_gated.h"
 
-#include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <gtest/gtest.h>
-#include <random>
-#include <thread>
-#include <vector>
-
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::sm90 {
 namespace {
@@ -82,7 +74,7 @@ void check(Rule rule, int rows) {
   constexpr float kUntouched = -1;
   constexpr int kScaleColumns = 5;
   const int row_end = kRow + rows;
-  std::vector<float> scales(static_cast<std::size_t>(kScaleColumns * (kRow + 128)), kUntouched);
+  std::vector<float> scales(as_size(kScaleColumns * (kRow + 128)), kUntouched);
   Sm90GemmParams params{};
   params.out_scale = {.data = scales.data(), .row_stride = 1, .column_stride = kRow + 128};
   ptx::shared.fill(0xFF);
@@ -97,13 +89,13 @@ void check(Rule rule, int rows) {
 
   int differ = 0;
   for (int row = 0; row < rows; ++row) {
-    const float scale = scales[static_cast<std::size_t>(3 * (kRow + 128) + kRow + row)];
+    const float scale = scales[as_size(3 * (kRow + 128) + kRow + row)];
     EXPECT_NEAR(scale, expected_scales.at(row, 0), 0x1p-7 * expected_scales.at(row, 0)) << row;
     for (int column = 0; column < kColumns; ++column) {
       // As TMA reads a box under the 128-byte swizzle.
       const int place = row * 128 + (column / 16 ^ row % 8) * 16 + column % 16;
-      const int code = ptx::shared[static_cast<std::size_t>(place)];
-      const int expected = codes.bytes()[static_cast<std::size_t>(row * kColumns + column)];
+      const int code = ptx::shared[as_size(place)];
+      const int expected = codes.bytes()[as_size(row * kColumns + column)];
       differ += code != expected;
       ASSERT_LE(std::abs(code - expected), 1) << row << ", " << column;
     }

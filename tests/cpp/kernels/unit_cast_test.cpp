@@ -2,19 +2,12 @@
 // the CPU backend's: a unit's scale, and the code of a value divided by it.
 #include "kernels/numeric/unit_cast.h"
 
-#include <array>
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <limits>
-#include <random>
-#include <thread>
-#include <vector>
-
 #include "cpu/number_formats.h"
 #include "cpu/scale.h"
 #include "kernels/numeric/caster.h"
 #include "kernels/numeric/given_caster.h"
 #include "kernels/numeric/round_to.h"
+#include "support/test.h"
 
 namespace octofold::numeric {
 namespace {

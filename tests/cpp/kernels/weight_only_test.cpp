@@ -2,17 +2,10 @@
 // beside sums in FP64.
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <gtest/gtest.h>
-#include <vector>
-
 #include "octofold/types.h"
 
 #include "kernels/weight_only/combine.h"
-#include "support/random.h"
+#include "support/test.h"
 #include "support/weight_only_on_host.h"
 
 namespace octofold {
@@ -26,6 +19,19 @@ using enum DType;
 
 // Numbers of 16 bits that this architecture multiplies.
 constexpr DType kNarrow = ptx::kHasAmpere ? kBFloat16 : kFloat16;
+
+// Tiles of out, and the warps that share each of them.
+struct Tiles {
+  int columns = 16, rows = 8;
+  int warps_columns = 1, warps_rows = 1, warps_depth = 8;
+  int stages = 3;
+};
+constexpr WeightOnlyConfig by(const Tiles& tiles, WeightOnlyConfig config) {
+  config.tile_columns = tiles.columns, config.tile_rows = tiles.rows;
+  config.warps_columns = tiles.warps_columns, config.warps_rows = tiles.warps_rows;
+  config.warps_depth = tiles.warps_depth, config.stages = tiles.stages;
+  return config;
+}
 
 struct Case {
   std::int64_t rows, columns, depth;
@@ -72,7 +78,7 @@ void expect_product(const Case& problem) {
   std::memset(ptx::shared.data(), 0x7F, ptx::shared.size());  // NaN of both formats
   const std::int64_t blocks = config::ceil_divide(rows, kConfig.tile_rows) *
                               config::ceil_divide(columns, kConfig.tile_columns);
-  std::vector<float> partials(static_cast<std::size_t>(problem.splits * rows * columns), NAN);
+  std::vector<float> partials(as_size(problem.splits * rows * columns), NAN);
   params.partials = partials.data();
   params.splits = problem.splits;
   test::launch(blocks * problem.splits, kConfig.threads(),
@@ -116,12 +122,8 @@ void expect_product(const Case& problem) {
   EXPECT_TRUE(std::isnan(out.at(0, -problem.offset + (rows * out.stride() + problem.offset))));
 }
 
-constexpr WeightOnlyConfig kOneRow{.w = kE4M3,
-                                   .x = kNarrow,
-                                   .out = kFloat32,
-                                   .tile_columns = 16,
-                                   .tile_rows = 1,
-                                   .warps_depth = 4};
+constexpr WeightOnlyConfig kOneRow =
+    by({.columns = 16, .rows = 1, .warps_depth = 4}, {.w = kE4M3, .x = kNarrow, .out = kFloat32});
 
 TEST(WeightOnlyTest, OfOneRow) {
   for (const std::int64_t depth : {0, 16, 144, 1040}) expect_product<kOneRow>({1, 16, depth});
@@ -129,25 +131,15 @@ TEST(WeightOnlyTest, OfOneRow) {
 }
 
 TEST(WeightOnlyTest, OfFewRowsByBlocks) {
-  constexpr WeightOnlyConfig kConfig{.w = kE5M2,
-                                     .x = kNarrow,
-                                     .out = kNarrow,
-                                     .w_blocks = true,
-                                     .tile_columns = 64,
-                                     .tile_rows = 16,
-                                     .warps_columns = 2,
-                                     .warps_depth = 2};
+  constexpr WeightOnlyConfig kConfig =
+      by({.columns = 64, .rows = 16, .warps_columns = 2, .warps_depth = 2},
+         {.w = kE5M2, .x = kNarrow, .out = kNarrow, .w_blocks = true});
   for (const Granularity scales : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
     expect_product<kConfig>({13, 140, 656, scales});
   }
-  constexpr WeightOnlyConfig kWide{.w = kE4M3,
-                                   .x = kFloat16,
-                                   .out = kFloat32,
-                                   .w_blocks = true,
-                                   .tile_columns = 64,
-                                   .tile_rows = 8,
-                                   .warps_depth = 2,
-                                   .stages = 4};
+  constexpr WeightOnlyConfig kWide =
+      by({.columns = 64, .rows = 8, .warps_depth = 2, .stages = 4},
+         {.w = kE4M3, .x = kFloat16, .out = kFloat32, .w_blocks = true});
   expect_product<kWide>({7, 72, 1600, Granularity::kBlock128x128});
   expect_product<kConfig>({.rows = 2,
                            .columns = 64,
@@ -158,16 +150,9 @@ TEST(WeightOnlyTest, OfFewRowsByBlocks) {
 }
 
 TEST(WeightOnlyTest, OfADepthThatBlocksSplit) {
-  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
-                                     .x = kNarrow,
-                                     .out = kNarrow,
-                                     .w_blocks = true,
-                                     .tile_columns = 64,
-                                     .tile_rows = 32,
-                                     .warps_columns = 2,
-                                     .warps_depth = 2,
-                                     .stages = 2,
-                                     .split = true};
+  constexpr WeightOnlyConfig kConfig =
+      by({.columns = 64, .rows = 32, .warps_columns = 2, .warps_depth = 2, .stages = 2},
+         {.w = kE4M3, .x = kNarrow, .out = kNarrow, .w_blocks = true, .split = true});
   const Case blocks{.rows = 27,
                     .columns = 100,
                     .depth = 1424,
@@ -175,138 +160,94 @@ TEST(WeightOnlyTest, OfADepthThatBlocksSplit) {
                     .has_bias = true,
                     .splits = 3};
   expect_product<kConfig>(blocks);
-  constexpr WeightOnlyConfig kTransposed{.w = kE5M2,
-                                         .x = kFloat16,
-                                         .out = kFloat32,
-                                         .transposed = true,
-                                         .tile_columns = 64,
-                                         .tile_rows = 16,
-                                         .warps_columns = 2,
-                                         .warps_depth = 1,
-                                         .vectors = false,
-                                         .store_vectors = false,
-                                         .split = true};
+  constexpr WeightOnlyConfig kTransposed =
+      by({.columns = 64, .rows = 16, .warps_columns = 2, .warps_depth = 1}, {.w = kE5M2,
+                                                                             .x = kFloat16,
+                                                                             .out = kFloat32,
+                                                                             .transposed = true,
+                                                                             .vectors = false,
+                                                                             .store_vectors = false,
+                                                                             .split = true});
   // More parts than steps: some have nothing.
   expect_product<kTransposed>(
       {.rows = 9, .columns = 70, .depth = 300, .pad = 3, .offset = 1, .splits = 5});
 }
 
 TEST(WeightOnlyTest, OfCodes) {
-  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
-                                     .x = kE5M2,
-                                     .out = kFloat16,
-                                     .w_blocks = true,
-                                     .x_blocks = true,
-                                     .tile_columns = 32,
-                                     .tile_rows = 4,
-                                     .warps_depth = 2};
+  constexpr WeightOnlyConfig kConfig =
+      by({.columns = 32, .rows = 4, .warps_depth = 2},
+         {.w = kE4M3, .x = kE5M2, .out = kFloat16, .w_blocks = true, .x_blocks = true});
   expect_product<kConfig>({3, 40, 400, Granularity::kBlock128x128, Granularity::kBlock1x128});
-  constexpr WeightOnlyConfig kPlain{.w = kE5M2,
-                                    .x = kE4M3,
-                                    .out = kFloat32,
-                                    .tile_columns = 32,
-                                    .tile_rows = 16,
-                                    .warps_columns = 2,
-                                    .warps_depth = 1};
+  constexpr WeightOnlyConfig kPlain =
+      by({.columns = 32, .rows = 16, .warps_columns = 2, .warps_depth = 1},
+         {.w = kE5M2, .x = kE4M3, .out = kFloat32});
   expect_product<kPlain>({16, 40, 400, Granularity::kChannel, Granularity::kChannel});
 }
 
 TEST(WeightOnlyTest, OfFloat32) {
-  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
-                                     .x = kFloat32,
-                                     .out = kFloat32,
-                                     .w_blocks = true,
-                                     .tile_columns = 32,
-                                     .tile_rows = 4,
-                                     .warps_columns = 2,
-                                     .warps_depth = 2};
+  constexpr WeightOnlyConfig kConfig =
+      by({.columns = 32, .rows = 4, .warps_columns = 2, .warps_depth = 2},
+         {.w = kE4M3, .x = kFloat32, .out = kFloat32, .w_blocks = true});
   expect_product<kConfig>({3, 36, 528, Granularity::kBlock1x128});
-  constexpr WeightOnlyConfig kWhole{
-      .w = kE5M2, .x = kFloat32, .out = kFloat16, .tile_rows = 16, .warps_depth = 2};
+  constexpr WeightOnlyConfig kWhole =
+      by({.rows = 16, .warps_depth = 2}, {.w = kE5M2, .x = kFloat32, .out = kFloat16});
   expect_product<kWhole>({.rows = 11, .columns = 20, .depth = 528, .has_nan = true});
 }
 
 TEST(WeightOnlyTest, OfWhatIsNotAligned) {
-  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
-                                     .x = kFloat16,
-                                     .out = kFloat16,
-                                     .tile_rows = 4,
-                                     .warps_depth = 2,
-                                     .vectors = false,
-                                     .store_vectors = false};
+  constexpr WeightOnlyConfig kConfig =
+      by({.rows = 4, .warps_depth = 2},
+         {.w = kE4M3, .x = kFloat16, .out = kFloat16, .vectors = false, .store_vectors = false});
   expect_product<kConfig>(
       {.rows = 3, .columns = 37, .depth = 301, .has_bias = true, .pad = 5, .offset = 3});
-  constexpr WeightOnlyConfig kGradient{.w = kE5M2,
-                                       .x = kFloat16,
-                                       .out = kFloat32,
-                                       .transposed = true,
-                                       .tile_columns = 32,
-                                       .warps_depth = 2,
-                                       .vectors = false,
-                                       .store_vectors = false};
+  constexpr WeightOnlyConfig kGradient =
+      by({.columns = 32, .warps_depth = 2}, {.w = kE5M2,
+                                             .x = kFloat16,
+                                             .out = kFloat32,
+                                             .transposed = true,
+                                             .vectors = false,
+                                             .store_vectors = false});
   expect_product<kGradient>({.rows = 8, .columns = 37, .depth = 301, .pad = 1, .offset = 5});
 }
 
 TEST(WeightOnlyTest, OfManyRows) {
-  constexpr WeightOnlyConfig kConfig{.w = kE4M3,
-                                     .x = kNarrow,
-                                     .out = kNarrow,
-                                     .tile_columns = 64,
-                                     .tile_rows = 64,
-                                     .warps_columns = 2,
-                                     .warps_rows = 2,
-                                     .warps_depth = 1,
-                                     .stages = 2};
+  constexpr WeightOnlyConfig kConfig = by({.columns = 64,
+                                           .rows = 64,
+                                           .warps_columns = 2,
+                                           .warps_rows = 2,
+                                           .warps_depth = 1,
+                                           .stages = 2},
+                                          {.w = kE4M3, .x = kNarrow, .out = kNarrow});
   expect_product<kConfig>({.rows = 70,
                            .columns = 96,
                            .depth = 400,
                            .w_scales = Granularity::kChannel,
                            .has_bias = true,
                            .bias_is_float32 = true});
-  constexpr WeightOnlyConfig kBlocks{.w = kE4M3,
-                                     .x = kFloat16,
-                                     .out = kFloat32,
-                                     .w_blocks = true,
-                                     .tile_columns = 128,
-                                     .tile_rows = 128,
-                                     .warps_columns = 4,
-                                     .warps_rows = 2,
-                                     .warps_depth = 1,
-                                     .stages = 2};
+  constexpr WeightOnlyConfig kBlocks =
+      by({.columns = 128,
+          .rows = 128,
+          .warps_columns = 4,
+          .warps_rows = 2,
+          .warps_depth = 1,
+          .stages = 2},
+         {.w = kE4M3, .x = kFloat16, .out = kFloat32, .w_blocks = true});
   expect_product<kBlocks>(
       {.rows = 129, .columns = 136, .depth = 144, .w_scales = Granularity::kBlock1x128, .pad = 16});
 }
 
 TEST(WeightOnlyTest, OfGradients) {
-  constexpr WeightOnlyConfig kFew{.w = kE4M3,
-                                  .x = kNarrow,
-                                  .out = kNarrow,
-                                  .transposed = true,
-                                  .tile_columns = 64,
-                                  .tile_rows = 2,
-                                  .warps_columns = 2,
-                                  .warps_depth = 2};
+  constexpr WeightOnlyConfig kFew =
+      by({.columns = 64, .rows = 2, .warps_columns = 2, .warps_depth = 2},
+         {.w = kE4M3, .x = kNarrow, .out = kNarrow, .transposed = true});
   expect_product<kFew>({.rows = 2, .columns = 80, .depth = 328, .has_nan = true});
-  constexpr WeightOnlyConfig kBlocks{.w = kE5M2,
-                                     .x = kFloat16,
-                                     .out = kFloat32,
-                                     .transposed = true,
-                                     .w_blocks = true,
-                                     .tile_columns = 128,
-                                     .tile_rows = 32,
-                                     .warps_columns = 4,
-                                     .warps_depth = 2,
-                                     .stages = 2};
+  constexpr WeightOnlyConfig kBlocks =
+      by({.columns = 128, .rows = 32, .warps_columns = 4, .warps_depth = 2, .stages = 2},
+         {.w = kE5M2, .x = kFloat16, .out = kFloat32, .transposed = true, .w_blocks = true});
   expect_product<kBlocks>({40, 272, 400, Granularity::kBlock128x128});
-  constexpr WeightOnlyConfig kFactors{.w = kE4M3,
-                                      .x = kNarrow,
-                                      .out = kFloat32,
-                                      .transposed = true,
-                                      .depth_factors = true,
-                                      .tile_columns = 64,
-                                      .tile_rows = 16,
-                                      .warps_columns = 2,
-                                      .warps_depth = 2};
+  constexpr WeightOnlyConfig kFactors =
+      by({.columns = 64, .rows = 16, .warps_columns = 2, .warps_depth = 2},
+         {.w = kE4M3, .x = kNarrow, .out = kFloat32, .transposed = true, .depth_factors = true});
   for (const Granularity scales : {Granularity::kChannel, Granularity::kBlock1x128}) {
     expect_product<kFactors>({11, 144, 304, scales});
   }
@@ -315,8 +256,8 @@ TEST(WeightOnlyTest, OfGradients) {
 // Each code by 1, all others by 0.
 template <DType kFp8>
 void expect_each_code() {
-  constexpr WeightOnlyConfig kConfig{
-      .w = kFp8, .x = kNarrow, .out = kFloat32, .tile_rows = 1, .warps_depth = 2};
+  constexpr WeightOnlyConfig kConfig =
+      by({.rows = 1, .warps_depth = 2}, {.w = kFp8, .x = kNarrow, .out = kFloat32});
   Matrix w(kFp8, 256, 32, 0, 0), x(kNarrow, 1, 32, 0, 0), out(kFloat32, 1, 256, 0, 0);
   for (std::int64_t k = 0; k < 32; ++k) x.set(0, k, k == 21 ? 1.0f : 0.0f);
   std::memset(w.data(), 0, 256 * 32);

@@ -1,17 +1,13 @@
 // Checkpoints for tests: written with the writer, read back whole.
 #pragma once
 
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "octofold/cast.h"
 #include "octofold/scale_layout.h"
 
 #include "model/safetensors_reader.h"
 #include "model/safetensors_writer.h"
 #include "support/targets.h"
+#include "support/test.h"
 #include "test_files.h"
 
 namespace octofold::test {
@@ -47,7 +43,7 @@ inline std::map<std::string, NamedTensor> read_checkpoint(const fs::path& path) 
   const model::SafetensorsReader reader(path);
   std::map<std::string, NamedTensor> tensors;
   for (const model::TensorInfo& info : reader.tensors()) {
-    std::string bytes(static_cast<std::size_t>(info.byte_count()), '\0');
+    std::string bytes(as_size(info.byte_count()), '\0');
     reader.read(info, 0, std::as_writable_bytes(std::span(bytes)));
     tensors[info.name] = {info.name, info.dtype, info.shape, std::move(bytes)};
   }
@@ -60,8 +56,8 @@ inline std::pair<std::string, std::string> quantized(const NamedTensor& weight,
   const std::int64_t rows = weight.shape[0];
   const std::int64_t cols = weight.shape[1];
   const auto shape = scale_shape(Granularity::kBlock128x128, rows, cols);
-  std::string codes(static_cast<std::size_t>(rows * cols), '\0');
-  std::vector<float> scales(static_cast<std::size_t>(shape[0] * shape[1]));
+  std::string codes(as_size(rows * cols), '\0');
+  std::vector<float> scales(as_size(shape[0] * shape[1]));
   cast(matrix(weight.bytes.data(), *model::quantizable_dtype(weight.dtype), rows, cols),
        test::by(options,
                 {.rows = CastTarget{matrix(codes.data(), DType::kE4M3, rows, cols),

@@ -1,15 +1,13 @@
-#include <algorithm>
-#include <cstring>
 #include <fmt/format.h>
 
 #include "octofold/checkpoint.h"
 #include "octofold/dequantize.h"
-#include "octofold/log.h"
 
 #include "checkpoints.h"
 #include "model/contents.h"
 #include "model/families/family.h"
 #include "model/weight_scales.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -23,6 +21,7 @@ using test::Names;
 using test::read_checkpoint;
 using test::TestFolder;
 using test::write_checkpoint;
+using Families = test::FolderTest;
 
 /// The values that a checkpoint's weight stands for.
 std::vector<float> values_of(const std::filesystem::path& path, const std::string& name) {
@@ -48,7 +47,7 @@ std::vector<float> values_of(const std::filesystem::path& path, const std::strin
   return {};
 }
 
-TEST(Families, NamesAreSpelledAndRead) {
+TEST_F(Families, NamesAreSpelledAndRead) {
   using model::spelled;
   using model::weight_spelled;
   EXPECT_EQ(spelled("*_scale_inv", "a.b.weight"), "a.b.weight_scale_inv");
@@ -66,7 +65,7 @@ TEST(Families, NamesAreSpelledAndRead) {
                [] { parse_checkpoint_family("awq"); });
 }
 
-TEST(Families, ScalesTellTheirGranularity) {
+TEST_F(Families, ScalesTellTheirGranularity) {
   const std::vector<std::int64_t> codes = {300, 260};
   const auto expect = [&](const model::Family& family, std::vector<std::int64_t> scale,
                           std::optional<Granularity> granularity) {
@@ -86,7 +85,7 @@ TEST(Families, ScalesTellTheirGranularity) {
             Granularity::kBlock128x128);
 }
 
-TEST(Families, EveryNumberOfAScaleIsRead) {
+TEST_F(Families, EveryNumberOfAScaleIsRead) {
   const std::string powers("\x7f\x80\x00\xff", 4);
   const std::vector<float> values = model::floats_of("F8_E8M0", std::as_bytes(std::span(powers)));
   EXPECT_EQ(values[0], 1.0F);
@@ -106,15 +105,14 @@ TEST_P(FamilyPairs, ConversionKeepsWhatScalesCanSay) {
   const bool fine = from == CheckpointFamily::kFineGrainedFp8;  // it takes no other blocks
   const NamedTensor weight = float_tensor("a.proj.weight", {fine ? 384 : 300, fine ? 256 : 260}, 1);
   const NamedTensor bias = float_tensor("a.proj.bias", {weight.shape[0]}, 2);
-  write_checkpoint(folder / "in.safetensors", {weight, bias}, {{"format", "pt"}});
+  write_checkpoint(folder.in(), {weight, bias}, {{"format", "pt"}});
   test::write_file(folder / "config.json", R"({"model_type":"x"})");
   for (const char* name : {"from", "to"}) std::filesystem::create_directory(folder / name);
   const auto source = folder.path() / "from/model.safetensors";
   const auto target = folder.path() / "to/model.safetensors";
-  quantize_checkpoint(folder / "in.safetensors", source, {.family = from});
-  set_log_handler([](LogLevel, std::string_view) {});
+  quantize_checkpoint(folder.in(), source, {.family = from});
+  const test::Log quiet;
   const CheckpointReport report = convert_checkpoint(source, target, {.family = to});
-  set_log_handler({});
 
   const CheckpointContents contents = inspect_checkpoint(target);
   EXPECT_EQ(contents.family, to);
@@ -159,34 +157,31 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyPairs, testing::ValuesIn(pairs()), [](const 
   return text;
 });
 
-TEST(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
-  const TestFolder folder;
+TEST_F(Families, ScalesOfLargeTensorsAreThoseOfTheWhole) {
   // Of several tiles, with the largest magnitude in the last.
   NamedTensor weight = float_tensor("a.weight", {2100, 4100}, 1);
   const float largest = 1000;
   std::memcpy(weight.bytes.data() + weight.bytes.size() - 4, &largest, 4);
-  write_checkpoint(folder / "in.safetensors", {weight});
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                      {.family = CheckpointFamily::kComfyUi});
+  write_checkpoint(folder_.in(), {weight});
+  quantize_checkpoint(folder_.in(), folder_.out(), {.family = CheckpointFamily::kComfyUi});
   std::vector<float> scale(1);
   std::string codes(2100 * 4100, '\0');
   cast(matrix(weight.bytes.data(), DType::kFloat32, 2100, 4100),
        {.rows = CastTarget{matrix(codes.data(), DType::kE4M3, 2100, 4100),
                            vector(scale.data(), DType::kFloat32, 1),
                            {.granularity = Granularity::kTensor}}});
-  const auto output = read_checkpoint(folder / "out.safetensors");
+  const auto output = read_checkpoint(folder_.out());
   EXPECT_EQ(output.at("a.weight_scale").bytes, test::bytes_of(scale));
   EXPECT_TRUE(output.at("a.weight").bytes == codes);
 }
 
-TEST(Families, FusedExpertsAreStacksOfMatrices) {
-  const TestFolder folder;
+TEST_F(Families, FusedExpertsAreStacksOfMatrices) {
   const NamedTensor experts = float_tensor("l.experts.gate_up_proj", {3, 200, 150}, 1);
-  write_checkpoint(folder / "in.safetensors", {experts, float_tensor("a.weight", {9, 9}, 2)});
-  const auto report = quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+  write_checkpoint(folder_.in(), {experts, float_tensor("a.weight", {9, 9}, 2)});
+  const auto report = quantize_checkpoint(folder_.in(), folder_.out(),
                                           {.family = CheckpointFamily::kFineGrainedFp8});
   EXPECT_EQ(report.quantized.size(), 2u);
-  const auto output = read_checkpoint(folder / "out.safetensors");
+  const auto output = read_checkpoint(folder_.out());
   EXPECT_EQ(output.at("l.experts.gate_up_proj_scale_inv").shape,
             (std::vector<std::int64_t>{3, 2, 2}));
   for (std::int64_t i = 0; i < 3; ++i) {
@@ -199,11 +194,11 @@ TEST(Families, FusedExpertsAreStacksOfMatrices) {
   }
   expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "l.experts.gate_up_proj"}, [&] {
     quantize_checkpoint(
-        folder / "in.safetensors", folder / "no.safetensors",
+        folder_.in(), folder_ / "no.safetensors",
         {.family = CheckpointFamily::kFineGrainedFp8, .granularity = Granularity::kTensor});
   });
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "torchao", "l.experts.gate_up_proj"}, [&] {
-    convert_checkpoint(folder / "out.safetensors", folder / "no.safetensors",
+    convert_checkpoint(folder_.out(), folder_ / "no.safetensors",
                        {.family = CheckpointFamily::kTorchao});
   });
 }
@@ -212,7 +207,7 @@ NamedTensor codes(std::string name, std::vector<std::int64_t> shape) {
   std::int64_t count = 1;
   for (const std::int64_t size : shape) count *= size;
   return {std::move(name), SafetensorsDType::kF8E4M3, std::move(shape),
-          std::string(static_cast<std::size_t>(count), '\x38')};
+          std::string(as_size(count), '\x38')};
 }
 
 NamedTensor ones(std::string name, std::vector<std::int64_t> shape) {
@@ -224,27 +219,22 @@ NamedTensor ones(std::string name, std::vector<std::int64_t> shape) {
   return tensor;
 }
 
-TEST(Families, StaticInputsGoWhereTheyHaveAPlace) {
-  const TestFolder folder;
+TEST_F(Families, StaticInputsGoWhereTheyHaveAPlace) {
   std::vector<NamedTensor> tensors = {codes("a.weight", {64, 64}), ones("a.weight_scale", {1}),
                                       codes("b.weight", {64, 64}), ones("b.weight_scale", {1}),
                                       ones("a.input_scale", {1})};
-  test::write_file(folder / "config.json",
+  test::write_file(folder_ / "config.json",
                    R"({"quantization_config":{"quant_method":"compressed-tensors"}})");
-  write_checkpoint(folder / "some.safetensors", tensors);
+  write_checkpoint(folder_ / "some.safetensors", tensors);
   tensors.push_back(ones("b.input_scale", {1}));
-  write_checkpoint(folder / "all.safetensors", tensors);
+  write_checkpoint(folder_ / "all.safetensors", tensors);
   const auto dropped = [&](const char* input, CheckpointFamily family) {
-    set_log_handler([](LogLevel, std::string_view) {});
-    std::filesystem::remove(folder / "out.safetensors");
-    const auto report =
-        convert_checkpoint(folder / input, folder / "out.safetensors", {.family = family});
-    set_log_handler({});
+    const test::Log quiet;
+    std::filesystem::remove(folder_.out());
+    const auto report = convert_checkpoint(folder_ / input, folder_.out(), {.family = family});
     return report.dropped;
   };
-  const auto has = [&](const char* name) {
-    return read_checkpoint(folder / "out.safetensors").contains(name);
-  };
+  const auto has = [&](const char* name) { return read_checkpoint(folder_.out()).contains(name); };
   EXPECT_EQ(dropped("all.safetensors", CheckpointFamily::kModelOpt), Names{});
   EXPECT_TRUE(has("a.input_scale"));
   EXPECT_EQ(dropped("all.safetensors", CheckpointFamily::kFineGrainedFp8), Names{});
@@ -257,24 +247,21 @@ TEST(Families, StaticInputsGoWhereTheyHaveAPlace) {
   EXPECT_EQ(dropped("some.safetensors", CheckpointFamily::kComfyUi), Names{});
   expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "deepseek-v3", "got channel"}, [&] {
     convert_checkpoint(
-        folder / "all.safetensors", folder / "c.safetensors",
+        folder_ / "all.safetensors", folder_ / "c.safetensors",
         {.family = CheckpointFamily::kDeepSeekV3, .granularity = Granularity::kChannel});
   });
 }
 
-TEST(Families, SmallWeightsAmongBlocksCostNoOtherAnything) {
-  const TestFolder folder;
+TEST_F(Families, SmallWeightsAmongBlocksCostNoOtherAnything) {
   // One scale for 64 x 64 is a tensor's as well as a block's.
-  write_checkpoint(folder / "in.safetensors",
-                   {codes("a.weight", {64, 64}), ones("a.weight_scale", {1, 1}),
-                    codes("b.weight", {256, 256}), ones("b.weight_scale", {2, 2})});
+  write_checkpoint(folder_.in(), {codes("a.weight", {64, 64}), ones("a.weight_scale", {1, 1}),
+                                  codes("b.weight", {256, 256}), ones("b.weight_scale", {2, 2})});
   for (const CheckpointFamily family : checkpoint_families()) {
     if (family == CheckpointFamily::kCompressedTensors || family == CheckpointFamily::kComfyUi) {
       continue;
     }
-    const auto output = folder / fmt::format("{}.safetensors", name(family));
-    EXPECT_TRUE(convert_checkpoint(folder / "in.safetensors", output, {.family = family})
-                    .requantized.empty());
+    const auto output = folder_ / fmt::format("{}.safetensors", name(family));
+    EXPECT_TRUE(convert_checkpoint(folder_.in(), output, {.family = family}).requantized.empty());
     for (const CheckpointWeight& weight : inspect_checkpoint(output).weights) {
       if (weight.name != "b.weight") continue;
       EXPECT_EQ(weight.granularity, Granularity::kBlock128x128);
@@ -282,15 +269,14 @@ TEST(Families, SmallWeightsAmongBlocksCostNoOtherAnything) {
   }
 }
 
-TEST(Families, CheckpointsThatLieAreRefused) {
-  const TestFolder folder;
+TEST_F(Families, CheckpointsThatLieAreRefused) {
   const auto expect = [&](const std::vector<NamedTensor>& tensors, std::string_view config,
                           ErrorCode code, const std::vector<std::string>& parts) {
-    write_checkpoint(folder / "in.safetensors", tensors);
-    if (!config.empty()) test::write_file(folder / "config.json", config);
-    expect_error(code, parts, [&] { inspect_checkpoint(folder / "in.safetensors"); });
-    std::filesystem::remove(folder / "in.safetensors");
-    std::filesystem::remove(folder / "config.json");
+    write_checkpoint(folder_.in(), tensors);
+    if (!config.empty()) test::write_file(folder_ / "config.json", config);
+    expect_error(code, parts, [&] { inspect_checkpoint(folder_.in()); });
+    std::filesystem::remove(folder_.in());
+    std::filesystem::remove(folder_ / "config.json");
   };
   constexpr auto kBad = ErrorCode::kBadFormat;
   const auto method = [](std::string_view name, std::string_view more = "") {
@@ -319,13 +305,12 @@ TEST(Families, CheckpointsThatLieAreRefused) {
          {"quant_algo", "NVFP4"});
 }
 
-TEST(Families, ConfigsOfWrongTypesAreNoCrash) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {codes("a.weight", {8, 8})});
+TEST_F(Families, ConfigsOfWrongTypesAreNoCrash) {
+  write_checkpoint(folder_.in(), {codes("a.weight", {8, 8})});
   const auto inspect = [&](const json& config) {
-    test::write_file(folder / "config.json", config.dump());
+    test::write_file(folder_ / "config.json", config.dump());
     try {
-      inspect_checkpoint(folder / "in.safetensors");
+      inspect_checkpoint(folder_.in());
     } catch (const Error& error) {
       EXPECT_NE(error.code(), ErrorCode::kInternal);
     }
@@ -355,13 +340,12 @@ TEST(Families, ConfigsOfWrongTypesAreNoCrash) {
   }
 }
 
-TEST(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
-  const TestFolder folder;
+TEST_F(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
   const auto contents = [&](const std::vector<NamedTensor>& tensors,
                             const std::map<std::string, std::string>& metadata = {}) {
-    write_checkpoint(folder / "in.safetensors", tensors, metadata);
-    const CheckpointContents found = inspect_checkpoint(folder / "in.safetensors");
-    std::filesystem::remove(folder / "in.safetensors");
+    write_checkpoint(folder_.in(), tensors, metadata);
+    const CheckpointContents found = inspect_checkpoint(folder_.in());
+    std::filesystem::remove(folder_.in());
     EXPECT_EQ(found.family, CheckpointFamily::kComfyUi);
     return found;
   };
@@ -371,11 +355,11 @@ TEST(Families, ComfyUiFilesAreReadInAllTheirSpellings) {
   EXPECT_FALSE(raw.weights[0].scale);
   EXPECT_EQ(raw.others.size(), 1u);
   // Nothing but what is no matrix: values without scales, that other families have in 16 bits.
-  write_checkpoint(folder / "conv.safetensors", {codes("a.weight", {4, 4, 3, 3})});
-  const auto report = convert_checkpoint(folder / "conv.safetensors", folder / "wide.safetensors",
+  write_checkpoint(folder_ / "conv.safetensors", {codes("a.weight", {4, 4, 3, 3})});
+  const auto report = convert_checkpoint(folder_ / "conv.safetensors", folder_ / "wide.safetensors",
                                          {.family = CheckpointFamily::kTorchao});
   EXPECT_EQ(report.copied, Names{"a.weight"});
-  EXPECT_EQ(read_checkpoint(folder / "wide.safetensors").at("a.weight").dtype,
+  EXPECT_EQ(read_checkpoint(folder_ / "wide.safetensors").at("a.weight").dtype,
             SafetensorsDType::kBF16);
   const CheckpointContents old = contents(
       {a, ones("a.scale_weight", {1}), ones("a.scale_input", {1}),

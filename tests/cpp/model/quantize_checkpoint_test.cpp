@@ -1,16 +1,13 @@
-#include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fmt/format.h>
-#include <stdexcept>
 #include <sys/file.h>
 
 #include "octofold/checkpoint.h"
 #include "octofold/convert_dtype.h"
-#include "octofold/log.h"
 
 #include "checkpoints.h"
 #include "model/file.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -26,12 +23,13 @@ using test::Names;
 using test::read_checkpoint;
 using test::TestFolder;
 using test::write_checkpoint;
+using QuantizeCheckpoint = test::FolderTest;
 
 NamedTensor half_tensor(std::string name, SafetensorsDType dtype, DType cast,
                         std::vector<std::int64_t> shape) {
   NamedTensor tensor = float_tensor(std::move(name), std::move(shape), 7);
   const std::int64_t count = std::ssize(tensor.bytes) / 4;
-  std::string halves(static_cast<std::size_t>(count) * 2, '\0');
+  std::string halves(as_size(count) * 2, '\0');
   convert_dtype(vector(tensor.bytes.data(), DType::kFloat32, count),
                 vector(halves.data(), cast, count));
   tensor.dtype = dtype;
@@ -39,8 +37,7 @@ NamedTensor half_tensor(std::string name, SafetensorsDType dtype, DType cast,
   return tensor;
 }
 
-TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
   const std::vector<NamedTensor> weights = {
       float_tensor("layers.0.q_proj.weight", {300, 200}, 1),
       float_tensor("layers.0.tiny.weight", {1, 1}, 2),
@@ -56,62 +53,57 @@ TEST(QuantizeCheckpoint, WeightsBecomeFp8AndTheRestIsCopied) {
                                            {"scalar", SafetensorsDType::kI64, {}, "12345678"}};
   std::vector<NamedTensor> all = weights;
   all.insert(all.end(), others.begin(), others.end());
-  write_checkpoint(folder / "in.safetensors", all, {{"format", "pt"}});
+  write_checkpoint(folder_.in(), all, {{"format", "pt"}});
 
-  const CheckpointReport report =
-      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
+  const CheckpointReport report = quantize_checkpoint(folder_.in(), folder_.out());
 
-  const auto output = read_checkpoint(folder / "out.safetensors");
+  const auto output = read_checkpoint(folder_.out());
   EXPECT_EQ(output.size(), all.size() + weights.size());
   for (const NamedTensor& weight : weights) expect_quantized(output, weight);
   for (const NamedTensor& other : others) expect_copied(output, other);
-  EXPECT_EQ(model::SafetensorsReader(folder / "out.safetensors").metadata(),
+  EXPECT_EQ(model::SafetensorsReader(folder_.out()).metadata(),
             (std::map<std::string, std::string>{{"format", "pt"}}));
   EXPECT_EQ(report.quantized.size(), weights.size());
   EXPECT_EQ(report.copied.size(), others.size());
-  EXPECT_EQ(report.files, std::vector<std::filesystem::path>{folder / "out.safetensors"});
+  EXPECT_EQ(report.files, std::vector<fs::path>{folder_.out()});
   const auto data_bytes = [](const auto& path) {
     return model::SafetensorsReader(path).data_bytes();
   };
-  EXPECT_EQ(report.input_bytes, data_bytes(folder / "in.safetensors"));
-  EXPECT_EQ(report.output_bytes, data_bytes(folder / "out.safetensors"));
-  EXPECT_EQ(folder.names(), (Names{"in.safetensors", "out.safetensors"}));
+  EXPECT_EQ(report.input_bytes, data_bytes(folder_.in()));
+  EXPECT_EQ(report.output_bytes, data_bytes(folder_.out()));
+  EXPECT_EQ(folder_.names(), (Names{"in.safetensors", "out.safetensors"}));
 }
 
-TEST(QuantizeCheckpoint, TilesOfLargeMatricesMeetWithoutASeam) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, TilesOfLargeMatricesMeetWithoutASeam) {
   // Larger than a tile in each direction: wider than 65536 floats, and taller than 32 MiB allow.
   for (const std::vector<std::int64_t>& shape :
        {std::vector<std::int64_t>{130, 65700}, std::vector<std::int64_t>{8450, 1030}}) {
     const NamedTensor weight = float_tensor("a.weight", shape, 11);
-    write_checkpoint(folder / "in.safetensors", {weight});
-    quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
-    expect_quantized(read_checkpoint(folder / "out.safetensors"), weight);
-    std::filesystem::remove(folder / "in.safetensors");
-    std::filesystem::remove(folder / "out.safetensors");
+    write_checkpoint(folder_.in(), {weight});
+    quantize_checkpoint(folder_.in(), folder_.out());
+    expect_quantized(read_checkpoint(folder_.out()), weight);
+    fs::remove(folder_.in());
+    fs::remove(folder_.out());
   }
 }
 
-TEST(QuantizeCheckpoint, ProfileAndScalesFollowTheOptions) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, ProfileAndScalesFollowTheOptions) {
   const NamedTensor weight = float_tensor("a.weight", {200, 200}, 3);
-  write_checkpoint(folder / "in.safetensors", {weight});
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                      {.rule = Rule::kVllm, .power_of_two = true});
-  expect_quantized(read_checkpoint(folder / "out.safetensors"), weight,
+  write_checkpoint(folder_.in(), {weight});
+  quantize_checkpoint(folder_.in(), folder_.out(), {.rule = Rule::kVllm, .power_of_two = true});
+  expect_quantized(read_checkpoint(folder_.out()), weight,
                    {.rule = Rule::kVllm, .power_of_two = true});
 }
 
-TEST(QuantizeCheckpoint, SkipPatternsAreGlobs) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, SkipPatternsAreGlobs) {
   write_checkpoint(
-      folder / "in.safetensors",
+      folder_.in(),
       {float_tensor("a.0.weight", {2, 2}, 1), float_tensor("a.1.weight", {2, 2}, 2),
        float_tensor("b.0.weight", {2, 2}, 3), float_tensor("lm_head.weight", {2, 2}, 4)});
   int run = 0;
   const auto quantized = [&](QuantizeCheckpointOptions options) {
-    const auto report = quantize_checkpoint(folder / "in.safetensors",
-                                            folder / fmt::format("{}.safetensors", run++), options);
+    const auto report =
+        quantize_checkpoint(folder_.in(), folder_ / fmt::format("{}.safetensors", run++), options);
     return report.quantized;
   };
   EXPECT_EQ(quantized({}), (Names{"a.0.weight", "a.1.weight", "b.0.weight"}));
@@ -122,14 +114,13 @@ TEST(QuantizeCheckpoint, SkipPatternsAreGlobs) {
   expect_error(ErrorCode::kInvalidArgument, {"'skip'"}, [&] { quantized({.skip = {""}}); });
 }
 
-TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
   const auto becomes_fp8 = [&](const std::string& name) {
-    write_checkpoint(folder / "in.safetensors",
+    write_checkpoint(folder_.in(),
                      {float_tensor(name, {2, 2}, 1), float_tensor("another.weight", {2, 2}, 2)});
-    const auto report = quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
-    std::filesystem::remove(folder / "in.safetensors");
-    std::filesystem::remove(folder / "out.safetensors");
+    const auto report = quantize_checkpoint(folder_.in(), folder_.out());
+    fs::remove(folder_.in());
+    fs::remove(folder_.out());
     return report.quantized.size() == 2;
   };
   for (const char* name :
@@ -151,29 +142,23 @@ TEST(QuantizeCheckpoint, DefaultSkipsAreWhatDeepSeekLeavesAlone) {
   }
 }
 
-TEST(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors",
+TEST_F(QuantizeCheckpoint, PatternThatMatchesNothingIsLogged) {
+  write_checkpoint(folder_.in(),
                    {float_tensor("a.weight", {2, 2}, 1), float_tensor("b.weight", {2, 2}, 2)});
-  std::string log;
-  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                      {.skip = {"a*", "typo*"}});
-  set_log_handler({});
-  test::expect_contains(log, "'typo*' matches no tensor");
-  EXPECT_EQ(log.find("'a*'"), std::string::npos);
+  const test::Log log;
+  quantize_checkpoint(folder_.in(), folder_.out(), {.skip = {"a*", "typo*"}});
+  test::expect_contains(log.text, "'typo*' matches no tensor");
+  EXPECT_EQ(log.text.find("'a*'"), std::string::npos);
 }
 
-TEST(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
   const auto expect = [&](const NamedTensor& tensor, const QuantizeCheckpointOptions& options,
                           const std::vector<std::string>& parts) {
-    write_checkpoint(folder / "in.safetensors", {tensor});
-    expect_error(ErrorCode::kInvalidArgument, parts, [&] {
-      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors", options);
-    });
-    EXPECT_EQ(folder.names(), Names{"in.safetensors"});
-    std::filesystem::remove(folder / "in.safetensors");
+    write_checkpoint(folder_.in(), {tensor});
+    expect_error(ErrorCode::kInvalidArgument, parts,
+                 [&] { quantize_checkpoint(folder_.in(), folder_.out(), options); });
+    EXPECT_EQ(folder_.names(), Names{"in.safetensors"});
+    fs::remove(folder_.in());
   };
   expect(float_tensor("a.bias", {4}, 1), {}, {"'input'", "*.weight", "none among 1 tensors"});
   expect(float_tensor("a.weight", {4, 4}, 1), {.skip = {"*"}}, {"'input'", "no pattern skips"});
@@ -181,45 +166,39 @@ TEST(QuantizeCheckpoint, NothingToQuantizeIsAnError) {
          {"'input'", "not quantized", "comfyui", "1 weights in FP8"});
 }
 
-TEST(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, WeightsThatAreNotFiniteAreNamed) {
   NamedTensor bad = float_tensor("bad.weight", {130, 140}, 1);
   bad.bytes.replace(4 * 1000, 4, std::string("\0\0\xc0\x7f", 4));
   NamedTensor zero = float_tensor("zero.weight", {130, 140}, 1);
   std::fill(zero.bytes.begin(), zero.bytes.end(), '\0');
-  write_checkpoint(folder / "in.safetensors", {bad, zero, float_tensor("fine.weight", {9, 9}, 2)});
-  std::string log;
-  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  write_checkpoint(folder_.in(), {bad, zero, float_tensor("fine.weight", {9, 9}, 2)});
+  const test::Log log;
   const auto named = [&](Rule rule, const char* output) {
-    return quantize_checkpoint(folder / "in.safetensors", folder / output, {.rule = rule})
-        .not_finite;
+    return quantize_checkpoint(folder_.in(), folder_ / output, {.rule = rule}).not_finite;
   };
   EXPECT_EQ(named(Rule::kDeepGemm, "a.safetensors"), Names{"bad.weight"});
-  test::expect_contains(log, "1 weights hold NaN or infinity now");
-  test::expect_contains(log, ": 'bad.weight'");
+  test::expect_contains(log.text, "1 weights hold NaN or infinity now");
+  test::expect_contains(log.text, ": 'bad.weight'");
   // 0 / 0: the rule of DeepSeek's own casts.
   EXPECT_EQ(named(Rule::kDeepSeek, "b.safetensors"), (Names{"bad.weight", "zero.weight"}));
-  set_log_handler({});
 }
 
-TEST(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
-  const TestFolder folder;
+TEST_F(QuantizeCheckpoint, OtherQuantizationsAreRefused) {
   for (const char* name : {"a.weight_scale", "a.weight_scale_inv", "a.qweight"}) {
-    const fs::path input = folder / (std::string(name) + ".safetensors");
+    const fs::path input = folder_ / (std::string(name) + ".safetensors");
     write_checkpoint(input, {float_tensor("b.weight", {9, 9}, 1), float_tensor(name, {9, 1}, 2)});
     test::expect_error(ErrorCode::kUnsupported, {name, "quantized in another way"},
-                       [&] { quantize_checkpoint(input, folder / "out.safetensors"); });
-    EXPECT_EQ(folder.names(), Names{input.filename()});
+                       [&] { quantize_checkpoint(input, folder_.out()); });
+    EXPECT_EQ(folder_.names(), Names{input.filename()});
     fs::remove(input);
   }
 }
 
 // By a process of an id that lives, as that of a container's first process always does.
-TEST(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {9, 9}, 1)});
-  const fs::path old = folder / ".octofold-1-0.partial", young = folder / ".octofold-1-1.partial",
-                 locked = folder / ".octofold-1-2.partial";
+TEST_F(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
+  write_checkpoint(folder_.in(), {float_tensor("a.weight", {9, 9}, 1)});
+  const fs::path old = folder_ / ".octofold-1-0.partial", young = folder_ / ".octofold-1-1.partial",
+                 locked = folder_ / ".octofold-1-2.partial";
   fs::create_directory(old);
   for (const fs::path& path : {old / "model.safetensors", young, locked}) {
     test::write_file(path, "half");
@@ -228,40 +207,36 @@ TEST(QuantizeCheckpoint, WhatWasLeftIsRemovedWhoeverHasTheId) {
   for (const fs::path& path : {old, locked}) fs::last_write_time(path, a_minute_ago);
   const model::File held = model::File::open_for_reading(locked);
   ASSERT_EQ(flock(held.descriptor(), LOCK_EX | LOCK_NB), 0);
-  std::string log;
-  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
-  set_log_handler({});
+  const test::Log log;
+  quantize_checkpoint(folder_.in(), folder_.out());
   EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(young));
   EXPECT_TRUE(fs::exists(locked));
-  test::expect_contains(log, "-1-0.partial', which was left behind by a run that was killed");
+  test::expect_contains(log.text, "-1-0.partial', which was left behind by a run that was killed");
 }
 
-TEST(QuantizeCheckpoint, AConfigThatLeadsNowhereIsLeft) {
+TEST_F(QuantizeCheckpoint, AConfigThatLeadsNowhereIsLeft) {
   const TestFolder inputs, outputs;
   write_checkpoint(inputs / "in.safetensors", {float_tensor("a.weight", {9, 9}, 1)});
   test::write_file(inputs / "config.json", "{}");
   fs::create_symlink("nowhere", outputs / "config.json");
-  set_log_handler([](LogLevel, std::string_view) {});
+  const test::Log quiet;
   const auto report = quantize_checkpoint(inputs / "in.safetensors", outputs / "out.safetensors");
-  set_log_handler({});
   EXPECT_EQ(report.files, std::vector<fs::path>{outputs / "out.safetensors"});
   EXPECT_TRUE(fs::is_symlink(outputs / "config.json"));
 }
 
-TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {float_tensor("a.weight", {2, 2}, 1)});
-  const std::string before = test::read_file(folder / "in.safetensors");
-  test::write_file(folder / "in.bin", "pickled");
-  test::write_file(folder / "in.safetensors.index.json", "{}");
-  test::write_file(folder / "old.safetensors", "precious");
-  std::filesystem::create_symlink("nowhere", folder / "dangling.safetensors");
-  std::filesystem::create_symlink("in.safetensors", folder / "link.safetensors");
+TEST_F(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
+  write_checkpoint(folder_.in(), {float_tensor("a.weight", {2, 2}, 1)});
+  const std::string before = test::read_file(folder_.in());
+  test::write_file(folder_ / "in.bin", "pickled");
+  test::write_file(folder_ / "in.safetensors.index.json", "{}");
+  test::write_file(folder_ / "old.safetensors", "precious");
+  fs::create_symlink("nowhere", folder_ / "dangling.safetensors");
+  fs::create_symlink("in.safetensors", folder_ / "link.safetensors");
   const auto expect = [&](std::string_view input, std::string_view output, ErrorCode code,
                           const std::vector<std::string>& parts) {
-    expect_error(code, parts, [&] { quantize_checkpoint(folder / input, folder / output); });
+    expect_error(code, parts, [&] { quantize_checkpoint(folder_ / input, folder_ / output); });
   };
   constexpr auto kInvalid = ErrorCode::kInvalidArgument;
   expect("in.bin", "out.safetensors", kInvalid,
@@ -278,17 +253,16 @@ TEST(QuantizeCheckpoint, RefusesPathsThatDoNotFit) {
   expect("none.safetensors", "out.safetensors", ErrorCode::kIo, {"none.safetensors", "No such"});
   expect("in.safetensors", "none/out.safetensors", ErrorCode::kIo, {"none/out", "No such"});
   expect("old.safetensors", "out.safetensors", ErrorCode::kBadFormat, {"old.safetensors"});
-  EXPECT_EQ(test::read_file(folder / "in.safetensors"), before);
-  EXPECT_EQ(test::read_file(folder / "old.safetensors"), "precious");
-  EXPECT_EQ(folder.names().size(), 6u);
+  EXPECT_EQ(test::read_file(folder_.in()), before);
+  EXPECT_EQ(test::read_file(folder_ / "old.safetensors"), "precious");
+  EXPECT_EQ(folder_.names().size(), 6u);
 }
 
-TEST(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors",
+TEST_F(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {
+  write_checkpoint(folder_.in(),
                    {float_tensor("a.weight", {20, 20}, 1), float_tensor("b", {5}, 2)});
   std::vector<std::int64_t> seen;
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
+  quantize_checkpoint(folder_.in(), folder_.out(),
                       {.progress = [&](std::int64_t done, std::int64_t total) {
                         EXPECT_EQ(total, 1620);
                         seen.push_back(done);
@@ -298,34 +272,29 @@ TEST(QuantizeCheckpoint, ProgressRunsFromZeroToAll) {
   EXPECT_EQ(seen.back(), 1620);
 }
 
-TEST(QuantizeCheckpoint, FailuresLeaveNothingBehind) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors",
+TEST_F(QuantizeCheckpoint, FailuresLeaveNothingBehind) {
+  write_checkpoint(folder_.in(),
                    {float_tensor("a.weight", {600, 600}, 1), float_tensor("b", {5}, 2)});
   for (std::int64_t stop : {0, 1, 1'440'020}) {
     const auto progress = [&](std::int64_t done, std::int64_t) {
       if (done >= stop) throw std::runtime_error("stop");
     };
-    EXPECT_THROW(quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                                     {.progress = progress}),
+    EXPECT_THROW(quantize_checkpoint(folder_.in(), folder_.out(), {.progress = progress}),
                  std::runtime_error);
-    EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+    EXPECT_EQ(folder_.names(), Names{"in.safetensors"});
   }
   {
     const test::FileSizeLimit limit(100'000);
-    expect_error(ErrorCode::kIo, {(folder / "out.safetensors").string(), "File too large"}, [&] {
-      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors");
-    });
+    expect_error(ErrorCode::kIo, {(folder_.out()).string(), "File too large"},
+                 [&] { quantize_checkpoint(folder_.in(), folder_.out()); });
   }
   // The input shrinks while it is read.
   const auto shrink = [&](std::int64_t done, std::int64_t) {
-    if (done == 0) std::filesystem::resize_file(folder / "in.safetensors", 1000);
+    if (done == 0) fs::resize_file(folder_.in(), 1000);
   };
-  expect_error(ErrorCode::kIo, {"in.safetensors", "as when it was opened"}, [&] {
-    quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                        {.progress = shrink});
-  });
-  EXPECT_EQ(folder.names(), Names{"in.safetensors"});
+  expect_error(ErrorCode::kIo, {"in.safetensors", "as when it was opened"},
+               [&] { quantize_checkpoint(folder_.in(), folder_.out(), {.progress = shrink}); });
+  EXPECT_EQ(folder_.names(), Names{"in.safetensors"});
 }
 
 /// Peak memory of this process so far, in bytes.
@@ -335,11 +304,10 @@ std::int64_t peak_memory() {
   return usage.ru_maxrss * 1024;
 }
 
-TEST(QuantizeCheckpoint, MemoryDoesNotGrowWithTheFile) {
+TEST_F(QuantizeCheckpoint, MemoryDoesNotGrowWithTheFile) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory drowns what is measured";
 #endif
-  const TestFolder folder;
   // Data that is all holes: large for the reader, nothing for the disk.
   const auto peak_after = [&](std::int64_t megabytes) {
     const std::int64_t rows = megabytes * 256;
@@ -347,10 +315,10 @@ TEST(QuantizeCheckpoint, MemoryDoesNotGrowWithTheFile) {
         fmt::format(R"({{"a.weight":{{"dtype":"BF16","shape":[{0},1024],"data_offsets":[0,{1}]}},)"
                     R"("b":{{"dtype":"BF16","shape":[{0},1024],"data_offsets":[{1},{2}]}}}})",
                     rows, rows * 2048, rows * 4096);
-    const auto input = folder / fmt::format("{}.safetensors", megabytes);
+    const auto input = folder_ / fmt::format("{}.safetensors", megabytes);
     test::write_file(input, test::safetensors_bytes(header, ""));
-    std::filesystem::resize_file(input, 8 + header.size() + static_cast<std::size_t>(rows) * 4096);
-    quantize_checkpoint(input, folder / fmt::format("{}-out.safetensors", megabytes));
+    fs::resize_file(input, 8 + header.size() + as_size(rows) * 4096);
+    quantize_checkpoint(input, folder_ / fmt::format("{}-out.safetensors", megabytes));
     return peak_memory();
   };
   const std::int64_t small = peak_after(128);

@@ -1,10 +1,9 @@
 // Mutates valid headers for OCTOFOLD_FUZZ_SECONDS (default 5): whatever comes, the reader gives one
 // of its own errors or a header that keeps its promises.
-#include <chrono>
 #include <fmt/format.h>
 
 #include "model/safetensors_reader.h"
-#include "support/random.h"
+#include "support/test.h"
 #include "test_files.h"
 
 namespace octofold::model {
@@ -107,7 +106,7 @@ void check_promises(const SafetensorsReader& reader) {
     }
     EXPECT_EQ(bits, static_cast<long double>(tensor.byte_count()) * 8);
     covered = tensor.end;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.byte_count()));
+    std::vector<std::byte> bytes(as_size(tensor.byte_count()));
     reader.read(tensor, 0, bytes);
   }
   EXPECT_EQ(covered, reader.data_bytes());

@@ -1,11 +1,11 @@
 #include "model/sharded_checkpoint.h"
 
 #include <fmt/format.h>
-#include <stdexcept>
 
 #include "octofold/checkpoint.h"
 
 #include "checkpoints.h"
+#include "support/test.h"
 
 namespace octofold::model {
 namespace {
@@ -239,7 +239,7 @@ TEST(ShardedCheckpoints, SeventyBillionParametersAreHeadersOnly) {
     const std::string text = header.dump();
     const auto path = folder / fmt::format("{}.safetensors", shard);
     test::write_file(path, test::safetensors_bytes(text, ""));
-    fs::resize_file(path, 8 + text.size() + static_cast<std::size_t>(end));
+    fs::resize_file(path, 8 + text.size() + as_size(end));
   }
   test::write_file(folder / "m.safetensors.index.json", json{{"weight_map", map}}.dump());
   const CheckpointContents contents = inspect_checkpoint(folder.path());

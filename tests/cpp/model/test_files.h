@@ -1,23 +1,15 @@
 // Files for tests of checkpoints: a folder of their own, safetensors bytes made by hand, errors.
 #pragma once
 
-#include <algorithm>
 #include <csignal>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <gtest/gtest.h>
-#include <iterator>
-#include <random>
-#include <string>
-#include <string_view>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <vector>
 
-#include "octofold/error.h"
+#include "octofold/log.h"
+
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -37,6 +29,8 @@ class TestFolder {
 
   fs::path operator/(std::string_view name) const { return path_ / name; }
   const fs::path& path() const { return path_; }
+  fs::path in() const { return path_ / "in.safetensors"; }
+  fs::path out() const { return path_ / "out.safetensors"; }
 
   /// Names of all that is in it, sorted.
   std::vector<std::string> names() const {
@@ -49,6 +43,11 @@ class TestFolder {
 
  private:
   fs::path path_;
+};
+
+class FolderTest : public testing::Test {
+ protected:
+  const TestFolder folder_;
 };
 
 inline void write_file(const fs::path& path, std::string_view bytes) {
@@ -73,7 +72,7 @@ inline std::string safetensors_bytes(std::string_view header, std::string_view d
 inline std::vector<float> random_floats(std::int64_t count, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<std::size_t>(count));
+  std::vector<float> values(as_size(count));
   for (float& value : values) value = normal(generator);
   return values;
 }
@@ -82,6 +81,19 @@ template <typename T>
 std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
+
+/// What is logged while it lives.
+class Log {
+ public:
+  Log() {
+    set_log_handler([this](LogLevel, std::string_view message) { text += message; });
+  }
+  ~Log() { set_log_handler({}); }
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+
+  std::string text;
+};
 
 using Names = std::vector<std::string>;
 

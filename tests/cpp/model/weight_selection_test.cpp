@@ -1,13 +1,12 @@
 // What quantize_checkpoint() leaves alone or refuses, since the libraries that load a family would
 // read it otherwise, and what it says of it.
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <regex>
 
 #include "octofold/checkpoint.h"
-#include "octofold/log.h"
 
 #include "checkpoints.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -23,6 +22,8 @@ using test::Names;
 using test::read_checkpoint;
 using test::TestFolder;
 using test::write_checkpoint;
+using WeightSelection = test::FolderTest;
+using FolderFiles = test::FolderTest;
 
 std::map<std::string, std::string> reasons_of(const CheckpointReport& report) {
   std::map<std::string, std::string> reasons;
@@ -41,18 +42,17 @@ struct Outcome {
 Outcome quantize(const std::vector<NamedTensor>& tensors,
                  const QuantizeCheckpointOptions& options) {
   const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", tensors);
+  write_checkpoint(folder.in(), tensors);
   Outcome outcome;
-  set_log_handler([&](LogLevel, std::string_view message) { outcome.log += message; });
-  outcome.report =
-      quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors", options);
-  set_log_handler({});
+  const test::Log log;
+  outcome.report = quantize_checkpoint(folder.in(), folder.out(), options);
+  outcome.log = log.text;
   outcome.reasons = reasons_of(outcome.report);
-  outcome.tensors = read_checkpoint(folder / "out.safetensors");
+  outcome.tensors = read_checkpoint(folder.out());
   return outcome;
 }
 
-TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
+TEST_F(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
   const std::vector<NamedTensor> conv1d = {float_tensor("h.0.attn.c_attn.weight", {8, 24}, 1),
                                            float_tensor("h.0.attn.c_attn.bias", {24}, 2),
                                            float_tensor("h.0.attn.c_proj.weight", {8, 8}, 3),
@@ -80,10 +80,9 @@ TEST(WeightSelection, MatricesStoredAsInOutAreLeftAlone) {
   }
   expect_error(ErrorCode::kInvalidArgument, {"'input'", "c_attn.weight", "Conv1D"},
                [&] { quantize(conv1d, {}); });
-  set_log_handler({});
 }
 
-TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
+TEST_F(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   const NamedTensor fine = float_tensor("a.experts.gate_up_proj", {2, 512, 128}, 1);
   const NamedTensor fine_down = float_tensor("a.experts.down_proj", {2, 128, 256}, 2);
   const NamedTensor turned = float_tensor("b.experts.gate_up_proj", {2, 128, 512}, 3);
@@ -99,7 +98,7 @@ TEST(WeightSelection, StacksThatExpertsInFp8AreNotAreLeftAlone) {
   expect_copied(outcome.tensors, biased);
 }
 
-TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
+TEST_F(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   const std::vector<NamedTensor> all = {
       float_tensor("whole.weight", {256, 128}, 1), float_tensor("tall.weight", {200, 128}, 2),
       float_tensor("wide.weight", {128, 200}, 3), float_tensor("small.weight", {100, 100}, 4)};
@@ -127,32 +126,30 @@ TEST(WeightSelection, SizesThatBlocksDoNotDivideAreLeftAlone) {
   EXPECT_EQ(left(kCompressedTensors, Granularity::kChannel), Names{});
 }
 
-TEST(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {float_tensor("l.wide.weight", {128, 200}, 1),
-                                               float_tensor("l.whole.weight", {128, 256}, 2)});
-  set_log_handler([](LogLevel, std::string_view) {});
-  quantize_checkpoint(folder / "in.safetensors", folder / "fp8.safetensors");
+TEST_F(WeightSelection, ConversionsChooseScalesThatAreReadOrRefuse) {
+  write_checkpoint(folder_.in(), {float_tensor("l.wide.weight", {128, 200}, 1),
+                                  float_tensor("l.whole.weight", {128, 256}, 2)});
+  const test::Log quiet;
+  quantize_checkpoint(folder_.in(), folder_ / "fp8.safetensors");
   using enum CheckpointFamily;
   for (const CheckpointFamily family : {kCompressedTensors, kTorchao}) {
     SCOPED_TRACE(name(family));
-    const fs::path output = folder / (std::string(name(family)) + ".safetensors");
-    const auto report = convert_checkpoint(folder / "fp8.safetensors", output, {.family = family});
+    const fs::path output = folder_ / (std::string(name(family)) + ".safetensors");
+    const auto report = convert_checkpoint(folder_ / "fp8.safetensors", output, {.family = family});
     EXPECT_EQ(report.requantized, Names{"l.wide.weight"});
     expect_error(ErrorCode::kInvalidArgument, {"'granularity'", "l.wide.weight", "128x200"}, [&] {
-      convert_checkpoint(folder / "fp8.safetensors", folder / "no.safetensors",
+      convert_checkpoint(folder_ / "fp8.safetensors", folder_ / "no.safetensors",
                          {.family = family, .granularity = Granularity::kBlock128x128});
     });
   }
-  std::string log;
-  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
-  convert_checkpoint(folder / "fp8.safetensors", folder / "fine.safetensors",
+  const test::Log log;
+  convert_checkpoint(folder_ / "fp8.safetensors", folder_ / "fine.safetensors",
                      {.family = kFineGrainedFp8});
-  set_log_handler({});
-  test::expect_contains(log, "1 weights have sizes that are no multiples of 128: transformers");
+  test::expect_contains(log.text,
+                        "1 weights have sizes that are no multiples of 128: transformers");
 }
 
-TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
+TEST_F(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
   const Outcome outcome =
       quantize({float_tensor("a.weight", {8, 8}, 1), float_tensor("b.weight", {8, 8}, 2),
                 float_tensor("lm_head.weight", {8, 8}, 3), float_tensor("a.bias", {8}, 4)},
@@ -163,7 +160,7 @@ TEST(WeightSelection, PatternsAreReasonsTooAndNotLogged) {
   EXPECT_EQ(outcome.log, "");
 }
 
-TEST(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
+TEST_F(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   NamedTensor weight = float_tensor("a.weight", {130, 140}, 1);
   std::string doubles(2 * weight.bytes.size(), '\0');
   for (std::size_t i = 0; i < weight.bytes.size() / 4; ++i) {
@@ -180,14 +177,13 @@ TEST(WeightSelection, DoublesAreCastAsTheFloatsNextToThem) {
   EXPECT_EQ(outcome.report.input_bytes, 130 * 140 * 8);
 }
 
-TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
+TEST_F(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
   const std::vector<NamedTensor> experts = {
       float_tensor("l.0.experts.0.up_proj.weight", {128, 128}, 1),
       float_tensor("l.0.q.weight", {128, 128}, 2)};
   const auto refuse = [&](const QuantizeCheckpointOptions& options) {
     expect_error(ErrorCode::kInvalidArgument, {"experts", "'*.experts.*'", "deepseek-v3"},
                  [&] { quantize(experts, options); });
-    set_log_handler({});
     QuantizeCheckpointOptions without = options;
     without.skip = {"*.experts.*"};
     EXPECT_EQ(quantize(experts, without).report.quantized, Names{"l.0.q.weight"});
@@ -200,12 +196,11 @@ TEST(WeightSelection, ExpertsThatNobodyLoadsAreRefused) {
       2u);
 }
 
-TEST(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
+TEST_F(WeightSelection, LayersOfVisionTransformersAreRefusedByTorchao) {
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "vision", "compressed-tensors"}, [] {
     quantize({float_tensor("v.layer.0.attention.attention.query.weight", {8, 8}, 1)},
              {.family = CheckpointFamily::kTorchao});
   });
-  set_log_handler({});
 }
 
 /// Whether compressed-tensors leaves a module alone that is not in the file.
@@ -220,17 +215,16 @@ bool is_ignored(const json& config, const std::string& module) {
   return false;
 }
 
-TEST(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
-  const TestFolder folder;
-  fs::create_directory(folder / "in");
-  write_checkpoint(folder / "in" / "model.safetensors",
+TEST_F(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
+  fs::create_directory(folder_ / "in");
+  write_checkpoint(folder_ / "in" / "model.safetensors",
                    {float_tensor("bert.encoder.layer.0.dense.weight", {8, 8}, 1),
                     float_tensor("bert.pooler.dense.weight", {8, 8}, 2),
                     float_tensor("vocab_transform.weight", {8, 8}, 3)});
-  test::write_file(folder / "in" / "config.json", "{}");
-  quantize_checkpoint(folder / "in", folder / "out",
+  test::write_file(folder_ / "in" / "config.json", "{}");
+  quantize_checkpoint(folder_ / "in", folder_ / "out",
                       {.family = CheckpointFamily::kCompressedTensors});
-  const json config = json::parse(test::read_file(folder / "out" / "config.json"));
+  const json config = json::parse(test::read_file(folder_ / "out" / "config.json"));
   for (const char* module :
        {"cls.predictions.decoder", "lm_head.decoder", "vocab_projector", "decoder",
         "generator_lm_head", "proj_out", "model.proj_out", "score", "classifier.dense"}) {
@@ -244,48 +238,44 @@ TEST(WeightSelection, HeadsThatAreNotInTheFileAreIgnored) {
   }
 }
 
-TEST(WeightSelection, TorchaoSaysTheTypeThatTheWeightHad) {
+TEST_F(WeightSelection, TorchaoSaysTheTypeThatTheWeightHad) {
   NamedTensor half = float_tensor("l.half.weight", {8, 8}, 1);
   half.dtype = SafetensorsDType::kF16;
   half.bytes.resize(8 * 8 * 2);
-  const TestFolder folder;
-  write_checkpoint(folder / "in.safetensors", {half, float_tensor("l.full.weight", {8, 8}, 2),
-                                               float_tensor("l.norm.weight", {8}, 3)});
-  quantize_checkpoint(folder / "in.safetensors", folder / "out.safetensors",
-                      {.family = CheckpointFamily::kTorchao});
+  write_checkpoint(folder_.in(), {half, float_tensor("l.full.weight", {8, 8}, 2),
+                                  float_tensor("l.norm.weight", {8}, 3)});
+  quantize_checkpoint(folder_.in(), folder_.out(), {.family = CheckpointFamily::kTorchao});
   const auto dtype_of = [](const fs::path& path, const char* name) {
     const json entry = json::parse(model::SafetensorsReader(path).metadata().at(name));
     return entry.at("_data").at("dtype").at("_data").get<std::string>();
   };
-  EXPECT_EQ(dtype_of(folder / "out.safetensors", "l.half.weight"), "float16");
-  EXPECT_EQ(dtype_of(folder / "out.safetensors", "l.full.weight"), "float32");
+  EXPECT_EQ(dtype_of(folder_.out(), "l.half.weight"), "float16");
+  EXPECT_EQ(dtype_of(folder_.out(), "l.full.weight"), "float32");
   // Of a conversion: the type of what is not FP8.
-  quantize_checkpoint(folder / "in.safetensors", folder / "ct.safetensors",
+  quantize_checkpoint(folder_.in(), folder_ / "ct.safetensors",
                       {.family = CheckpointFamily::kCompressedTensors});
-  convert_checkpoint(folder / "ct.safetensors", folder / "ao.safetensors",
+  convert_checkpoint(folder_ / "ct.safetensors", folder_ / "ao.safetensors",
                      {.family = CheckpointFamily::kTorchao});
-  EXPECT_EQ(dtype_of(folder / "ao.safetensors", "l.half.weight"), "float32");
+  EXPECT_EQ(dtype_of(folder_ / "ao.safetensors", "l.half.weight"), "float32");
 }
 
-TEST(WeightSelection, TorchaoIsToldOfNamesWithoutADotByDiffusersAlone) {
-  const TestFolder folder;
-  fs::create_directory(folder / "in");
+TEST_F(WeightSelection, TorchaoIsToldOfNamesWithoutADotByDiffusersAlone) {
+  fs::create_directory(folder_ / "in");
   write_checkpoint(
-      folder / "in" / "model.safetensors",
+      folder_ / "in" / "model.safetensors",
       {float_tensor("l.weight", {8, 8}, 1), float_tensor("final_logits_bias", {8}, 2)});
   const auto told = [&](const char* config, const char* output) {
-    test::write_file(folder / "in" / "config.json", config);
-    quantize_checkpoint(folder / "in", folder / output, {.family = CheckpointFamily::kTorchao});
-    const model::SafetensorsReader reader(folder / output / "model.safetensors");
+    test::write_file(folder_ / "in" / "config.json", config);
+    quantize_checkpoint(folder_ / "in", folder_ / output, {.family = CheckpointFamily::kTorchao});
+    const model::SafetensorsReader reader(folder_ / output / "model.safetensors");
     return json::parse(reader.metadata().at("tensor_names")).get<Names>();
   };
   EXPECT_EQ(told(R"({"architectures":["X"]})", "a"), Names{"l.weight"});
   EXPECT_EQ(told(R"({"_diffusers_version":"1"})", "b"), (Names{"final_logits_bias", "l.weight"}));
 }
 
-TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
-  const TestFolder folder;
-  const fs::path in = folder / "in";
+TEST_F(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
+  const fs::path in = folder_ / "in";
   write_checkpoint((fs::create_directories(in), in / "model.safetensors"),
                    {float_tensor("a.weight", {8, 8}, 1)});
   test::write_file(in / "config.json", "{}");
@@ -296,10 +286,8 @@ TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
     fs::create_directories((in / path).parent_path());
     test::write_file(in / path, path);
   }
-  std::string log;
-  set_log_handler([&](LogLevel, std::string_view message) { log += message; });
+  const test::Log log;
   const CheckpointReport report = quantize_checkpoint(in, in / "out");
-  set_log_handler({});
   Names files;
   for (const fs::path& path : report.files) files.push_back(path.lexically_relative(in / "out"));
   std::sort(files.begin(), files.end());
@@ -308,32 +296,31 @@ TEST(FolderFiles, FoldersBelowComeAlongAndOtherFormatsAreNamed) {
                           "onnx/config.json"}));
   for (const fs::path& path : report.files) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   EXPECT_EQ(test::read_file(in / "out/a/b/c.txt"), "a/b/c.txt");
-  test::expect_contains(log,
+  test::expect_contains(log.text,
                         "2 files with weights in other formats are left behind: "
                         "'onnx/model.onnx', 'pytorch_model.bin'");
 }
 
-TEST(FolderFiles, PipelinesAndFamiliesThatAFolderIsNotOfAreRefused) {
-  const TestFolder folder;
+TEST_F(FolderFiles, PipelinesAndFamiliesThatAFolderIsNotOfAreRefused) {
   for (const char* model : {"transformer", "vae"}) {
-    fs::create_directories(folder / "pipe" / model);
-    write_checkpoint(folder / "pipe" / model / "model.safetensors",
+    fs::create_directories(folder_ / "pipe" / model);
+    write_checkpoint(folder_ / "pipe" / model / "model.safetensors",
                      {float_tensor("a.weight", {8, 8}, 1)});
-    test::write_file(folder / "pipe" / model / "config.json",
+    test::write_file(folder_ / "pipe" / model / "config.json",
                      R"({"_class_name":"X","_diffusers_version":"0.42"})");
   }
-  test::write_file(folder / "pipe" / "model_index.json", "{}");
+  test::write_file(folder_ / "pipe" / "model_index.json", "{}");
   expect_error(ErrorCode::kInvalidArgument,
                {"'input'", "model_index.json", "'transformer', 'vae'", "torchao"},
-               [&] { quantize_checkpoint(folder / "pipe", folder / "out"); });
+               [&] { quantize_checkpoint(folder_ / "pipe", folder_ / "out"); });
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "torchao", "Diffusers", "deepseek-v3"},
-               [&] { quantize_checkpoint(folder / "pipe" / "vae", folder / "out"); });
-  EXPECT_FALSE(fs::exists(folder / "out"));
-  quantize_checkpoint(folder / "pipe" / "vae", folder / "out",
+               [&] { quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "out"); });
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "out",
                       {.family = CheckpointFamily::kTorchao});
-  test::write_file(folder / "pipe" / "vae" / "config.json", R"({"architectures":["X"]})");
+  test::write_file(folder_ / "pipe" / "vae" / "config.json", R"({"architectures":["X"]})");
   expect_error(ErrorCode::kInvalidArgument, {"'family'", "transformers", "comfyui"}, [&] {
-    quantize_checkpoint(folder / "pipe" / "vae", folder / "no",
+    quantize_checkpoint(folder_ / "pipe" / "vae", folder_ / "no",
                         {.family = CheckpointFamily::kComfyUi});
   });
 }

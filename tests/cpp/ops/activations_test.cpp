@@ -1,29 +1,20 @@
 // Casts of activations and of their gradients on the CPU: quantize() of values that are worked out
 // here, by definition or by differences.
-#include <array>
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <numbers>
-#include <random>
-#include <string>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/both_casts.h"
 #include "support/granularities.h"
 #include "support/matrix.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using test::error_of;
+using test::Both;
+using test::expect_same;
 using test::Matrix;
-using testing::HasSubstr;
 
 constexpr std::array kActivations{
     Activation::kSwiGlu, Activation::kGeGluTanh, Activation::kGeGluErf,   Activation::kSilu,
@@ -86,54 +77,36 @@ ScaledMatrix cast_matrix(std::int64_t rows, std::int64_t cols) {
   return ScaledMatrix(rows, cols, {.granularity = Granularity::kTensor});
 }
 
-TEST_F(ActivationsTest, AreCastAsTheyAreDefined) {
+TEST_F(ActivationsTest, AndGradientsAreCastAsTheyAreDefined) {
   for (const Activation activation : kActivations) {
     for (const GateLayout layout : kLayouts) {
-      const bool gated = is_gated(activation);
-      Matrix x = input(gated ? 2 * kCols : kCols), expected(DType::kFloat32, kRows, kCols);
-      for (std::int64_t row = 0; row < kRows; ++row) {
-        for (std::int64_t col = 0; col < kCols; ++col) {
-          const double gate = x.at(row, gated ? gate_of(layout, col) : col);
-          const double up = gated ? x.at(row, up_of(layout, col)) : 1;
-          expected.float_at(row, col) = static_cast<float>(curve(activation, gate) * up);
-        }
-      }
-      ScaledMatrix out = cast_matrix(kRows, kCols);
-      cast(Activated{.x = x.view(), .activation = activation, .layout = layout},
-           {.rows = out.target()});
       SCOPED_TRACE(name(activation));
-      expect_cast(out, expected);
-    }
-  }
-}
-
-TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
-  for (const Activation activation : kActivations) {
-    for (const GateLayout layout : kLayouts) {
       const bool gated = is_gated(activation);
       const std::int64_t cols = gated ? 2 * kCols : kCols;
-      Matrix x = input(cols), gradient = input(kCols), expected(DType::kFloat32, kRows, cols);
+      Matrix x = input(cols), gradient = input(kCols);
+      Matrix expected(DType::kFloat32, kRows, kCols), by_x(DType::kFloat32, kRows, cols);
       for (std::int64_t row = 0; row < kRows; ++row) {
         for (std::int64_t col = 0; col < kCols; ++col) {
           const std::int64_t at_gate = gated ? gate_of(layout, col) : col;
           const double gate = x.at(row, at_gate), by_value = gradient.at(row, col);
           const double up = gated ? x.at(row, up_of(layout, col)) : 1;
-          expected.float_at(row, at_gate) =
-              static_cast<float>(by_value * slope(activation, gate) * up);
-          if (gated) {
-            expected.float_at(row, up_of(layout, col)) =
-                static_cast<float>(by_value * curve(activation, gate));
-          }
+          const double value = curve(activation, gate);
+          expected.float_at(row, col) = static_cast<float>(value * up);
+          by_x.float_at(row, at_gate) = static_cast<float>(by_value * slope(activation, gate) * up);
+          if (!gated) continue;
+          by_x.float_at(row, up_of(layout, col)) = static_cast<float>(by_value * value);
         }
       }
-      ScaledMatrix out = cast_matrix(kRows, cols);
+      ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, cols);
+      cast(Activated{.x = x.view(), .activation = activation, .layout = layout},
+           {.rows = out.target()});
+      expect_cast(out, expected);
       cast(ActivationGradient{.gradient = gradient.view(),
                               .x = x.view(),
                               .activation = activation,
                               .layout = layout},
-           {.rows = out.target()});
-      SCOPED_TRACE(name(activation));
-      expect_cast(out, expected);
+           {.rows = of_x.target()});
+      expect_cast(of_x, by_x);
     }
   }
 }
@@ -142,26 +115,22 @@ TEST_F(ActivationsTest, GradientsAreThoseOfTheDefinition) {
 TEST_F(ActivationsTest, BothTargetsAreCastsOfTheSameValues) {
   Matrix wide = input(2 * kCols), x(DType::kBFloat16, kRows, 2 * kCols);
   convert_dtype(wide.view(), x.view());
+  const Activated source{
+      .x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves};
   for (const Granularity granularity : test::kGranularities) {
-    ScaledMatrix rows(kRows, kCols, {.dtype = DType::kE5M2, .granularity = granularity});
-    ScaledMatrix columns(kCols, kRows, {.dtype = DType::kE5M2, .granularity = granularity});
-    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
-         {.rows = rows.target(), .transposed = columns.target()});
-    ScaledMatrix alone(kCols, kRows, {.dtype = DType::kE5M2, .granularity = granularity});
-    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
-         {.transposed = alone.target()});
-    EXPECT_THAT(columns.codes(), testing::ElementsAreArray(alone.codes()));
+    const Format format{.dtype = DType::kE5M2, .granularity = granularity};
+    Both both(kRows, kCols, format);
+    cast(source, both.targets());
+    ScaledMatrix alone(kCols, kRows, format);
+    cast(source, {.transposed = alone.target()});
+    expect_same(both.columns, alone);
 
     // With scales of one, codes are the values themselves, rounded: they agree across targets.
-    for (float& scale : rows.scales()) scale = 1;
-    for (float& scale : columns.scales()) scale = 1;
-    cast(Activated{.x = x.view(), .activation = Activation::kSwiGlu, .layout = GateLayout::kHalves},
-         test::given({.rows = rows.target(), .transposed = columns.target()}));
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      for (std::int64_t col = 0; col < kCols; ++col) {
-        ASSERT_EQ(rows.codes()[static_cast<std::size_t>(row * kCols + col)],
-                  columns.codes()[static_cast<std::size_t>(col * kRows + row)]);
-      }
+    std::ranges::fill(both.rows.scales(), 1.0f);
+    std::ranges::fill(both.columns.scales(), 1.0f);
+    cast(source, test::given(both.targets()));
+    for (std::size_t i = 0; i < kRows * kCols; ++i) {
+      ASSERT_EQ(both.rows.codes()[i], both.columns.codes()[i % kCols * kRows + i / kCols]);
     }
   }
 }
@@ -186,41 +155,19 @@ struct FromFp8 {
 
   void expect_same_bits(Granularity granularity) {
     dequantize(x.view(), values.view());
-    const std::int64_t width = gradient.cols();
     for (const bool back : {false, true}) {
-      const std::int64_t cols = back ? values.cols() : width;
-      ScaledMatrix of_rows(rows(), cols, {.granularity = granularity}),
-          want_rows(rows(), cols, {.granularity = granularity});
-      ScaledMatrix of_columns(cols, rows(), {.granularity = granularity}),
-          want_columns(cols, rows(), {.granularity = granularity});
-      const CastTargets out{.rows = of_rows.target(), .transposed = of_columns.target()};
-      const CastTargets wanted{.rows = want_rows.target(), .transposed = want_columns.target()};
-      if (back) {
-        cast(ActivationGradient{.gradient = gradient.view(),
-                                .x = x.view(),
-                                .activation = activation,
-                                .layout = layout},
-             out);
-        cast(ActivationGradient{.gradient = gradient.view(),
-                                .x = values.view(),
-                                .activation = activation,
-                                .layout = layout},
-             wanted);
-      } else {
-        cast(
-            Activated{
-                .x = x.view(), .activation = activation, .layout = layout, .dtype = values.dtype()},
-            out);
-        cast(Activated{.x = values.view(), .activation = activation, .layout = layout}, wanted);
-      }
-      EXPECT_THAT(of_rows.codes(), testing::ElementsAreArray(want_rows.codes()));
-      EXPECT_THAT(of_columns.codes(), testing::ElementsAreArray(want_columns.codes()));
-      EXPECT_EQ(std::memcmp(of_rows.scales().data(), want_rows.scales().data(),
-                            want_rows.scales().size_bytes()),
-                0);
-      EXPECT_EQ(std::memcmp(of_columns.scales().data(), want_columns.scales().data(),
-                            want_columns.scales().size_bytes()),
-                0);
+      const std::int64_t cols = back ? values.cols() : gradient.cols();
+      Both actual(rows(), cols, {.granularity = granularity});
+      Both expected(rows(), cols, {.granularity = granularity});
+      ActivationGradient backward{
+          .gradient = gradient.view(), .x = x.view(), .activation = activation, .layout = layout};
+      Activated forward{
+          .x = x.view(), .activation = activation, .layout = layout, .dtype = values.dtype()};
+      back ? cast(backward, actual.targets()) : cast(forward, actual.targets());
+      backward.x = values.view();
+      forward = {.x = values.view(), .activation = activation, .layout = layout};
+      back ? cast(backward, expected.targets()) : cast(forward, expected.targets());
+      expect_same(actual, expected);
     }
   }
 };
@@ -263,87 +210,85 @@ TEST_F(ActivationsTest, NanInFp8IsHandedOn) {
   }
 }
 
-TEST_F(ActivationsTest, ErrorsNameTheArgument) {
-  Matrix x = input(2 * kCols), odd = input(2 * kCols - 1), by_output = input(kCols);
-  ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
-  const auto activate = [&](const Matrix& input, Activation activation, GateLayout layout) {
-    return error_of([&] {
-      cast(Activated{.x = input.view(), .activation = activation, .layout = layout},
-           {.rows = out.target()});
-    });
-  };
-  const auto halves = GateLayout::kHalves;
-  EXPECT_THAT(activate(odd, Activation::kSwiGlu, halves), HasSubstr("'x': expected an even"));
-  EXPECT_THAT(activate(x, Activation::kSilu, halves), HasSubstr("'out.rows': expected shape"));
-  EXPECT_THAT(activate(x, static_cast<Activation>(40), halves), HasSubstr("'activation'"));
-  EXPECT_THAT(activate(x, Activation::kSwiGlu, static_cast<GateLayout>(7)), HasSubstr("'layout'"));
-
-  const auto go_back = [&](const Matrix& gradient, const CastTargets& targets) {
-    return error_of([&] {
-      cast(ActivationGradient{.gradient = gradient.view(),
-                              .x = x.view(),
-                              .activation = Activation::kSwiGlu,
-                              .layout = halves},
-           targets);
-    });
-  };
-  EXPECT_THAT(go_back(x, {.rows = of_x.target()}), HasSubstr("'gradient': expected shape"));
-  EXPECT_THAT(go_back(Matrix(DType::kBFloat16, kRows, kCols), {.rows = of_x.target()}),
-              HasSubstr("'gradient': expected dtype float32"));
-  EXPECT_THAT(go_back(by_output, {.rows = out.target()}), HasSubstr("'out.rows': expected shape"));
-  EXPECT_THAT(go_back(by_output, {}), HasSubstr("'out': expected rows, transposed or both"));
-  // Codes over the gradient that they are worked out from.
-  CastTarget over = of_x.target();
-  over.data.data = by_output.data();
-  EXPECT_THAT(go_back(by_output, {.rows = over}), HasSubstr("'out.rows'"));
-}
-
-TEST_F(ActivationsTest, ErrorsOfFp8NameTheArgument) {
-  Matrix wide = input(2 * kCols), by_output = input(kCols);
-  ScaledMatrix x(kRows, 2 * kCols, {.granularity = Granularity::kBlock1x128});
-  ScaledMatrix out = cast_matrix(kRows, kCols), of_x = cast_matrix(kRows, 2 * kCols);
-  const auto activate = [&](const ScaledTensorView& input, DType dtype) {
-    return error_of([&] {
-      cast(Activated{.x = input,
+class ActivationErrorsTest : public ActivationsTest {
+ protected:
+  std::string error_of_activated(auto&& spoil) {
+    Activated source{.x = x_.view(),
                      .activation = Activation::kSwiGlu,
                      .layout = GateLayout::kHalves,
-                     .dtype = dtype},
-           {.rows = out.target()});
-    });
-  };
-  const auto go_back = [&](const Matrix& gradient, const ScaledTensorView& input,
-                           const CastTargets& targets) {
-    return error_of([&] {
-      cast(ActivationGradient{.gradient = gradient.view(),
-                              .x = input,
+                     .dtype = DType::kFloat32};
+    return error(source, out_, spoil);
+  }
+  std::string error_of_gradient(auto&& spoil) {
+    ActivationGradient source{.gradient = gradient_.view(),
+                              .x = x_.view(),
                               .activation = Activation::kSwiGlu,
-                              .layout = GateLayout::kHalves},
-           targets);
-    });
-  };
-  const ScaledTensorView codes = x.view();
-  EXPECT_THAT(activate(codes, DType::kE4M3), HasSubstr("'dtype': expected float32, float16"));
-  ScaledTensorView flawed = codes;
-  flawed.data = wide.view();
-  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected dtype e4m3"));
-  flawed = codes;
-  flawed.scale.shape[1] -= 1;
-  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.scale': expected shape"));
-  EXPECT_THAT(go_back(by_output, flawed, {.rows = of_x.target()}), HasSubstr("'x.scale'"));
-  flawed = codes;
-  flawed.channel_scale = codes.scale;
-  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x.channel_scale': expected none"));
-  flawed = codes;
-  flawed.data.shape[1] -= 1;
-  EXPECT_THAT(activate(flawed, DType::kBFloat16), HasSubstr("'x': expected an even"));
-  EXPECT_THAT(go_back(wide, codes, {.rows = of_x.target()}),
-              HasSubstr("'gradient': expected shape"));
-  EXPECT_THAT(go_back(Matrix(DType::kE5M2, kRows, kCols), codes, {.rows = of_x.target()}),
-              HasSubstr("'gradient': expected dtype float32 or"));
-  // Scales over those that are read.
-  CastTarget over = of_x.target();
-  over.scale.data = x.scales().data();
-  EXPECT_THAT(go_back(by_output, codes, {.rows = over}), HasSubstr("'out.rows.scale'"));
+                              .layout = GateLayout::kHalves};
+    return error(source, of_x_, spoil);
+  }
+  static std::string error(auto source, ScaledMatrix& out, auto&& spoil) {
+    CastTargets targets{.rows = out.target()};
+    spoil(source, targets);
+    return test::error_of([&] { cast(source, targets); });
+  }
+  ScaledTensorView codes_but(auto&& spoil) const {
+    ScaledTensorView flawed = codes_.view();
+    spoil(flawed);
+    return flawed;
+  }
+
+  Matrix x_ = input(2 * kCols), odd_ = input(2 * kCols - 1), gradient_ = input(kCols);
+  const Matrix of_e5m2_{DType::kE5M2, kRows, kCols}, of_bfloat16_{DType::kBFloat16, kRows, kCols};
+  ScaledMatrix codes_{kRows, 2 * kCols}, out_ = cast_matrix(kRows, kCols),
+                                         of_x_ = cast_matrix(kRows, 2 * kCols);
+};
+
+TEST_F(ActivationErrorsTest, OfActivationsNameTheArgument) {
+  const auto refuses = test::refusing<Activated, CastTargets>(
+      [this](auto&& spoil) { return error_of_activated(spoil); });
+  refuses({
+      {[&](auto& a, auto&) { a.x = odd_.view(); }, "'x': expected an even"},
+      {[](auto& a, auto&) { a.activation = Activation::kSilu; }, "'out.rows': expected shape"},
+      {[](auto& a, auto&) { a.activation = static_cast<Activation>(40); }, "'activation'"},
+      {[](auto& a, auto&) { a.layout = static_cast<GateLayout>(7); }, "'layout'"},
+      // Of x in FP8.
+      {[&](auto& a, auto&) { a.x = codes_.view(), a.dtype = DType::kE4M3; },
+       "'dtype': expected float32, float16"},
+      {[&](auto& a, auto&) { a.x = codes_but([&](auto& x) { x.data = x_.view(); }); },
+       "'x': expected dtype e4m3"},
+      {[&](auto& a, auto&) { a.x = codes_but([](auto& x) { --x.scale.shape[1]; }); },
+       "'x.scale': expected shape"},
+      {[&](auto& a, auto&) { a.x = codes_but([](auto& x) { x.channel_scale = x.scale; }); },
+       "'x.channel_scale': expected none"},
+      {[&](auto& a, auto&) { a.x = codes_but([](auto& x) { --x.data.shape[1]; }); },
+       "'x': expected an even"},
+  });
+}
+
+TEST_F(ActivationErrorsTest, OfGradientsNameTheArgument) {
+  const auto refuses = test::refusing<ActivationGradient, CastTargets>(
+      [this](auto&& spoil) { return error_of_gradient(spoil); });
+  refuses({
+      {[&](auto& a, auto&) { a.gradient = x_.view(); }, "'gradient': expected shape"},
+      {[&](auto& a, auto&) { a.gradient = of_bfloat16_.view(); },
+       "'gradient': expected dtype float32"},
+      {[&](auto&, auto& out) { out.rows = out_.target(); }, "'out.rows': expected shape"},
+      {[](auto&, auto& out) { out = {}; }, "'out': expected rows, transposed or both"},
+      // Codes over the gradient that they are worked out from.
+      {[&](auto&, auto& out) { out.rows->data.data = gradient_.data(); }, "'out.rows'"},
+      // Of x in FP8.
+      {[&](auto& a, auto&) { a.x = codes_but([](auto& x) { --x.scale.shape[1]; }); }, "'x.scale'"},
+      {[&](auto& a, auto&) { a.x = codes_.view(), a.gradient = x_.view(); },
+       "'gradient': expected shape"},
+      {[&](auto& a, auto&) { a.x = codes_.view(), a.gradient = of_e5m2_.view(); },
+       "'gradient': expected dtype float32 or"},
+      // Scales over those that are read.
+      {[&](auto& a, auto& out) {
+         a.x = codes_.view();
+         out.rows->scale.data = codes_.scales().data();
+       },
+       "'out.rows.scale'"},
+  });
 }
 
 }  // namespace

@@ -1,26 +1,15 @@
 // Bad arguments: each gets an error of its own that names the argument.
-#include <chrono>
-#include <cmath>
-#include <cstdlib>
-#include <functional>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <string>
-#include <variant>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
-using testing::HasSubstr;
 
 // A valid problem that each test spoils in one place.
 struct Problem {
@@ -45,12 +34,12 @@ struct Problem {
 
 ScaledTensorView& a_of(GemmArguments& arguments) { return std::get<ScaledTensorView>(arguments.a); }
 
-std::string gemm_error(const std::function<void(Problem&, GemmArguments&)>& spoil) {
+const auto refuse_gemm = test::refusing<Problem, GemmArguments>([](auto&& spoil) {
   Problem problem;
   GemmArguments arguments = problem.arguments();
   spoil(problem, arguments);
   return error_of([&] { gemm(arguments); });
-}
+});
 
 TEST(GemmArgumentsTest, TheProblemIsValidUntilItIsSpoiled) {
   Problem problem;
@@ -58,83 +47,67 @@ TEST(GemmArgumentsTest, TheProblemIsValidUntilItIsSpoiled) {
   EXPECT_EQ(problem.d[0], 300.0f);
 }
 
-TEST(GemmArgumentsTest, WrongDtypes) {
-  EXPECT_EQ(gemm_error([](auto&, auto& g) { a_of(g).data.dtype = DType::kFloat16; }),
-            "gemm: argument 'a': expected dtype e4m3 or e5m2, got float16");
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.scale.dtype = DType::kBFloat16; }),
-              HasSubstr("argument 'b.scale': expected dtype float32, got bfloat16"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.dtype = DType::kE4M3; }),
-              HasSubstr("argument 'out': expected dtype bfloat16 or float16 or float32"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat16, p.kM, p.kN); }),
-      HasSubstr("argument 'c': expected dtype"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kBFloat16, p.kN); }),
-      HasSubstr("argument 'bias': expected dtype"));
-}
-
-TEST(GemmArgumentsTest, WrongShapes) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.rank = 3; }),
-              HasSubstr("argument 'b': expected a matrix"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.shape[0] = -1; }),
-              HasSubstr("argument 'a': expected sizes of at least 0"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.shape[0] = std::int64_t{1} << 62; }),
-              HasSubstr("argument 'a': expected sizes that memory can hold"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); }),
-      HasSubstr("argument 'b': expected K = 300 columns as in 'a', got 299"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.shape[1] = 100; }),
-              HasSubstr("argument 'out': expected shape [5, 200], got [5, 100]"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat32, p.kN, p.kM); }),
-      HasSubstr("argument 'c': expected shape [5, 200], got [200, 5]"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kFloat32, 7); }),
-      HasSubstr("argument 'bias': expected shape [200], got [7]"));
-}
-
-TEST(GemmArgumentsTest, WrongScales) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.shape[1] = 2; }),
-              HasSubstr("argument 'a.scale': expected shape [5, 3] for granularity 1x128"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.rank = 1; }),
-              HasSubstr("argument 'a.scale': expected shape [5, 3]"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).scale.data = nullptr; }),
-              HasSubstr("argument 'a.scale': expected data, got a null pointer"));
-  EXPECT_THAT(
-      gemm_error([](auto&, auto& g) { g.fast_accumulation = true; }),
-      HasSubstr("argument 'fast_accumulation': expected false for scales that vary along K"));
-}
-
-TEST(GemmArgumentsTest, WrongStrides) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { a_of(g).data.strides = {1, 5}; }),
-              HasSubstr("argument 'a': expected contiguous columns"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.strides[0] = 199; }),
-              HasSubstr("argument 'out': expected rows that do not overlap"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.strides[0] = -200; }),
-              HasSubstr("argument 'out': expected rows that do not overlap"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = nullptr; }),
-              HasSubstr("argument 'out': expected data, got a null pointer"));
-}
-
-TEST(GemmArgumentsTest, UnalignedData) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) {
-                a_of(g).scale.data = static_cast<const char*>(a_of(g).scale.data) + 1;
-              }),
-              HasSubstr("argument 'a.scale': expected data aligned to its element size"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; }),
-              HasSubstr("argument 'out': expected data aligned to its element size"));
-}
-
-TEST(GemmArgumentsTest, OutputOverAnInput) {
-  EXPECT_THAT(gemm_error([](auto& p, auto& g) { a_of(g).scale.data = p.d.data(); }),
-              HasSubstr("argument 'out': expected memory of its own, apart from 'a.scale'"));
-  EXPECT_THAT(gemm_error([](auto& p, auto& g) {
-                g.c = matrix(p.d.data() + 1, DType::kFloat32, p.kM, p.kN - 1, p.kN);
-              }),
-              HasSubstr("argument 'c': expected shape"));
-  EXPECT_THAT(
-      gemm_error([](auto& p, auto& g) { g.bias = vector(p.d.data() + 10, DType::kFloat32, p.kN); }),
-      HasSubstr("argument 'out': expected memory of its own, apart from 'bias'"));
+TEST(GemmArgumentsTest, EachErrorNamesItsArgument) {
+  refuse_gemm({
+      // Wrong dtypes.
+      {[](auto&, auto& g) { a_of(g).data.dtype = DType::kFloat16; },
+       "gemm: argument 'a': expected dtype e4m3 or e5m2, got float16"},
+      {[](auto&, auto& g) { g.b.scale.dtype = DType::kBFloat16; },
+       "argument 'b.scale': expected dtype float32, got bfloat16"},
+      {[](auto&, auto& g) { g.out.dtype = DType::kE4M3; },
+       "argument 'out': expected dtype bfloat16 or float16 or float32"},
+      {[](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat16, p.kM, p.kN); },
+       "argument 'c': expected dtype"},
+      {[](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kBFloat16, p.kN); },
+       "argument 'bias': expected dtype"},
+      // Wrong shapes.
+      {[](auto&, auto& g) { g.b.data.rank = 3; }, "argument 'b': expected a matrix"},
+      {[](auto&, auto& g) { a_of(g).data.shape[0] = -1; },
+       "argument 'a': expected sizes of at least 0"},
+      {[](auto&, auto& g) { a_of(g).data.shape[0] = std::int64_t{1} << 62; },
+       "argument 'a': expected sizes that memory can hold"},
+      {[](auto& p, auto& g) { g.b.data = matrix(p.b.data(), DType::kE4M3, p.kN, 299); },
+       "argument 'b': expected K = 300 columns as in 'a', got 299"},
+      {[](auto&, auto& g) { g.out.shape[1] = 100; },
+       "argument 'out': expected shape [5, 200], got [5, 100]"},
+      {[](auto& p, auto& g) { g.c = matrix(p.c.data(), DType::kFloat32, p.kN, p.kM); },
+       "argument 'c': expected shape [5, 200], got [200, 5]"},
+      {[](auto& p, auto& g) { g.bias = vector(p.bias.data(), DType::kFloat32, 7); },
+       "argument 'bias': expected shape [200], got [7]"},
+      // Wrong scales.
+      {[](auto&, auto& g) { a_of(g).scale.shape[1] = 2; },
+       "argument 'a.scale': expected shape [5, 3] for granularity 1x128"},
+      {[](auto&, auto& g) { a_of(g).scale.rank = 1; }, "argument 'a.scale': expected shape [5, 3]"},
+      {[](auto&, auto& g) { a_of(g).scale.data = nullptr; },
+       "argument 'a.scale': expected data, got a null pointer"},
+      {[](auto&, auto& g) { g.fast_accumulation = true; },
+       "argument 'fast_accumulation': expected false for scales that vary along K"},
+      // Wrong strides.
+      {[](auto&, auto& g) { a_of(g).data.strides = {1, 5}; },
+       "argument 'a': expected contiguous columns"},
+      {[](auto&, auto& g) { g.out.strides[0] = 199; },
+       "argument 'out': expected rows that do not overlap"},
+      {[](auto&, auto& g) { g.out.strides[0] = -200; },
+       "argument 'out': expected rows that do not overlap"},
+      {[](auto&, auto& g) { g.out.data = nullptr; },
+       "argument 'out': expected data, got a null pointer"},
+      // Wrong alignment.
+      {[](auto&, auto& g) {
+         a_of(g).scale.data = static_cast<const char*>(a_of(g).scale.data) + 1;
+       },
+       "argument 'a.scale': expected data aligned to its element size"},
+      {[](auto&, auto& g) { g.out.data = static_cast<char*>(g.out.data) + 2; },
+       "argument 'out': expected data aligned to its element size"},
+      // Wrong memory that is written.
+      {[](auto& p, auto& g) { a_of(g).scale.data = p.d.data(); },
+       "argument 'out': expected memory of its own, apart from 'a.scale'"},
+      {[](auto& p, auto& g) {
+         g.c = matrix(p.d.data() + 1, DType::kFloat32, p.kM, p.kN - 1, p.kN);
+       },
+       "argument 'c': expected shape"},
+      {[](auto& p, auto& g) { g.bias = vector(p.d.data() + 10, DType::kFloat32, p.kN); },
+       "argument 'out': expected memory of its own, apart from 'bias'"},
+  });
 }
 
 TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
@@ -152,10 +125,12 @@ TEST(GemmArgumentsTest, SideBySideSlicesOfOneBufferAreDisjoint) {
 }
 
 TEST(GemmArgumentsTest, Devices) {
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.device = {DeviceType::kCuda, 1}; }),
-              HasSubstr("argument 'b.scale': expected a tensor on cuda:1, got one on cpu"));
-  EXPECT_THAT(gemm_error([](auto&, auto& g) { g.b.data.device = {DeviceType::kCpu, 1}; }),
-              HasSubstr("argument 'b.scale': expected a tensor on cpu:1, got one on cpu"));
+  refuse_gemm({
+      {[](auto&, auto& g) { g.b.data.device = {DeviceType::kCuda, 1}; },
+       "argument 'b.scale': expected a tensor on cuda:1, got one on cpu"},
+      {[](auto&, auto& g) { g.b.data.device = {DeviceType::kCpu, 1}; },
+       "argument 'b.scale': expected a tensor on cpu:1, got one on cpu"},
+  });
   Problem problem;
   GemmArguments arguments = problem.arguments();
   for (auto* device :
@@ -171,41 +146,34 @@ TEST(GemmArgumentsTest, Devices) {
 }
 
 TEST(CastArgumentsTest, EachIsNamed) {
-  std::vector<float> x(6 * 8), scale(6);
-  std::vector<std::uint8_t> codes(6 * 8);
-  const TensorView input = matrix(x.data(), DType::kFloat32, 6, 8);
-  const CastTarget output{matrix(codes.data(), DType::kE4M3, 6, 8),
-                          vector(scale.data(), DType::kFloat32, 6),
-                          {.granularity = Granularity::kChannel}};
-  cast(input, {.rows = output});
-
-  auto bad_output = output;
-  EXPECT_THAT(error_of([&] { cast(input, {}); }),
-              HasSubstr("cast: argument 'out': expected rows, transposed or both, got neither"));
-  EXPECT_THAT(error_of([&] { cast(input, {.transposed = output}); }),
-              HasSubstr("cast: argument 'out.transposed': expected shape [8, 6], got [6, 8]"));
-  bad_output.data.dtype = DType::kFloat32;
-  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
-              HasSubstr("argument 'out.rows': expected dtype e4m3 or e5m2"));
-  bad_output = output;
-  bad_output.scale.shape[0] = 5;
-  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
-              HasSubstr("argument 'out.rows.scale': expected shape [6] for granularity channel"));
-  bad_output = output;
-  bad_output.data.data = x.data();
-  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }), HasSubstr("apart from 'x'"));
-  bad_output = output;
-  bad_output.data.strides[0] = 0;  // rows of an input may coincide, those of an output not
-  EXPECT_THAT(error_of([&] { cast(input, {.rows = bad_output}); }),
-              HasSubstr("argument 'out.rows': expected rows that do not overlap"));
-  TensorView bad_input = input;
-  bad_input.dtype = DType::kE5M2;
-  EXPECT_THAT(error_of([&] { cast(bad_input, {.rows = output}); }),
-              HasSubstr("argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"));
-  EXPECT_THAT(error_of([&] {
-                cast(input, test::by({.power_of_two = true}, test::given({.rows = output})));
-              }),
-              HasSubstr("argument 'power_of_two': expected unset or false"));
+  const std::vector<float> x(6 * 8);
+  const TensorView valid = matrix(x.data(), DType::kFloat32, 6, 8);
+  ScaledMatrix out(6, 8, {.granularity = Granularity::kChannel});
+  const auto refuses = test::refusing<TensorView, CastTargets>([&](auto&& spoil) {
+    TensorView input = valid;
+    CastTargets targets{.rows = out.target()};
+    spoil(input, targets);
+    return error_of([&] { cast(input, targets); });
+  });
+  refuses({
+      {[](auto&, auto& t) { t = {}; },
+       "cast: argument 'out': expected rows, transposed or both, got neither"},
+      {[](auto&, auto& t) { t = {.transposed = t.rows}; },
+       "cast: argument 'out.transposed': expected shape [8, 6], got [6, 8]"},
+      {[](auto&, auto& t) { t.rows->data.dtype = DType::kFloat32; },
+       "argument 'out.rows': expected dtype e4m3 or e5m2"},
+      {[](auto&, auto& t) { t.rows->scale.shape[0] = 5; },
+       "argument 'out.rows.scale': expected shape [6] for granularity channel"},
+      {[](auto& input, auto& t) { t.rows->data.data = const_cast<void*>(input.data); },
+       "apart from 'x'"},
+      // Rows of an input may coincide, those of an output not.
+      {[](auto&, auto& t) { t.rows->data.strides[0] = 0; },
+       "argument 'out.rows': expected rows that do not overlap"},
+      {[](auto& input, auto&) { input.dtype = DType::kE5M2; },
+       "argument 'x': expected dtype float32 or float16 or bfloat16, got e5m2"},
+      {[](auto&, auto& t) { t = test::by({.power_of_two = true}, test::given(t)); },
+       "argument 'power_of_two': expected unset or false"},
+  });
   EXPECT_THAT(error_of([&] { scale_shape(Granularity::kTensor, -1, 1); }),
               HasSubstr("expected sizes of at least 0, got -1×1"));
 }
@@ -242,18 +210,17 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
   const auto overflow = static_cast<Overflow>(99);
   const auto rule = static_cast<Rule>(99);
   const auto device = static_cast<DeviceType>(99);
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.dtype = dtype; }),
-              HasSubstr("argument 'a': expected an enumerator of DType, 0 to 5, got 99"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).scale.dtype = dtype; }),
-              HasSubstr("'a.scale'"));
-  EXPECT_THAT(
-      gemm_error([&](auto&, auto& g) { g.b.granularity = granularity; }),
-      HasSubstr("argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { g.out.dtype = dtype; }), HasSubstr("'out'"));
-  EXPECT_THAT(gemm_error([&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }),
-              HasSubstr("argument 'bias'"));
-  EXPECT_THAT(gemm_error([&](auto&, auto& g) { a_of(g).data.device.type = device; }),
-              HasSubstr("argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"));
+  refuse_gemm({
+      {[&](auto&, auto& g) { a_of(g).data.dtype = dtype; },
+       "argument 'a': expected an enumerator of DType, 0 to 5, got 99"},
+      {[&](auto&, auto& g) { a_of(g).scale.dtype = dtype; }, "'a.scale'"},
+      {[&](auto&, auto& g) { g.b.granularity = granularity; },
+       "argument 'b.granularity': expected an enumerator of Granularity, 0 to 3, got 99"},
+      {[&](auto&, auto& g) { g.out.dtype = dtype; }, "'out'"},
+      {[&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }, "argument 'bias'"},
+      {[&](auto&, auto& g) { a_of(g).data.device.type = device; },
+       "argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"},
+  });
 
   std::vector<float> x(8), y(8);
   ScaledMatrix out(2, 4, {.granularity = Granularity::kTensor});

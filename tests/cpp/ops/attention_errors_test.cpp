@@ -1,20 +1,11 @@
 // What attention refuses, and what it says of it.
-#include <cstdint>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "octofold/attention.h"
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
-
-using testing::HasSubstr;
 
 template <typename View>
 View shaped(View view, const std::vector<std::int64_t>& shape) {
@@ -88,8 +79,8 @@ class AttentionErrors : public testing::Test {
   std::vector<std::uint16_t> q_ = std::vector<std::uint16_t>(192), out_ = q_;
   std::vector<std::uint8_t> k_ = std::vector<std::uint8_t>(8192), v_ = k_;
   std::vector<float> scale_ = std::vector<float>(64, 1.0f), sums_ = std::vector<float>(24);
-  std::vector<float> workspace_ = std::vector<float>(
-      static_cast<std::size_t>(attention_workspace_size(kBatch * kQueries, kHeads, kSize)));
+  std::vector<float> workspace_ =
+      std::vector<float>(as_size(attention_workspace_size(kBatch * kQueries, kHeads, kSize)));
   std::vector<std::int32_t> query_offsets_{0, 2, 6}, key_offsets_{0, 100, 512}, key_counts_{33, 7},
       page_table_{31, 0, 5, 9, -7, 99};
 };

@@ -1,19 +1,10 @@
 // Attention on the CPU: every layout of keys against a plain softmax in FP64.
 #include "octofold/attention.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <gtest/gtest.h>
-#include <limits>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
 #include "support/matrix.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -24,7 +15,7 @@ enum class Scales { kNone, kTensor, kHeads, kBlocks };
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kPageSize = 16;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::size_t at(std::int64_t i) { return as_size(i); }
 
 struct Sequence {
   std::int64_t queries, keys;

@@ -1,25 +1,14 @@
 // Sums and largest magnitudes of columns, from every cast that gives them, against loops in double.
-#include <algorithm>
-#include <cmath>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
 using test::Matrix;
-using testing::HasSubstr;
 
 // Wider than what the backend takes at a time.
 constexpr std::int64_t kRows = 130, kCols = 600;
@@ -38,7 +27,7 @@ class CastColumnsTest : public testing::Test {
   }
 
   ColumnTargets columns(std::int64_t rows, bool sums = true, bool amax = true) {
-    workspace_.resize(static_cast<std::size_t>(column_workspace_rows(rows, sums, amax) * kCols));
+    workspace_.resize(as_size(column_workspace_rows(rows, sums, amax) * kCols));
     ColumnTargets targets{.workspace = matrix(workspace_.data(), DType::kFloat32,
                                               column_workspace_rows(rows, sums, amax), kCols)};
     if (sums) targets.sums = vector(sums_.data(), DType::kFloat32, kCols);
@@ -53,8 +42,8 @@ class CastColumnsTest : public testing::Test {
         sum += x.at(row, col);
         amax = std::max(amax, std::abs(x.at(row, col)));
       }
-      ASSERT_EQ(sums_[static_cast<std::size_t>(col)], static_cast<float>(sum)) << col;
-      ASSERT_EQ(amax_[static_cast<std::size_t>(col)], static_cast<float>(amax)) << col;
+      ASSERT_EQ(sums_[as_size(col)], static_cast<float>(sum)) << col;
+      ASSERT_EQ(amax_[as_size(col)], static_cast<float>(amax)) << col;
     }
   }
 
@@ -66,7 +55,7 @@ TEST_F(CastColumnsTest, AreTheSumsAndMagnitudesOfX) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const std::int64_t rows : {std::int64_t{1}, kRows}) {
       const Matrix x = values(dtype, rows, kCols, 8);
-      ScaledMatrix out(rows, kCols, {.granularity = Granularity::kBlock1x128});
+      ScaledMatrix out(rows, kCols);
       cast(x.view(), {.rows = out.target(), .columns = columns(rows)});
       expect_columns_of(x);
       ScaledMatrix transposed(kCols, rows, {.granularity = Granularity::kTensor});
@@ -96,7 +85,7 @@ TEST_F(CastColumnsTest, SpecialValuesStayInTheirColumns) {
   x.float_at(6, 12) = inf;
   x.float_at(7, 12) = -inf;
   for (std::int64_t row = 0; row < kRows; ++row) x.float_at(row, 13) = -0.0f;
-  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix out(kRows, kCols);
   cast(x.view(), {.rows = out.target(), .columns = columns(kRows)});
   EXPECT_EQ(sums_[10], inf);
   EXPECT_EQ(amax_[10], inf);
@@ -112,7 +101,7 @@ TEST_F(CastColumnsTest, OfNoRowsAreZero) {
   std::ranges::fill(sums_, -1.0f);
   std::ranges::fill(amax_, -1.0f);
   const Matrix x(DType::kFloat32, 0, kCols);
-  ScaledMatrix out(0, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix out(0, kCols);
   cast(x.view(), {.rows = out.target(), .columns = columns(0)});
   EXPECT_THAT(sums_, testing::Each(0.0f));
   EXPECT_THAT(amax_, testing::Each(0.0f));
@@ -122,7 +111,7 @@ TEST_F(CastColumnsTest, OfNoRowsAreZero) {
 // the rounding to FP8, so the sums are compared with those of a plain cast.
 TEST_F(CastColumnsTest, OfGradientsAndNorms) {
   const Matrix x = values(DType::kBFloat16), gradient = values(DType::kBFloat16, kRows, kCols / 2);
-  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix out(kRows, kCols);
   cast(ActivationGradient{.gradient = gradient.view(),
                           .x = x.view(),
                           .activation = Activation::kSwiGlu,
@@ -138,8 +127,8 @@ TEST_F(CastColumnsTest, OfGradientsAndNorms) {
       sum += gradient.at(row, column) * (col < 300 ? slope * up : gate * sigmoid);
     }
     // Each of the 130 values is rounded to BF16.
-    EXPECT_NEAR(sums_[static_cast<std::size_t>(col)], sum, 0.3);
-    EXPECT_GT(amax_[static_cast<std::size_t>(col)], 0);
+    EXPECT_NEAR(sums_[as_size(col)], sum, 0.3);
+    EXPECT_GT(amax_[as_size(col)], 0);
   }
 
   std::vector<float> rstd(kRows), ones(kRows, 1.0f);
@@ -147,14 +136,14 @@ TEST_F(CastColumnsTest, OfGradientsAndNorms) {
   cast(norm, {.rows = out.target(), .columns = columns(kRows)});
   double sum = 0;
   for (std::int64_t row = 0; row < kRows; ++row) {
-    sum += x.at(row, 7) * static_cast<double>(rstd[static_cast<std::size_t>(row)]);
+    sum += x.at(row, 7) * static_cast<double>(rstd[as_size(row)]);
   }
   EXPECT_NEAR(sums_[7], sum, 0.3);
 }
 
 TEST_F(CastColumnsTest, ErrorsNameTheArgument) {
   const Matrix x = values(DType::kFloat32);
-  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix out(kRows, kCols);
   const auto error = [&](auto&& spoil) {
     CastTargets targets{.rows = out.target(), .columns = columns(kRows)};
     spoil(targets);

@@ -1,30 +1,17 @@
 // Every source of a cast with every kind of targets, on the CPU: the bytes of the cast of its
 // values in memory, which are worked out here.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/both_casts.h"
 #include "support/matrix.h"
-#include "support/random.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using enum Granularity;
 using test::Matrix;
-using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 150, kCols = 200;
 
@@ -53,8 +40,8 @@ class CastSourcesTest : public testing::Test {
     double squares = 0;
     for (std::int64_t col = 0; col < kCols; ++col) squares += std::pow(x_.at(row, col), 2);
     const auto rstd = static_cast<float>(1 / std::sqrt(squares / kCols + double{1e-6f}));
-    const std::int32_t place = places_[static_cast<std::size_t>(row)];
-    const float factor = factors_[static_cast<std::size_t>(place)];
+    const std::int32_t place = places_[as_size(row)];
+    const float factor = factors_[as_size(place)];
     for (std::int64_t col = 0; col < kCols; ++col) {
       const double x = x_.at(row, col), positive = std::max(x, 0.0);
       activated_.float_at(row, col) = static_cast<float>(positive * positive);
@@ -164,15 +151,8 @@ struct Written {
   }
 
   void expect_same(const Written& other) const {
-    const auto expect_same_matrix = [](const auto& left, const auto& right) {
-      if (!left) return;
-      EXPECT_THAT(left->codes(), testing::ElementsAreArray(right->codes()));
-      EXPECT_EQ(
-          std::memcmp(left->scales().data(), right->scales().data(), left->scales().size_bytes()),
-          0);
-    };
-    expect_same_matrix(rows, other.rows);
-    expect_same_matrix(transposed, other.transposed);
+    if (rows) test::expect_same(*rows, *other.rows);
+    if (transposed) test::expect_same(*transposed, *other.transposed);
     EXPECT_THAT(reduced, testing::ElementsAreArray(other.reduced));
   }
 

@@ -1,28 +1,20 @@
 // What the CPU backend casts, whatever the shape and the strides of x, and from which scales. Its
 // bytes are compared with independent code in tests/python.
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstring>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/both_casts.h"
 #include "support/granularities.h"
-#include "support/random.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
-using testing::HasSubstr;
-
+using test::Both;
+using test::expect_same;
 using test::kGranularities;
+
 constexpr std::array kRules{Rule::kDeepGemm, Rule::kVllm,     Rule::kTransformerEngine,
                             Rule::kTorchAo,  Rule::kDeepSeek, Rule::kCompressedTensors};
 
@@ -47,11 +39,6 @@ class CastsTest : public testing::Test {
     return test::error_of([&] { cast(x, out); });
   }
 
-  static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
-    EXPECT_THAT(actual.codes(), testing::ElementsAreArray(expected.codes()));
-    EXPECT_THAT(actual.scales(), testing::ElementsAreArray(expected.scales()));
-  }
-
   std::vector<float> data_;
   test::Random random_;
 };
@@ -60,8 +47,7 @@ std::vector<float> transposed(const std::vector<float>& values, std::int64_t row
                               std::int64_t cols) {
   std::vector<float> result(values.size());
   for (std::int64_t i = 0; i < rows * cols; ++i) {
-    result[static_cast<std::size_t>(i % cols * rows + i / cols)] =
-        values[static_cast<std::size_t>(i)];
+    result[as_size(i % cols * rows + i / cols)] = values[as_size(i)];
   }
   return result;
 }
@@ -70,27 +56,21 @@ TEST_F(CastsTest, BothTargetsAreTwoCasts) {
   const std::vector<float> data_transposed = transposed(data_, kRows, kCols);
   const TensorView x_transposed = matrix(data_transposed.data(), DType::kFloat32, kCols, kRows);
   for (const Granularity granularity : kGranularities) {
-    const Format options{.rule = Rule::kVllm, .power_of_two = true};
-    ScaledMatrix rows(kRows, kCols, {.granularity = granularity}),
-        columns(kCols, kRows, {.granularity = granularity});
-    cast(x(), test::by(options, {.rows = rows.target(), .transposed = columns.target()}));
-
-    ScaledMatrix alone(kRows, kCols, {.granularity = granularity}),
-        columns_alone(kCols, kRows, {.granularity = granularity});
-    cast(x(), test::by(options, {.rows = alone.target()}));
-    expect_same(rows, alone);
-    cast(x(), test::by(options, {.transposed = columns_alone.target()}));
-    expect_same(columns, columns_alone);
-    cast(x_transposed, test::by(options, {.rows = columns_alone.target()}));
-    expect_same(columns, columns_alone);
+    const Format format{.granularity = granularity, .rule = Rule::kVllm, .power_of_two = true};
+    Both both(kRows, kCols, format), alone(kRows, kCols, format);
+    cast(x(), both.targets());
+    cast(x(), {.rows = alone.rows.target()});
+    cast(x(), {.transposed = alone.columns.target()});
+    expect_same(both, alone);
+    cast(x_transposed, {.rows = alone.columns.target()});
+    expect_same(both, alone);
   }
 }
 
 TEST_F(CastsTest, TheTransposeMayBeOfChannelsBesideRowsOfBlocks) {
-  ScaledMatrix rows(kRows, kCols, {.granularity = Granularity::kBlock1x128});
-  ScaledMatrix columns(kCols, kRows, {.granularity = Granularity::kChannel});
-  ScaledMatrix rows_alone(kRows, kCols, {.granularity = Granularity::kBlock1x128});
-  ScaledMatrix columns_alone(kCols, kRows, {.granularity = Granularity::kChannel});
+  const Format blocks{}, channels{.granularity = Granularity::kChannel};
+  ScaledMatrix rows(kRows, kCols, blocks), rows_alone(kRows, kCols, blocks);
+  ScaledMatrix columns(kCols, kRows, channels), columns_alone(kCols, kRows, channels);
   cast(x(), {.rows = rows.target(), .transposed = columns.target()});
   cast(x(), {.rows = rows_alone.target()});
   cast(x(), {.transposed = columns_alone.target()});
@@ -99,26 +79,24 @@ TEST_F(CastsTest, TheTransposeMayBeOfChannelsBesideRowsOfBlocks) {
 }
 
 TEST_F(CastsTest, NamesTheTargetThatIsWrong) {
-  const auto block = Granularity::kBlock1x128;
-  ScaledMatrix out(kRows, kCols, {.granularity = block}),
-      columns(kCols, kRows, {.granularity = block});
-  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = out.target()}),
-              HasSubstr("'out.transposed': expected shape"));
+  Both both(kRows, kCols, {});
   ScaledMatrix tensor(kCols, kRows, {.granularity = Granularity::kTensor});
-  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = tensor.target()}),
-              HasSubstr("'out.transposed': expected granularity 1x128, as 'out.rows'"));
-  ScaledMatrix e5m2(kCols, kRows, {.dtype = DType::kE5M2, .granularity = block});
-  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = e5m2.target()}),
-              HasSubstr("'out.transposed': expected dtype e4m3"));
-
-  CastTarget overlapping = columns.target();
-  overlapping.data.data = out.codes().data();
-  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
-              HasSubstr("'out.transposed': expected memory of its own, apart from 'out.rows'"));
-  overlapping = columns.target();
-  overlapping.scale.data = out.scales().data();
-  EXPECT_THAT(error_of(x(), {.rows = out.target(), .transposed = overlapping}),
-              HasSubstr("'out.transposed.scale': expected memory of its own"));
+  ScaledMatrix e5m2(kCols, kRows, {.dtype = DType::kE5M2});
+  const auto refuses = test::refusing<CastTarget>([&](auto&& spoil) {
+    CastTargets targets = both.targets();
+    spoil(*targets.transposed);
+    return error_of(x(), targets);
+  });
+  refuses({
+      {[&](auto& t) { t = both.rows.target(); }, "'out.transposed': expected shape"},
+      {[&](auto& t) { t = tensor.target(); },
+       "'out.transposed': expected granularity 1x128, as 'out.rows'"},
+      {[&](auto& t) { t = e5m2.target(); }, "'out.transposed': expected dtype e4m3"},
+      {[&](auto& t) { t.data.data = both.rows.codes().data(); },
+       "'out.transposed': expected memory of its own, apart from 'out.rows'"},
+      {[&](auto& t) { t.scale.data = both.rows.scales().data(); },
+       "'out.transposed.scale': expected memory of its own"},
+  });
 }
 
 // The scales that a cast computes, given to it, make the same codes where codes are x / scale or
@@ -127,36 +105,33 @@ TEST_F(CastsTest, ScalesOfACastGiveItsCodesAgain) {
   for (const Granularity granularity : kGranularities) {
     for (const Rule rule : kRules) {
       const bool power_of_two = rule == Rule::kTransformerEngine || rule == Rule::kTorchAo;
-      ScaledMatrix rows(kRows, kCols, {.granularity = granularity}),
-          columns(kCols, kRows, {.granularity = granularity});
-      const CastTargets out{.rows = rows.target(), .transposed = columns.target()};
-      cast(x(), test::by({.rule = rule, .power_of_two = power_of_two}, out));
-      const ScaledMatrix computed_rows = rows.to({}), computed_columns = columns.to({});
-      std::ranges::fill(rows.codes(), std::uint8_t{0xAA});
-      std::ranges::fill(columns.codes(), std::uint8_t{0xAA});
-      cast(x(), test::by({.rule = rule}, test::given(out)));
-      expect_same(rows, computed_rows);
-      expect_same(columns, computed_columns);
+      Both out(kRows, kCols, {.granularity = granularity});
+      cast(x(), test::by({.rule = rule, .power_of_two = power_of_two}, out.targets()));
+      const ScaledMatrix computed_rows = out.rows.to({}), computed_columns = out.columns.to({});
+      std::ranges::fill(out.rows.codes(), std::uint8_t{0xAA});
+      std::ranges::fill(out.columns.codes(), std::uint8_t{0xAA});
+      cast(x(), test::by({.rule = rule}, test::given(out.targets())));
+      expect_same(out.rows, computed_rows);
+      expect_same(out.columns, computed_columns);
     }
   }
 }
 
 // What is only read may be read twice; what is written may not overlap itself.
 TEST_F(CastsTest, GivenScalesMayBeSharedAndComputedOnesNot) {
-  ScaledMatrix rows(kRows, kCols, {.granularity = Granularity::kTensor}),
-      columns(kCols, kRows, {.granularity = Granularity::kTensor});
-  CastTargets out{.rows = rows.target(), .transposed = columns.target()};
+  Both tensors(kRows, kCols, {.granularity = Granularity::kTensor});
+  CastTargets out = tensors.targets();
   out.transposed->scale = out.rows->scale;
-  rows.scales()[0] = 0.5f;
+  tensors.rows.scales()[0] = 0.5f;
   cast(x(), test::given(out));
-  EXPECT_EQ(columns.codes()[1], rows.codes()[kCols]);
-  EXPECT_THAT(error_of(x(), out), testing::HasSubstr("apart from 'out.rows.scale'"));
+  EXPECT_EQ(tensors.columns.codes()[1], tensors.rows.codes()[kCols]);
+  EXPECT_THAT(error_of(x(), out), HasSubstr("apart from 'out.rows.scale'"));
 
   ScaledMatrix by_row(kRows, kCols, {.granularity = Granularity::kChannel});
   CastTarget repeated = by_row.target();
   repeated.scale.strides[0] = 0;
   EXPECT_THAT(error_of(x(), {.rows = repeated}),
-              testing::HasSubstr("'out.rows.scale': expected scales that do not overlap"));
+              HasSubstr("'out.rows.scale': expected scales that do not overlap"));
 }
 
 // Where in the scale tensor of [rows, cols] the scale of an element is.
@@ -165,10 +140,9 @@ std::size_t unit_of(Granularity granularity, std::int64_t row, std::int64_t col,
   const std::int64_t across = (cols + 127) / 128;
   switch (granularity) {
     case Granularity::kTensor: return 0;
-    case Granularity::kChannel: return static_cast<std::size_t>(row);
-    case Granularity::kBlock1x128: return static_cast<std::size_t>(row * across + col / 128);
-    case Granularity::kBlock128x128:
-      return static_cast<std::size_t>(row / 128 * across + col / 128);
+    case Granularity::kChannel: return as_size(row);
+    case Granularity::kBlock1x128: return as_size(row * across + col / 128);
+    case Granularity::kBlock128x128: return as_size(row / 128 * across + col / 128);
   }
   return 0;
 }
@@ -191,7 +165,7 @@ TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
         std::vector<float> scaled = data_;
         for (std::int64_t i = 0; i < kRows * kCols; ++i) {
           const float scale = given[unit_of(granularity, i / kCols, i % kCols, kCols)];
-          float& value = scaled[static_cast<std::size_t>(i)];
+          float& value = scaled[as_size(i)];
           value = divides ? value / scale : value * (1.0f / scale);
           if (rule == Rule::kCompressedTensors) value += 0.0f;  // 0 in place of -0
         }
@@ -206,10 +180,8 @@ TEST_F(CastsTest, GivenScalesAreUsedAndKept) {
 
 TEST_F(CastsTest, LeadingDimensionsAreRows) {
   for (const Granularity granularity : kGranularities) {
-    ScaledMatrix expected(kRows, kCols, {.granularity = granularity}),
-        columns(kCols, kRows, {.granularity = granularity});
-    cast(x(), {.rows = expected.target()});
-    cast(x(), {.transposed = columns.target()});
+    Both expected(kRows, kCols, {.granularity = granularity});
+    cast(x(), expected.targets());
 
     // [2, 65, 300], with scales that have the leading dimensions, one more, or none.
     TensorView cube = x();
@@ -217,9 +189,8 @@ TEST_F(CastsTest, LeadingDimensionsAreRows) {
     cube.shape = {2, 65, kCols};
     cube.strides = {65 * kCols, kCols, 1};
     for (const int scale_kind : {0, 1, 2}) {
-      ScaledMatrix out(kRows, kCols, {.granularity = granularity}),
-          out_columns(kCols, kRows, {.granularity = granularity});
-      CastTarget target = out.target();
+      Both out(kRows, kCols, {.granularity = granularity});
+      CastTarget target = out.rows.target();
       target.data.rank = 3;
       target.data.shape = cube.shape;
       target.data.strides = cube.strides;
@@ -232,13 +203,13 @@ TEST_F(CastsTest, LeadingDimensionsAreRows) {
         target.scale.shape = {2, 65, 1};
         target.scale.strides = {65, 1, 17};
       }
-      cast(cube, {.rows = target, .transposed = out_columns.target()});
+      cast(cube, {.rows = target, .transposed = out.columns.target()});
       expect_same(out, expected);
-      expect_same(out_columns, columns);
 
       std::vector<float> values(data_.size()), expected_values(data_.size());
       dequantize(target, {values.data(), DType::kFloat32, 3, cube.shape, cube.strides});
-      dequantize(expected.view(), matrix(expected_values.data(), DType::kFloat32, kRows, kCols));
+      dequantize(expected.rows.view(),
+                 matrix(expected_values.data(), DType::kFloat32, kRows, kCols));
       EXPECT_EQ(values, expected_values);
     }
   }
@@ -275,14 +246,11 @@ TEST_F(CastsTest, RowsMayLieAnywhere) {
     }
     const TensorView contiguous = matrix(copy.data(), DType::kFloat32, kCount, kWidth);
     for (const Granularity granularity : kGranularities) {
-      ScaledMatrix out(kCount, kWidth, {.granularity = granularity}),
+      Both out(kCount, kWidth, {.granularity = granularity}),
           expected(kCount, kWidth, {.granularity = granularity});
-      ScaledMatrix columns(kWidth, kCount, {.granularity = granularity});
-      ScaledMatrix expected_columns(kWidth, kCount, {.granularity = granularity});
-      cast(view, {.rows = out.target(), .transposed = columns.target()});
-      cast(contiguous, {.rows = expected.target(), .transposed = expected_columns.target()});
+      cast(view, out.targets());
+      cast(contiguous, expected.targets());
       expect_same(out, expected);
-      expect_same(columns, expected_columns);
     }
     std::vector<float> converted(copy.size());
     convert_dtype(view, matrix(converted.data(), DType::kFloat32, kCount, kWidth));
@@ -292,7 +260,7 @@ TEST_F(CastsTest, RowsMayLieAnywhere) {
 
 // A row of scales and codes that is repeated is dequantized as often.
 TEST_F(CastsTest, DequantizesRowsThatAreRepeated) {
-  ScaledMatrix row(1, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix row(1, kCols);
   cast(matrix(data_.data(), DType::kFloat32, 1, kCols), {.rows = row.target()});
   std::vector<float> once(kCols), repeated(3 * kCols);
   dequantize(row.view(), matrix(once.data(), DType::kFloat32, 1, kCols));

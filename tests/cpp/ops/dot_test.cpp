@@ -2,20 +2,12 @@
 // FP64 in tests/python/test_dot.py.
 #include "octofold/dot.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
-
-using testing::HasSubstr;
 
 class DotTest : public testing::Test {
  protected:

@@ -1,15 +1,6 @@
 // Every row of the case table against FP64: fresh random inputs, poisoned outputs, every element.
 #include "octofold/gemm.h"
 
-#include <cmath>
-#include <cstring>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <optional>
-#include <random>
-#include <span>
-#include <vector>
-
 #include "octofold/cast.h"
 
 #include "support/exact_dot.h"
@@ -17,7 +8,7 @@
 #include "support/judge.h"
 #include "support/matrix.h"
 #include "support/operand.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -56,8 +47,8 @@ TEST_P(GemmTest, MatchesFp64) {
 
   const std::vector<double> x = a.dequantized(), y = b.dequantized();
   const auto line_of = [&](const std::vector<double>& values, std::int64_t line) {
-    const auto k = static_cast<std::size_t>(row.k);
-    return std::span(values).subspan(static_cast<std::size_t>(line) * k, k);
+    const auto k = as_size(row.k);
+    return std::span(values).subspan(as_size(line) * k, k);
   };
   test::Judge judge(row.d_dtype);
   for (std::int64_t i = 0; i < row.m; ++i) {
@@ -101,7 +92,7 @@ TEST_P(JudgeTest, TakesWhatIsRoundedWell) { EXPECT_EQ(verdict_with(0.1), ""); }
 
 TEST_P(JudgeTest, SeesOneWrongElement) {
   for (const double wrong : {0.0, 0.2, -0.1, std::nan(""), HUGE_VAL}) {
-    EXPECT_THAT(verdict_with(wrong), testing::HasSubstr("element 1234")) << wrong;
+    EXPECT_THAT(verdict_with(wrong), HasSubstr("element 1234")) << wrong;
   }
 }
 

@@ -1,24 +1,12 @@
 // octofold::cast of rows in groups, and of rows that are gathered, on the CPU: the bytes of casts
 // of each group alone, and of the rows in memory.
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/cast.h"
-#include "octofold/error.h"
-#include "octofold/norm_gradient.h"
-#include "octofold/scaled_matrix.h"
+#include "octofold/octofold.h"
 
-#include "support/error_of.h"
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
@@ -26,7 +14,6 @@ namespace {
 using enum Granularity;
 using test::error_of;
 using test::Matrix;
-using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 300, kCols = 200;
 constexpr std::uint8_t kNanCode = 0x7F;  // of e4m3: no cast of finite values writes it
@@ -55,16 +42,14 @@ class GroupCastsTest : public testing::Test {
       const std::int64_t slots = (count + 127) / 128;
       for (std::int64_t row = 0; row < kCols; ++row) {
         const auto* codes = grouped.codes().data() + row * columns() + 128 * slot;
-        EXPECT_EQ(
-            std::memcmp(codes, alone.codes().data() + row * count, static_cast<std::size_t>(count)),
-            0);
+        EXPECT_EQ(std::memcmp(codes, alone.codes().data() + row * count, as_size(count)), 0);
         for (std::int64_t i = count; i < 128 * slots; ++i) EXPECT_EQ(codes[i], 0);
       }
       const std::int64_t scale_rows = granularity == kBlock1x128 ? kCols : 2;
       for (std::int64_t row = 0; row < scale_rows; ++row) {
         for (std::int64_t i = 0; i < slots; ++i) {
-          EXPECT_EQ(grouped.scales()[static_cast<std::size_t>(row * scale_columns + slot + i)],
-                    alone.scales()[static_cast<std::size_t>(row * slots + i)]);
+          EXPECT_EQ(grouped.scales()[as_size(row * scale_columns + slot + i)],
+                    alone.scales()[as_size(row * slots + i)]);
         }
       }
     }
@@ -77,12 +62,11 @@ class GroupCastsTest : public testing::Test {
 
 TEST_F(GroupCastsTest, AreCastsOfEachGroup) {
   for (const Granularity transposed : {kBlock1x128, kBlock128x128}) {
-    ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
-        of_groups(kCols, columns(), {.granularity = transposed});
+    ScaledMatrix of_rows(kRows, kCols), of_groups(kCols, columns(), {.granularity = transposed});
     cast(x_.view(),
          {.rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()});
     expect_groups(of_groups, transposed);
-    ScaledMatrix alone(270, kCols, {.granularity = kBlock1x128});
+    ScaledMatrix alone(270, kCols);
     cast(rows(0, 270), {.rows = alone.target()});
     EXPECT_EQ(std::memcmp(of_rows.codes().data(), alone.codes().data(), 270 * kCols), 0);
     EXPECT_EQ(std::memcmp(of_rows.scales().data(), alone.scales().data(), 270 * 2 * 4), 0);
@@ -96,8 +80,7 @@ TEST_F(GroupCastsTest, AreCastsOfEachGroup) {
 }
 
 TEST_F(GroupCastsTest, WriteNothingElse) {
-  ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
-      of_groups(kCols, columns(), {.granularity = kBlock1x128});
+  ScaledMatrix of_rows(kRows, kCols), of_groups(kCols, columns());
   for (ScaledMatrix* matrix : {&of_rows, &of_groups}) {
     std::ranges::fill(matrix->codes(), kNanCode);
     std::ranges::fill(matrix->scales(), -1.0f);
@@ -114,45 +97,49 @@ TEST_F(GroupCastsTest, WriteNothingElse) {
 }
 
 TEST_F(GroupCastsTest, SayWhatIsWrong) {
-  ScaledMatrix of_rows(kRows, kCols, {.granularity = kBlock1x128}),
-      of_groups(kCols, columns(), {.granularity = kBlock1x128});
-  CastTargets out{.rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()};
-  const auto error = [&] { return error_of([&] { cast(x_.view(), out); }); };
-  offsets_[3] = 4;
-  EXPECT_THAT(error(), HasSubstr("'offsets': expected entries that begin at 0, do not decrease and "
-                                 "do not exceed 300 rows, got 4 at [3]"));
-  offsets_ = {1, 5, 5, 140, 270};
-  out.offsets = offsets();
-  EXPECT_THAT(error(), HasSubstr("got 1 at [0]"));
-  offsets_ = {0, 5, 5, 140, 301};
-  out.offsets = offsets();
-  EXPECT_THAT(error(), HasSubstr("got 301 at [4]"));
-  offsets_ = {0, 5, 5, 140, 270};
-  out.offsets = offsets();
-  out.offsets->dtype = DType::kFloat32;
-  EXPECT_THAT(error(), HasSubstr("'offsets': expected dtype int32, got float32"));
-  out.offsets = offsets();
-  out.offsets->shape[0] = 1;
-  EXPECT_THAT(error(), HasSubstr("'offsets': expected [groups + 1] elements"));
-  out.offsets->shape[0] = 3;
-  EXPECT_THAT(error(), HasSubstr("'out.transposed': expected shape [200, 512], got [200, 768]"));
-  out.offsets = offsets();
-  out.transposed.reset();
-  EXPECT_THAT(error(), HasSubstr("'offsets': expected none without 'out.transposed'"));
-
-  ScaledMatrix squares(kRows, kCols, {.granularity = kBlock128x128}),
-      of_squares(kCols, columns(), {.granularity = kBlock128x128});
-  out = {.rows = squares.target(), .transposed = of_squares.target(), .offsets = offsets()};
-  EXPECT_THAT(error(), HasSubstr("'out.rows': expected granularity tensor, channel or 1x128"));
+  ScaledMatrix of_rows(kRows, kCols), of_groups(kCols, columns());
+  const Format square{.granularity = kBlock128x128};
+  ScaledMatrix squares(kRows, kCols, square), of_squares(kCols, columns(), square);
   std::vector<float> sums(kCols), workspace(3 * kCols);
-  out = {.transposed = of_squares.target(),
-         .columns = {.sums = vector(sums.data(), DType::kFloat32, kCols),
-                     .workspace = matrix(workspace.data(), DType::kFloat32, 3, kCols)},
-         .offsets = offsets()};
-  EXPECT_THAT(error(), HasSubstr("'out.columns': expected none beside 'offsets'"));
-  out = {.transposed = of_squares.target(), .offsets = offsets()};
-  out.offsets->data = of_squares.codes().data();
-  EXPECT_THAT(error(), HasSubstr("apart from 'offsets'"));
+  std::vector<std::int32_t> other;
+  const auto refuses = test::refusing<CastTargets>([&](auto&& spoil) {
+    CastTargets out{
+        .rows = of_rows.target(), .transposed = of_groups.target(), .offsets = offsets()};
+    spoil(out);
+    return error_of([&] { cast(x_.view(), out); });
+  });
+  const auto with_offsets = [&](std::vector<std::int32_t> values) {
+    return [&other, values](CastTargets& out) {
+      other = values;
+      out.offsets = ints(other);
+    };
+  };
+  refuses({
+      {with_offsets({0, 5, 5, 4, 270}),
+       "'offsets': expected entries that begin at 0, do not decrease and do not exceed 300 rows, "
+       "got 4 at [3]"},
+      {with_offsets({1, 5, 5, 140, 270}), "got 1 at [0]"},
+      {with_offsets({0, 5, 5, 140, 301}), "got 301 at [4]"},
+      {[](auto& out) { out.offsets->dtype = DType::kFloat32; },
+       "'offsets': expected dtype int32, got float32"},
+      {[](auto& out) { out.offsets->shape[0] = 1; }, "'offsets': expected [groups + 1] elements"},
+      {[](auto& out) { out.offsets->shape[0] = 3; },
+       "'out.transposed': expected shape [200, 512], got [200, 768]"},
+      {[](auto& out) { out.transposed.reset(); },
+       "'offsets': expected none without 'out.transposed'"},
+      {[&](auto& out) { out.rows = squares.target(), out.transposed = of_squares.target(); },
+       "'out.rows': expected granularity tensor, channel or 1x128"},
+      {[&](auto& out) {
+         out.columns = {.sums = vector(sums.data(), DType::kFloat32, kCols),
+                        .workspace = matrix(workspace.data(), DType::kFloat32, 3, kCols)};
+       },
+       "'out.columns': expected none beside 'offsets'"},
+      {[&](auto& out) {
+         std::ranges::fill(of_groups.codes(), std::uint8_t{0});
+         out.offsets->data = of_groups.codes().data();
+       },
+       "apart from 'offsets'"},
+  });
   EXPECT_THAT(error_of([] { group_columns(5, 0); }), HasSubstr("group_columns: expected rows"));
 }
 
@@ -176,11 +163,11 @@ class GatheredTest : public GroupCastsTest {
   Matrix in_memory() const {
     Matrix result(DType::kFloat32, kGathered, kCols);
     for (std::int64_t row = 0; row < kGathered; ++row) {
-      const std::int32_t source = sources_[static_cast<std::size_t>(row)];
+      const std::int32_t source = sources_[as_size(row)];
       for (std::int64_t col = 0; col < kCols; ++col) {
         result.float_at(row, col) = source < 0 ? 0.0f
                                                : static_cast<float>(x_.at(source / kSlots, col)) *
-                                                     factors_[static_cast<std::size_t>(source)];
+                                                     factors_[as_size(source)];
       }
     }
     return result;
@@ -192,10 +179,8 @@ class GatheredTest : public GroupCastsTest {
 
 TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
   sources_[0] = sources_[77] = sources_[169] = -1;
-  ScaledMatrix of_rows(kGathered, kCols, {.granularity = kBlock1x128}),
-      columns(kCols, kGathered, {.granularity = kBlock1x128});
-  ScaledMatrix wanted_rows(kGathered, kCols, {.granularity = kBlock1x128}),
-      wanted_columns(kCols, kGathered, {.granularity = kBlock1x128});
+  ScaledMatrix of_rows(kGathered, kCols), columns(kCols, kGathered);
+  ScaledMatrix wanted_rows(kGathered, kCols), wanted_columns(kCols, kGathered);
   std::ranges::fill(of_rows.codes(), kNanCode);
   std::ranges::fill(of_rows.scales(), -1.0f);
   cast(rows(), {.rows = of_rows.target(), .transposed = columns.target()});
@@ -217,35 +202,34 @@ TEST_F(GatheredTest, RowsOfNowhereAreNotWritten) {
 }
 
 TEST_F(GatheredTest, SayWhatIsWrong) {
-  ScaledMatrix of_rows(kGathered, kCols, {.granularity = kBlock1x128});
-  CastTargets out{.rows = of_rows.target()};
-  GatheredRows given = rows();
-  const auto error = [&] { return error_of([&] { cast(given, out); }); };
-  sources_[3] = 900;
-  EXPECT_THAT(error(), HasSubstr("cast: argument 'sources': expected places "
-                                 "in 300 rows of 3 slots, or -1, got 900 at [3]"));
-  sources_[3] = -2;
-  EXPECT_THAT(error(), HasSubstr("got -2 at [3]"));
-  sources_[3] = 0;
-  given.slots = 0;
-  EXPECT_THAT(error(), HasSubstr("'slots': expected 1 to 2147483647, got 0"));
-  given.slots = 2;
-  EXPECT_THAT(error(), HasSubstr("'factors': expected shape [300, 2], got [300, 3]"));
-  given = rows();
-  given.factors->strides[0] = 4;
-  EXPECT_THAT(error(), HasSubstr("'factors': expected contiguous rows"));
-  given = rows();
-  given.sources.dtype = DType::kFloat32;
-  EXPECT_THAT(error(), HasSubstr("'sources': expected dtype int32, got float32"));
-  given = rows();
-  given.x.dtype = DType::kE4M3;
-  EXPECT_THAT(error(), HasSubstr("'x': expected dtype float32 or float16 or bfloat16"));
-  given = rows();
-  given.sources.shape[0] = 5;
-  EXPECT_THAT(error(), HasSubstr("'out.rows': expected shape [5, 200], got [170, 200]"));
-  given = rows();
-  given.sources.data = of_rows.codes().data();
-  EXPECT_THAT(error(), HasSubstr("apart from 'sources'"));
+  ScaledMatrix of_rows(kGathered, kCols);
+  const auto refuses = test::refusing<GatheredRows>([&](auto&& spoil) {
+    const std::vector<std::int32_t> before = sources_;
+    GatheredRows given = rows();
+    spoil(given);
+    const std::string error = error_of([&] { cast(given, {.rows = of_rows.target()}); });
+    std::ranges::copy(before, sources_.begin());
+    return error;
+  });
+  refuses({
+      {[&](auto&) { sources_[3] = 900; },
+       "cast: argument 'sources': expected places in 300 rows of 3 slots, or -1, got 900 at [3]"},
+      {[&](auto&) { sources_[3] = -2; }, "got -2 at [3]"},
+      {[](auto& g) { g.slots = 0; }, "'slots': expected 1 to 2147483647, got 0"},
+      {[](auto& g) { g.slots = 2; }, "'factors': expected shape [300, 2], got [300, 3]"},
+      {[](auto& g) { g.factors->strides[0] = 4; }, "'factors': expected contiguous rows"},
+      {[](auto& g) { g.sources.dtype = DType::kFloat32; },
+       "'sources': expected dtype int32, got float32"},
+      {[](auto& g) { g.x.dtype = DType::kE4M3; },
+       "'x': expected dtype float32 or float16 or bfloat16"},
+      {[](auto& g) { g.sources.shape[0] = 5; },
+       "'out.rows': expected shape [5, 200], got [170, 200]"},
+      {[&](auto& g) {
+         std::ranges::fill(of_rows.codes(), std::uint8_t{0});
+         g.sources.data = of_rows.codes().data();
+       },
+       "apart from 'sources'"},
+  });
 }
 
 }  // namespace

@@ -2,23 +2,16 @@
 // tests have more of them, and all errors of arguments.
 #include "octofold/grouped_gemm.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <vector>
+#include "octofold/octofold.h"
 
-#include "octofold/gemm.h"
-#include "octofold/scaled_matrix.h"
-
-#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/operand.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::Matrix;
-using testing::HasSubstr;
 
 constexpr std::int64_t kGroups = 3, kRows = 40, kN = 128, kK = 200;
 constexpr std::int32_t kOffsets[] = {0, 17, 17, 40}, kCounts[] = {40, 0, 11};

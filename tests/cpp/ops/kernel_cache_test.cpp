@@ -1,32 +1,22 @@
 // The public side of the kernel cache: what is warmed is what gemm() loads.
 #include "octofold/kernel_cache.h"
 
-#include <algorithm>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
-#include <gmock/gmock.h>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "octofold/cast.h"
-#include "octofold/gemm.h"
-#include "octofold/scale_layout.h"
+#include "octofold/octofold.h"
 
 #include "cuda/fake_runtime.h"
 #include "cuda/kernel_headers.h"
 #include "cuda/product.h"
 #include "jit/kernel_cache.h"
 #include "support/nvrtc.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 namespace fs = std::filesystem;
 using cuda::error_of;
-using testing::HasSubstr;
 
 // The process reads OCTOFOLD_CACHE_DIR once, so all tests of this file share a folder.
 class OwnFolder : public testing::Environment {
@@ -66,7 +56,7 @@ TEST_F(KernelCacheApiTest, WarmedKernelsAreListedAndCleared) {
   const WarmReport first = warm_kernel_cache(std::vector{kSmall, same_kernel}, options);
   EXPECT_EQ(first.compiled, 1);
   EXPECT_EQ(first.found, 0);
-  EXPECT_THAT(progress, testing::ElementsAre(std::pair(0, 1), std::pair(1, 1)));
+  EXPECT_THAT(progress, ElementsAre(std::pair(0, 1), std::pair(1, 1)));
 
   const WarmReport second = warm_kernel_cache(std::vector{kSmall, same_kernel});
   EXPECT_EQ(second.compiled, 0);
@@ -265,7 +255,7 @@ std::string warm_error(const GemmProblem& problem, ErrorCode code,
 TEST(WarmErrorsTest, NameWhatIsWrong) {
   const GemmProblem good{.m = 16, .n = 16, .k = 16};
   EXPECT_THAT(warm_error(good, ErrorCode::kUnsupported, {.architecture = "sm_80"}),
-              testing::AllOf(HasSubstr("'sm_80'"), HasSubstr("sm_90a")));
+              AllOf(HasSubstr("'sm_80'"), HasSubstr("sm_90a")));
   EXPECT_THAT(warm_error(good, ErrorCode::kInvalidArgument, {.multiprocessors = 1}),
               HasSubstr("'multiprocessors': expected at least 2, got 1"));
 

@@ -1,26 +1,16 @@
 // Norms with their casts, and their gradients, on the CPU: what the public C++ call takes beyond
 // what Python gives it. Values are compared with torch's in tests/python/test_norms.py.
-#include <algorithm>
-#include <cmath>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
-#include "support/random.h"
+#include "support/both_casts.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
-using testing::ElementsAreArray;
-using testing::HasSubstr;
+using test::expect_same;
 
 constexpr std::int64_t kRows = 6, kCols = 300;
 
@@ -58,22 +48,24 @@ class NormsTest : public testing::Test {
             .mean = vector_of(mean_)};
   }
 
+  std::string error(auto&& spoil) {
+    Normed arguments = this->arguments();
+    CastTargets targets{.rows = out_.target()};
+    spoil(arguments, targets);
+    return error_of([&] { cast(arguments, targets); });
+  }
+
   test::Random random_;
   std::vector<float> x_, residual_, weight_, sum_, rstd_, mean_;
   ScaledMatrix out_{kRows, kCols};
 };
-
-void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
-  EXPECT_THAT(actual.codes(), ElementsAreArray(expected.codes()));
-  EXPECT_THAT(actual.scales(), ElementsAreArray(expected.scales()));
-}
 
 TEST_F(NormsTest, TheSumMayBeTheResidualsMemory) {
   cast(arguments(), {.rows = out_.target()});
   for (std::size_t i = 0; i < x_.size(); ++i) EXPECT_EQ(sum_[i], x_[i] + residual_[i]);
   Normed in_place = arguments();
   in_place.sum = matrix_of(residual_);
-  ScaledMatrix out(kRows, kCols, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix out(kRows, kCols);
   cast(in_place, {.rows = out.target()});
   EXPECT_EQ(residual_, sum_);
   expect_same(out, out_);
@@ -84,8 +76,8 @@ TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
   for (std::int64_t row = 0; row < kRows; ++row) {
     double sum = 0, squares = 0;
     for (std::int64_t col = 0; col < kCols; ++col) {
-      const auto i = static_cast<std::size_t>(row * kCols + col);
-      const auto r = static_cast<std::size_t>(row);
+      const auto i = as_size(row * kCols + col);
+      const auto r = as_size(row);
       const double n = (static_cast<double>(sum_[i]) - static_cast<double>(mean_[r])) *
                        static_cast<double>(rstd_[r]);
       sum += n;
@@ -98,7 +90,7 @@ TEST_F(NormsTest, RowsHaveMeanZeroAndDeviationOne) {
 
 // Statistics do not depend on the scales, which are read and kept.
 TEST_F(NormsTest, TakesGivenScales) {
-  ScaledMatrix transposed(kCols, kRows, {.granularity = Granularity::kBlock1x128});
+  ScaledMatrix transposed(kCols, kRows);
   const CastTargets targets{.rows = out_.target(), .transposed = transposed.target()};
   cast(arguments(), targets);
   const ScaledMatrix rows = out_.to({}), columns = transposed.to({});
@@ -110,12 +102,6 @@ TEST_F(NormsTest, TakesGivenScales) {
 }
 
 TEST_F(NormsTest, NamesWhatIsWrong) {
-  const auto error = [&](auto&& spoil) {
-    Normed arguments = this->arguments();
-    CastTargets targets{.rows = out_.target()};
-    spoil(arguments, targets);
-    return error_of([&] { cast(arguments, targets); });
-  };
   EXPECT_EQ(error([](auto&, auto&) {}), "no error");
   EXPECT_THAT(error([](auto& a, auto&) { a.sum.reset(); }),
               HasSubstr("'sum': expected one where there is a residual, got none"));
@@ -136,15 +122,6 @@ TEST_F(NormsTest, NamesWhatIsWrong) {
               HasSubstr("'weight': expected a tensor on cpu, got one on cuda:0"));
   EXPECT_THAT(error([](auto&, auto& targets) { targets.rows.reset(); }),
               HasSubstr("'out': expected rows, transposed or both"));
-}
-
-TEST_F(NormsTest, NamesMemoryThatOverlaps) {
-  const auto error = [&](auto&& spoil) {
-    Normed arguments = this->arguments();
-    CastTargets targets{.rows = out_.target()};
-    spoil(arguments, targets);
-    return error_of([&] { cast(arguments, targets); });
-  };
   EXPECT_THAT(error([&](auto& a, auto&) { a.sum = matrix_of(x_); }),
               HasSubstr("'sum': expected memory of its own, apart from 'x'"));
   EXPECT_THAT(error([&](auto& a, auto&) {
@@ -168,7 +145,7 @@ class NormGradientTest : public NormsTest {
         dx_(x_.size()),
         dweight_(kCols),
         dscale_(2 * kCols),
-        workspace_(static_cast<std::size_t>(norm_workspace_rows(kCols, 2) * kCols)) {}
+        workspace_(as_size(norm_workspace_rows(kCols, 2) * kCols)) {}
 
   NormGradientArguments backward() {
     return {.gradient = matrix_of(residual_),

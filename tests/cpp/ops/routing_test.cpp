@@ -2,24 +2,15 @@
 // compared with torch's in tests/python/test_routing.py.
 #include "octofold/routing.h"
 
-#include <cmath>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
 using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 using Index = std::vector<std::int32_t>;
 using Floats = std::vector<float>;
@@ -114,7 +105,7 @@ TEST_F(TopKTest, GradientNamesWhatIsWrong) {
 class SortTest : public testing::Test {
  protected:
   std::string error(auto&& spoil) {
-    workspace_.resize(static_cast<std::size_t>(sort_workspace_size(6, 4)));
+    workspace_.resize(as_size(sort_workspace_size(6, 4)));
     TensorView ids = index_of(ids_, 2);
     std::int64_t experts = 4;
     SortedSlots out{.offsets = index_of(offsets_),

@@ -1,32 +1,18 @@
 // octofold::cast of stacks of matrices on the CPU: the bytes of casts of each one alone.
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/cast.h"
-#include "octofold/error.h"
-#include "octofold/norm_gradient.h"
-#include "octofold/scaled_matrix.h"
+#include "octofold/octofold.h"
 
-#include "support/error_of.h"
 #include "support/granularities.h"
 #include "support/matrix.h"
-#include "support/random.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using enum Granularity;
-using test::error_of;
 using test::Matrix;
-using testing::HasSubstr;
 
 constexpr std::int64_t kMatrices = 3;
 
@@ -48,14 +34,14 @@ struct Stack {
         rows(rows_),
         cols(cols_),
         codes(DType::kE4M3, kMatrices * rows, cols, 5) {
-    scales.assign(static_cast<std::size_t>(scale_view().element_count()), -1.0f);
+    scales.assign(as_size(scale_view().element_count()), -1.0f);
   }
 
   MutableTensorView scale_view() {
     const std::vector<std::int64_t> shape = scale_shape(granularity, rows, cols);
     MutableTensorView view{scales.data(), DType::kFloat32, 1, {kMatrices}, {1}, {}};
     if (granularity == kTensor) return view;
-    for (const std::int64_t size : shape) view.shape[static_cast<std::size_t>(view.rank++)] = size;
+    for (const std::int64_t size : shape) view.shape[as_size(view.rank++)] = size;
     for (std::int32_t i = view.rank - 1; i > 0; --i) {
       view.strides[i] = 1;
       for (std::int32_t j = i + 1; j < view.rank; ++j) view.strides[i] *= view.shape[j];
@@ -71,12 +57,11 @@ struct Stack {
   void expect_matrix(std::int64_t index, const ScaledMatrix& alone) const {
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::uint8_t* own = codes.bytes().data() + (index * rows + row) * (cols + 5);
-      EXPECT_EQ(std::memcmp(own, alone.codes().data() + row * cols, static_cast<std::size_t>(cols)),
-                0);
+      EXPECT_EQ(std::memcmp(own, alone.codes().data() + row * cols, as_size(cols)), 0);
     }
     const std::size_t count = alone.scales().size();
     for (std::size_t i = 0; i < count; ++i) {
-      EXPECT_EQ(scales[static_cast<std::size_t>(index) * count + i], alone.scales()[i]);
+      EXPECT_EQ(scales[as_size(index) * count + i], alone.scales()[i]);
     }
     EXPECT_TRUE(codes.padding_is_untouched());
   }
@@ -177,67 +162,32 @@ TEST_F(StackedCastsTest, OfOneMatrixOrWithoutElements) {
 
 TEST_F(StackedCastsTest, SayWhatIsWrong) {
   Stack rows(kBlock128x128, kRows, kCols), transposed(kBlock128x128, kCols, kRows);
-  const CastTargets good{
-      .rows = rows.target(), .transposed = transposed.target(), .matrices = kMatrices};
-  CastTargets out = good;
-  const auto error = [&] { return error_of([&] { cast(x(), out); }); };
-  out.matrices = 4;
-  EXPECT_THAT(error(), HasSubstr("cast: argument 'matrices': expected a number of at least 1 that "
-                                 "divides 450 rows, got 4"));
-  out.matrices = 0;
-  EXPECT_THAT(error(), HasSubstr("divides 450 rows, got 0"));
-  out.matrices = 5;
-  EXPECT_THAT(error(), HasSubstr("'out.rows.scale': expected shape [5, 1, 2], got [3, 2, 2]"));
-  out.rows.reset();
-  EXPECT_THAT(error(), HasSubstr("'out.transposed': expected shape [5, 200, 90]"));
-  out = good;
-  out.transposed->scale.strides[0] = 5;
-  EXPECT_THAT(error(), HasSubstr("'out.transposed.scale': expected leading dimensions"));
-  out = good;
-  out.rows->format.granularity = kTensor;
-  EXPECT_THAT(error(), HasSubstr("'out.rows.scale': expected shape [3], got [3, 2, 2]"));
-  out = good;
-  out.transposed->scale.data = out.rows->scale.data;
-  EXPECT_THAT(error(), HasSubstr("apart from 'out.rows.scale'"));
-
   const std::vector<std::int32_t> offsets{0, 450};
-  out = good;
-  out.offsets = vector(offsets.data(), DType::kInt32, 2);
-  EXPECT_THAT(error(), HasSubstr("'offsets': expected none beside 'matrices'"));
   std::vector<float> sums(kCols);
-  out = good;
-  out.columns.sums = vector(sums.data(), DType::kFloat32, kCols);
-  EXPECT_THAT(error(), HasSubstr("'out.columns': expected none beside 'matrices'"));
-}
-
-TEST_F(StackedCastsTest, NoOtherSourceTakesThem) {
-  Stack rows(kBlock1x128, kRows, kCols);
-  const CastTargets out{.rows = rows.target(), .matrices = kMatrices};
-  const auto expect_refused = [](const std::function<void()>& call) {
-    EXPECT_THAT(error_of(call),
-                HasSubstr("'matrices': expected none except for a matrix in memory"));
-  };
-  expect_refused([&] {
-    cast(Activated{.x = x(), .activation = Activation::kSilu, .layout = GateLayout::kHalves}, out);
+  const auto refuses = test::refusing<CastTargets>([&](auto&& spoil) {
+    CastTargets out{
+        .rows = rows.target(), .transposed = transposed.target(), .matrices = kMatrices};
+    spoil(out);
+    return test::error_of([&] { cast(x(), out); });
   });
-  expect_refused([&] {
-    cast(ActivationGradient{.gradient = x(),
-                            .x = x(),
-                            .activation = Activation::kSilu,
-                            .layout = GateLayout::kHalves},
-         out);
-  });
-  const std::vector<std::int32_t> sources(kMatrices * kRows);
-  expect_refused([&] {
-    cast(GatheredRows{.x = x_.view(),
-                      .sources = vector(sources.data(), DType::kInt32, kMatrices * kRows),
-                      .slots = 1},
-         out);
-  });
-  std::vector<float> rstd(kMatrices * kRows);
-  expect_refused([&] {
-    cast(Normed{.x = x_.view(), .rstd = vector(rstd.data(), DType::kFloat32, kMatrices * kRows)},
-         out);
+  refuses({
+      {[](auto& out) { out.matrices = 4; },
+       "cast: argument 'matrices': expected a number of at least 1 that divides 450 rows, got 4"},
+      {[](auto& out) { out.matrices = 0; }, "divides 450 rows, got 0"},
+      {[](auto& out) { out.matrices = 5; },
+       "'out.rows.scale': expected shape [5, 1, 2], got [3, 2, 2]"},
+      {[](auto& out) { out.matrices = 5, out.rows.reset(); },
+       "'out.transposed': expected shape [5, 200, 90]"},
+      {[](auto& out) { out.transposed->scale.strides[0] = 5; },
+       "'out.transposed.scale': expected leading dimensions"},
+      {[](auto& out) { out.rows->format.granularity = kTensor; },
+       "'out.rows.scale': expected shape [3], got [3, 2, 2]"},
+      {[](auto& out) { out.transposed->scale.data = out.rows->scale.data; },
+       "apart from 'out.rows.scale'"},
+      {[&](auto& out) { out.offsets = vector(offsets.data(), DType::kInt32, 2); },
+       "'offsets': expected none beside 'matrices'"},
+      {[&](auto& out) { out.columns.sums = vector(sums.data(), DType::kFloat32, kCols); },
+       "'out.columns': expected none beside 'matrices'"},
   });
 }
 

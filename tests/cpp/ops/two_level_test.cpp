@@ -1,26 +1,18 @@
 // Two-level scales on the CPU: casts against those of the quotients, products and values against
 // double loops, and what is refused.
-#include <algorithm>
-#include <cmath>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/both_casts.h"
 #include "support/judge.h"
-#include "support/random.h"
+#include "support/refusals.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
-using testing::HasSubstr;
+using test::expect_same;
 
 constexpr auto kSquares = Granularity::kBlock128x128;
 
@@ -37,7 +29,7 @@ class TwoLevelTest : public testing::Test {
 
   // Two of them count as 1.
   std::vector<float> factors(std::int64_t channels) {
-    std::vector<float> factors(static_cast<std::size_t>(channels));
+    std::vector<float> factors(as_size(channels));
     std::normal_distribution<float> normal;
     for (float& factor : factors) factor = std::exp(2 * normal(random_));
     factors.front() = 0;
@@ -56,15 +48,10 @@ class TwoLevelTest : public testing::Test {
   std::vector<float> quotients(const std::vector<float>& factors, bool of_columns) const {
     std::vector<float> values = data_;
     for (std::int64_t i = 0; i < kRows * kCols; ++i) {
-      const float held = factors[static_cast<std::size_t>(of_columns ? i % kCols : i / kCols)];
-      values[static_cast<std::size_t>(i)] *= 1.0f / (held > 0 ? held : 1.0f);
+      const float held = factors[as_size(of_columns ? i % kCols : i / kCols)];
+      values[as_size(i)] *= 1.0f / (held > 0 ? held : 1.0f);
     }
     return values;
-  }
-
-  static void expect_same(const ScaledMatrix& actual, const ScaledMatrix& expected) {
-    EXPECT_THAT(actual.codes(), testing::ElementsAreArray(expected.codes()));
-    EXPECT_THAT(actual.scales(), testing::ElementsAreArray(expected.scales()));
   }
 
   std::vector<float> data_;
@@ -76,29 +63,24 @@ TEST_F(TwoLevelTest, CastsAreThoseOfTheQuotients) {
   const std::vector<float> by_rows = quotients(of_rows, false);
   const std::vector<float> by_columns = quotients(of_columns, true);
   for (const Rule rule : {Rule::kVllm, Rule::kTorchAo}) {
-    const Format options{.rule = rule};
-    ScaledMatrix rows(kRows, kCols, {.granularity = kSquares}),
-        columns(kCols, kRows, {.granularity = kSquares});
-    cast(matrix(by_rows.data(), DType::kFloat32, kRows, kCols),
-         test::by(options, {.rows = rows.target()}));
+    const Format squares{.granularity = kSquares, .rule = rule}, lines{.rule = rule};
+    ScaledMatrix rows(kRows, kCols, squares), columns(kCols, kRows, squares);
+    cast(matrix(by_rows.data(), DType::kFloat32, kRows, kCols), {.rows = rows.target()});
     cast(matrix(by_columns.data(), DType::kFloat32, kRows, kCols),
-         test::by(options, {.transposed = columns.target()}));
+         {.transposed = columns.target()});
 
-    ScaledMatrix both_rows(kRows, kCols, {.granularity = kSquares}),
-        both_columns(kCols, kRows, {.granularity = kSquares});
-    cast(x(), test::by(options, {.rows = with_factors(both_rows, of_rows),
-                                 .transposed = with_factors(both_columns, of_columns)}));
-    expect_same(both_rows, rows);
-    expect_same(both_columns, columns);
+    test::Both both(kRows, kCols, squares);
+    cast(x(), {.rows = with_factors(both.rows, of_rows),
+               .transposed = with_factors(both.columns, of_columns)});
+    expect_same(both.rows, rows);
+    expect_same(both.columns, columns);
 
-    ScaledMatrix lines(kRows, kCols, {.granularity = Granularity::kBlock1x128}),
-        beside(kCols, kRows, {.granularity = kSquares});
-    cast(x(), test::by(options,
-                       {.rows = lines.target(), .transposed = with_factors(beside, of_columns)}));
+    ScaledMatrix of_lines(kRows, kCols, lines), beside(kCols, kRows, squares);
+    cast(x(), {.rows = of_lines.target(), .transposed = with_factors(beside, of_columns)});
     expect_same(beside, columns);
-    ScaledMatrix lines_alone(kRows, kCols, {.granularity = Granularity::kBlock1x128});
-    cast(x(), test::by(options, {.rows = lines_alone.target()}));
-    expect_same(lines, lines_alone);
+    ScaledMatrix lines_alone(kRows, kCols, lines);
+    cast(x(), {.rows = lines_alone.target()});
+    expect_same(of_lines, lines_alone);
   }
 }
 
@@ -114,8 +96,8 @@ TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
   dequantize(view, out(values));
   dequantize(codes.view(), out(inner));
   for (std::int64_t i = 0; i < kRows * kCols; ++i) {
-    const float held = of_rows[static_cast<std::size_t>(i / kCols)];
-    const auto index = static_cast<std::size_t>(i);
+    const float held = of_rows[as_size(i / kCols)];
+    const auto index = as_size(i);
     ASSERT_EQ(values[index], inner[index] * (held > 0 ? held : 1.0f)) << i;
   }
 }
@@ -123,8 +105,7 @@ TEST_F(TwoLevelTest, ValuesAreProductsOfAllThree) {
 TEST_F(TwoLevelTest, ProductsMatchFp64) {
   constexpr std::int64_t kM = 37;
   const std::vector<float> of_rows = factors(kRows);
-  ScaledMatrix a(kM, kCols, {.granularity = Granularity::kBlock1x128}),
-      b(kRows, kCols, {.granularity = kSquares});
+  ScaledMatrix a(kM, kCols), b(kRows, kCols, {.granularity = kSquares});
   cast(matrix(data_.data(), DType::kFloat32, kM, kCols), {.rows = a.target()});
   const CastTarget two_level = with_factors(b, of_rows);
   cast(x(), {.rows = two_level});
@@ -146,14 +127,13 @@ TEST_F(TwoLevelTest, ProductsMatchFp64) {
   test::Judge judge(DType::kFloat32);
   for (std::int64_t i = 0; i < kM; ++i) {
     for (std::int64_t j = 0; j < kRows; ++j) {
-      const double held = of_rows[static_cast<std::size_t>(j)];
+      const double held = of_rows[as_size(j)];
       const double factor = held > 0 ? held : 1;
-      const auto index = static_cast<std::size_t>(i * kRows + j);
-      double sum = c[index] + static_cast<double>(bias[static_cast<std::size_t>(j)]);
-      double terms = std::abs(c[index]) + std::abs(bias[static_cast<std::size_t>(j)]);
+      const auto index = as_size(i * kRows + j);
+      double sum = c[index] + static_cast<double>(bias[as_size(j)]);
+      double terms = std::abs(c[index]) + std::abs(bias[as_size(j)]);
       for (std::int64_t k = 0; k < kCols; ++k) {
-        const double term = factor * left[static_cast<std::size_t>(i * kCols + k)] *
-                            right[static_cast<std::size_t>(j * kCols + k)];
+        const double term = factor * left[as_size(i * kCols + k)] * right[as_size(j * kCols + k)];
         sum += term;
         terms += std::abs(term);
       }
@@ -165,8 +145,7 @@ TEST_F(TwoLevelTest, ProductsMatchFp64) {
 
 TEST_F(TwoLevelTest, NamesWhatIsWrong) {
   const std::vector<float> of_rows(kRows, 1.0f), of_columns(kCols, 1.0f);
-  ScaledMatrix lines(kRows, kCols, {.granularity = Granularity::kBlock1x128}),
-      squares(kRows, kCols, {.granularity = kSquares});
+  ScaledMatrix lines(kRows, kCols), squares(kRows, kCols, {.granularity = kSquares});
   ScaledMatrix columns(kCols, kRows, {.granularity = kSquares});
   const auto cast_error = [&](const CastTargets& out) { return error_of([&] { cast(x(), out); }); };
   EXPECT_THAT(cast_error({.rows = with_factors(lines, of_rows)}),
@@ -174,21 +153,20 @@ TEST_F(TwoLevelTest, NamesWhatIsWrong) {
                         "got one beside 1x128 scales"));
   EXPECT_THAT(cast_error({.rows = with_factors(squares, of_columns)}),
               HasSubstr("'out.rows.channel_scale': expected shape [130], got [300]"));
-  CastTarget view = with_factors(squares, of_rows);
-  view.channel_scale->dtype = DType::kFloat16;
-  EXPECT_THAT(cast_error({.rows = view}),
-              HasSubstr("'out.rows.channel_scale': expected dtype float32"));
-  view = with_factors(squares, of_rows);
-  view.channel_scale->strides[0] = 2;
-  EXPECT_THAT(cast_error({.rows = view}),
-              HasSubstr("'out.rows.channel_scale': expected a contiguous vector"));
-  view = with_factors(squares, of_rows);
-  view.channel_scale->device = {DeviceType::kCuda, 0};
-  EXPECT_THAT(cast_error({.rows = view}),
-              HasSubstr("'out.rows.channel_scale': expected a tensor on"));
-  view = with_factors(squares, of_rows);
-  view.channel_scale->data = view.data.data;
-  EXPECT_THAT(cast_error({.rows = view}), HasSubstr("apart from 'out.rows.channel_scale'"));
+  const auto refuses = test::refusing<CastTarget>([&](auto&& spoil) {
+    CastTarget view = with_factors(squares, of_rows);
+    spoil(view);
+    return cast_error({.rows = view});
+  });
+  refuses({
+      {[](auto& v) { v.channel_scale->dtype = DType::kFloat16; },
+       "'out.rows.channel_scale': expected dtype float32"},
+      {[](auto& v) { v.channel_scale->strides[0] = 2; },
+       "'out.rows.channel_scale': expected a contiguous vector"},
+      {[](auto& v) { v.channel_scale->device = {DeviceType::kCuda, 0}; },
+       "'out.rows.channel_scale': expected a tensor on"},
+      {[](auto& v) { v.channel_scale->data = v.data.data; }, "apart from 'out.rows.channel_scale'"},
+  });
   EXPECT_THAT(cast_error(test::given({.rows = with_factors(squares, of_rows)})),
               HasSubstr("'out.rows.channel_scale': expected none beside given scales, because"));
   EXPECT_THAT(

@@ -1,21 +1,14 @@
 // Views of packed words, and what has none.
 #include "octofold/words.h"
 
-#include <array>
-#include <cstdint>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <string>
-
 #include "octofold/octofold.h"
 
-#include "support/error_of.h"
+#include "support/test.h"
 
 namespace octofold {
 namespace {
 
 using test::error_of;
-using testing::HasSubstr;
 
 class WordsTest : public testing::Test {
  protected:

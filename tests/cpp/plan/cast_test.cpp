@@ -1,16 +1,8 @@
 #include "plan/cast.h"
 
-#include <array>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <set>
-#include <variant>
-
-#include "octofold/error.h"
-
 #include "core/scale_layout.h"
 #include "support/granularities.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
@@ -22,7 +14,6 @@ using config::ScaleStepConfig;
 using config::SourceKind;
 using config::TileCastConfig;
 using config::WideRowCastConfig;
-using testing::HasSubstr;
 
 constexpr std::array kRules{config::kDeepGemmRule,          config::kVllmRule,
                             config::kTransformerEngineRule, config::kTorchAoRule,
@@ -346,18 +337,6 @@ TEST(PlanCastTest, DescriptionsSayWhatIsNotUsual) {
   problem.scales_given = true;
   EXPECT_THAT(plan_cast(problem, kHopper).kernels[0].description,
               HasSubstr("phase codes, scales given"));
-}
-
-TEST(PlanCastTest, SaysWhatTheGpuLacks) {
-  const Gpu volta{.compute_major = 7, .compute_minor = 0, .multiprocessors = 80};
-  try {
-    plan_cast({.rows = 1, .cols = 1}, volta);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), HasSubstr("got 7.0"));
-  }
-  EXPECT_THROW(plan_convert({.rows = 1, .cols = 1}, volta), Error);
 }
 
 TEST(PlanCastTest, RefusesWhatNoGridHolds) {

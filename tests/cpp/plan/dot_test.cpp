@@ -1,16 +1,9 @@
 #include "plan/dot.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "octofold/error.h"
-
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
-
-using testing::HasSubstr;
 
 // Each element is in one part, whose blocks of 128 are whole, and one block of threads adds them.
 TEST(PlanDotTest, PartsCoverTheVectors) {
@@ -49,19 +42,6 @@ TEST(PlanDotTest, IsTheSameOnEveryGpu) {
   for (std::size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(plan.kernels[i].kernel, on_hopper.kernels[i].kernel);
     EXPECT_EQ(plan.kernels[i].blocks, on_hopper.kernels[i].blocks);
-  }
-}
-
-TEST(PlanDotTest, GpusBeforeTuringHaveNoKernels) {
-  Gpu volta = kHopper;
-  volta.compute_major = 7;
-  volta.compute_minor = 0;
-  try {
-    plan_dot({.size = 1}, volta);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), HasSubstr("dot: "));
   }
 }
 

@@ -1,16 +1,10 @@
 // Plans of products of groups.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "octofold/error.h"
 
 #include "plan/product_planner.h"
 #include "support/granularities.h"
 #include "support/product_plans.h"
 #include "support/product_problems.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
@@ -51,7 +45,7 @@ TEST(GroupedPlanTest, RefusesSizesThatTheKernelsCountersCannotHold) {
       test::sm90_plan(problem);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
-      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(operation_of(problem)) + ": "));
+      EXPECT_THAT(error.what(), HasSubstr(std::string(operation_of(problem)) + ": "));
       return true;
     }
     return false;

@@ -1,22 +1,12 @@
 // Plans of products by warps: every problem gets one, and it fits the GPU.
-#include <algorithm>
-#include <gmock/gmock.h>
-#include <set>
-#include <string>
-
-#include "octofold/error.h"
 
 #include "plan/capability.h"
-#include "support/error_of.h"
 #include "support/product_plans.h"
 #include "support/product_problems.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 constexpr int kAda = 89, kBlackwell = 120;
 

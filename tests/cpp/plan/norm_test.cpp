@@ -1,12 +1,6 @@
 #include "plan/norm.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <set>
-
-#include "octofold/error.h"
-
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
@@ -40,8 +34,7 @@ class Problems {
                                 .of_bias = below(2) == 1,
                                 .is_aligned = below(4) != 0};
     if (problem.form.scale != NormOperand::kNone && problem.rows > 0) {
-      problem.batches =
-          1 + static_cast<std::int64_t>(below(static_cast<std::size_t>(problem.rows)));
+      problem.batches = 1 + static_cast<std::int64_t>(below(as_size(problem.rows)));
       problem.rows -= problem.rows % problem.batches;
       problem.of_scale = problem.of_shift = true;
     }
@@ -175,14 +168,6 @@ TEST(PlanNormBackwardTest, KernelsForWhatIsWanted) {
   EXPECT_EQ(plan_norm_backward(problem, kHopper).kernels.size(), 2u);
   problem.cols = 0;
   EXPECT_TRUE(plan_norm_backward(problem, kHopper).kernels.empty());
-}
-
-TEST(PlanNormTest, SaysWhatTheGpuLacks) {
-  const Gpu volta{.compute_major = 7, .compute_minor = 0, .multiprocessors = 80};
-  EXPECT_THAT([&] { plan_norm({.rows = 1, .cols = 1}, volta); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("cast: expected a GPU")));
-  EXPECT_THAT([&] { plan_norm_backward({.rows = 1, .cols = 1}, volta); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("norm_gradient: expected a GPU")));
 }
 
 }  // namespace

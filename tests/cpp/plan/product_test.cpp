@@ -1,18 +1,9 @@
 // Hopper's planner over thousands of problems of each kind, and its candidates.
-#include <algorithm>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <set>
-#include <string>
-#include <vector>
-
-#include "octofold/error.h"
 
 #include "plan/sm90/cost.h"
-#include "support/error_of.h"
 #include "support/product_plans.h"
 #include "support/product_problems.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
@@ -21,7 +12,6 @@ using config::OperandLoad;
 using config::OutputStore;
 using config::Sm90GemmConfig;
 using test::random_problem;
-using testing::HasSubstr;
 
 // Beside what holds for all kinds.
 void expect_plain(const GemmProblem& problem, const Sm90GemmConfig& config, const KernelPlan&) {
@@ -157,8 +147,8 @@ TEST(ProductPlanTest, AnUnknownCandidateIsToldWhichThereAre) {
   EXPECT_THAT(
       test::error_of([] { test::sm90_plan({.product = {.m = 16, .n = 16, .k = 16}}, "1x1"); },
                      ErrorCode::kInvalidArgument),
-      testing::AllOf(HasSubstr("64x16.swapped.w1.c1x1x2.b3"),
-                     HasSubstr("192x128.w3.c1x2x1.b1.ordered"), HasSubstr("got 1x1")));
+      AllOf(HasSubstr("64x16.swapped.w1.c1x1x2.b3"), HasSubstr("192x128.w3.c1x2x1.b1.ordered"),
+            HasSubstr("got 1x1")));
 }
 
 // Sixteen pairs of granularities, each with kernels that TMA and that threads load for.
@@ -240,7 +230,7 @@ TEST(ProductPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
                  {.compute_major = 8, .compute_minor = 6, .multiprocessors = 84});
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("8.6"), HasSubstr("CPU backend")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("8.6"), HasSubstr("CPU backend")));
   }
 }
 

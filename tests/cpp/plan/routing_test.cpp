@@ -1,20 +1,13 @@
 #include "plan/routing.h"
 
-#include <bit>
-#include <cmath>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <limits>
-#include <vector>
-
-#include "octofold/error.h"
-
-#include "support/random.h"
+#include "plan/attention.h"
+#include "plan/cast.h"
+#include "plan/dot.h"
+#include "plan/norm.h"
+#include "support/test.h"
 
 namespace octofold::plan {
 namespace {
-
-using testing::HasSubstr;
 
 TEST(OrderTest, IntegersHaveTheOrderOfTheirNumbers) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -106,21 +99,9 @@ TEST(PlanCombineTest, RowsFillTheirThreads) {
   }
 }
 
-TEST(PlanRoutingTest, SaysWhatTheGpuLacks) {
-  const Gpu volta{.compute_major = 7, .compute_minor = 0, .multiprocessors = 80};
-  const auto error = [](auto&& call) {
-    try {
-      call();
-    } catch (const Error& thrown) {
-      EXPECT_EQ(thrown.code(), ErrorCode::kUnsupported);
-      return std::string(thrown.what());
-    }
-    return std::string("no error");
-  };
-  EXPECT_THAT(error([&] { plan_sort({1, 1}, volta); }),
-              HasSubstr("sort_by_expert: expected a GPU"));
-  EXPECT_THAT(error([&] { plan_combine({.tokens = 1, .cols = 1}, volta); }),
-              HasSubstr("combine: expected a GPU"));
+// Each names the public function.
+TEST(PlanRoutingTest, RefusesWhatItHasNoRoomFor) {
+  const auto error = [](auto&& call) { return test::error_of(call, ErrorCode::kUnsupported); };
   EXPECT_EQ(error([] { plan_sort({1, 2049}, kHopper); }),
             "sort_by_expert: expected at most 2048 experts on a GPU, got 2049");
   EXPECT_EQ(error([] { plan_top_k({.tokens = 1, .experts = 1025, .slots = 1}, kHopper); }),
@@ -132,6 +113,26 @@ TEST(PlanRoutingTest, SaysWhatTheGpuLacks) {
       "top_k: expected at most 32 groups on a GPU, got 40");
   EXPECT_EQ(error([] { plan_top_k_gradient({.tokens = 1, .experts = 64, .slots = 33}, kHopper); }),
             "top_k_gradient: expected at most 32 slots of a token on a GPU, got 33");
+}
+
+// What each function of the library says on a GPU that has no kernels; which GPUs these are
+// capability_matrix_test.cpp has.
+TEST(PlannersTest, AGpuWithoutKernelsIsToldSoInTheNameOfTheFunction) {
+  const Gpu volta = gpu_of(70, 80);
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"cast", [&] { plan_cast({.rows = 1, .cols = 1}, volta); }},
+      {"cast", [&] { plan_norm({.rows = 1, .cols = 1}, volta); }},
+      {"norm_gradient", [&] { plan_norm_backward({.rows = 1, .cols = 1}, volta); }},
+      {"convert_dtype", [&] { plan_convert({.rows = 1, .cols = 1}, volta); }},
+      {"dot", [&] { plan_dot({.size = 1}, volta); }},
+      {"sort_by_expert", [&] { plan_sort({1, 1}, volta); }},
+      {"combine", [&] { plan_combine({.tokens = 1, .cols = 1}, volta); }},
+      {"attention", [&] { plan_attention({}, volta); }},
+  };
+  for (const auto& [name, call] : calls) {
+    EXPECT_THAT(test::error_of(call, ErrorCode::kUnsupported),
+                AllOf(HasSubstr(std::string(name) + ": expected a GPU"), HasSubstr("got 7.0")));
+  }
 }
 
 }  // namespace

@@ -1,15 +1,9 @@
 // The walk of the blocks over their tiles: the very code that the kernel runs.
 #include "kernels/shared/tile_walk.h"
 
-#include <algorithm>
-#include <gtest/gtest.h>
-#include <limits>
-#include <set>
-#include <utility>
-#include <vector>
-
 #include "kernels/shared/group_walk.h"
 #include "kernels/sm90/config/gemm.h"
+#include "support/test.h"
 
 namespace octofold::config {
 namespace {
@@ -43,8 +37,7 @@ template <Sm90GemmConfig kConfig>
 void expect_each_element_once(const WorkParams& work, int blocks) {
   SCOPED_TRACE(testing::Message() << work.rows << "×" << work.columns << ", " << blocks
                                   << " blocks");
-  std::vector<int> times(static_cast<std::size_t>(work.rows) *
-                         static_cast<std::size_t>(work.columns));
+  std::vector<int> times(as_size(work.rows) * as_size(work.columns));
   for (int block = 0; block < blocks; ++block) {
     for (TileWalk<kConfig> walk(work, block, blocks); walk.has_tile(); walk.advance()) {
       const Tile tile = walk.tile();
@@ -57,8 +50,7 @@ void expect_each_element_once(const WorkParams& work, int blocks) {
       for (int row = tile.row; row < row_end; ++row) {
         for (int column = tile.column; column < column_end; ++column) {
           ASSERT_TRUE(row < work.rows && column < work.columns);
-          ++times[static_cast<std::size_t>(row) * static_cast<std::size_t>(work.columns) +
-                  static_cast<std::size_t>(column)];
+          ++times[as_size(row) * as_size(work.columns) + as_size(column)];
         }
       }
     }
@@ -129,8 +121,7 @@ constexpr Sm90GemmConfig with(Sm90GemmConfig config, Work work, bool swapped = f
 // whether operands are swapped or not. `b_rows`: those of B that a group has.
 template <Sm90GemmConfig kConfig>
 std::vector<int> owners(const WorkParams& work, int blocks, int all_rows, int columns, int b_rows) {
-  std::vector<int> owner(static_cast<std::size_t>(all_rows) * static_cast<std::size_t>(columns),
-                         -1);
+  std::vector<int> owner(as_size(all_rows) * as_size(columns), -1);
   for (int block = 0; block < blocks; ++block) {
     for (TileWalk<kConfig> walk(work, block, blocks); walk.has_tile(); walk.advance()) {
       const Tile tile = walk.tile();
@@ -141,9 +132,7 @@ std::vector<int> owners(const WorkParams& work, int blocks, int all_rows, int co
           const int d_row = kConfig.swapped ? column : row;
           const int d_column = kConfig.swapped ? row : column;
           EXPECT_TRUE(d_row >= 0 && d_row < all_rows && d_column >= 0 && d_column < columns);
-          int& of_element =
-              owner[static_cast<std::size_t>(d_row) * static_cast<std::size_t>(columns) +
-                    static_cast<std::size_t>(d_column)];
+          int& of_element = owner[as_size(d_row) * as_size(columns) + as_size(d_column)];
           EXPECT_EQ(of_element, -1);
           of_element = tile.group;
         }
@@ -173,15 +162,12 @@ void expect_groups_of_rows(const std::vector<int>& offsets, int rows, int column
   for (int row = 0; row < rows; ++row) {
     int expected = -1;
     for (int group = 0; group < groups; ++group) {
-      if (row >= offsets[static_cast<std::size_t>(group)] &&
-          row < offsets[static_cast<std::size_t>(group) + 1]) {
+      if (row >= offsets[as_size(group)] && row < offsets[as_size(group) + 1]) {
         expected = group;
       }
     }
     for (int column = 0; column < columns; ++column) {
-      ASSERT_EQ(owner[static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
-                      static_cast<std::size_t>(column)],
-                expected)
+      ASSERT_EQ(owner[as_size(row) * as_size(columns) + as_size(column)], expected)
           << row << ", " << column;
     }
   }
@@ -219,8 +205,8 @@ TEST(RowGroupWalkTest, MaskedGroupsHaveTheirFirstRows) {
       owners<with(kAlone, Work::kMaskedRows)>(work, 7, groups * rows, columns, columns);
   for (int i = 0; i < groups * rows * columns; ++i) {
     const int group = i / (rows * columns), row = i / columns % rows;
-    const bool exists = row < counts[static_cast<std::size_t>(group)];
-    ASSERT_EQ(owner[static_cast<std::size_t>(i)], exists ? group : -1);
+    const bool exists = row < counts[as_size(group)];
+    ASSERT_EQ(owner[as_size(i)], exists ? group : -1);
   }
 }
 
@@ -268,14 +254,14 @@ void expect_groups_of_depth(const std::vector<int>& offsets, int blocks) {
                         .numbers = offsets.data()};
   const std::vector<int> owner = owners<kConfig>(work, blocks, groups * rows, columns, columns);
   for (int i = 0; i < groups * rows * columns; ++i) {
-    ASSERT_EQ(owner[static_cast<std::size_t>(i)], i / (rows * columns));
+    ASSERT_EQ(owner[as_size(i)], i / (rows * columns));
   }
   for (int block = 0; block < blocks; ++block) {
     TileWalk<kConfig> walk(work, block, blocks);
     bool any = walk.has_stages(), found = false;
     while (walk.has_tile()) {
       const Tile tile = walk.tile();
-      const auto group = static_cast<std::size_t>(tile.group);
+      const auto group = as_size(tile.group);
       EXPECT_EQ(tile.k_begin % 128, 0);
       EXPECT_EQ(tile.k_begin, 128 * (offsets[group] / 128 + tile.group));
       EXPECT_EQ(tile.k_end - tile.k_begin, offsets[group + 1] - offsets[group]);

@@ -2,18 +2,10 @@
 // place of all that does not count, and what FP64 makes of them.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <numeric>
-#include <vector>
-
 #include "cpu/number_formats.h"
 #include "kernels/attention/config/attention.h"
 #include "kernels/attention/config/params.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -62,35 +54,34 @@ class Side {
       : key_heads_(given.key_heads), head_size_(head_size), offset_(offset), kind_(kind) {
     Random random;
     for (std::size_t i = 0; i < seed; ++i) random();
-    const auto width = static_cast<std::size_t>(key_heads_ * head_size);
+    const auto width = as_size(key_heads_ * head_size);
     codes_.assign(rows * width + 64, 0x7F);
     for (std::size_t sequence = 0; sequence < places.size(); ++sequence) {
-      for (std::size_t key = 0; key < static_cast<std::size_t>(given.keys[sequence]); ++key) {
+      for (std::size_t key = 0; key < as_size(given.keys[sequence]); ++key) {
         for (std::size_t i = 0; i < width; ++i) {
           const float value = static_cast<float>(static_cast<int>(random() % 4096)) / 999 - 2;
-          codes_[static_cast<std::size_t>(offset) + places[sequence][key] * width + i] =
+          codes_[as_size(offset) + places[sequence][key] * width + i] =
               static_cast<unsigned char>(encode<kFp8>(value));
         }
       }
     }
     scale_rows_ = scale_rows;
-    for (std::size_t i = 0; i < (rows + 8) * static_cast<std::size_t>(key_heads_); ++i) {
+    for (std::size_t i = 0; i < (rows + 8) * as_size(key_heads_); ++i) {
       scales_.push_back(std::exp2f(static_cast<float>(i * 7 % 5) - 2) * (i % 3 == 0 ? -1 : 1));
     }
     places_ = places;
   }
 
   float at(std::size_t sequence, int key, int head, int dim) const {
-    const std::size_t row = places_[sequence][static_cast<std::size_t>(key)];
-    const std::size_t heads = static_cast<std::size_t>(key_heads_);
-    const std::size_t index =
-        (row * heads + static_cast<std::size_t>(head)) * static_cast<std::size_t>(head_size_);
-    float value = decode<kFp8>(codes_[static_cast<std::size_t>(offset_ + dim) + index]);
-    const std::size_t own = static_cast<std::size_t>(head);
+    const std::size_t row = places_[sequence][as_size(key)];
+    const std::size_t heads = as_size(key_heads_);
+    const std::size_t index = (row * heads + as_size(head)) * as_size(head_size_);
+    float value = decode<kFp8>(codes_[as_size(offset_ + dim) + index]);
+    const std::size_t own = as_size(head);
     if (kind_ == ScaleKind::kTensor) value *= scales_[0];
     if (kind_ == ScaleKind::kHead) value *= scales_[own];
     if (kind_ == ScaleKind::kKeys) {
-      value *= scales_[scale_rows_[sequence][static_cast<std::size_t>(key)] * heads + own];
+      value *= scales_[scale_rows_[sequence][as_size(key)] * heads + own];
     }
     return value;
   }

@@ -3,16 +3,11 @@
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
 //
-#include <algorithm>
-#include <gtest/gtest.h>
-#include <optional>
-#include <type_traits>
-#include <vector>
-
 #include "kernels/attention/combine_splits.h"
 #include "kernels/attention/few_queries.h"
 #include "kernels/attention/many_queries.h"
 #include "support/attention_on_host.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -35,16 +30,15 @@ class Attention {
       all += queries;
     }
     query_offsets_.push_back(all);
-    const auto numbers = static_cast<std::size_t>(all * given.heads * kForm.head_size);
+    const auto numbers = as_size(all * given.heads * kForm.head_size);
     Random random;
     for (std::size_t i = 0; i < numbers; ++i) {
       const float value = static_cast<float>(static_cast<int>(random() % 2048)) / 999 - 1;
       q_.push_back(static_cast<unsigned short>(encode<kForm.q>(value)));
     }
     out_.assign(numbers, 0x7FFF);
-    log_sum_exp_.assign(static_cast<std::size_t>(all * given.heads), 77.0f);
-    partials_.assign(
-        static_cast<std::size_t>(all * given.heads * given.splits) * (kForm.head_size + 2), NAN);
+    log_sum_exp_.assign(as_size(all * given.heads), 77.0f);
+    partials_.assign(as_size(all * given.heads * given.splits) * (kForm.head_size + 2), NAN);
   }
 
   config::AttentionParams params(int tile_rows) {
@@ -132,7 +126,7 @@ class Attention {
 
  private:
   void place_keys() {
-    const auto most = static_cast<std::size_t>(*std::ranges::max_element(given_.keys));
+    const auto most = as_size(*std::ranges::max_element(given_.keys));
     const std::size_t page = std::size_t{1} << given_.page_shift, batch = given_.keys.size();
     if (kForm.layout == KeyLayout::kDense) {
       outer_rows_ = most + 5;
@@ -140,27 +134,27 @@ class Attention {
       outer_scale_rows_ = outer_rows_ / 128 + 1;
       capacity_ = static_cast<int>(outer_rows_);
     } else if (kForm.layout == KeyLayout::kPacked) {
-      rows_ = static_cast<std::size_t>(std::accumulate(given_.keys.begin(), given_.keys.end(), 0));
+      rows_ = as_size(std::accumulate(given_.keys.begin(), given_.keys.end(), 0));
       capacity_ = static_cast<int>(rows_);
     } else {
       table_pages_ = static_cast<int>(most / page + 2);
       capacity_ = table_pages_ << given_.page_shift;
       outer_rows_ = page;
       outer_scale_rows_ = 1;
-      rows_ = (batch * static_cast<std::size_t>(table_pages_) + 3) * page;
+      rows_ = (batch * as_size(table_pages_) + 3) * page;
       // What does not count lies.
-      table_.assign(batch * static_cast<std::size_t>(table_pages_), -1'000'000);
+      table_.assign(batch * as_size(table_pages_), -1'000'000);
     }
     std::size_t before = 0;
     for (std::size_t sequence = 0; sequence < batch; ++sequence) {
       key_offsets_.push_back(static_cast<int>(before));
-      for (std::size_t key = 0; key < static_cast<std::size_t>(given_.keys[sequence]); ++key) {
+      for (std::size_t key = 0; key < as_size(given_.keys[sequence]); ++key) {
         std::size_t place = before + key, scale_row = before / 128 + sequence + key / 128;
         if (kForm.layout == KeyLayout::kDense) {
           place = sequence * outer_rows_ + key;
           scale_row = sequence * outer_scale_rows_ + key / 128;
         } else if (kForm.layout == KeyLayout::kPaged) {
-          const std::size_t entry = sequence * static_cast<std::size_t>(table_pages_) + key / page;
+          const std::size_t entry = sequence * as_size(table_pages_) + key / page;
           scale_row = (entry * 5 + 1) % (rows_ / page);
           table_[entry] = static_cast<int>(scale_row);
           place = scale_row * page + key % page;
@@ -168,7 +162,7 @@ class Attention {
         places_[sequence].push_back(place);
         scale_rows_[sequence].push_back(scale_row);
       }
-      before += static_cast<std::size_t>(given_.keys[sequence]);
+      before += as_size(given_.keys[sequence]);
     }
     key_offsets_.push_back(static_cast<int>(before));
   }
@@ -176,7 +170,7 @@ class Attention {
   void expect_row(std::size_t sequence, int query, int head) const {
     const int keys = given_.keys[sequence], key_head = head / (given_.heads / given_.key_heads);
     const int row = (query_offsets_[sequence] + query) * given_.heads + head;
-    const auto* const q = &q_[static_cast<std::size_t>(row * kForm.head_size)];
+    const auto* const q = &q_[as_size(row * kForm.head_size)];
     const int place = query + keys - given_.queries[sequence];
     std::vector<double> scores;
     std::vector<int> seen;
@@ -202,12 +196,11 @@ class Attention {
         value += term;
         terms += std::abs(term);
       }
-      const float actual =
-          decode<kForm.q>(out_[static_cast<std::size_t>(row * kForm.head_size + i)]);
+      const float actual = decode<kForm.q>(out_[as_size(row * kForm.head_size + i)]);
       ASSERT_NEAR(actual, value, terms * unit + 1e-5)
           << sequence << " query " << query << " head " << head << " of " << i;
     }
-    const float log_sum = log_sum_exp_[static_cast<std::size_t>(row)];
+    const float log_sum = log_sum_exp_[as_size(row)];
     if (seen.empty()) {
       ASSERT_EQ(log_sum, -std::numeric_limits<float>::infinity());
     } else {

@@ -2,17 +2,6 @@
 // be included before what else has CUDA's types.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <random>
-#include <span>
-#include <vector>
-
 #include "octofold/cast_targets.h"
 
 #include "support/block_on_host.h"  // first: it has CUDA's types
@@ -21,7 +10,7 @@
 #include "kernels/cast/rows.h"
 #include "kernels/cast/scale_steps.h"
 #include "kernels/cast/tiles.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::ptx {
 
@@ -50,8 +39,8 @@ class Target {
     };
     scale_rows_ = matrices * units(rows, row_of(granularity).rows);
     scale_cols_ = units(cols, row_of(granularity).cols);
-    codes_.assign(static_cast<std::size_t>(rows_ * cols) + 2 * kGuard, 0xAA);
-    scales_.assign(static_cast<std::size_t>(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
+    codes_.assign(as_size(rows_ * cols) + 2 * kGuard, 0xAA);
+    scales_.assign(as_size(scale_rows_ * scale_cols_) + 2 * kGuard, -1.0f);
   }
 
   CastTarget view() {
@@ -74,7 +63,7 @@ class Target {
   void expect_matrix(std::int64_t index, const Target& other) const {
     const auto expect_part = [&](const auto& all, const auto& part) {
       const std::size_t count = part.size() - 2 * kGuard;
-      const auto* begin = all.data() + kGuard + static_cast<std::size_t>(index) * count;
+      const auto* begin = all.data() + kGuard + as_size(index) * count;
       EXPECT_EQ(std::memcmp(begin, part.data() + kGuard, count * sizeof(part[0])), 0)
           << "matrix " << index;
     };
@@ -82,9 +71,7 @@ class Target {
     expect_part(scales_, other.scales_);
   }
   // Scales to be read.
-  std::span<float> scales() {
-    return {scale(), static_cast<std::size_t>(scale_rows_ * scale_cols_)};
-  }
+  std::span<float> scales() { return {scale(), as_size(scale_rows_ * scale_cols_)}; }
   void expect_guards() const {
     for (std::size_t i = 0; i < kGuard; ++i) {
       EXPECT_EQ(codes_[i], 0xAA);
@@ -143,13 +130,22 @@ template <DType kIn>
 std::vector<Storage<kIn>> random_values(std::int64_t rows, std::int64_t cols) {
   test::Random random;
   std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  std::vector<float> values(as_size(rows * cols));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = std::ldexp(normal(random), static_cast<int>(i % 7));
   }
   std::vector<Storage<kIn>> x(values.size());
   cpu::store(values.data(), std::ssize(values), x.data(), kIn, 0, Overflow::kNan);
   return x;
+}
+
+// Positive, and each another.
+inline std::vector<float> random_factors(std::int64_t count) {
+  test::Random random;
+  std::normal_distribution<float> normal;
+  std::vector<float> factors(as_size(count));
+  for (float& factor : factors) factor = std::exp(2 * normal(random));
+  return factors;
 }
 
 }  // namespace octofold::cast

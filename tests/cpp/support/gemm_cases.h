@@ -1,15 +1,11 @@
 // The rows of tests/cases/gemm.csv.
 #pragma once
 
-#include <cstdint>
 #include <fstream>
-#include <ostream>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "octofold/types.h"
+
+#include "support/test.h"
 
 namespace octofold::test {
 

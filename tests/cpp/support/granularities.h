@@ -1,11 +1,9 @@
 // Every granularity that there is.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <iterator>
-
 #include "octofold/vocabulary.h"
+
+#include "support/test.h"
 
 namespace octofold::test {
 

@@ -2,13 +2,9 @@
 // a norm does not see a few elements that are wrong.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <string>
-
 #include "octofold/types.h"
+
+#include "support/test.h"
 
 namespace octofold::test {
 

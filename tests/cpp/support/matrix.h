@@ -2,14 +2,9 @@
 // poison, and read back as doubles by decoders that share nothing with the code under test.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "octofold/tensor.h"
+
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -36,7 +31,7 @@ class Matrix {
         rows_(rows),
         cols_(cols),
         stride_(cols + row_padding),
-        bytes_(static_cast<std::size_t>(rows * stride_ * size_of(dtype)), 0xFF) {}  // NaN
+        bytes_(as_size(rows * stride_ * size_of(dtype)), 0xFF) {}  // NaN
 
   MutableTensorView view() { return matrix(data(), dtype_, rows_, cols_, stride_); }
   TensorView view() const { return matrix(data(), dtype_, rows_, cols_, stride_); }
@@ -74,7 +69,7 @@ class Matrix {
   bool padding_is_untouched() const {
     for (std::int64_t row = 0; row < rows_; ++row) {
       for (std::int64_t i = cols_ * size_of(dtype_); i < stride_ * size_of(dtype_); ++i) {
-        if (bytes_[static_cast<std::size_t>(row * stride_ * size_of(dtype_) + i)] != 0xFF) {
+        if (bytes_[as_size(row * stride_ * size_of(dtype_) + i)] != 0xFF) {
           return false;
         }
       }

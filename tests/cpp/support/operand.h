@@ -1,12 +1,6 @@
 // Random operands of products, and what they are worth.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <random>
-#include <vector>
-
 #include "octofold/cast.h"
 #include "octofold/convert_dtype.h"
 #include "octofold/scale_layout.h"
@@ -14,6 +8,7 @@
 
 #include "support/matrix.h"
 #include "support/targets.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -29,7 +24,7 @@ struct Operand {
       : codes(dtype, rows_, cols_, padding), granularity(granularity_), rows(rows_), cols(cols_) {
     std::size_t scale_count = 1;
     for (const std::int64_t size : scale_shape(granularity, rows, cols)) {
-      scale_count *= static_cast<std::size_t>(size);
+      scale_count *= as_size(size);
     }
     scales.assign(scale_count, std::nanf(""));
     const Matrix values = test::random_matrix(random, rows, cols, padding);
@@ -54,12 +49,12 @@ struct Operand {
       case Granularity::kBlock1x128: unit = row * col_blocks + col / 128; break;
       case Granularity::kBlock128x128: unit = row / 128 * col_blocks + col / 128; break;
     }
-    return codes.at(row, col) * static_cast<double>(scales[static_cast<std::size_t>(unit)]);
+    return codes.at(row, col) * static_cast<double>(scales[as_size(unit)]);
   }
 
   std::vector<double> dequantized() const {
     std::vector<double> values;
-    values.reserve(static_cast<std::size_t>(rows * cols));
+    values.reserve(as_size(rows * cols));
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t col = 0; col < cols; ++col) values.push_back(at(row, col));
     }

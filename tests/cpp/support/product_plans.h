@@ -1,13 +1,8 @@
 // Plans of products, whose configurations are known to be of one kind.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <utility>
-#include <variant>
-#include <vector>
-
 #include "plan/product_planner.h"
+#include "support/test.h"
 
 namespace octofold::test {
 

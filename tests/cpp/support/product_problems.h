@@ -1,14 +1,10 @@
 // Problems of products for the planners: plain ones of each kind, and random ones.
 #pragma once
 
-#include <cstdint>
-#include <initializer_list>
-#include <random>
-#include <utility>
-
 #include "kernels/shared/tile_schedule.h"
 #include "kernels/sm90/config/gemm.h"
 #include "plan/product.h"
+#include "support/test.h"
 
 namespace octofold::test {
 

@@ -1,13 +1,9 @@
 // Looks into a cubin without a toolkit: which machine instructions a kernel has.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <elf.h>
-#include <optional>
-#include <string_view>
-#include <vector>
+
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -40,7 +36,7 @@ inline std::optional<std::vector<SassOperation>> operations(const std::vector<ch
   std::vector<SassOperation> found;
   for (int i = 0; i < file.e_shnum; ++i) {
     Elf64_Shdr section{};
-    if (!read(section, file.e_shoff + static_cast<std::size_t>(i) * sizeof(section))) return {};
+    if (!read(section, file.e_shoff + as_size(i) * sizeof(section))) return {};
     const std::string_view name(cubin.data() + names.sh_offset + section.sh_name);
     if (!name.starts_with(".text.")) continue;
     for (std::size_t offset = 0; offset + 16 <= section.sh_size; offset += 16) {

@@ -1,17 +1,14 @@
 // Kernels, compiled for their GPU: no register leaves the register file.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "cuda/device.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_cache.h"
 #include "kernels/sm90/config/gemm.h"
+#include "plan/cast.h"
 #include "plan/sm90/planner.h"
 #include "support/sass.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -42,6 +39,13 @@ class Compiler {
           << plan.kernel;
       EXPECT_EQ(count_operations(binary.image, SassOperation::kEndCollective), 0) << plan.kernel;
     }
+  }
+
+  void expect_sound(const plan::CastProblem& problem, int spills = 0) {
+    expect_sound(plan::plan_cast(problem, gpu_).kernels, spills);
+  }
+  void expect_sound(const plan::ConvertProblem& problem) {
+    expect_sound(plan::plan_convert(problem, gpu_).kernels);
   }
 
  private:

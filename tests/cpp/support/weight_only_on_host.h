@@ -1,16 +1,11 @@
 // Operands of products with FP8 weights that run on the host, among NaN.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "octofold/types.h"
 
 #include "cpu/convert.h"
 #include "kernels/weight_only/config/weight_only.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace octofold::test {
 
@@ -19,8 +14,8 @@ class Matrix {
  public:
   Matrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t pad, std::int64_t offset)
       : type_(type), cols_(cols), stride_(cols + pad), offset_(offset) {
-    const auto count = static_cast<std::size_t>(rows * stride_ + offset + 64);
-    memory_.resize(count * static_cast<std::size_t>(size_of(type)) / 16 + 2);
+    const auto count = as_size(rows * stride_ + offset + 64);
+    memory_.resize(count * as_size(size_of(type)) / 16 + 2);
     const std::vector<float> nan(count, NAN);
     cpu::store(nan.data(), std::ssize(nan), memory_.data(), type, 0, Overflow::kNan);
   }
@@ -64,7 +59,7 @@ class Scales {
  public:
   Scales(Granularity granularity, std::int64_t rows, std::int64_t cols)
       : granularity_(granularity), stride_(rows + 3) {
-    values_.assign(static_cast<std::size_t>(stride_ * (cols / kScaleBlock + 2)), NAN);
+    values_.assign(as_size(stride_ * (cols / kScaleBlock + 2)), NAN);
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t col = 0; col < cols; ++col) {
         const auto unit = static_cast<float>((unit_row(row) * 5 + unit_col(col) * 3) % 7);
@@ -92,7 +87,7 @@ class Scales {
   std::int64_t row_stride() const { return granularity_ == Granularity::kTensor ? 0 : 1; }
   std::int64_t col_stride() const { return varies_along_k(granularity_) ? stride_ : 0; }
   std::size_t index(std::int64_t row, std::int64_t col) const {
-    return static_cast<std::size_t>(unit_row(row) * row_stride() + unit_col(col) * col_stride());
+    return as_size(unit_row(row) * row_stride() + unit_col(col) * col_stride());
   }
 
   Granularity granularity_;

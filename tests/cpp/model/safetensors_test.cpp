@@ -1,18 +1,21 @@
-#include "model/safetensors_reader.h"
-
+// What the reader takes and refuses, and what the writer leaves.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include "model/safetensors_reader.h"
+#include "model/safetensors_writer.h"
 #include "test_files.h"
 
 namespace octofold::model {
 namespace {
 
-namespace fs = std::filesystem;
-
 using test::expect_error;
+using test::Names;
 using test::safetensors_bytes;
 using test::write_file;
+namespace fs = std::filesystem;
+using SafetensorsReaderTest = test::FolderTest;
+using SafetensorsWriterTest = test::FolderTest;
 
 std::string tensor_json(std::string_view name, std::string_view dtype, std::string_view shape,
                         std::string_view offsets) {
@@ -24,14 +27,13 @@ std::string object(std::initializer_list<std::string> entries) {
   return fmt::format("{{{}}}", fmt::join(entries, ","));
 }
 
-TEST(SafetensorsReader, ReadsTensorsInTheOrderOfTheirData) {
-  const test::TestFolder folder;
+TEST_F(SafetensorsReaderTest, ReadsTensorsInTheOrderOfTheirData) {
   const std::string header = object({tensor_json("late", "U8", "[2,2]", "[8,12]"),
                                      R"("__metadata__":{"format":"pt","é\n":""})",
                                      tensor_json("early", "F32", "[2]", "[0,8]")})
                                  .append("   ");
-  write_file(folder / "a.safetensors", safetensors_bytes(header, "abcdefghijkl"));
-  const SafetensorsReader reader(folder / "a.safetensors");
+  write_file(folder_ / "a.safetensors", safetensors_bytes(header, "abcdefghijkl"));
+  const SafetensorsReader reader(folder_ / "a.safetensors");
 
   ASSERT_EQ(reader.tensors().size(), 2u);
   const TensorInfo& early = reader.tensors()[0];
@@ -48,7 +50,7 @@ TEST(SafetensorsReader, ReadsTensorsInTheOrderOfTheirData) {
   EXPECT_EQ(bytes, "jkl");
 }
 
-TEST(SafetensorsReader, KnowsEveryDTypeOfTheFormat) {
+TEST_F(SafetensorsReaderTest, KnowsEveryDTypeOfTheFormat) {
   const std::pair<std::string_view, int> kBits[] = {
       {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
       {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
@@ -64,7 +66,7 @@ TEST(SafetensorsReader, KnowsEveryDTypeOfTheFormat) {
   }
 }
 
-TEST(SafetensorsReader, AcceptsEmptyTensorsAndFiles) {
+TEST_F(SafetensorsReaderTest, AcceptsEmptyTensorsAndFiles) {
   EXPECT_TRUE(parse_header("f", "{}", 0).tensors.empty());
   const std::string header = object(
       {tensor_json("full", "U8", "[4]", "[0,4]"),
@@ -190,9 +192,8 @@ std::vector<BadHeader> bad_headers() {
 INSTANTIATE_TEST_SUITE_P(SafetensorsReader, BadHeaders, testing::ValuesIn(bad_headers()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST(SafetensorsReader, RefusesLyingLengths) {
-  const test::TestFolder folder;
-  const fs::path path = folder / "bad.safetensors";
+TEST_F(SafetensorsReaderTest, RefusesLyingLengths) {
+  const fs::path path = folder_ / "bad.safetensors";
   const auto expect = [&](std::string_view bytes, const std::vector<std::string>& parts) {
     write_file(path, bytes);
     expect_error(ErrorCode::kBadFormat, parts, [&] { SafetensorsReader reader(path); });
@@ -211,26 +212,134 @@ TEST(SafetensorsReader, RefusesLyingLengths) {
   expect(good + "8", {"expected 8 bytes", "got 9"});
 }
 
-TEST(SafetensorsReader, NamesTheSystemsReason) {
-  const test::TestFolder folder;
-  expect_error(ErrorCode::kIo, {"open", (folder / "none").string(), "No such file"},
-               [&] { SafetensorsReader reader(folder / "none"); });
+TEST_F(SafetensorsReaderTest, NamesTheSystemsReason) {
+  expect_error(ErrorCode::kIo, {"open", (folder_ / "none").string(), "No such file"},
+               [&] { SafetensorsReader reader(folder_ / "none"); });
   expect_error(ErrorCode::kIo, {"regular file", "folder"},
-               [&] { SafetensorsReader reader(folder.path()); });
-  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+               [&] { SafetensorsReader reader(folder_.path()); });
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   expect_error(ErrorCode::kIo, {"regular file", "pipe"},
-               [&] { SafetensorsReader reader(folder / "pipe"); });
+               [&] { SafetensorsReader reader(folder_ / "pipe"); });
 }
 
-TEST(SafetensorsReader, FileThatShrinksAfterItWasOpenedIsAnError) {
-  const test::TestFolder folder;
-  const fs::path path = folder / "a.safetensors";
+TEST_F(SafetensorsReaderTest, FileThatShrinksAfterItWasOpenedIsAnError) {
+  const fs::path path = folder_ / "a.safetensors";
   write_file(path, safetensors_bytes(object({tensor_json("t", "U8", "[8]", "[0,8]")}), "01234567"));
   const SafetensorsReader reader(path);
   fs::resize_file(path, fs::file_size(path) - 3);
   std::byte bytes[8];
   expect_error(ErrorCode::kIo, {path.string(), "as when it was opened"},
                [&] { reader.read(reader.tensors()[0], 0, bytes); });
+}
+
+TensorInfo info(std::string name, SafetensorsDType dtype, std::vector<std::int64_t> shape) {
+  return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+}
+
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+TEST_F(SafetensorsWriterTest, WritesWhatTheReaderReads) {
+  const auto path = folder_.out();
+  const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"\"é\"\n", "\x01"}};
+  SafetensorsWriter writer(
+      path,
+      {info("z", SafetensorsDType::kU8, {3}), info("a \"quoted\" ü", SafetensorsDType::kU8, {}),
+       info("empty", SafetensorsDType::kF16, {0, 2}), info("f", SafetensorsDType::kF32, {1, 2})},
+      metadata);
+  writer.write("z", 1, as_bytes("bc"));
+  writer.write("f", 0, as_bytes("01234567"));
+  writer.write("z", 0, as_bytes("a"));
+  writer.write("a \"quoted\" ü", 0, as_bytes("Q"));
+  EXPECT_EQ(writer.data_bytes(), 12);
+  writer.finish();
+
+  EXPECT_EQ(folder_.names(), (Names{"out.safetensors"}));
+  const SafetensorsReader reader(path);
+  EXPECT_EQ(reader.metadata(), metadata);
+  std::vector<std::string> names;
+  std::string data;
+  for (const TensorInfo& tensor : reader.tensors()) {
+    names.push_back(tensor.name);
+    std::string bytes(static_cast<std::size_t>(tensor.byte_count()), ' ');
+    reader.read(tensor, 0, std::as_writable_bytes(std::span(bytes)));
+    data += bytes;
+    EXPECT_EQ(tensor.begin * 8 % bits_of(tensor.dtype), 0) << tensor.name << " is not aligned";
+  }
+  EXPECT_EQ(names, (Names{"f", "empty", "a \"quoted\" ü", "z"}));
+  EXPECT_EQ(data, "01234567Qabc");
+  const std::string bytes = test::read_file(path);
+  EXPECT_EQ((bytes.size() - 12) % 8, 0u) << "the data is not aligned";
+}
+
+TEST_F(SafetensorsWriterTest, SameTensorsGiveTheSameBytes) {
+  const auto write = [&](std::string_view file, std::vector<TensorInfo> tensors) {
+    SafetensorsWriter writer(folder_ / file, std::move(tensors), {{"b", "1"}, {"a", "2"}});
+    writer.write("x", 0, as_bytes("12"));
+    writer.write("y", 0, as_bytes("3"));
+    writer.finish();
+    return test::read_file(folder_ / file);
+  };
+  const TensorInfo x = info("x", SafetensorsDType::kU8, {2});
+  const TensorInfo y = info("y", SafetensorsDType::kI8, {1});
+  EXPECT_EQ(write("1", {x, y}), write("2", {y, x}));
+}
+
+TEST_F(SafetensorsWriterTest, NothingRemainsWithoutFinish) {
+  const std::vector<TensorInfo> tensors = {info("x", SafetensorsDType::kU8, {2})};
+  {
+    SafetensorsWriter writer(folder_.out(), tensors, {});
+    EXPECT_FALSE(std::filesystem::exists(folder_.out()));
+    writer.write("x", 0, as_bytes("12"));
+  }
+  EXPECT_EQ(folder_.names(), Names{});
+  {
+    SafetensorsWriter writer(folder_.out(), tensors, {});
+    writer.write("x", 0, as_bytes("1"));
+    expect_error(ErrorCode::kInternal, {"expected 2 bytes", "got 1"}, [&] { writer.finish(); });
+    expect_error(ErrorCode::kInternal, {"'x'"}, [&] { writer.write("x", 1, as_bytes("12")); });
+    expect_error(ErrorCode::kInternal, {"'y'"}, [&] { writer.write("y", 0, as_bytes("1")); });
+  }
+  EXPECT_EQ(folder_.names(), Names{});
+}
+
+TEST_F(SafetensorsWriterTest, NeverReplacesAFile) {
+  {
+    SafetensorsWriter writer(folder_.out(), {}, {});
+    test::write_file(folder_.out(), "somebody was faster");
+    expect_error(ErrorCode::kIo, {(folder_.out()).string(), "File exists"},
+                 [&] { writer.finish(); });
+  }
+  EXPECT_EQ(folder_.names(), (Names{"out.safetensors"}));
+  EXPECT_EQ(test::read_file(folder_.out()), "somebody was faster");
+}
+
+TEST_F(SafetensorsWriterTest, DiskThatIsFullIsFoundBeforeAnyWork) {
+  const test::FileSizeLimit limit(1 << 20);
+  expect_error(ErrorCode::kIo, {(folder_ / "out").string(), "File too large"}, [&] {
+    SafetensorsWriter writer(folder_ / "out", {info("x", SafetensorsDType::kU8, {2 << 20})}, {});
+  });
+  EXPECT_EQ(folder_.names(), Names{});
+}
+
+TEST_F(SafetensorsWriterTest, NamesTheFolderThatItCannotWriteTo) {
+  const auto missing = folder_.path() / "none" / "out.safetensors";
+  expect_error(ErrorCode::kIo, {missing.string(), "No such file or directory"},
+               [&] { SafetensorsWriter writer(missing, {}, {}); });
+}
+
+TEST_F(SafetensorsWriterTest, RefusesTensorsThatNoFileCanHold) {
+  const auto expect = [&](const std::vector<TensorInfo>& tensors, const std::string& part) {
+    expect_error(ErrorCode::kInvalidArgument, {part},
+                 [&] { SafetensorsWriter writer(folder_ / "out", tensors, {}); });
+  };
+  const TensorInfo x = info("x", SafetensorsDType::kU8, {2});
+  expect({x, x}, "one tensor named 'x'");
+  expect({info("odd", SafetensorsDType::kF4, {3})}, "'odd'");
+  expect({info("huge", SafetensorsDType::kU8, {INT64_MAX / 8, 3})}, "'huge'");
+  expect({info(std::string(100'000'000, 'n'), SafetensorsDType::kU8, {1})}, "100000000 bytes");
+  EXPECT_EQ(folder_.names(), Names{});
 }
 
 }  // namespace

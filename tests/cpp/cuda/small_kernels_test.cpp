@@ -1,24 +1,20 @@
-// The kernels of routing, compiled for their GPU: no register leaves the register file.
-#include <array>
-#include <gtest/gtest.h>
-#include <vector>
-
+// The kernels of routing and of the dot product, compiled: no register leaves the register file.
+#include "plan/dot.h"
 #include "plan/routing.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
+#include "support/test.h"
 
 namespace octofold::cuda {
 namespace {
 
+using DotKernelsTest = test::NvrtcGpuTest;
+
 constexpr std::array kWide{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr std::array kBools{false, true};
 
-class NvrtcRoutingTest : public testing::Test {
+class NvrtcRoutingTest : public test::NvrtcTest<> {
  protected:
-  void SetUp() override {
-    if (test::nvrtc_is_missing()) GTEST_SKIP();
-  }
-
   test::Compiler compiler_;
 };
 
@@ -91,6 +87,23 @@ TEST_F(NvrtcRoutingTest, CombineCompilesWithoutSpills) {
     }
   }
 }
+
+TEST_P(DotKernelsTest, CompileWithoutSpills) {
+  const plan::Gpu gpu = plan::gpu_of(GetParam(), 100);
+  test::Compiler compiler(gpu);
+  for (const DType a : {DType::kE4M3, DType::kE5M2}) {
+    for (const DType b : {DType::kE4M3, DType::kBFloat16, DType::kFloat32}) {
+      const plan::DotProblem problem{
+          .size = 100'000, .a = a, .b = b, .a_blocks = true, .b_blocks = is_fp8(b)};
+      compiler.expect_sound(plan_dot(problem, gpu).kernels);
+    }
+  }
+  compiler.expect_sound(
+      plan_dot({.size = 100, .a = DType::kFloat16, .is_aligned = false}, gpu).kernels);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nvrtc, DotKernelsTest, testing::Values(75, 80, 86, 89, 90, 120),
+                         test::sm_name);
 
 }  // namespace
 }  // namespace octofold::cuda

@@ -1,0 +1,94 @@
+// Where the rows of groups stand, and the divisions that find them: the very code of the kernels.
+#include "kernels/shared/group_layout.h"
+
+#include "kernels/shared/arithmetic.h"
+#include "support/test.h"
+
+namespace octofold::plan {
+namespace {
+
+using config::GroupBounds;
+
+TEST(DivisorTest, IsExactBelowTwoToThe31st) {
+  test::Random random;
+  constexpr unsigned kMost = 0x7FFFFFFF;
+  for (unsigned i = 0; i < 100'000; ++i) {
+    const unsigned divisor = i < 2000 ? i + 1 : 1 + static_cast<unsigned>(random()) % kMost;
+    const auto by = config::Divisor::of(divisor);
+    const auto expect_exact = [&](unsigned value) {
+      EXPECT_EQ(by.quotient(value), value / divisor) << value << " / " << divisor;
+    };
+    const unsigned value = static_cast<unsigned>(random()) % (kMost + 1u);
+    const unsigned multiple = value / divisor * divisor;
+    expect_exact(value);
+    expect_exact(multiple);
+    if (multiple > 0) expect_exact(multiple - 1);
+    expect_exact(kMost);
+    expect_exact(divisor);
+    expect_exact(divisor - 1);
+  }
+}
+
+GroupBounds rows_of(const std::vector<int>& offsets, std::int64_t rows, std::int64_t slot) {
+  return config::rows_of_slot(offsets.data(), static_cast<int>(offsets.size()) - 1, rows,
+                              static_cast<int>(slot));
+}
+
+// Each group's rows come once, from the group's own first slot on, and no slot has others.
+TEST(GroupLayoutTest, EachRowStandsInItsOwnGroupOnce) {
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    const auto rows = static_cast<std::int64_t>(random() % 2000);
+    const int groups = 1 + static_cast<int>(random() % 20);
+    std::vector<int> offsets{0};
+    for (int group = 0; group < groups; ++group) {
+      offsets.push_back(static_cast<int>(random() % static_cast<unsigned>(rows + 1)));
+      if (random() % 3 == 0) offsets.back() = offsets.back() / 128 * 128;
+      if (random() % 4 == 0) offsets.back() = offsets[offsets.size() - 2];
+    }
+    std::ranges::sort(offsets);
+    const std::int64_t slots = config::group_slots(rows, groups);
+    std::vector<int> owner(as_size(slots), -1);
+    for (int group = 0; group < groups; ++group) {
+      const int begin = offsets[as_size(group)];
+      const int end = offsets[as_size(group) + 1];
+      for (int row = begin; row < end; row += 128) {
+        const std::int64_t slot = begin / 128 + group + (row - begin) / 128;
+        ASSERT_LT(slot, slots);
+        EXPECT_EQ(owner[as_size(slot)], -1);
+        owner[as_size(slot)] = group;
+        const GroupBounds found = rows_of(offsets, rows, slot);
+        EXPECT_EQ(found.begin, row);
+        EXPECT_EQ(found.end, end);
+      }
+    }
+    for (std::int64_t slot = 0; slot < slots; ++slot) {
+      const GroupBounds found = rows_of(offsets, rows, slot);
+      EXPECT_EQ(found.begin < found.end, owner[as_size(slot)] >= 0);
+    }
+  }
+}
+
+TEST(GroupLayoutTest, NoOffsetsReachBeyondTheRows) {
+  test::Random random;
+  constexpr int kLeast = std::numeric_limits<int>::min(), kMost = std::numeric_limits<int>::max();
+  for (int i = 0; i < 2000; ++i) {
+    const auto rows = static_cast<std::int64_t>(random() % 700);
+    std::vector<int> offsets(2 + random() % 9);
+    for (int& offset : offsets) {
+      const auto kind = random() % 4;
+      offset = kind == 0 ? kLeast : kind == 1 ? kMost : static_cast<int>(random() % 1400) - 300;
+    }
+    const int groups = static_cast<int>(offsets.size()) - 1;
+    const GroupBounds all = config::grouped_rows(offsets.data(), groups, rows);
+    EXPECT_TRUE(0 <= all.begin && all.begin <= all.end && all.end <= rows);
+    for (std::int64_t slot = 0; slot < config::group_slots(rows, groups); ++slot) {
+      const GroupBounds found = rows_of(offsets, rows, slot);
+      if (found.begin >= found.end) continue;
+      EXPECT_TRUE(all.begin <= found.begin && found.end <= all.end);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octofold::plan
