@@ -92,12 +92,11 @@ std::vector<PrecompiledKernel> list_precompiled_kernels() {
 }
 
 WarmReport warm_kernel_cache(std::span<const GemmProblem> problems, const WarmOptions& options) {
-  const std::vector<jit::Program> programs = programs_of(
-      problems, ops::target_gpu(kWarm, options.architecture, options.multiprocessors));
+  const std::vector<jit::Program> programs =
+      programs_of(problems, ops::target_gpu(kWarm, options.architecture, options.multiprocessors));
   if (kernel_cache_folder().empty()) {
     core::fail(ErrorCode::kUnavailable,
-               "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR",
-               kWarm);
+               "{}: there is no folder to keep kernels in: name one in OCTOFOLD_CACHE_DIR", kWarm);
   }
   std::vector<jit::Program> missing;
   std::ranges::remove_copy_if(programs, std::back_inserter(missing), [](const auto& program) {
