@@ -249,6 +249,15 @@ def test_inspect_and_convert(run, tmp_path, rng):
     assert run("convert", paths["in"], paths["in"], "--to", "torchao")[0] == 2
 
 
+@pytest.fixture
+def hears_hangups():
+    """Under nohup commands ignore SIGHUP, and those that they start too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_what_ends_a_run_leaves_nothing_for_long(tmp_path, number):
     """Of a folder kill -9 leaves what it had, and the next run beside it removes that."""
