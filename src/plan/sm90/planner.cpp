@@ -57,7 +57,7 @@ Sm90GemmConfig with_store(const Sm90GemmConfig& config, const GemmProblem& probl
   if (!problem.output_fits_tma || turns_fp32) {
     return with_store(config, OutputStore::kDirect, memory);
   }
-  // Pieces of groups that add to another C lack registers.
+  // Slabs of groups that add to another C lack registers.
   const bool adds_to_groups =
       config::groups_rows(config.work) && config.form.c != Addend::kNone && !problem.c_is_out;
   const bool has_pieces =
