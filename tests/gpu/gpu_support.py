@@ -41,13 +41,23 @@ if reason := _why_not():
     pytest.skip(reason, allow_module_level=True)
 
 
+def _why_without(operation: str) -> str | None:
+    if not ON_GPU:
+        return None
+    support = octofold.info().gpus[torch.cuda.current_device()].operations[operation]
+    return None if support.available else f"no {operation}: {support.detail}"
+
+
 def skip_without(operation: str) -> None:
     """Skips the module that calls it where the GPU has no kernels of the operation."""
-    if not ON_GPU:
-        return
-    support = octofold.info().gpus[torch.cuda.current_device()].operations[operation]
-    if not support.available:
-        pytest.skip(f"no {operation}: {support.detail}", allow_module_level=True)
+    if reason := _why_without(operation):
+        pytest.skip(reason, allow_module_level=True)
+
+
+def needs(operation: str) -> pytest.MarkDecorator:
+    """Likewise, a test."""
+    reason = _why_without(operation)
+    return pytest.mark.skipif(reason is not None, reason=reason or "")
 
 
 def _multiplies_bfloat16() -> bool:

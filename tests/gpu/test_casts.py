@@ -312,8 +312,8 @@ def test_converts(source, target, generator):
             octofold.ops.convert_dtype(values[:rows, :cols].contiguous(), source), padding, offset
         )
         for overflow in OVERFLOWS:
-            actual = octofold.ops.convert_dtype(x, target, overflow)
-            same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow))
+            actual = octofold.ops.convert_dtype(x, target, overflow=overflow)
+            same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow=overflow))
     vector = octofold.ops.convert_dtype(values.flatten()[:30_001].contiguous(), source)
     same_numbers(
         octofold.ops.convert_dtype(vector, target), octofold.ops.convert_dtype(vector.cpu(), target)
@@ -327,8 +327,8 @@ def test_converts_all_bit_patterns(source):
     patterns = torch.arange(count, dtype=torch.int32, device=DEVICE)
     x = patterns.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
     for target, overflow in itertools.product(DTYPES, OVERFLOWS):
-        actual = octofold.ops.convert_dtype(x, target, overflow)
-        same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow))
+        actual = octofold.ops.convert_dtype(x, target, overflow=overflow)
+        same_numbers(actual, octofold.ops.convert_dtype(x.cpu(), target, overflow=overflow))
 
 
 @every_granularity

@@ -3,7 +3,7 @@
 import numpy as np
 import octofold
 import pytest
-from gpu_support import Held, needs_gpu, normal, operands, torch
+from gpu_support import Held, needs, needs_gpu, normal, operands, torch
 
 pytestmark = needs_gpu
 
@@ -33,6 +33,7 @@ def test_operands_on_different_devices(generator):
         mixed.dequantize()
 
 
+@needs("products")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device(generator):
     """The result is on the operands' device, which need not be the current one."""
@@ -46,6 +47,7 @@ def test_second_device(generator):
         octofold.gemm(a, moved[1])
 
 
+@needs("products")
 def test_the_gpu_computes_what_the_cpu_does(generator):
     """To rounding: both sum in FP32, in another order."""
     a, b = operands(generator, 300, 400, 1000)
@@ -65,6 +67,7 @@ def cupy():
     return pytest.importorskip("cupy")
 
 
+@needs("products")
 def test_cupy_arrays(cupy, rng):
     x = rng.normal(0, 1, (200, 300)).astype(np.float32)
     w = rng.normal(0, 1, (136, 300)).astype(np.float32)
@@ -81,6 +84,7 @@ def test_cupy_arrays(cupy, rng):
     cupy.testing.assert_array_equal(out, product)
 
 
+@needs("products")
 def test_cupy_streams(cupy, rng):
     """The current CuPy stream is the one that is used."""
     x = cupy.asarray(rng.normal(0, 1, (512, 1024)).astype(np.float32))
@@ -94,6 +98,7 @@ def test_cupy_streams(cupy, rng):
     cupy.testing.assert_array_equal(product, expected)
 
 
+@needs("products")
 def test_torch_on_the_stream_of_cupy(cupy, generator):
     """A stream is a stream, whoever made it."""
     a, b = operands(generator, 128, 256, 512)
@@ -106,6 +111,7 @@ def test_torch_on_the_stream_of_cupy(cupy, generator):
     assert torch.equal(out, expected)
 
 
+@needs("products")
 def test_long_rows_in_an_array_of_bytes(generator):
     """Views of one big allocation, as serving engines hand out."""
     arena = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")

@@ -5,8 +5,10 @@ import copy
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, needs_gpu, torch
+from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
 from layer_support import STATELESS, relative_error
+
+skip_without("products")
 
 nn = octofold.nn
 TOKENS, IN, HIDDEN = 520, 1024, 384

@@ -19,10 +19,13 @@ from gpu_support import (
     operand,
     operands,
     product,
+    skip_without,
     surrounded_copy,
     torch,
     with_data,
 )
+
+skip_without("products")
 
 both_granularities = pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
 

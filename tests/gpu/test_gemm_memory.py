@@ -18,11 +18,14 @@ from gpu_support import (
     product,
     rows_major,
     run_python,
+    skip_without,
     surrounded_copy,
     torch,
     with_data,
     with_scale,
 )
+
+skip_without("products")
 
 
 # TMA wants addresses and row strides that are multiples of 16 bytes.

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import octofold
 import pytest
-from gpu_support import DEVICE, ON_GPU, needs_gpu, torch
+from gpu_support import DEVICE, ON_GPU, needs_gpu, skip_without, torch
 from layer_support import NAMES, STATELESS, relative_error
+
+skip_without("products")
 
 nn = octofold.nn
 TOKENS, IN, OUT = 520, 1024, 384

@@ -6,7 +6,7 @@ import itertools
 import octofold
 import pytest
 from casting import GRANULARITIES, cast_side, cast_with, only
-from gpu_support import DEVICE, DTYPES, ON_GPU, Surrounded, bits, needs_gpu, normal, torch
+from gpu_support import DEVICE, DTYPES, ON_GPU, Surrounded, bits, needs, needs_gpu, normal, torch
 
 SOURCES = ("bfloat16", "float16", "float32")
 # Of the rows and of the transposes; None: not written.
@@ -190,6 +190,7 @@ def test_nothing_else_is_written(granularity, generator):
         assert_each_alone(out, [cast_side(matrix.cpu(), granularity, True) for matrix in x])
 
 
+@needs("grouped products")
 def test_products_of_experts_take_them(generator):
     """Forward and with gradients, as layers of experts have them."""
     experts, out_features, in_features = 4, 384, 256

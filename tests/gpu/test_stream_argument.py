@@ -2,7 +2,7 @@
 
 import octofold
 import pytest
-from gpu_support import Held, assert_same_bits, needs_gpu, normal, operands, poison, torch
+from gpu_support import Held, assert_same_bits, needs, needs_gpu, normal, operands, poison, torch
 
 pytestmark = needs_gpu
 
@@ -17,6 +17,7 @@ class Protocol:
         return (0, self._handle)
 
 
+@needs("products")
 @pytest.mark.parametrize(
     "form", [lambda s: s, lambda s: s.cuda_stream, lambda s: Protocol(s.cuda_stream)]
 )
@@ -39,6 +40,7 @@ def test_work_goes_to_the_stream_given(form, generator):
         assert_same_bits(result, right)
 
 
+@needs("products")
 def test_the_current_stream_may_be_named(generator):
     a, b = operands(generator, 64, 256, 512)
     expected = octofold.gemm(a, b)
@@ -67,6 +69,7 @@ def test_inputs_outlive_the_stream_given(generator):
     assert_same_bits(cast.data, expected.data)
 
 
+@needs("products")
 def test_results_outlive_the_stream_that_is_current(generator):
     """Memory of the stream given is not reused while the current stream reads it."""
     a, b = operands(generator, 512, 512, 512)

@@ -16,8 +16,11 @@ from gpu_support import (
     poison,
     product,
     run_python,
+    skip_without,
     torch,
 )
+
+skip_without("products")
 
 pytestmark = needs_gpu
 

@@ -3,7 +3,17 @@
 import octofold
 import pytest
 from casting import GRANULARITIES, cast_side
-from gpu_support import DEVICE, ON_GPU, PAIR_NAMES, PAIRS, assert_same_bits, bits, operands, torch
+from gpu_support import (
+    DEVICE,
+    ON_GPU,
+    PAIR_NAMES,
+    PAIRS,
+    assert_same_bits,
+    bits,
+    needs,
+    operands,
+    torch,
+)
 
 
 def random(*shape, dtype=torch.float32):
@@ -18,6 +28,7 @@ def layer(x, w, bias):
     return y, activations.dequantize(torch.bfloat16), octofold.ops.convert_dtype(y, "e4m3")
 
 
+@needs("products")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic, backend):
@@ -30,6 +41,7 @@ def test_compiles_whole(dynamic, backend):
             assert_same_bits(left, right)
 
 
+@needs("products")
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 def test_compiles_with_cuda_graphs():
     torch.compiler.reset()
@@ -105,6 +117,7 @@ def test_to_device():
         assert moved.scale.stride() == (1, 132)  # as casts on the GPU lay them out
 
 
+@needs("products")
 @pytest.mark.parametrize("addend", [None, torch.float32])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
