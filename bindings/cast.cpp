@@ -117,6 +117,29 @@ void cast_plain(tvm::ffi::TensorView x, OptionalTensor rows_scale,
       stream_of(stream, x));
 }
 
+// cast_plain() of what most calls want, the rows alone, in half as many arguments: the host's time
+// counts.
+void quantize(tvm::ffi::TensorView x, OptionalTensor given_scale, OptionalTensor out,
+              OptionalTensor out_scale, OptionalText granularity, OptionalBool power_of_two,
+              tvm::ffi::String overflow, tvm::ffi::String rule, OptionalInt matrices,
+              OptionalStream stream) {
+  const OptionalTensor none;
+  const OptionalText no_transpose;
+  const TensorView source = kCast.input("x", x);
+  run(source,
+      {{given_scale, none, out, out_scale, granularity},
+       {none, none, none, none, no_transpose},
+       none,
+       none,
+       none,
+       none,
+       power_of_two,
+       overflow,
+       rule,
+       matrices},
+      stream_of(stream, x));
+}
+
 void cast_activated(tvm::ffi::TensorView x, OptionalTensor x_scale, OptionalTensor rows_scale,
                     OptionalTensor rows_channel_scale, OptionalTensor transposed_scale,
                     OptionalTensor transposed_channel_scale, OptionalTensor offsets,
@@ -241,6 +264,7 @@ void cast_gathered(tvm::ffi::TensorView x, tvm::ffi::TensorView sources, Optiona
 }
 
 OCTOFOLD_EXPORT(cast_plain)
+OCTOFOLD_EXPORT(quantize)
 OCTOFOLD_EXPORT(cast_activated)
 OCTOFOLD_EXPORT(cast_activation_gradient)
 OCTOFOLD_EXPORT(cast_normed)

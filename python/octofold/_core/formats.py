@@ -1,7 +1,7 @@
 """How numbers are cast to FP8, as one value."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -55,6 +55,8 @@ class Format:
     rule: Rule
     power_of_two: bool | None
     overflow: str
+    options: tuple[bool | None, str, str] = field(init=False, repr=False, compare=False)
+    """power_of_two, overflow and rule as ops take them, kept because the host's time counts."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Format:
             raise invalid_argument("Format", "power_of_two", expected, repr(power_of_two))
         set_field(self, "power_of_two", power_of_two)
         set_field(self, "overflow", _one_of("overflow", overflow, OVERFLOWS))
+        set_field(self, "options", (power_of_two, self.overflow, self.rule.value))
 
     def __str__(self) -> str:
         """The words of the format, and what no word says."""
@@ -93,9 +96,9 @@ _PARSED: Final[dict[str, Format]] = {}
 
 def format_of(operation: str, format: FormatLike, argument: str = "format") -> Format:
     """A format as it is, a text as what it stands for; anything else is the operation's error."""
-    if isinstance(format, Format):
-        return format
-    parsed = _PARSED.get(format) if isinstance(format, str) else None
+    parsed = format if isinstance(format, Format) else None
+    if isinstance(format, str):
+        parsed = _PARSED.get(format)
     if parsed is None:
         parsed = _parse(operation, format, argument)
         _PARSED[format] = parsed

@@ -143,9 +143,7 @@ class Row:
         if out is None:
             takes_them = framework.library_takes_arrays  # then they are the caller's kind
             return results if takes_them else tuple(map(framework.deliver, results))
-        for array in out:
-            if array is not None:
-                framework.mark_written(array)
+        framework.mark_written([array for array in out if array is not None])
         return out
 
     def names(self) -> list[str]:
@@ -276,15 +274,16 @@ def quick_scale_shape(
     if unit is None:
         library.scale_shape(granularity, 0, 0)  # raises the error that lists them
         raise AssertionError(granularity)
+    unit_rows, unit_cols = unit
     *leading, cols = shape
-    blocks = () if unit.cols is None else (ceil_divide(cols, unit.cols),)
-    if unit.is_of_a_row:
+    blocks = () if unit_cols is None else (ceil_divide(cols, unit_cols),)
+    if unit_rows == 1:
         return (*leading, *blocks)
-    if unit.rows is None:
+    if unit_rows is None:
         return (1 if matrices is None else matrices,)
     if matrices is None:
-        return (ceil_divide(row_count(shape), unit.rows), *blocks)
-    return (matrices, ceil_divide(row_count(shape) // matrices, unit.rows), *blocks)
+        return (ceil_divide(row_count(shape), unit_rows), *blocks)
+    return (matrices, ceil_divide(row_count(shape) // matrices, unit_rows), *blocks)
 
 
 def ceil_divide(count: int, unit: int) -> int:

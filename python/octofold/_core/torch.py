@@ -75,8 +75,8 @@ class TorchFramework:
     def deliver(self, array: Tensor) -> Tensor:
         return array
 
-    def mark_written(self, array: Tensor) -> None:
-        _increment_version(array)
+    def mark_written(self, arrays: Sequence[Tensor]) -> None:
+        _increment_version(arrays)
 
 
 class EagerTorchFramework(TorchFramework):

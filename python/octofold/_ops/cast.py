@@ -250,9 +250,7 @@ def _read_once(
     options += (
         None if rows is None else format.granularity,
         None if transposed is None else second.format.granularity,
-        format.power_of_two,
-        format.overflow,
-        format.rule.value,
+        *format.options,
         matrices,
         columns,
     )

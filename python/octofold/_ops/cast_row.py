@@ -12,7 +12,7 @@ from .._core.errors import invalid_argument
 from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, quick_scale_shape, require_stack, row_count
-from .words_of_errors import in_words_of
+from .words_of_errors import with_errors_in_words_of
 
 # As the library's messages have them.
 _NAMES: Final = {
@@ -93,7 +93,7 @@ def cast_row(
     parameters = {**reads, **GIVEN, **(options or {}), **_OPTIONS}
 
     def load() -> Callable[..., None]:
-        return in_words_of("cast", getattr(library, function or name), _NAMES)
+        return with_errors_in_words_of("cast", getattr(library, function or name), _NAMES)
 
     return Op(name, parameters, (*RESULTS, *writes), results, load)
 

@@ -68,8 +68,7 @@ def multiply_gated(
     if cast.granularity != "1x128":
         raise invalid_argument("gated_gemm", "format", "one of granularity 1x128", str(cast))
     inputs = (a.data, a.scale, b.data, b.scale, None if groups is None else groups.offsets)
-    of_cast = (cast.power_of_two, cast.overflow, cast.rule.value)
-    options = (a.granularity, b.granularity, activation, *of_cast, candidate)
+    options = (a.granularity, b.granularity, activation, *cast.options, candidate)
     if out is None:
         data, scale = _GATED_GEMM(inputs, options, cast.dtype, None, stream)
         return ScaledTensor(data, scale, "1x128")

@@ -87,13 +87,13 @@ def multiply(
         if a.scale is None:
             raise invalid_argument("gemm", "a.scale", "the scales of its codes", "None")
         inputs = (a.data, a.scale, b.data, b.scale, c, bias, b.channel_scale)
-        scales = (a.granularity, b.granularity, fast_accumulation)
-        options = (*scales, None, None, None, None, candidate)
+        plain = (a.granularity, b.granularity, fast_accumulation)
+        options = (*plain, None, None, None, None, candidate)
     else:
         cast = _format_of_a(format)
         require_one_level("gemm", "b", b)
         inputs = (a, None, b.data, b.scale, c, bias, None)
-        of_cast = (cast.dtype, cast.power_of_two, cast.overflow, cast.rule.value)
+        of_cast = (cast.dtype, *cast.options)
         options = (None, b.granularity, fast_accumulation, *of_cast, candidate)
     if out is None:
         name = "bfloat16"

@@ -8,7 +8,7 @@ from .._core.frameworks import Array, Framework
 from .._core.library import library
 from .._core.ops import Arrays, Options, require_matrix
 from .._core.streams import StreamLike
-from .words_of_errors import in_words_of
+from .words_of_errors import with_errors_in_words_of
 
 
 class NormGradients(NamedTuple):
@@ -98,5 +98,5 @@ _NORM_GRADIENT: Final = Op(
     norm_gradient.__annotations__,
     results=("dx", "d_weight?", "d_bias?", "d_ada_scale?", "d_ada_shift?", "workspace?"),
     allocate=_gradients,
-    function=lambda: in_words_of("norm_gradient", library.norm_gradient, NORM_NAMES),
+    function=lambda: with_errors_in_words_of("norm_gradient", library.norm_gradient, NORM_NAMES),
 )

@@ -1,9 +1,10 @@
 """The cast of an array to FP8, as most callers want it."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from .._core.calls import Op
+from .._core.errors import InvalidArgumentError
 from .._core.formats import FormatLike, format_of
 from .._core.frameworks import Array, Framework
 from .._core.library import library
@@ -47,8 +48,7 @@ def quantize(
     Raises InvalidArgumentError, which names the argument.
     """
     format = format_of("quantize", format)
-    rule = format.rule.value
-    options = format.granularity, format.power_of_two, format.overflow, rule, matrices
+    options = (format.granularity, *format.options, matrices)
     if out is None:
         data, computed = _QUANTIZE((x, scale), options, format.dtype, None, stream)
         return ScaledTensor(data, computed if scale is None else scale, format.granularity)
@@ -73,30 +73,16 @@ def _codes(framework: Framework, inputs: Arrays, options: Options, dtype: str) -
 
 
 def _function() -> Callable[..., None]:
-    """The library's cast of a matrix to one target, in the words of quantize()."""
-    words = {"out.rows": "out", "out.rows.scale": "out.scale"}
-    by_own_scale = in_words_of("quantize", library.cast_plain, words)
-    by_given_scale = in_words_of(
-        "quantize", library.cast_plain, words | {"out.rows.scale": "scale"}
-    )
+    """The library's cast to rows, whose errors are in the words of quantize()."""
+    function = library.quantize
 
-    def call(
-        x: Array,
-        given: Array | None,
-        data: Array,
-        computed: Array | None,
-        granularity: str,
-        power_of_two: bool | None,
-        overflow: str,
-        rule: str,
-        matrices: int | None,
-        stream: int | None,
-    ) -> None:
-        function = by_own_scale if given is None else by_given_scale
-        others, no_transpose_and_columns = [None] * 4, [None] * 5
-        written = (data, computed, *no_transpose_and_columns)
-        options = (granularity, None, power_of_two, overflow, rule, matrices, None, stream)
-        function(x, given, *others, *written, *options)
+    def call(x: Array, given: Array | None, *more: Any) -> None:
+        try:
+            function(x, given, *more)
+        except InvalidArgumentError as error:
+            scale = "out.scale" if given is None else "scale"
+            names = {"out.rows": "out", "out.rows.scale": scale}
+            raise in_words_of("quantize", error, names) from None
 
     return call
 

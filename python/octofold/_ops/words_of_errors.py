@@ -7,20 +7,27 @@ from .._core.errors import InvalidArgumentError
 
 
 def in_words_of(
+    operation: str, error: InvalidArgumentError, names: Mapping[str, str]
+) -> InvalidArgumentError:
+    """An error of the library that names this operation, and its arguments: `names` has those that
+    the library knows by another name."""
+    message = str(error)
+    at = message.find("argument '")
+    message = message[max(at, 0) :]  # the library's name of the operation comes before
+    parts = message.split("'")  # between quotes: arguments
+    message = "'".join(names.get(part, part) for part in parts)
+    return InvalidArgumentError(f"{operation}: {message}")
+
+
+def with_errors_in_words_of(
     operation: str, function: Callable[..., None], names: Mapping[str, str]
 ) -> Callable[..., None]:
-    """A function of the library whose errors name this operation, and its arguments: `names` has
-    those that it knows by another name."""
+    """A function of the library with such errors."""
 
     def call(*arguments: Any) -> None:
         try:
             function(*arguments)
         except InvalidArgumentError as error:
-            message = str(error)
-            at = message.find("argument '")
-            message = message[max(at, 0) :]  # the library's name of the operation comes before
-            parts = message.split("'")  # between quotes: arguments
-            message = "'".join(names.get(part, part) for part in parts)
-            raise InvalidArgumentError(f"{operation}: {message}") from None
+            raise in_words_of(operation, error, names) from None
 
     return call
