@@ -58,8 +58,8 @@ class Framework(Protocol):
     def deliver(self, array: Array) -> Array:
         """The result as the caller gets it."""
 
-    def mark_written(self, arrays: Sequence[Array]) -> None:
-        """Says to the framework that the caller's arrays have changed."""
+    def mark_written(self, array: Array) -> None:
+        """Says to the framework that the caller's array has changed."""
 
 
 def column_stride(rows: int) -> int:
@@ -91,7 +91,7 @@ class NumPyFramework:
     def deliver(self, array: Array) -> Array:
         return array
 
-    def mark_written(self, arrays: Sequence[Array]) -> None:
+    def mark_written(self, array: Array) -> None:
         pass
 
 
@@ -139,7 +139,7 @@ class DLPackFramework:
         except (BufferError, RuntimeError, TypeError, ValueError):
             return array
 
-    def mark_written(self, arrays: Sequence[Array]) -> None:
+    def mark_written(self, array: Array) -> None:
         pass
 
 

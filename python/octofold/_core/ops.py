@@ -143,7 +143,9 @@ class Row:
         if out is None:
             takes_them = framework.library_takes_arrays  # then they are the caller's kind
             return results if takes_them else tuple(map(framework.deliver, results))
-        framework.mark_written([array for array in out if array is not None])
+        for array in out:
+            if array is not None:
+                framework.mark_written(array)
         return out
 
     def names(self) -> list[str]:

@@ -17,7 +17,12 @@ from .errors import UnsupportedError
 from .frameworks import common_kind
 from .ops import EXPORT_ERRORS, TABLE, Arrays, Options, Row
 from .streams import StreamLike, stream_handle
-from .torch import LIBRARY_TAKES_TENSORS, TorchFramework, torch_framework_of
+from .torch import (
+    LIBRARY_TAKES_TENSORS,
+    TorchFramework,
+    increment_version,
+    torch_framework_of,
+)
 
 PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 """The types of tensors that no subclass has changed."""
@@ -31,7 +36,6 @@ _is_tracing: Final = torch._C._is_tracing
 _is_grad_enabled: Final = torch.is_grad_enabled
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
-_increment_version: Final = torch.autograd.graph.increment_version
 
 
 def call(
@@ -258,7 +262,7 @@ def _register_writing(op: Row) -> Any:
             else:
                 for result in results:
                     if result is not None:
-                        _increment_version(result)
+                        increment_version((result,))
                 return
         inputs, options = arguments[:first_result], arguments[first_option:last]
         op.launch(torch_framework_of(inputs[0]), inputs, options, "", results)
