@@ -43,6 +43,7 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
   for (const bool aligned : {true, false}) {
     problem.x_is_aligned = problem.codes_are_aligned = aligned;
     for (const DType in : kInputs) {
+      if (!aligned && in == DType::kFloat16) continue;  // as BF16 but for a conversion
       problem.format.in = in;
       for (const config::CastRule& rule :
            {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
