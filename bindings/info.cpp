@@ -47,19 +47,20 @@ Fields fields_of(const CapabilityTarget& target) {
 }
 
 Fields fields_of(const CapabilityRow& row) {
-  tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::String>> operands;  // pairs, for their order
+  tvm::ffi::Array<Fields> operands, supports;
   for (const CapabilityOperand& operand : row.operands) {
-    operands.push_back({operand.name, operand.form});
+    operands.push_back({{"name", tvm::ffi::String(operand.name)},
+                        {"form", tvm::ffi::String(operand.form)},
+                        {"most_rows", operand.most_rows}});
   }
-  tvm::ffi::Array<Fields> cells;
-  for (const CapabilityCell& cell : row.cells) {
-    cells.push_back({{"how", tvm::ffi::String(std::string(name(cell.way)))},
-                     {"why_not", tvm::ffi::String(cell.why_not)}});
+  for (const Support& support : row.support) {
+    supports.push_back({{"how", tvm::ffi::String(std::string(name(support.how)))},
+                        {"why_not", tvm::ffi::String(support.why_not)}});
   }
   return {{"operation", tvm::ffi::String(row.operation)},
           {"kind", tvm::ffi::String(row.kind)},
           {"operands", operands},
-          {"cells", cells}};
+          {"support", supports}};
 }
 
 template <typename Item>

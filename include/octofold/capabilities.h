@@ -11,7 +11,7 @@
 namespace octofold {
 
 /// How an operation runs.
-enum class Way : std::uint8_t {
+enum class SupportKind : std::uint8_t {
   kNative,      ///< FP8 units multiply
   kKernels,     ///< kernels run that need no FP8 units
   kWeightOnly,  ///< not itself, but with FP8 weights and 16-bit activations (gemm_weight_only)
@@ -22,19 +22,20 @@ enum class Way : std::uint8_t {
 
 /// "native", "kernels", "weight-only", "cast", "CPU", "none". Throws Error(kInvalidArgument) for a
 /// number that is none of the enumerators.
-OCTOFOLD_API std::string_view name(Way way);
+OCTOFOLD_API std::string_view name(SupportKind how);
 
-/// An operand of an operation, by its name in the call ("x of up to 16 rows" where there is a
-/// limit), and its form: "numbers" (float32, float16 or bfloat16), one of these where it matters
-/// which, "fp8" (codes without scales), or codes with scales: a granularity, "two-level" (128x128
-/// with `channel_scale`), "head" or "128 keys" (for attention).
+/// An operand of an operation, by its name in the call, and its form: "numbers" (float32, float16
+/// or bfloat16), one of these where it matters which, "fp8" (codes without scales), or codes with
+/// scales: a granularity, "two-level" (128x128 with `channel_scale`), "head" or "128 keys" (for
+/// attention).
 struct CapabilityOperand {
   std::string name;
   std::string form;
+  std::int64_t most_rows = 0;  ///< 0: any number
 };
 
-struct CapabilityCell {
-  Way way = Way::kNone;
+struct Support {
+  SupportKind how = SupportKind::kNone;
   /// Why the operation runs neither natively nor by kernels, as the error of a call there says.
   /// Empty where it does, and for the CPU.
   std::string why_not;
@@ -45,7 +46,7 @@ struct CapabilityRow {
   std::string operation;  ///< the public function: "gemm"
   std::string kind;       ///< its name in info(): "products"
   std::vector<CapabilityOperand> operands;
-  std::vector<CapabilityCell> cells;  ///< one for each target
+  std::vector<Support> support;  ///< one for each target
 };
 
 struct CapabilityTarget {

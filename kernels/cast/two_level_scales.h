@@ -26,7 +26,7 @@ inline constexpr CastFormat kQuotientFormat{.in = DType::kFloat32,
 template <CastFormat kFormat>
 struct QuotientCaster {
   float inverse;  // of the channel's factor
-  numeric::Caster<kFormat.rule.form, DType::kFloat32> caster;
+  numeric::Caster<kFormat.rule.arithmetic, DType::kFloat32> caster;
 
   template <bool kUnusual, int kCount>
   __device__ void apply(float (&values)[kCount]) const {
@@ -40,8 +40,8 @@ template <TileCastConfig kConfig>
 class TwoLevelScales {
   static constexpr CastFormat kFormat = kConfig.format;
   static constexpr bool kLines = kFormat.scales_lines();  // rows have scales of 1x128
-  using LineCaster = numeric::Caster<kFormat.rule.form, kFormat.in>;
-  using SquareCaster = numeric::Caster<kFormat.rule.form, DType::kFloat32>;
+  using LineCaster = numeric::Caster<kFormat.rule.arithmetic, kFormat.in>;
+  using SquareCaster = numeric::Caster<kFormat.rule.arithmetic, DType::kFloat32>;
   using Magnitudes = LineMagnitudes<kConfig, kConfig.to_rows, kConfig.to_transposed>;
 
  public:

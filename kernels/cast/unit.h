@@ -12,7 +12,7 @@ using config::CastFormat;
 using config::CastPhase;
 
 template <CastFormat kFormat>
-using CasterOf = numeric::Caster<kFormat.rule.form, kFormat.in>;
+using CasterOf = numeric::Caster<kFormat.rule.arithmetic, kFormat.in>;
 
 template <CastFormat kFormat>
 __device__ inline numeric::UnitCast unit_cast(float amax) {
@@ -41,7 +41,7 @@ struct PhaseCaster {
 };
 template <CastFormat kFormat>
 struct PhaseCaster<kFormat, CastPhase::kEncodeGiven> {
-  using Type = numeric::GivenCaster<kFormat.rule.form, kFormat.in>;
+  using Type = numeric::GivenCaster<kFormat.rule.arithmetic, kFormat.in>;
 };
 
 // Made from what the scale tensor holds: the largest magnitude, or the scale.

@@ -10,7 +10,7 @@ namespace octofold::numeric {
 
 // Made from a unit's operand (unit_cast.h), for values that were read as kIn. A plain value, which
 // may lie in shared memory. Where it is unusual, values take apply<true>, else apply<false> does.
-template <config::CastForm kForm, DType kIn>
+template <config::CastArithmetic kArithmetic, DType kIn>
 struct Caster {
   static constexpr bool kMayBeUnusual = false;
   float factor;
@@ -38,7 +38,7 @@ struct Caster {
 // 1 are unusual, and brought nearer first. So is 2^127, which stands for an infinite scale: only
 // there may x be infinite.
 template <DType kIn>
-struct alignas(16) Caster<config::CastForm::kDivide, kIn> {
+struct alignas(16) Caster<config::CastArithmetic::kDivide, kIn> {
   static constexpr bool kMayBeUnusual = true;
   static constexpr bool kWide = kIn == DType::kFloat32;
 
@@ -84,7 +84,7 @@ struct alignas(16) Caster<config::CastForm::kDivide, kIn> {
 
 // The quotient itself is what is rounded here. A sum with 0 is 0 where it was -0.
 template <DType kIn>
-struct Caster<config::CastForm::kDivideInType, kIn> {
+struct Caster<config::CastArithmetic::kDivideInType, kIn> {
   static constexpr bool kMayBeUnusual = false;
   float scale;
 

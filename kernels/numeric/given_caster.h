@@ -6,10 +6,11 @@
 namespace octofold::numeric {
 
 // As Caster, made from the scale and not from a unit's operand.
-template <config::CastForm kForm, DType kIn>
-struct GivenCaster : Caster<kForm, kIn> {
+template <config::CastArithmetic kArithmetic, DType kIn>
+struct GivenCaster : Caster<kArithmetic, kIn> {
   static __device__ GivenCaster make(float scale) {
-    return {Caster<kForm, kIn>::make(config::divides(kForm) ? scale : __frcp_rn(scale))};
+    return {
+        Caster<kArithmetic, kIn>::make(config::divides(kArithmetic) ? scale : __frcp_rn(scale))};
   }
 };
 
@@ -17,8 +18,9 @@ struct GivenCaster : Caster<kForm, kIn> {
 // scale negative or of any size. Of what is beyond FP8, the sign is all that matters, which the
 // product with the reciprocal has; what Caster adds to it may be NaN there.
 template <DType kIn>
-struct GivenCaster<config::CastForm::kDivide, kIn> : Caster<config::CastForm::kDivide, kIn> {
-  using Base = Caster<config::CastForm::kDivide, kIn>;
+struct GivenCaster<config::CastArithmetic::kDivide, kIn>
+    : Caster<config::CastArithmetic::kDivide, kIn> {
+  using Base = Caster<config::CastArithmetic::kDivide, kIn>;
 
   static __device__ GivenCaster make(float scale) {
     constexpr float kTiny = 0x1p-80f, kLarge = 0x1p80f, kLargest = 0x1.FFFFFEp127f;

@@ -53,7 +53,7 @@ __device__ inline UnitCast unit_cast(float amax) {
   // One library raises amax in FP64. What it is raised to is known here, and so is the quotient;
   // without raising, FP64 and FP32 quotients of two FP32 numbers round to the same.
   const bool raised = kRule.amax_floor > 0 && static_cast<double>(amax) < kRule.amax_floor;
-  if constexpr (kRule.form == config::CastForm::kFactor) {
+  if constexpr (kRule.arithmetic == config::CastArithmetic::kFactor) {
     constexpr double kFloor = kRule.amax_floor > 0 ? kRule.amax_floor : 1;
     float factor = raised ? static_cast<float>(kMax / kFloor) : __fdiv_rn(kMax, amax);
     if constexpr (kRule.repair_factor) {
@@ -70,7 +70,8 @@ __device__ inline UnitCast unit_cast(float amax) {
     if constexpr (kPowerOfTwo) {
       scale = round_to_power_of_two<kRule.rounding>(raise_to(scale, kRule.power_of_two_floor));
     }
-    if constexpr (kRule.form == config::CastForm::kReciprocal) return {scale, __frcp_rn(scale)};
+    if constexpr (kRule.arithmetic == config::CastArithmetic::kReciprocal)
+      return {scale, __frcp_rn(scale)};
     return {scale, scale};
   }
 }

@@ -7,7 +7,7 @@
 
 namespace octofold::config {
 
-enum class CastForm {
+enum class CastArithmetic {
   kReciprocal,    // scale = amax / max;  code = x · (1 / scale)
   kDivide,        // scale = amax / max;  code = x / scale
   kDivideInType,  // likewise, with x / scale rounded to the type of x first, and 0 in place of -0
@@ -15,8 +15,8 @@ enum class CastForm {
 };
 
 // Whether values are divided by the scale, not multiplied with its reciprocal.
-constexpr bool divides(CastForm form) {
-  return form == CastForm::kDivide || form == CastForm::kDivideInType;
+constexpr bool divides(CastArithmetic arithmetic) {
+  return arithmetic == CastArithmetic::kDivide || arithmetic == CastArithmetic::kDivideInType;
 }
 
 // Rounds the scale (kFactor: the factor) to a power of two.
@@ -28,7 +28,7 @@ enum class PowerOfTwoRounding {
 };
 
 struct CastRule {
-  CastForm form;
+  CastArithmetic arithmetic;
   PowerOfTwoRounding rounding;
   bool power_of_two_by_default = false;
   double amax_floor = 0.0;          // amax is raised to this (FP64: one library computes there)
@@ -66,48 +66,51 @@ constexpr float epsilon_of(DType dtype) {
 constexpr const char* word(const CastRule&) { return ""; }
 
 // DeepGEMM, deep_gemm/utils/math.py: per_token_cast_to_fp8 and its siblings.
-inline constexpr CastRule kDeepGemmRule{
-    .form = CastForm::kReciprocal, .rounding = PowerOfTwoRounding::kCeil, .amax_floor = 1e-4f};
+inline constexpr CastRule kDeepGemmRule{.arithmetic = CastArithmetic::kReciprocal,
+                                        .rounding = PowerOfTwoRounding::kCeil,
+                                        .amax_floor = 1e-4f};
 
 // vLLM, csrc/quantization/w8a8: per_token_group_quant_8bit, scales of groups.
-inline constexpr CastRule kVllmRule{.form = CastForm::kDivide,
+inline constexpr CastRule kVllmRule{.arithmetic = CastArithmetic::kDivide,
                                     .rounding = PowerOfTwoRounding::kCeilLog2,
                                     .amax_floor = 1e-10f,
                                     .power_of_two_floor = 1e-10f};
 
 // vLLM, likewise: dynamic_per_token_scaled_fp8_quant, scales of rows. It has no powers of two.
-inline constexpr CastRule kVllmPerTokenRule{.form = CastForm::kDivide,
+inline constexpr CastRule kVllmPerTokenRule{.arithmetic = CastArithmetic::kDivide,
                                             .rounding = PowerOfTwoRounding::kCeil,
                                             .scale_floor = 1.0f / (448.0f * 512.0f)};
 
 // Transformer Engine, common/recipe/recipe_common.cuh: compute_scale_from_amax.
-inline constexpr CastRule kTransformerEngineRule{.form = CastForm::kFactor,
+inline constexpr CastRule kTransformerEngineRule{.arithmetic = CastArithmetic::kFactor,
                                                  .rounding = PowerOfTwoRounding::kTruncate,
                                                  .power_of_two_by_default = true,
                                                  .repair_factor = true};
 
 // torchao, float8/float8_utils.py: amax_to_scale, for training.
-inline constexpr CastRule kTorchAoRule{
-    .form = CastForm::kFactor, .rounding = PowerOfTwoRounding::kFloorLog2, .amax_floor = 1e-12};
+inline constexpr CastRule kTorchAoRule{.arithmetic = CastArithmetic::kFactor,
+                                       .rounding = PowerOfTwoRounding::kFloorLog2,
+                                       .amax_floor = 1e-12};
 
 // torchao, quantization/quant_primitives.py: _choose_scale_float8, for Float8Tensor.from_hp. It has
 // no powers of two.
-inline constexpr CastRule kTorchAoTensorRule{
-    .form = CastForm::kDivide, .rounding = PowerOfTwoRounding::kCeil, .scale_in_type = true};
+inline constexpr CastRule kTorchAoTensorRule{.arithmetic = CastArithmetic::kDivide,
+                                             .rounding = PowerOfTwoRounding::kCeil,
+                                             .scale_in_type = true};
 
 // DeepSeek-V3, inference/kernel.py: act_quant. An all-zero unit gives 0 / 0 = NaN there, and here.
-inline constexpr CastRule kDeepSeekRule{.form = CastForm::kDivide,
+inline constexpr CastRule kDeepSeekRule{.arithmetic = CastArithmetic::kDivide,
                                         .rounding = PowerOfTwoRounding::kCeil};
 
 // compressed-tensors, quantization/utils/helpers.py: calculate_qparams, from version 0.14 on.
 // Adding the zero point is what makes 0 of -0. It has no powers of two.
-inline constexpr CastRule kCompressedTensorsRule{.form = CastForm::kDivideInType,
+inline constexpr CastRule kCompressedTensorsRule{.arithmetic = CastArithmetic::kDivideInType,
                                                  .rounding = PowerOfTwoRounding::kCeil,
                                                  .scale_in_type = true,
                                                  .epsilon_for_zero = true};
 
 // The same in version 0.12. The floor is 2^-23 for all types.
-inline constexpr CastRule kCompressedTensors012Rule{.form = CastForm::kDivideInType,
+inline constexpr CastRule kCompressedTensors012Rule{.arithmetic = CastArithmetic::kDivideInType,
                                                     .rounding = PowerOfTwoRounding::kCeil,
                                                     .scale_in_type = true,
                                                     .scale_floor = 0x1p-23f};

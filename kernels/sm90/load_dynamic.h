@@ -58,7 +58,7 @@ class DynamicCast {
   static constexpr int kLanesOfScale = kLanes / kVectors;
   static constexpr int kAhead = kConfig.casts_ahead();
   using Element = numeric::Storage<kInput.type>;
-  using Caster = numeric::Caster<kInput.rule.form, kInput.type>;
+  using Caster = numeric::Caster<kInput.rule.arithmetic, kInput.type>;
   using Vectors = unsigned[kVectors][4];
 
   // Some rows of a stage.

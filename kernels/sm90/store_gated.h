@@ -80,7 +80,7 @@ struct WriteGated : WriteRows<kConfig> {
   static __device__ void write(const Sm90GemmParams& params, const SharedMemory<kConfig>& smem,
                                const Tile& tile, int, const Accumulators<kConfig>& sums) {
     constexpr config::GatedOutput kGated = kConfig.gated;
-    using Caster = numeric::Caster<kGated.rule.form, DType::kBFloat16>;
+    using Caster = numeric::Caster<kGated.rule.arithmetic, DType::kBFloat16>;
     static_assert(SharedMemory<kConfig>::kLayout.output_box_columns == 128);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row_of_thread = first_row_of_thread<kConfig>();

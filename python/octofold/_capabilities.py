@@ -66,16 +66,26 @@ class Capability:
     kind: str
     """What info() calls it: "products"."""
     operands: dict[str, str]
-    """The form of each, by its name in the call ("x of up to 16 rows" where there is a limit):
-    "numbers" (of any wide dtype), "float32", "float16", "bfloat16", "fp8" (codes without scales),
-    or codes with scales: a granularity, "two-level", "head", "128 keys"."""
+    """The form of each, by its name in the call: "numbers" (of any wide dtype), "float32",
+    "float16", "bfloat16", "fp8" (codes without scales), or codes with scales: a granularity,
+    "two-level", "head", "128 keys"."""
+    most_rows: dict[str, int]
+    """By name, the rows that an operand may have at most, where there is a limit."""
     support: dict[str, Support]
     """By the name of the target."""
     tried: dict[int, Tried] = field(default_factory=dict)
     """By the index of each GPU that it was tried on."""
 
     def __str__(self) -> str:
-        return f"{self.operation}({', '.join(f'{k}: {v}' for k, v in self.operands.items())})"
+        operands = zip(self.named_operands(), self.operands.values(), strict=True)
+        return f"{self.operation}({', '.join(f'{name}: {form}' for name, form in operands)})"
+
+    def named_operands(self) -> tuple[str, ...]:
+        """The names of the operands, with their limits."""
+        return tuple(
+            f"{name} of up to {self.most_rows[name]} rows" if name in self.most_rows else name
+            for name in self.operands
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +117,7 @@ class Capabilities:
         alike: dict[tuple[Any, ...], list[Capability]] = {}
         for row in self.rows:
             cells = (self._cell(row, target) for target in self.targets)
-            alike.setdefault((tuple(row.operands), row.operation, *cells), []).append(row)
+            alike.setdefault((row.named_operands(), row.operation, *cells), []).append(row)
         lines = [
             [operation, operands, *cells]
             for (_, operation, *cells), rows in alike.items()
@@ -161,15 +171,20 @@ def capabilities(probe: bool = True, progress: Progress | None = None) -> Capabi
 def _row(fields: Any, targets: tuple[Target, ...]) -> Capability | None:
     support = {
         target.name: Support(str(cell["how"]), str(cell["why_not"]))
-        for target, cell in zip(targets, fields["cells"], strict=True)
+        for target, cell in zip(targets, fields["support"], strict=True)
     }
-    operands = {str(name): str(form) for name, form in fields["operands"]}
+    operands = {str(operand["name"]): str(operand["form"]) for operand in fields["operands"]}
+    most_rows = {
+        str(operand["name"]): int(operand["most_rows"])
+        for operand in fields["operands"]
+        if operand["most_rows"]
+    }
     name = str(fields["operation"])
     if name == "quantize" and "two-level" in operands.values():
         return None  # cast() has it
     if name == "cast" and support["cpu"].how == "none":
         return None  # cast() reads twice for such a pair
-    return Capability(name, str(fields["kind"]), operands, support)
+    return Capability(name, str(fields["kind"]), operands, most_rows, support)
 
 
 def _summaries(rows: list[Capability]) -> list[str]:
@@ -177,7 +192,7 @@ def _summaries(rows: list[Capability]) -> list[str]:
     boxes: list[tuple[tuple[str, ...], ...]] = [
         tuple((form,) for form in row.operands.values()) for row in rows
     ]
-    names = list(rows[0].operands)
+    names = rows[0].named_operands()
     for axis in reversed(range(len(names))):
         joined: dict[Any, tuple[str, ...]] = {}
         for box in boxes:

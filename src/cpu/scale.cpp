@@ -59,21 +59,21 @@ UnitCast factor_cast(const config::CastRule& rule, DType in, const config::Fp8Fo
     factor = std::min(factor, std::numeric_limits<float>::max());
   }
   if (power_of_two) factor = round_to_power_of_two(rule.rounding, factor);
-  return {rule.form, in, 1.0f / factor, factor};
+  return {rule.arithmetic, in, 1.0f / factor, factor};
 }
 
 }  // namespace
 
 void UnitCast::apply(std::span<float> values) const {
-  switch (form) {
-    case config::CastForm::kReciprocal:
-    case config::CastForm::kFactor:
+  switch (arithmetic) {
+    case config::CastArithmetic::kReciprocal:
+    case config::CastArithmetic::kFactor:
       for (float& value : values) value *= operand;
       return;
-    case config::CastForm::kDivide:
+    case config::CastArithmetic::kDivide:
       for (float& value : values) value /= operand;
       return;
-    case config::CastForm::kDivideInType:
+    case config::CastArithmetic::kDivideInType:
       with_format(in, [&]<typename Format>(Format) {
         for (float& value : values) value = round_to<Format>(value / operand) + 0.0f;
       });
@@ -86,7 +86,7 @@ UnitCast unit_cast(const config::CastRule& rule, DType in, const config::Fp8Form
   // A quotient of two FP32 numbers that is formed in FP64 and rounded to FP32 equals the FP32
   // quotient (53 ≥ 2·24 + 2 bits), so one path serves rules of either precision.
   const double raised = raise_to(static_cast<double>(amax), rule.amax_floor);
-  if (rule.form == config::CastForm::kFactor) {
+  if (rule.arithmetic == config::CastArithmetic::kFactor) {
     return factor_cast(rule, in, format, power_of_two, raised);
   }
   float scale = scale_of(rule, in, raised, format.largest_finite);
@@ -97,7 +97,7 @@ UnitCast unit_cast(const config::CastRule& rule, DType in, const config::Fp8Form
 }
 
 UnitCast given_cast(const config::CastRule& rule, DType in, float scale) {
-  return {rule.form, in, scale, config::divides(rule.form) ? scale : 1.0f / scale};
+  return {rule.arithmetic, in, scale, config::divides(rule.arithmetic) ? scale : 1.0f / scale};
 }
 
 }  // namespace octofold::cpu

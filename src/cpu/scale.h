@@ -12,7 +12,7 @@ namespace octofold::cpu {
 
 /// The cast of one unit. `scale` takes codes back to values.
 struct UnitCast {
-  config::CastForm form;
+  config::CastArithmetic arithmetic;
   DType in;
   float scale;
   float operand;  // what values are multiplied with, or divided by, before rounding

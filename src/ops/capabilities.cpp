@@ -17,8 +17,8 @@
 namespace octofold {
 namespace {
 
-constexpr std::array<std::string_view, 6> kWays{"native", "kernels", "weight-only",
-                                                "cast",   "CPU",     "none"};
+constexpr std::array<std::string_view, 6> kKindsOfSupport{"native", "kernels", "weight-only",
+                                                          "cast",   "CPU",     "none"};
 
 struct Architecture {
   int compute_capability;
@@ -65,11 +65,11 @@ std::string mark(std::vector<CapabilityTarget>& targets, const GpuInfo& gpu, int
 
 }  // namespace
 
-std::string_view name(Way way) {
-  const auto index = static_cast<std::size_t>(way);
-  if (index < kWays.size()) return kWays[index];
-  core::fail(ErrorCode::kInvalidArgument, "way {} is not one of: {}", index,
-             fmt::join(kWays, ", "));
+std::string_view name(SupportKind how) {
+  const auto index = static_cast<std::size_t>(how);
+  if (index < kKindsOfSupport.size()) return kKindsOfSupport[index];
+  core::fail(ErrorCode::kInvalidArgument, "kind of support {} is not one of: {}", index,
+             fmt::join(kKindsOfSupport, ", "));
 }
 
 Capabilities ops::capabilities_of(const cuda::DriverProbe& probe, const Component& nvrtc,
@@ -100,11 +100,12 @@ Capabilities ops::capabilities_of(const cuda::DriverProbe& probe, const Componen
     made.operation = row.rule->called;
     made.kind = plan::word(row.rule->operation);
     for (std::size_t i = 0; i < row.forms.size(); ++i) {
+      const plan::OperandRule& operand = row.rule->operands[i];
       made.operands.push_back(
-          {std::string(row.rule->operands[i].name), std::string(plan::word(row.forms[i]))});
+          {std::string(operand.name), std::string(plan::word(row.forms[i])), operand.most_rows});
     }
-    for (const plan::Gpu& gpu : gpus) made.cells.push_back(plan::cell_of(row, gpu));
-    made.cells.push_back(plan::cell_of_cpu(row));
+    for (const plan::Gpu& gpu : gpus) made.support.push_back(plan::support_of(row, gpu));
+    made.support.push_back(plan::support_of_cpu(row));
   }
   return result;
 }

@@ -18,10 +18,12 @@ bool multiplies_fp8(Operation operation) {
 }
 
 // What is left to do with FP8 on a GPU that has no kernels of the operation.
-Way instead_of(Operation operation, const Gpu& gpu) {
+SupportKind instead_of(Operation operation, const Gpu& gpu) {
   const auto has = [&](Operation other) { return why_not(other, gpu).empty(); };
-  if (operation == Operation::kProduct && has(Operation::kWeightOnly)) return Way::kWeightOnly;
-  return multiplies_fp8(operation) && has(Operation::kCast) ? Way::kCast : Way::kCpu;
+  if (operation == Operation::kProduct && has(Operation::kWeightOnly))
+    return SupportKind::kWeightOnly;
+  return multiplies_fp8(operation) && has(Operation::kCast) ? SupportKind::kCast
+                                                            : SupportKind::kCpu;
 }
 
 void add_rows(std::vector<MatrixRow>& rows, const MatrixRow& begun) {
@@ -56,8 +58,8 @@ std::vector<MatrixRow> matrix_rows() {
   return rows;
 }
 
-CapabilityCell cell_of(const MatrixRow& row, const Gpu& gpu) {
-  if (!row.refused.empty()) return {Way::kNone, row.refused};
+Support support_of(const MatrixRow& row, const Gpu& gpu) {
+  if (!row.refused.empty()) return {SupportKind::kNone, row.refused};
   const Operation operation = row.rule->operation;
   const bool multiplies_bfloat16 = std::ranges::find(row.forms, Form::kBFloat16) != row.forms.end();
   std::string reason = why_not(operation, gpu);
@@ -65,12 +67,12 @@ CapabilityCell cell_of(const MatrixRow& row, const Gpu& gpu) {
     reason = why_not_bfloat16(operation, gpu);
   }
   if (!reason.empty()) return {instead_of(operation, gpu), std::move(reason)};
-  return {multiplies_fp8(operation) ? Way::kNative : Way::kKernels, ""};
+  return {multiplies_fp8(operation) ? SupportKind::kNative : SupportKind::kKernels, ""};
 }
 
-CapabilityCell cell_of_cpu(const MatrixRow& row) {
-  if (!row.refused.empty()) return {Way::kNone, row.refused};
-  return {Way::kCpu, ""};
+Support support_of_cpu(const MatrixRow& row) {
+  if (!row.refused.empty()) return {SupportKind::kNone, row.refused};
+  return {SupportKind::kCpu, ""};
 }
 
 }  // namespace octofold::plan

@@ -21,7 +21,7 @@ struct MatrixRow {
 std::vector<MatrixRow> matrix_rows();
 
 /// On a GPU; `why_not` is what planners throw.
-CapabilityCell cell_of(const MatrixRow& row, const Gpu& gpu);
-CapabilityCell cell_of_cpu(const MatrixRow& row);
+Support support_of(const MatrixRow& row, const Gpu& gpu);
+Support support_of_cpu(const MatrixRow& row);
 
 }  // namespace octofold::plan

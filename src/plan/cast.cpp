@@ -56,11 +56,12 @@ CastFormat format_of(const CastFormat& format, CastPhase phase) {
     case CastPhase::kEncode: return format;
     case CastPhase::kAmax: return {.in = format.in, .granularity = format.granularity};
     case CastPhase::kEncodeGiven: {  // the rule says how codes are made, no scale
-      const bool divides = config::divides(format.rule.form);
+      const bool divides = config::divides(format.rule.arithmetic);
       return {.in = format.in,
               .out = format.out,
               .granularity = format.granularity,
-              .rule = {.form = divides ? format.rule.form : config::CastForm::kReciprocal,
+              .rule = {.arithmetic =
+                           divides ? format.rule.arithmetic : config::CastArithmetic::kReciprocal,
                        .rounding = config::PowerOfTwoRounding::kCeil},
               .saturate = format.saturate};
     }

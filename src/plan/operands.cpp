@@ -14,9 +14,9 @@ namespace {
 constexpr Forms kHalves{Form::kFloat16, Form::kBFloat16};
 constexpr OperandRule kDotA{"a", kGranularities | Forms{Form::kNumbers, Form::kCodes}};
 constexpr OperandRule kDotB{"b", kDotA.taken};
-constexpr OperandRule kVectors{"x of up to 16 rows",
-                               kGranularities | Forms{Form::kFloat32, Form::kCodes}};
-static_assert(kMostVectors == 16);
+constexpr OperandRule kVectors{.name = "x",
+                               .taken = kGranularities | Forms{Form::kFloat32, Form::kCodes},
+                               .most_rows = kMostVectors};
 constexpr OperandRule kCast{"out", kGranularities};
 
 constexpr OperationRule kRules[] = {

@@ -66,7 +66,8 @@ inline constexpr Forms kTwoLevelToo = kGranularities | Forms{Form::kTwoLevel};
 struct OperandRule {
   std::string_view name;  ///< empty: there is none
   Forms taken;
-  Forms refused{};  ///< what one might expect besides
+  Forms refused{};    ///< what one might expect besides
+  int most_rows = 0;  ///< 0: any number
 };
 
 // Operands that are checked by their rules.

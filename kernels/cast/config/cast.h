@@ -155,7 +155,7 @@ struct TileCastConfig {
     const bool shares_scale = to_rows && to_transposed && !format.scales_lines();
     const bool multiplies = source.factors && rows_per_thread == 8;
     if (format.in == DType::kFloat32) {
-      const bool divides = shares_scale && format.rule.form == CastForm::kDivideInType;
+      const bool divides = shares_scale && format.rule.arithmetic == CastArithmetic::kDivideInType;
       return (works_out() || divides || multiplies || columns.any() ? 512 : 1024) / threads();
     }
     const bool takes_more = format.in == DType::kFloat16 || phase == CastPhase::kEncodeGiven;

@@ -107,10 +107,10 @@ def format_of(operation: str, format: FormatLike, argument: str = "format") -> F
 
 def require_alike(operation: str, left: str, a: Format, right: str, b: Format) -> None:
     """That two casts of one matrix differ in granularity alone."""
-    for field in ("dtype", "rule", "power_of_two", "overflow"):
-        mine, other = getattr(a, field), getattr(b, field)
+    for name in ("dtype", "rule", "power_of_two", "overflow"):
+        mine, other = getattr(a, name), getattr(b, name)
         if mine != other:
-            expected = f"the {field} of {left!r}, as one cast has both: {_text(mine)}"
+            expected = f"the {name} of {left!r}, as one cast has both: {_text(mine)}"
             raise invalid_argument(operation, right, expected, _text(other))
 
 

@@ -62,7 +62,7 @@ TEST(UnitCastTest, SomeRulesWorkInTheTypeOfTheInput) {
 
   // 1 / 3 in FP32, FP16 and BF16.
   const auto third = [](DType in) {
-    return applied({config::CastForm::kDivideInType, in, 3.0f, 3.0f}, 1.0f);
+    return applied({config::CastArithmetic::kDivideInType, in, 3.0f, 3.0f}, 1.0f);
   };
   EXPECT_EQ(third(DType::kFloat32), 0x1.555556p-2f);
   EXPECT_EQ(third(DType::kFloat16), 0x1.554p-2f);

@@ -48,7 +48,7 @@ TEST_P(NvrtcCastTest, CompilesWithoutSpillsAndBranchedExchanges) {
       for (const config::CastRule& rule :
            {config::kVllmRule, config::kDeepGemmRule, config::kTorchAoRule}) {
         // The largest will do.
-        if (!aligned && rule.form != config::CastForm::kDivide) continue;
+        if (!aligned && rule.arithmetic != config::CastArithmetic::kDivide) continue;
         problem.format.rule = rule;
         problem.format.power_of_two = !problem.format.power_of_two;
         problem.format.saturate = !problem.format.saturate;

@@ -12,7 +12,7 @@
 namespace octofold::numeric {
 namespace {
 
-using config::CastForm;
+using config::CastArithmetic;
 using config::CastRule;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -116,8 +116,8 @@ void expect_same_quotients() {
   std::mt19937 random(3);
   std::int64_t zeros = 0;
   for (const float scale : magnitudes(100'000)) {
-    const auto caster = Caster<CastForm::kDivideInType, kIn>::make(scale);
-    const cpu::UnitCast host{CastForm::kDivideInType, kIn, scale, scale};
+    const auto caster = Caster<CastArithmetic::kDivideInType, kIn>::make(scale);
+    const cpu::UnitCast host{CastArithmetic::kDivideInType, kIn, scale, scale};
     for (const float x :
          {0.0f, -0.0f, -scale, 448 * scale, -0x1p-149f, kInfinity,
           float_of(static_cast<std::uint32_t>(random())), -0x1p-140f * scale, -0x1p-25f * scale}) {
@@ -159,8 +159,8 @@ class DividerTest : public testing::Test {
     return float_of(std::bit_cast<std::uint32_t>(x) & ~(kLastBit - 1));
   }
 };
-using Dividers = testing::Types<Caster<CastForm::kDivide, DType::kFloat32>,
-                                Caster<CastForm::kDivide, DType::kBFloat16>>;
+using Dividers = testing::Types<Caster<CastArithmetic::kDivide, DType::kFloat32>,
+                                Caster<CastArithmetic::kDivide, DType::kBFloat16>>;
 TYPED_TEST_SUITE(DividerTest, Dividers);
 
 template <config::Fp8Format kFormat>
@@ -204,7 +204,7 @@ TYPED_TEST(DividerTest, GivenScalesDivideAnyNumber) {
   const std::vector<float> numbers = magnitudes(2'000);
   for (const float size : magnitudes(2'000)) {
     for (const float scale : {size, -size}) {
-      const auto caster = GivenCaster<CastForm::kDivide, kIn>::make(scale);
+      const auto caster = GivenCaster<CastArithmetic::kDivide, kIn>::make(scale);
       for (int i = 0; i < 100; ++i) {
         const float any = this->shortened(numbers[random() % numbers.size()]);
         const int exponent = static_cast<int>(random() % 60) - 30;

@@ -80,13 +80,15 @@ TEST(CapabilitiesTest, HasTheArchitecturesInOrderAndTheCpuLast) {
   EXPECT_THAT(names_of(all), IsSupersetOf({"7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}));
   EXPECT_EQ(all.targets.back().name, "cpu");
   for (const CapabilityRow& row : all.rows) {
-    ASSERT_EQ(row.cells.size(), all.targets.size()) << row.operation;
-    for (const CapabilityCell& cell : row.cells) {
-      const bool runs = cell.way == Way::kNative || cell.way == Way::kKernels ||
-                        (cell.way == Way::kCpu && &cell == &row.cells.back());
-      EXPECT_EQ(cell.why_not.empty(), runs) << row.operation;
+    ASSERT_EQ(row.support.size(), all.targets.size()) << row.operation;
+    for (const Support& support : row.support) {
+      const bool runs = support.how == SupportKind::kNative ||
+                        support.how == SupportKind::kKernels ||
+                        (support.how == SupportKind::kCpu && &support == &row.support.back());
+      EXPECT_EQ(support.why_not.empty(), runs) << row.operation;
     }
-    EXPECT_TRUE(row.cells.back().way == Way::kCpu || row.cells.back().way == Way::kNone);
+    EXPECT_TRUE(row.support.back().how == SupportKind::kCpu ||
+                row.support.back().how == SupportKind::kNone);
   }
 }
 
@@ -118,9 +120,10 @@ TEST(CapabilitiesTest, SaysWhatIsMissing) {
 }
 
 TEST(CapabilitiesTest, WaysHaveNames) {
-  EXPECT_EQ(name(Way::kNative), "native");
-  EXPECT_EQ(name(Way::kNone), "none");
-  EXPECT_THAT(test::error_of([] { name(static_cast<Way>(6)); }), HasSubstr("way 6 is not one of"));
+  EXPECT_EQ(name(SupportKind::kNative), "native");
+  EXPECT_EQ(name(SupportKind::kNone), "none");
+  EXPECT_THAT(test::error_of([] { name(static_cast<SupportKind>(6)); }),
+              HasSubstr("kind of support 6 is not one of"));
 }
 
 bool multiply(const CapabilityRow& row, const MutableTensorView& out) {
@@ -157,8 +160,8 @@ bool multiply_by_weights(const CapabilityRow& row, MutableTensorView out) {
   const std::string& called = row.operation;
   if (called != "gemm_weight_only" && called != "gemm_weight_only_gradient") return false;
   const Matrix w(row.operands[1].form);
-  const auto& [name, form] = row.operands[0];
-  if (name == "x of up to 16 rows") out.shape[0] = kMostVectors;
+  const auto& [name, form, most_rows] = row.operands[0];
+  if (most_rows != 0) out.shape[0] = most_rows;
   const std::int64_t rows = out.shape[0];
   const std::vector<float> zeros(kSize * kSize), scale(kSize * kSize, 1.0f);
   DotOperand x{matrix<const void>(zeros.data(), DType::kE4M3, rows, kSize, kSize)};
@@ -203,7 +206,7 @@ bool call(const CapabilityRow& row) {
 TEST(CapabilitiesTest, OperationsDoWhatItSaysOfTheCpu) {
   int called = 0, refused = 0;
   for (const CapabilityRow& row : capabilities().rows) {
-    const CapabilityCell& cell = row.cells.back();
+    const Support& support = row.support.back();
     std::string error;
     try {
       if (!call(row)) continue;
@@ -213,9 +216,9 @@ TEST(CapabilitiesTest, OperationsDoWhatItSaysOfTheCpu) {
     ++called;
     std::string trace = row.operation;
     for (const CapabilityOperand& operand : row.operands) trace.append(" ").append(operand.form);
-    if (cell.way == Way::kNone) {
+    if (support.how == SupportKind::kNone) {
       ++refused;
-      EXPECT_THAT(error, HasSubstr(cell.why_not)) << trace;
+      EXPECT_THAT(error, HasSubstr(support.why_not)) << trace;
     } else {
       EXPECT_EQ(error, "") << trace;
     }

@@ -186,18 +186,18 @@ TEST(CapabilityMatrixTest, PlannersDoWhatItSays) {
     for (const int capability : kCapabilities) {
       SCOPED_TRACE(described(row) + " on " + std::to_string(capability));
       const Gpu gpu = gpu_of(capability, 100);
-      const CapabilityCell cell = cell_of(row, gpu);
-      if (cell.why_not.empty()) {
-        EXPECT_TRUE(cell.way == Way::kNative || cell.way == Way::kKernels);
+      const Support cell = support_of(row, gpu);
+      if (support.why_not.empty()) {
+        EXPECT_TRUE(support.how == SupportKind::kNative || support.how == SupportKind::kKernels);
         EXPECT_NO_THROW(plan_row(row, gpu));
         continue;
       }
       try {
         plan_row(row, gpu);
-        ADD_FAILURE() << "planned, though " << cell.why_not;
+        ADD_FAILURE() << "planned, though " << support.why_not;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-        EXPECT_THAT(error.what(), HasSubstr(cell.why_not));
+        EXPECT_THAT(error.what(), HasSubstr(support.why_not));
       }
     }
   }
@@ -224,20 +224,20 @@ TEST(CapabilityMatrixTest, HasEveryOperationOnceInEachForm) {
 TEST(CapabilityMatrixTest, NamesTheWay) {
   const auto way = [](std::string_view wanted, int capability) {
     for (const MatrixRow& row : matrix_rows()) {
-      if (described(row) == wanted) return cell_of(row, gpu_of(capability, 100)).way;
+      if (described(row) == wanted) return support_of(row, gpu_of(capability, 100)).how;
     }
     ADD_FAILURE() << "no row " << wanted;
-    return Way::kNone;
+    return SupportKind::kNone;
   };
-  EXPECT_EQ(way("gemm 1x128 128x128", 90), Way::kNative);
-  EXPECT_EQ(way("gemm 1x128 128x128", 80), Way::kWeightOnly);
-  EXPECT_EQ(way("gemm 1x128 128x128", 100), Way::kWeightOnly);
-  EXPECT_EQ(way("gemm 1x128 128x128", 70), Way::kCpu);
-  EXPECT_EQ(way("gemm two-level tensor", 90), Way::kNone);
-  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), Way::kCast);
-  EXPECT_EQ(way("gemm_weight_only bfloat16 1x128", 75), Way::kCpu);
-  EXPECT_EQ(way("gemm_weight_only float16 1x128", 75), Way::kKernels);
-  EXPECT_EQ(way("quantize 1x128", 100), Way::kKernels);
+  EXPECT_EQ(way("gemm 1x128 128x128", 90), SupportKind::kNative);
+  EXPECT_EQ(way("gemm 1x128 128x128", 80), SupportKind::kWeightOnly);
+  EXPECT_EQ(way("gemm 1x128 128x128", 100), SupportKind::kWeightOnly);
+  EXPECT_EQ(way("gemm 1x128 128x128", 70), SupportKind::kCpu);
+  EXPECT_EQ(way("gemm two-level tensor", 90), SupportKind::kNone);
+  EXPECT_EQ(way("grouped_gemm 1x128 128x128", 89), SupportKind::kCast);
+  EXPECT_EQ(way("gemm_weight_only bfloat16 1x128", 75), SupportKind::kCpu);
+  EXPECT_EQ(way("gemm_weight_only float16 1x128", 75), SupportKind::kKernels);
+  EXPECT_EQ(way("quantize 1x128", 100), SupportKind::kKernels);
 }
 
 }  // namespace
