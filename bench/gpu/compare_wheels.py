@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from common.builds import Build, Worker, serve, timing_of
-from wheel_sections import SECTIONS
+from common.wheel_sections import SECTIONS
 
 # ---- The comparison -----------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ struct CastRule {
   static constexpr const char* kTypeName = "octofold::config::CastRule";
   template <typename Visit>
   constexpr void visit(Visit&& field) const {
-    field("form", form);
+    field("arithmetic", arithmetic);
     field("rounding", rounding);
     field("power_of_two_by_default", power_of_two_by_default);
     field("amax_floor", amax_floor);
