@@ -1,8 +1,9 @@
 """How numbers are cast to FP8, as one value."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
 from .dtypes import FP8, SPELLINGS, DTypeLike, dtype_name
@@ -55,8 +56,6 @@ class Format:
     rule: Rule
     power_of_two: bool | None
     overflow: str
-    options: tuple[bool | None, str, str] = field(init=False, repr=False, compare=False)
-    """power_of_two, overflow and rule as ops take them, kept because the host's time counts."""
 
     def __init__(
         self,
@@ -76,7 +75,11 @@ class Format:
             raise invalid_argument("Format", "power_of_two", expected, repr(power_of_two))
         set_field(self, "power_of_two", power_of_two)
         set_field(self, "overflow", _one_of("overflow", overflow, OVERFLOWS))
-        set_field(self, "options", (power_of_two, self.overflow, self.rule.value))
+
+    @cached_property
+    def options(self) -> tuple[bool | None, str, str]:
+        """power_of_two, overflow and rule as ops take them; kept, as the host's time counts."""
+        return self.power_of_two, self.overflow, self.rule.value
 
     def __str__(self) -> str:
         """The words of the format, and what no word says."""
