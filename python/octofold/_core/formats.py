@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from .dtypes import FP8, SPELLINGS, DTypeLike, dtype_name
 from .errors import InvalidArgumentError, invalid_argument
@@ -57,6 +56,11 @@ class Format:
     power_of_two: bool | None
     overflow: str
 
+    # power_of_two, overflow and rule as ops take them: no field, but kept, as the host's time
+    # counts. (torch.compile does not follow a cached_property of Python 3.11.)
+    if TYPE_CHECKING:
+        options: tuple[bool | None, str, str]
+
     def __init__(
         self,
         dtype: DTypeLike = "e4m3",
@@ -75,11 +79,7 @@ class Format:
             raise invalid_argument("Format", "power_of_two", expected, repr(power_of_two))
         set_field(self, "power_of_two", power_of_two)
         set_field(self, "overflow", _one_of("overflow", overflow, OVERFLOWS))
-
-    @cached_property
-    def options(self) -> tuple[bool | None, str, str]:
-        """power_of_two, overflow and rule as ops take them; kept, as the host's time counts."""
-        return self.power_of_two, self.overflow, self.rule.value
+        set_field(self, "options", (power_of_two, self.overflow, self.rule.value))
 
     def __str__(self) -> str:
         """The words of the format, and what no word says."""
@@ -99,9 +99,9 @@ _PARSED: Final[dict[str, Format]] = {}
 
 def format_of(operation: str, format: FormatLike, argument: str = "format") -> Format:
     """A format as it is, a text as what it stands for; anything else is the operation's error."""
-    parsed = format if isinstance(format, Format) else None
-    if isinstance(format, str):
-        parsed = _PARSED.get(format)
+    if isinstance(format, Format):
+        return format
+    parsed = _PARSED.get(format) if isinstance(format, str) else None
     if parsed is None:
         parsed = _parse(operation, format, argument)
         _PARSED[format] = parsed
