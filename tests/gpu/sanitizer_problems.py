@@ -34,8 +34,7 @@ PAIRS = (
     ("1x128", "1x128"),
     ("1x128", "two-level"),
 )
-# Whole tiles in several waves; ragged in every dimension; one row; K that TMA cannot load, in words
-# and not.
+# Whole tiles in several waves; ragged in every way; one row; K that TMA cannot load, also in words.
 SHAPES = ((256, 384, 512), (131, 197, 272), (1, 264, 1024), (70, 90, 300), (70, 90, 301))
 LIMIT = 1e-2  # a unit of scales that is wrong makes more; codes that sums' rounding moves, 6e-3
 FLOATS = (torch.bfloat16, torch.float32)
@@ -388,14 +387,13 @@ def main():
         attention_problems(DEVICE),
     )
     wanted = (problem for problem in problems if any(text in problem[0] for text in ARGUMENTS.only))
-    count = 0
-    for name, compute in itertools.islice(wanted, 0, None, ARGUMENTS.every):
+    chosen = itertools.islice(wanted, 0, None, ARGUMENTS.every)
+    for count, (name, compute) in enumerate(chosen, 1):
         actual, expected = (result.cpu().double() for result in compute())
         error = torch.linalg.norm(actual - expected) / torch.linalg.norm(expected)
         print(f"{error:.1e} {name}", flush=True)
         if not error < LIMIT:  # NaN is wrong too
             sys.exit(f"{name}: relative error {error:.1e} against the CPU backend")
-        count += 1
     print(f"{count} problems computed as on the CPU")
 
 

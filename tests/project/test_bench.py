@@ -44,6 +44,7 @@ def test_help(script, monkeypatch, capsys):
     assert f"bench/gpu/{script}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ON_A_CPU)
 def test_everything_is_right_and_measured(script, tmp_path):
     path = tmp_path / "results.jsonl"

@@ -73,6 +73,7 @@ def test_a_product_that_is_not_written_is_not_timed(capsys, monkeypatch):
 PAIRS = (("tensor", "tensor"), ("channel", "channel"), ("1x128", "128x128"), ("1x128", "1x128"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularities", PAIRS, ids=",".join)
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "float16"])
 def test_every_granularity_and_output_passes_its_check(granularities, out_dtype):
