@@ -1,5 +1,6 @@
 """Each bad argument gets its own clear error, and nothing is copied or converted silently."""
 
+import dataclasses
 import mmap
 import pickle
 
@@ -255,6 +256,14 @@ def test_dtype_spellings(spelling):
     format = Format(spelling)
     assert format == Format("e5m2")
     assert quantize(values(2, 2), format).dtype == DTYPE
+
+
+def test_a_format_is_made_again_of_its_fields():
+    format = Format("e5m2", "channel", rule="te", power_of_two=False, overflow="nan")
+    again = dataclasses.replace(format, power_of_two=True)
+    assert Format(**dataclasses.asdict(format)) == pickle.loads(pickle.dumps(format)) == format
+    assert again != format
+    assert again.options == (True, "nan", "te")
 
 
 def test_cast_wants_something():
