@@ -186,7 +186,7 @@ TEST(CapabilityMatrixTest, PlannersDoWhatItSays) {
     for (const int capability : kCapabilities) {
       SCOPED_TRACE(described(row) + " on " + std::to_string(capability));
       const Gpu gpu = gpu_of(capability, 100);
-      const Support cell = support_of(row, gpu);
+      const Support support = support_of(row, gpu);
       if (support.why_not.empty()) {
         EXPECT_TRUE(support.how == SupportKind::kNative || support.how == SupportKind::kKernels);
         EXPECT_NO_THROW(plan_row(row, gpu));
