@@ -38,3 +38,13 @@ endif()
 add_library(octofold_xxhash INTERFACE)
 target_include_directories(octofold_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
 target_compile_definitions(octofold_xxhash INTERFACE XXH_INLINE_ALL)
+
+find_path(ZSTD_INCLUDE_DIR zstd.h)
+find_library(ZSTD_LIBRARY libzstd.a)
+if(NOT ZSTD_INCLUDE_DIR OR NOT ZSTD_LIBRARY)
+  message(FATAL_ERROR "The static zstd was not found. On Debian or Ubuntu: "
+                      "apt-get install libzstd-dev")
+endif()
+add_library(octofold_zstd INTERFACE)
+target_include_directories(octofold_zstd SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
+target_link_libraries(octofold_zstd INTERFACE ${ZSTD_LIBRARY})

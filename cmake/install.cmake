@@ -1,5 +1,5 @@
-# Two components. `cpp`: headers, library, licenses, CMake package and pkg-config file. `python`: what
-# belongs into the wheel beside the Python sources (bindings/CMakeLists.txt adds its own part).
+# The component `cpp`: headers, library, licenses, CMake package and pkg-config file. What belongs into
+# the wheel is `python`, in bindings/CMakeLists.txt.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS octofold EXPORT octofold
@@ -22,9 +22,3 @@ file(RELATIVE_PATH include_from_pkgconfig /${CMAKE_INSTALL_LIBDIR}/pkgconfig
 configure_file(cmake/octofold.pc.in octofold.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/octofold.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT cpp)
-
-# A wheel holds no links: the library goes in as one file, under the name that loaders ask for.
-if(OCTOFOLD_BUILD_PYTHON)
-  install(PROGRAMS $<TARGET_FILE:octofold> RENAME $<TARGET_SONAME_FILE_NAME:octofold>
-          DESTINATION octofold COMPONENT python EXCLUDE_FROM_ALL)
-endif()

@@ -2,6 +2,10 @@
 # linked from the rooms, as the library is. Without OCTOFOLD_PRECOMPILED_KERNELS, or without NVRTC, the
 # library has none, and compiles all that it needs when it needs it.
 #
+# A build for another machine, whose programs do not run here, is given the file that a build for this
+# one has made: kernels are the GPU's, whatever the host.
+set(OCTOFOLD_KERNEL_PACK "" CACHE FILEPATH "precompiled_kernels.bin of another build of these sources")
+
 # NVRTC is what OCTOFOLD_NVRTC names, in the environment as ever, else that of the Python which
 # builds the wheel, else the system's.
 function(octofold_find_nvrtc result)
@@ -19,28 +23,14 @@ function(octofold_find_nvrtc result)
   set(${result} ${library} PARENT_SCOPE)
 endfunction()
 
-function(octofold_add_precompiled_kernels target)
-  octofold_open_doors(${target} src/cuda src/jit)
-  set(nvrtc "")
-  if(OCTOFOLD_PRECOMPILED_KERNELS AND NOT CMAKE_CROSSCOMPILING)  # the program runs as we build
-    octofold_find_nvrtc(nvrtc)
-    if(NOT nvrtc)
-      message(WARNING "No NVRTC here: the library comes without precompiled kernels. "
-                      "`pip install nvidia-cuda-nvrtc`, or name the file in OCTOFOLD_NVRTC")
-    endif()
-  endif()
-  if(NOT nvrtc)
-    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/no_precompiled_kernels.cpp)
-    return()
-  endif()
-
+# Adds a command that makes the file: an executable for this machine compiles the kernels.
+function(octofold_pack_kernels pack nvrtc)
   add_executable(octofold_pack ${PROJECT_SOURCE_DIR}/src/pack/main.cpp)
   octofold_json_list(pack_doors rooms src/pack doors)
   octofold_open_doors(octofold_pack ${pack_doors})
   target_link_libraries(octofold_pack PRIVATE octofold_rooms)
 
   # A cache of its own compiles again what has changed only.
-  set(pack ${PROJECT_BINARY_DIR}/precompiled_kernels.bin)
   add_custom_command(
     OUTPUT ${pack}
     COMMAND ${CMAKE_COMMAND} -E env OCTOFOLD_NVRTC=${nvrtc}
@@ -48,6 +38,28 @@ function(octofold_add_precompiled_kernels target)
     DEPENDS octofold_pack
     COMMENT "Compiling the kernels that come with the library"
     VERBATIM)
+endfunction()
+
+# octofold_precompiled: the kernels as an object file.
+function(octofold_add_precompiled_kernels)
+  add_library(octofold_precompiled OBJECT)
+  octofold_open_doors(octofold_precompiled src/cuda src/jit)
+  set(pack "${OCTOFOLD_KERNEL_PACK}")
+  if(OCTOFOLD_PRECOMPILED_KERNELS AND NOT pack)
+    octofold_find_nvrtc(nvrtc)
+    if(nvrtc)
+      set(pack ${PROJECT_BINARY_DIR}/precompiled_kernels.bin)
+      octofold_pack_kernels(${pack} ${nvrtc})
+    else()
+      message(WARNING "No NVRTC here: the library comes without precompiled kernels. "
+                      "`pip install nvidia-cuda-nvrtc`, or name the file in OCTOFOLD_NVRTC")
+    endif()
+  endif()
+  if(NOT pack)
+    target_sources(octofold_precompiled PRIVATE
+      ${PROJECT_SOURCE_DIR}/src/cuda/no_precompiled_kernels.cpp)
+    return()
+  endif()
 
   set(embedded ${PROJECT_BINARY_DIR}/precompiled_kernels.cpp)
   file(CONFIGURE OUTPUT ${embedded} @ONLY CONTENT [[
@@ -75,5 +87,5 @@ std::string_view precompiled_kernel_bytes() { return {begin, end}; }
 }  // namespace octofold::cuda
 ]])
   set_property(SOURCE ${embedded} APPEND PROPERTY OBJECT_DEPENDS ${pack})
-  target_sources(${target} PRIVATE ${embedded})
+  target_sources(octofold_precompiled PRIVATE ${embedded})
 endfunction()

@@ -35,8 +35,9 @@ function(octofold_room room)
   add_library(octofold_${room} OBJECT ${ARG_SOURCES})
   set_target_properties(octofold_${room} PROPERTIES
     UNITY_BUILD ${OCTOFOLD_BUNDLE_ROOMS} UNITY_BUILD_BATCH_SIZE 6)
-  if(OCTOFOLD_BUNDLE_ROOMS)  # GCC takes the unnamed namespace of an included file for a header's
-    target_compile_options(octofold_${room} PRIVATE -Wno-subobject-linkage)
+  if(OCTOFOLD_BUNDLE_ROOMS)  # an included file's unnamed namespace is taken for a header's
+    target_compile_options(octofold_${room} PRIVATE
+      $<IF:$<CXX_COMPILER_ID:GNU>,-Wno-subobject-linkage,-Wno-shadow>)
   endif()
   octofold_open_doors(octofold_${room} src/${room} ${doors})
   set_property(GLOBAL APPEND PROPERTY OCTOFOLD_ROOMS ${room})

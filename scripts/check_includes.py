@@ -48,7 +48,7 @@ THIRD_PARTY = {
     r"nlohmann/": ["src/model", "src/plan/tuning.cpp", "tests/cpp/model"],
     r"cblas\.h": ["src/cpu", "tests/cpp/cpu", "bench"],
     r"dlfcn\.h": ["src/core", "bench"],
-    r"xxhash\.h": ["src/jit"],
+    r"(xxhash|zstd)\.h": ["src/jit"],
     r"tvm/|dlpack/": ["bindings"],
     r"gtest/|gmock/": ["tests/cpp"],
     r"benchmark/|CLI/": ["bench"],

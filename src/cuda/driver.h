@@ -46,11 +46,13 @@ struct LaunchAttribute {
   static constexpr int kClusterDimension = 4;
   static constexpr int kProgrammaticStreamSerialization = 6;
 
+  struct Cluster {
+    unsigned x, y, z;
+  };
+
   alignas(8) int id;
   union alignas(8) {
-    struct {
-      unsigned x, y, z;
-    } cluster;
+    Cluster cluster;
     int programmatic_stream_serialization_allowed;
     char size[64];
   };

@@ -1,4 +1,5 @@
-// Compiled kernels one after another, as a library carries them: read where they lie.
+// Compiled kernels as a library carries them: one after another, compressed as one (a kernel differs
+// little from the next: 15 MB take 0.6, in place of 2.6 when each is compressed alone).
 #pragma once
 
 #include <cstddef>
@@ -16,9 +17,9 @@ namespace octofold::jit {
 
 class KernelPack {
  public:
-  /// `bytes`, which the pack goes on reading, are those of pack_of(). Throws Error(kInternal) where
-  /// they are not.
-  explicit KernelPack(std::string_view bytes);
+  /// `compressed` are the bytes of pack_of(), or none at all. Throws Error(kInternal) where they are
+  /// something else.
+  explicit KernelPack(std::string_view compressed);
 
   /// The kernel of this program, compiled from these headers by whatever compiler. Nothing where
   /// the pack has none.
@@ -30,6 +31,7 @@ class KernelPack {
   std::size_t size() const { return entries_.size(); }
 
  private:
+  std::vector<char> bytes_;  // what entries_ shows parts of
   std::map<CacheKey, std::string_view> entries_;
 };
 
@@ -38,7 +40,7 @@ struct PackedKernel {
   Binary binary{};
 };
 
-/// The bytes of a pack of these. `headers`: of what all of them were compiled from.
+/// The compressed bytes of a pack of these. `headers`: of what all of them were compiled from.
 std::string pack_of(std::span<const PackedKernel> kernels, const CacheKey& headers);
 
 }  // namespace octofold::jit

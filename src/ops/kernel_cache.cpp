@@ -27,6 +27,13 @@ constexpr std::string_view kWarm = "warm_kernel_cache";
 
 jit::KernelCache cache() { return jit::KernelCache(core::options().cache_folder); }
 
+// Libraries differ in the unit of files' times: GCC's and the system's clock count alike, LLVM's
+// counts files' in finer ones.
+std::chrono::system_clock::time_point system_time(fs::file_time_type time) {
+  return std::chrono::time_point_cast<std::chrono::system_clock::duration>(
+      std::chrono::file_clock::to_sys(time));
+}
+
 // Each kernel once, in the order of the problems.
 std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, const plan::Gpu& gpu) {
   std::vector<jit::Program> programs;
@@ -55,7 +62,7 @@ std::vector<jit::Program> programs_of(std::span<const GemmProblem> problems, con
 CachedKernel described(jit::KernelCache::Listed&& listed) {
   CachedKernel kernel{.file = std::move(listed.file),
                       .bytes = static_cast<std::int64_t>(listed.bytes),
-                      .written = std::chrono::file_clock::to_sys(listed.written),
+                      .written = system_time(listed.written),
                       .fault = std::move(listed.fault)};
   if (listed.entry) {
     kernel.description = std::move(listed.entry->description);
