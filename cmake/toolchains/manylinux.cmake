@@ -17,6 +17,7 @@ set(CMAKE_SYSTEM_PROCESSOR ${OCTOFOLD_WHEEL_MACHINE})
 set(CMAKE_LIBRARY_ARCHITECTURE ${OCTOFOLD_WHEEL_MACHINE}-linux-gnu)
 set(CMAKE_CXX_COMPILER ${OCTOFOLD_ZIG})
 set(CMAKE_CXX_COMPILER_ARG1 "c++ -target ${OCTOFOLD_WHEEL_MACHINE}-linux-gnu.2.28")
+set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)  # this machine's strip does not know others' files
 
 # CMake calls these without arguments of their own.
 foreach(tool IN ITEMS ar ranlib)

@@ -84,6 +84,9 @@ class Driver {
   /// "CUDA 13.0"
   std::string version() const;
 
+  /// The major version of its CUDA: 12, 13.
+  int cuda() const { return version_ / 1000; }
+
   /// Throws Error, with `what` in the message, unless `result` is kSuccess.
   void check(Result result, std::string_view what) const {
     if (result != kSuccess) [[unlikely]]

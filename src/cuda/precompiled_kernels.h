@@ -14,8 +14,8 @@ namespace octofold::cuda {
 /// no_precompiled_kernels.cpp, or by a generated file: cmake/precompiled_kernels.cmake.
 std::string_view precompiled_kernel_bytes();
 
-/// Nothing where the library does not bring the kernel, or OCTOFOLD_PRECOMPILED_KERNELS says not to
-/// take it.
+/// Nothing where the library does not bring the kernel, the driver is one of an older CUDA than its
+/// compiler, or OCTOFOLD_PRECOMPILED_KERNELS says not to take it.
 std::optional<jit::Binary> precompiled_kernel(const jit::Program& program);
 
 /// All of them.

@@ -6,6 +6,7 @@
 #include "octofold/error.h"
 
 #include "cuda/driver.h"
+#include "jit/nvrtc.h"
 
 namespace octofold::cuda {
 namespace {
@@ -35,6 +36,7 @@ GpuInfo describe_gpu(const Driver& driver, int ordinal) {
 
 DriverProbe probe_driver(const std::string& library) try {
   const Driver driver(library);
+  jit::set_newest_cuda(driver.cuda());
   int count = 0;
   driver.check(driver.device_get_count(&count), driver.version() + " driver: cuDeviceGetCount");
   DriverProbe probe{{.available = true, .detail = driver.version()}, {}};

@@ -6,6 +6,7 @@
 #include "cuda/kernel_headers.h"
 #include "cuda/precompiled_kernels.h"
 #include "jit/kernel_cache.h"
+#include "jit/nvrtc.h"
 
 namespace octofold::cuda {
 namespace {
@@ -21,7 +22,9 @@ int count_devices(const Driver& driver) {
 Runtime::Runtime(const std::string& driver, KernelSource source)
     : driver_(driver),
       source_(std::move(source)),
-      slots_(static_cast<std::size_t>(count_devices(driver_))) {}
+      slots_(static_cast<std::size_t>(count_devices(driver_))) {
+  jit::set_newest_cuda(driver_.cuda());
+}
 
 Device& Runtime::device(int index) {
   if (index < 0 || static_cast<std::size_t>(index) >= slots_.size()) {

@@ -9,7 +9,7 @@
 namespace octofold::jit {
 namespace {
 
-// Of each kernel: its key and the size of the entry, then the entry.
+// The CUDA, an int; then of each kernel: its key and the size of the entry, then the entry.
 struct Place {
   CacheKey key{};
   std::uint64_t size = 0;
@@ -61,6 +61,10 @@ std::vector<char> decompressed(std::string_view bytes) {
 
 KernelPack::KernelPack(std::string_view compressed) : bytes_(decompressed(compressed)) {
   std::string_view bytes(bytes_.data(), bytes_.size());
+  if (bytes.empty()) return;
+  if (bytes.size() < sizeof(cuda_)) fail_as_damaged("cut short");
+  std::memcpy(&cuda_, bytes.data(), sizeof(cuda_));
+  bytes.remove_prefix(sizeof(cuda_));
   while (!bytes.empty()) {
     Place place;
     const bool is_whole = bytes.size() >= sizeof(place);
@@ -86,8 +90,8 @@ std::vector<CacheEntry> KernelPack::entries() const {
   return all;
 }
 
-std::string pack_of(std::span<const PackedKernel> kernels, const CacheKey& headers) {
-  std::string bytes;
+std::string pack_of(std::span<const PackedKernel> kernels, const CacheKey& headers, int cuda) {
+  std::string bytes(reinterpret_cast<const char*>(&cuda), sizeof(cuda));
   for (const auto& [program, binary] : kernels) {
     const CacheKey key = key_in_pack(program, headers);
     const std::string entry = bytes_of({key, program.description, program.architecture, binary});

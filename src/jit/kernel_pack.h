@@ -1,5 +1,5 @@
-// Compiled kernels as a library carries them: one after another, compressed as one (a kernel differs
-// little from the next: 15 MB take 0.6, in place of 2.6 when each is compressed alone).
+// Compiled kernels as a library carries them: one after another, compressed as one (a kernel
+// differs little from the next: 15 MB take 0.6, in place of 2.6 when each is compressed alone).
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace octofold::jit {
 
 class KernelPack {
  public:
-  /// `compressed` are the bytes of pack_of(), or none at all. Throws Error(kInternal) where they are
-  /// something else.
+  /// `compressed` are the bytes of pack_of(), or none at all. Throws Error(kInternal) where they
+  /// are something else.
   explicit KernelPack(std::string_view compressed);
 
   /// The kernel of this program, compiled from these headers by whatever compiler. Nothing where
@@ -30,7 +30,11 @@ class KernelPack {
 
   std::size_t size() const { return entries_.size(); }
 
+  /// Of the compiler: drivers of an older CUDA do not load the kernels.
+  int cuda() const { return cuda_; }
+
  private:
+  int cuda_ = 0;
   std::vector<char> bytes_;  // what entries_ shows parts of
   std::map<CacheKey, std::string_view> entries_;
 };
@@ -40,7 +44,8 @@ struct PackedKernel {
   Binary binary{};
 };
 
-/// The compressed bytes of a pack of these. `headers`: of what all of them were compiled from.
-std::string pack_of(std::span<const PackedKernel> kernels, const CacheKey& headers);
+/// The compressed bytes of a pack of these. `headers`: of what all of them were compiled from;
+/// `cuda`: the major version of the CUDA whose compiler did so.
+std::string pack_of(std::span<const PackedKernel> kernels, const CacheKey& headers, int cuda);
 
 }  // namespace octofold::jit

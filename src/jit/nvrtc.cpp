@@ -1,10 +1,12 @@
 #include "jit/nvrtc.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstddef>
 #include <filesystem>
 #include <fmt/ranges.h>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -107,6 +109,9 @@ Search open_nvrtc(const std::string& file) {
 
 std::mutex candidates_mutex;
 std::vector<std::string> candidates;
+std::atomic<int> newest_major = std::numeric_limits<int>::max();
+
+bool is_too_new(const Nvrtc& nvrtc) { return nvrtc.major > newest_cuda(); }
 
 // In this order.
 std::vector<std::string> files_to_try() {
@@ -121,7 +126,12 @@ Search search_nvrtc() {
   std::vector<std::string> reasons;
   for (const std::string& file : files_to_try()) {
     Search search = open_nvrtc(file);
-    if (search.found) return search;
+    if (search.found && !is_too_new(*search.found)) return search;
+    if (search.found) {
+      search.reason =
+          core::format("{} is NVRTC {}.{}, whose kernels a driver of CUDA {} does not load", file,
+                       search.found->major, search.found->minor, newest_cuda());
+    }
     reasons.push_back(search.reason);
   }
   return {{}, core::format("no NVRTC: {}", fmt::join(reasons, "; "))};
@@ -247,6 +257,12 @@ void set_nvrtc_candidates(std::vector<std::string> paths) {
   candidates = std::move(paths);
 }
 
+void set_newest_cuda(int major) { newest_major = major; }
+
+int newest_cuda() { return newest_major; }
+
+int compiler_cuda() { return nvrtc().major; }
+
 Component probe_nvrtc() {
   const Search search = search_nvrtc();
   if (!search.found) return {.available = false, .detail = search.reason};
@@ -256,9 +272,11 @@ Component probe_nvrtc() {
 }
 
 std::string compiler_identity() {
-  // The first of several may be too old: then it takes opening to know which one compiles.
+  // The first of several may be too old or too new: then it takes opening to know which one
+  // compiles.
   const std::string first = files_to_try().front();
-  const bool is_sure = !core::options().nvrtc_library.empty() || first.ends_with(".so.13");
+  const bool is_sure =
+      newest_cuda() >= 13 && (!core::options().nvrtc_library.empty() || first.ends_with(".so.13"));
   const std::string& file = is_sure ? first : nvrtc().file;
   std::string build = file.find('/') != file.npos ? build_id(file) : "";
   if (build.empty()) build = core::format("{}.{}", nvrtc().major, nvrtc().minor);

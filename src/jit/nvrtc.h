@@ -14,6 +14,16 @@ namespace octofold::jit {
 /// Further files to look for NVRTC in, tried before the system's: where a wheel has put it.
 void set_nvrtc_candidates(std::vector<std::string> paths);
 
+/// The newest CUDA whose kernels are of use, by its major version: a driver loads none of a later
+/// one (https://docs.nvidia.com/deploy/cuda-compatibility/), so that NVRTC of such a one is passed
+/// over. Whoever opens a driver says so; before, none is too new.
+void set_newest_cuda(int major);
+int newest_cuda();
+
+/// The CUDA that compile()'s kernels are of, by its major version. Throws as compiler_identity()
+/// does.
+int compiler_cuda();
+
 /// "NVRTC 13.0 (libnvrtc.so.13)", or why there is none.
 Component probe_nvrtc();
 

@@ -14,6 +14,7 @@
 #include "jit/compile_all.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_pack.h"
+#include "jit/nvrtc.h"
 #include "plan/precompiled.h"
 
 namespace octofold {
@@ -29,7 +30,8 @@ std::string packed() {
   for (const jit::Program& program : programs) {
     kernels.push_back({program, jit::compile_cached(program, cuda::kernel_headers())});
   }
-  const std::string bytes = jit::pack_of(kernels, jit::digest(cuda::kernel_headers()));
+  const std::string bytes =
+      jit::pack_of(kernels, jit::digest(cuda::kernel_headers()), jit::compiler_cuda());
   std::printf("%zu precompiled kernels, %.1f MB\n", kernels.size(),
               static_cast<double>(bytes.size()) / 1e6);
   return bytes;

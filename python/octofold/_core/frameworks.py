@@ -8,7 +8,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -74,13 +74,18 @@ class NumPyFramework:
     library_takes_arrays = False
 
     def export(self, array: Array, writable: bool) -> "tvm_ffi.Tensor":
-        if array.dtype.type.__module__ == np.__name__:
-            return _import_dlpack(array, writable)
-        name = _NUMPY_NAMES.get(array.dtype)
-        if name is None:
-            raise BufferError(f"dtype {array.dtype} is unknown")
-        carrier = array.view(_CARRIERS[array.dtype.itemsize])
-        return reinterpret(_import_dlpack(carrier, writable), name)
+        name = None
+        if array.dtype.type.__module__ != np.__name__:
+            name = _NUMPY_NAMES.get(array.dtype)
+            if name is None:
+                raise BufferError(f"dtype {array.dtype} is unknown")
+            array = array.view(_CARRIERS[array.dtype.itemsize])
+        if not array.flags.writeable:
+            if writable:
+                raise BufferError("it is read-only")
+            array = _writable_alias(array)
+        tensor = _import_dlpack(array, writable=False)
+        return tensor if name is None else reinterpret(tensor, name)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
         return np.empty(shape, NUMPY_DTYPES[dtype])
@@ -180,6 +185,13 @@ def reinterpret(tensor: "tvm_ffi.Tensor", dtype: str) -> "tvm_ffi.Tensor":
     """The same memory as another dtype of the same size: Octofold's, or an integer."""
     view: tvm_ffi.Tensor = library.reinterpret(tensor, DLPACK_NAMES.get(dtype, dtype))
     return view
+
+
+def _writable_alias(array: Array) -> Array:
+    """Of a read-only NumPy array, which NumPy before 2.1 does not export."""
+    interface = array.__array_interface__
+    interface["data"] = (interface["data"][0], False)
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))
 
 
 def _import_dlpack(array: Array, writable: bool, **options: int) -> "tvm_ffi.Tensor":

@@ -7,6 +7,7 @@
 
 #include "cuda/fake_runtime.h"
 #include "cuda/probe.h"
+#include "jit/nvrtc.h"
 #include "support/test.h"
 
 namespace octofold::cuda {
@@ -31,6 +32,15 @@ TEST_F(DriverTest, AnOldDriverIsTurnedDown) {
   state().version = 11080;
   EXPECT_THAT(opening_error(OCTOFOLD_FAKE_DRIVER),
               HasSubstr("too old: expected one for CUDA 12.0 or later, got CUDA 11.8"));
+}
+
+TEST_F(DriverTest, KernelsAreOfNoLaterCudaThanTheDriver) {
+  state().version = 12080;
+  EXPECT_TRUE(probe_driver(OCTOFOLD_FAKE_DRIVER).driver.available);
+  EXPECT_EQ(jit::newest_cuda(), 12);
+  state().version = 13000;
+  runtime();
+  EXPECT_EQ(jit::newest_cuda(), 13);
 }
 
 TEST_F(DriverTest, AMachineWithoutAGpuIsExplained) {

@@ -24,13 +24,14 @@ PackedKernel packed(std::string kernel, char fill, std::size_t size) {
 
 std::string two() {
   const PackedKernel kernels[] = {packed("a<1>", 'x', 5000), packed("a<2>", 'y', 3)};
-  return pack_of(kernels, kHeaders);
+  return pack_of(kernels, kHeaders, 13);
 }
 
 TEST(KernelPackTest, FindsWhatWasPacked) {
   const std::string bytes = two();
   const KernelPack pack(bytes);
   EXPECT_EQ(pack.size(), 2u);
+  EXPECT_EQ(pack.cuda(), 13);
   EXPECT_EQ(pack.find(program_of("a<1>"), kHeaders), packed("a<1>", 'x', 5000).binary);
   EXPECT_EQ(pack.find(program_of("a<2>"), kHeaders), packed("a<2>", 'y', 3).binary);
 }
@@ -66,9 +67,9 @@ TEST(KernelPackTest, DamageIsNoKernel) {
   const std::string bytes = two();
   std::string changed = bytes;
   changed[bytes.size() / 2] ^= 1;
-  for (std::string_view damaged : {std::string_view(bytes).substr(0, 1),
-                                   std::string_view(bytes).substr(0, bytes.size() - 1),
-                                   std::string_view(changed), std::string_view("no pack at all")}) {
+  for (std::string_view damaged :
+       {std::string_view(bytes).substr(0, 1), std::string_view(bytes).substr(0, bytes.size() - 1),
+        std::string_view(changed), std::string_view("no pack at all")}) {
     EXPECT_THAT(error_of([&] { KernelPack{damaged}; }, ErrorCode::kInternal),
                 HasSubstr("precompiled kernels of the library are damaged: "));
   }

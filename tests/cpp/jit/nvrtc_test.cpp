@@ -85,6 +85,16 @@ TEST_F(NvrtcTest, AnArchitectureThatItDoesNotKnow) {
   EXPECT_THROW(compile({"kernels/add.h", "add<Shape{}>", "sm_12", "add"}, kHeaders), Error);
 }
 
+TEST_F(NvrtcTest, OneOfALaterCudaThanTheDriverIsPassedOver) {
+  ASSERT_TRUE(probe_nvrtc().available);
+  set_newest_cuda(11);
+  const Component too_new = probe_nvrtc();
+  set_newest_cuda(compiler_cuda());
+  EXPECT_FALSE(too_new.available);
+  EXPECT_THAT(too_new.detail, HasSubstr("whose kernels a driver of CUDA 11 does not load"));
+  EXPECT_TRUE(probe_nvrtc().available);
+}
+
 TEST_F(NvrtcTest, ThreadsCompileAtOnce) {
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i) {
