@@ -1,11 +1,19 @@
 """What Octofold raises. Each class is also the builtin that fits, so either can be caught."""
 
-from typing import Final
+from typing import Any, Final
+
+_OF_TVM_FFI: Final = "__tvm_ffi_error__"
 
 
 class Error(Exception):
     """Base of all errors of Octofold. The message names the argument (or file), what was expected
     and what came."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without tvm-ffi's own form of the error, which does not pickle before its 0.1.12."""
+        kind, arguments, *state = super().__reduce__()
+        kept = {k: v for attributes in state for k, v in attributes.items() if k != _OF_TVM_FFI}
+        return kind, arguments, kept
 
 
 class InvalidArgumentError(Error, ValueError):

@@ -73,7 +73,9 @@ class Format:
         set_field = object.__setattr__  # the value is frozen
         set_field(self, "dtype", dtype_name("Format", "dtype", dtype, FP8))
         set_field(self, "granularity", _one_of("granularity", granularity, GRANULARITIES))
-        set_field(self, "rule", _RULES[_one_of("rule", rule, _RULES)])
+        # torch.compile of torch 2.9 does not take a StrEnum for the text that it is.
+        text = rule.value if isinstance(rule, Rule) else rule
+        set_field(self, "rule", _RULES[_one_of("rule", text, _RULES)])
         if power_of_two is not None and not isinstance(power_of_two, bool):
             expected = "True, False or None"
             raise invalid_argument("Format", "power_of_two", expected, repr(power_of_two))

@@ -12,6 +12,9 @@ from .granularity import BY_COLUMNS
 from .library import library
 from .ops import row_count
 from .tvm_ffi import tvm_ffi
+from .versions import require
+
+require("torch", torch.__version__)
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,

@@ -15,6 +15,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from .versions import require
+
 __all__ = ["tvm_ffi"]
 
 _VARIABLE: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -38,6 +40,7 @@ class _TvmFfi:
     def __getattr__(self, name: str) -> Any:
         with _cuda_untouched():
             module = importlib.import_module("tvm_ffi")
+        require("apache-tvm-ffi", module.__version__)
         value = getattr(module, name)
         setattr(self, name, value)
         return value
