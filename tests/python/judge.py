@@ -4,6 +4,7 @@ errors, and element by element, as a norm does not see a few elements that are w
 import math
 
 import numpy as np
+from numpy.lib import NumpyVersion
 from octofold import ScaledTensor
 
 # Of norms over many elements, whose roundings average; a few alone may each be half an ulp off.
@@ -89,3 +90,15 @@ def assert_same(actual, expected):
 
             bits = [x.view(torch.uint8) if x.itemsize == 1 else x for x in (actual, expected)]
             assert torch.equal(*bits)
+
+
+def assert_compiled_same(actual, expected):
+    """Tensors and collections of them, of torch.compile's function and of the one that was compiled: the same
+    numbers; but before torch 2.10 the backend aot_eager splits SiLU's gradient into steps, which
+    round each for itself."""
+    import torch
+
+    if NumpyVersion(torch.__version__.partition("+")[0]) >= "2.10.0":
+        assert_same(actual, expected)
+    else:
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -1,7 +1,7 @@
 """How numbers are cast to FP8, as one value."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -52,6 +52,7 @@ class Format:
 
     dtype: str
     granularity: str
+    _: KW_ONLY  # torch.compile of torch 2.9 makes a Format by what its fields say
     rule: Rule
     power_of_two: bool | None
     overflow: str

@@ -46,8 +46,8 @@ def require_projections(
     """Weights [experts, features, hidden] and [experts, hidden, inner], where the activation makes
     `inner` of the features; biases of their rows; on one device. Raises InvalidArgumentError that
     names the one that does not fit."""
-    for name, weight in zip(names, (first, second), strict=False):
-        _require_weight(operation, name, weight, recipe)
+    _require_weight(operation, names[0], first, recipe)
+    _require_weight(operation, names[1], second, recipe)
     experts, features, hidden = first.shape
     if is_gated(activation) and features % 2 != 0:
         expected = f"[experts, 2·inner, hidden], gate and up, as {activation} takes them"

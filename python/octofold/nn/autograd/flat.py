@@ -151,5 +151,5 @@ def _place(field: Any, gradient: Any, needed: Sequence[bool], flat: list[Tensor 
         if needed[field + 1]:
             flat[field + 1] = gradient
     elif type(field) is Layout and gradient is not None:
-        for inner, value in zip(field.fields, gradient, strict=False):
-            _place(inner, value, needed, flat)
+        for index, value in enumerate(gradient):
+            _place(field.fields[index], value, needed, flat)

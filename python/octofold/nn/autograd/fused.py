@@ -253,7 +253,8 @@ def _needs(layout: Layout, ctx: Any) -> _Needs:
     needs: _Inputs = layout.needs(ctx)
     first, second = needs.first, needs.second
     of_second = (False, False) if not second else (any(second.weights), bool(second.bias))
-    return _Needs(any(needs[:4]), any(first.weights), bool(first.bias), *of_second)
+    of_x = needs.x or needs.residual or needs.norm_weight or needs.norm_bias
+    return _Needs(bool(of_x), any(first.weights), bool(first.bias), *of_second)
 
 
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:

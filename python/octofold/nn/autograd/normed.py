@@ -27,7 +27,7 @@ def norm_of(operation: str, norm: object, epsilon: object) -> Norm:
     """A norm by its arguments; raises InvalidArgumentError that names the one that is wrong."""
     if norm not in NORMS:
         raise invalid_argument(operation, "norm", f"one of {', '.join(NORMS)}", repr(norm))
-    if not isinstance(epsilon, float | int) or isinstance(epsilon, bool) or not epsilon >= 0:
+    if not isinstance(epsilon, (float, int)) or isinstance(epsilon, bool) or not epsilon >= 0:
         raise invalid_argument(operation, "epsilon", "a number of at least 0", repr(epsilon))
     return Norm(str(norm), float(epsilon))
 

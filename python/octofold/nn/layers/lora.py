@@ -82,7 +82,7 @@ def _linear_names(model: Any, classifies: bool) -> set[str]:
         layer = module.get_base_layer() if wrapped else module
         if wrapped:
             inside += (f"{name}.",)
-        is_linear = isinstance(layer, torch.nn.Linear | Fp8Weight) or is_conv1d(layer)
+        is_linear = isinstance(layer, (torch.nn.Linear, Fp8Weight)) or is_conv1d(layer)
         if is_linear and layer is not head:
             names.add(name)
     return names

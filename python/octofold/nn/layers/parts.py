@@ -48,7 +48,7 @@ def norm_part(operation: str, norm: object, features: int) -> NormModule:
     if type(norm) not in (RMSNorm, LayerNorm):
         got = f"{type(norm).__module__}.{type(norm).__qualname__}"
         raise invalid_argument(operation, "norm", "a torch.nn.RMSNorm or torch.nn.LayerNorm", got)
-    assert isinstance(norm, RMSNorm | LayerNorm)
+    assert isinstance(norm, (RMSNorm, LayerNorm))
     if tuple(norm.normalized_shape) != (features,):
         got = str(list(norm.normalized_shape))
         raise invalid_argument(operation, "norm", f"one over [{features}] features", got)
@@ -65,7 +65,7 @@ def norm_operands(
     norm: Module, epsilon: str, dtype: torch.dtype
 ) -> tuple[Norm, Tensor | None, Tensor | None]:
     """Of one of torch's norms, over a tensor of this dtype: which it is, weight and bias."""
-    assert isinstance(norm, RMSNorm | LayerNorm)
+    assert isinstance(norm, (RMSNorm, LayerNorm))
     kind = "rms" if isinstance(norm, RMSNorm) else "layer"
     of_norm = Norm(kind, float(epsilon) if epsilon else torch.finfo(dtype).eps)
     return of_norm, norm.weight, getattr(norm, "bias", None)

@@ -1,6 +1,6 @@
 """Recipes as values: the parts that they are made of, and the named ones."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Final
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
@@ -25,6 +25,7 @@ class Product:
 
     a: Format
     b: Format
+    _: KW_ONLY
     fast_accumulation: bool = False
     two_level: bool = False
 
