@@ -3,7 +3,7 @@
 #
 #   OCTOFOLD_WHEEL_MACHINE   x86_64 or aarch64
 #   OCTOFOLD_WHEEL_ROOT      a folder with Debian's packages of the libraries for it, unpacked, and
-#                            tvm-ffi's headers and library (scripts/release makes it)
+#                            tvm-ffi's headers and library (scripts/manylinux_wheel.py makes it)
 #   OCTOFOLD_ZIG             the program zig (`pip install ziglang`)
 foreach(name IN ITEMS OCTOFOLD_WHEEL_MACHINE OCTOFOLD_WHEEL_ROOT OCTOFOLD_ZIG)
   if(NOT DEFINED ${name})
@@ -17,6 +17,8 @@ set(CMAKE_SYSTEM_PROCESSOR ${OCTOFOLD_WHEEL_MACHINE})
 set(CMAKE_LIBRARY_ARCHITECTURE ${OCTOFOLD_WHEEL_MACHINE}-linux-gnu)
 set(CMAKE_CXX_COMPILER ${OCTOFOLD_ZIG})
 set(CMAKE_CXX_COMPILER_ARG1 "c++ -target ${OCTOFOLD_WHEEL_MACHINE}-linux-gnu.2.28")
+set(CMAKE_CXX_FLAGS_INIT  # nothing of this machine goes along
+    "-ffile-prefix-map=${OCTOFOLD_WHEEL_ROOT}/usr/= -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
 set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)  # this machine's strip does not know others' files
 
 # CMake calls these without arguments of their own.

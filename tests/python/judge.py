@@ -101,4 +101,4 @@ def assert_compiled_same(actual, expected):
     if NumpyVersion(torch.__version__.partition("+")[0]) >= "2.10.0":
         assert_same(actual, expected)
     else:
-        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-4)
