@@ -19,7 +19,7 @@ from ..nn.layers.fp8_weight import Fp8Weight
 from ..nn.layers.inference import InferenceLinear
 from ..nn.layers.weight_only import WeightOnlyLinear
 from ..nn.recipes.kernels import has_native
-from ..nn.recipes.recipe import Product, Recipe, blockwise, rowwise, tensorwise
+from .._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"

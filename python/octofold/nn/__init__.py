@@ -25,7 +25,7 @@ from .layers.norm_linear import NormLinear
 from .layers.router import TopKRouter, route
 from .layers.weight_only import WeightOnlyLinear
 from .recipes.choice import fp8_wins
-from .recipes.recipe import Delayed, Product, Recipe
+from .._core.recipe import Delayed, Product, Recipe
 
 __all__ = [
     "MLP",

@@ -14,7 +14,7 @@ from ..._core.torch import DTYPES, NAMES
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
-from ...nn.recipes.recipe import Delayed, Product, Recipe
+from ..._core.recipe import Delayed, Product, Recipe
 from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..casting.casts import cast_weight
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .activated import ACTIVATIONS, is_gated
 from .chain import Chain, Layer
 from .fitting import require_fitting, require_weight

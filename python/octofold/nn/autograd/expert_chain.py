@@ -13,7 +13,7 @@ from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine
 from ..casting.casts import WeightCasts, cast_as_wanted
-from ..recipes.recipe import Product, Recipe
+from ..._core.recipe import Product, Recipe
 from .chain import gated_in_one
 from .products import addable
 

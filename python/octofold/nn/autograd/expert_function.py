@@ -12,7 +12,7 @@ from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import cast_as_wanted, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .activated import activated_gradient
 from .expert_chain import Made, Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms

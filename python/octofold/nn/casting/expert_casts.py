@@ -8,7 +8,7 @@ from torch import Tensor
 from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import cast
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 
 
 def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:

@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
 from ..recipes.history import WEIGHT, delayed_scale
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .casts import WeightCasts, cast_weight, joined
 
 _NAME: Final = "octofold.nn.keep_casts"

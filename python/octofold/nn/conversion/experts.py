@@ -15,7 +15,7 @@ from ..layers.experts import Experts
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.router import route
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .linear import replaced
 from .picking import ModuleFilter
 from .report import Conversion

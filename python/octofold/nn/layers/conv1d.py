@@ -10,7 +10,7 @@ from ..._core.errors import invalid_argument
 from ..autograd.fitting import require_input
 from ..autograd.linear import linear, stateless_recipe_of
 from ..recipes.choice import fp8_wins
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .twins import with_state_of
 
 _NAME: Final = "octofold.nn.Conv1D"

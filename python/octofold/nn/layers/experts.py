@@ -25,7 +25,7 @@ from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .buffers import KeepsBuffers
 from .linear import is_dtensor
 

@@ -10,7 +10,7 @@ from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
 from ..autograd.linear import linear_with_casts
 from ..casting.casts import cast_weight
-from ..recipes.recipe import Product, Recipe, recipe_of
+from ..._core.recipe import Product, Recipe, recipe_of
 from .fp8_weight import Fp8Weight, linear_of
 
 _NAME: Final = "octofold.nn.InferenceLinear"

@@ -13,7 +13,7 @@ from ..autograd.main_grad import wanted_main_grad
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
-from ..recipes.recipe import Recipe, recipe_of
+from ..._core.recipe import Recipe, recipe_of
 from .buffers import KeepsBuffers
 from .twins import with_state_of
 

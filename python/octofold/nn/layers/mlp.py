@@ -13,7 +13,7 @@ from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .linear import Linear
 from .parts import (
     NormModule,

@@ -12,7 +12,7 @@ from ..autograd.chain import Layer
 from ..autograd.normed import Norm
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
-from ..recipes.recipe import Recipe
+from ..._core.recipe import Recipe
 from .linear import Linear, is_dtensor
 
 NormModule: TypeAlias = RMSNorm | LayerNorm
