@@ -1,6 +1,7 @@
 // Functions of this library as compilers of other frameworks call them (octofold.jax): with the
 // arrays that there are, and nothing else.
 #include <array>
+#include <cfenv>
 #include <cstdint>
 #include <string>
 #include <tvm/ffi/any.h>
@@ -35,6 +36,21 @@ void set_strides_by_columns(const DLTensor& tensor, std::int64_t* strides) {
   }
   if (tensor.ndim > 0) strides[tensor.ndim - 1] = step;
 }
+
+// XLA lets its threads take subnormal numbers for 0, which here are numbers.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
 
 struct StridedTensor {
   DLTensor tensor;
@@ -82,6 +98,7 @@ Function bind(Function function, tvm::ffi::String arrays, tvm::ffi::Array<Any> o
     if (given != end) TVM_FFI_THROW(TypeError) << "expected no more arrays than " << signs;
     for (const Any& option : options) arguments.emplace_back(option);
     arguments.emplace_back();  // the stream of the environment
+    const DefaultArithmetic arithmetic;
     function.CallPacked(arguments.data(), static_cast<std::int32_t>(arguments.size()), result);
   });
 }

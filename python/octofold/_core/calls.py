@@ -1,5 +1,5 @@
-"""The call of an operation: by torch where its first input is a torch tensor, by whoever has said so
-where it is another framework's (octofold.jax), else at once.
+"""The call of an operation: by torch where its first input is a torch tensor, by octofold.jax where
+it is an array of JAX and that module is imported, else at once.
 
 torch is imported by the caller alone. torch_ops.py, which makes the rows torch's own, is imported
 here with the first torch tensor, after all rows have entered the table.
@@ -41,8 +41,8 @@ class Op(Row):
             return results
         if is_torch(inputs[0]):
             return _call_by_torch(self, inputs, options, dtype, out, stream)
-        for kind, caller in CALLERS.items():
-            if isinstance(inputs[0], kind):
+        for array_type, caller in CALLERS.items():
+            if isinstance(inputs[0], array_type):
                 return caller(self, inputs, options, dtype, out, stream)
         arrays = inputs + (out or ())
         kind = common_kind(self.name, self.names(), arrays)

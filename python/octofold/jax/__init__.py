@@ -1,14 +1,14 @@
-"""Octofold in JAX programs: the operations on JAX's arrays, inside jax.jit or out of it, on CPU and GPU.
+"""Octofold in JAX programs: operations on JAX's arrays, inside jax.jit or not, on CPU and GPU.
 
 >>> import octofold.jax as fp8
 >>> w8 = fp8.quantize(w, "128x128")                       # [N, K], a ScaledTensor
 >>> y = jax.jit(lambda x: fp8.gemm(fp8.quantize(x), w8))(x)
 >>> y = fp8.linear(x, w, b)                               # differentiable, both ways in FP8
 
-XLA calls the library by jax-tvm-ffi: it allocates the results, and on a GPU the work is queued on its
-stream. Nothing waits for the device. Arguments are checked as a program is traced. Importing this
-module makes octofold.ScaledTensor a pytree, and the functions of `octofold` and `octofold.ops` take
-JAX's arrays in the same way. docs/jax.md tells more.
+XLA calls the library by jax-tvm-ffi: it allocates the results, and on a GPU the work is queued on
+its stream. Nothing waits for the device. Arguments are checked as a program is traced. Importing
+this module makes octofold.ScaledTensor a pytree, and the functions of `octofold` and `octofold.ops`
+take JAX's arrays in the same way. docs/jax.md tells more.
 """
 
 try:

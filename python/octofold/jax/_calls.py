@@ -1,10 +1,10 @@
 """The ops as calls that XLA makes: inside jax.jit, or by themselves.
 
-From a row of the table follow the shapes of the results, the checks and the call. The checks are the
-library's own, made as a program is traced, of tensors without memory. Then XLA calls the library's
-function with the arrays that there are. The options are bound to the function, in a target of their
-own, because jax-tvm-ffi 0.1.3 frees texts of an attribute before the function reads them, and keeps
-its numbers for ever.
+From a row of the table follow the shapes of the results, the checks and the call. The checks are
+the library's own, made as a program is traced, of tensors without memory. Then XLA calls the
+library's function with the arrays that there are. Options are no attributes of the call, as
+jax-tvm-ffi 0.1.3 frees the text of an attribute before the function reads it, and keeps the memory
+of its numbers for ever: they are bound to the function, and each combination is a target.
 """
 
 import functools
@@ -30,8 +30,8 @@ from .._core.streams import StreamLike
 
 ARRAYS: Final = "a JAX or NumPy array"
 _PLATFORMS: Final = ("cpu", "gpu")
-_MOST_TARGETS: Final = 1024 // len(_PLATFORMS)
-"""jax-tvm-ffi has room for 1024 functions, of all libraries together."""
+_MOST_FUNCTIONS: Final = 1024
+"""For so many jax-tvm-ffi has room, of all libraries together."""
 
 # How library.bind() is told where an array lies.
 _ABSENT, _BY_ROWS, _BY_COLUMNS = "-", "r", "c"
@@ -49,8 +49,8 @@ def call(
     for argument, given in (("out", out), ("stream", stream)):
         if given is not None:
             raise UnsupportedError(
-                f"{op.name}: argument {argument!r}: expected None, because XLA allocates the results "
-                "and has a stream of its own; got one beside JAX's arrays"
+                f"{op.name}: argument {argument!r}: expected None, because XLA allocates the "
+                "results and has a stream of its own; got one beside JAX's arrays"
             )
     arrays = [
         _array(op, name, array)
@@ -187,7 +187,11 @@ def _sign(array: Array, by_columns: bool) -> str:
 
 def _layouts(arrays: Arrays, signs: Sequence[str]) -> list[tuple[int, ...]]:
     """Of the arrays that there are, the dimensions from the slowest to the fastest."""
-    ranks = [(len(array.shape), sign) for array, sign in zip(arrays, signs, strict=True) if array is not None]
+    ranks = [
+        (len(array.shape), sign)
+        for array, sign in zip(arrays, signs, strict=True)
+        if array is not None
+    ]
     return [
         (rank - 1, *range(rank - 1)) if sign == _BY_COLUMNS else tuple(range(rank))
         for rank, sign in ranks
@@ -198,10 +202,11 @@ def _layouts(arrays: Arrays, signs: Sequence[str]) -> list[tuple[int, ...]]:
 def _target(name: str, signs: str, options: Options) -> str:
     """Registers the library's function with these options, under a name that depends on nothing
     else. It may be captured in a CUDA graph, as all functions of the library."""
-    if _target.cache_info().currsize >= _MOST_TARGETS:
+    if jax_tvm_ffi.registered_count() + len(_PLATFORMS) > _MOST_FUNCTIONS:
         raise UnsupportedError(
-            f"octofold.jax: expected at most {_MOST_TARGETS} combinations of operations and options in "
-            f"one process, which jax-tvm-ffi has room for; {name} with {options} is one more"
+            f"octofold.jax: expected at most {_MOST_FUNCTIONS} functions in one process, for which "
+            "jax-tvm-ffi has room, two for each combination of an operation and its options; "
+            f"got one more, {name} with {options}"
         )
     function = library.bind(inspect.unwrap(TABLE[name].function), signs, options)
     digest = hashlib.sha256(repr((signs, options)).encode()).hexdigest()[:16]

@@ -64,7 +64,9 @@ def linear(
 def _stateless(recipe: Recipe | str) -> Recipe:
     recipe = recipe_of("linear", recipe)
     if recipe.keeps_state:
-        expected = "one without delayed scaling or two-level scales, which keep numbers from step to step"
+        expected = (
+            "one without delayed scaling or two-level scales, which keep numbers from step to step"
+        )
         raise invalid_argument("linear", "recipe", expected, str(recipe))
     return recipe
 
@@ -146,9 +148,7 @@ def _result(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _linear(
-    x: Array, weight: Array, bias: Array | None, recipe: Recipe, dtypes: _DTypes
-) -> Array:
+def _linear(x: Array, weight: Array, bias: Array | None, recipe: Recipe, dtypes: _DTypes) -> Array:
     y, _ = _result(x, weight, bias, recipe, (False, False, False))
     return y
 

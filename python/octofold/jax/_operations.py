@@ -164,7 +164,7 @@ def attention(
     k_scale, v_scale: float32, the multipliers of the codes, in the shapes of octofold.attention().
     query_offsets, key_offsets: int32 [batch + 1]. key_counts: int32 [batch].
     page_table: int32 [batch, pages of a sequence].
-    softmax_scale, causal, window, return_log_sum_exp: as in octofold.attention(); values, no arrays.
+    softmax_scale, causal, window, return_log_sum_exp: as in octofold.attention(); no arrays.
 
     Returns an array of q's shape and dtype; with return_log_sum_exp a pair of it and float32
     [batch, heads, queries]. Errors as in gemm().

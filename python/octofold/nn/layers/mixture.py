@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd.expert_fitting import expert_recipe_of
 from ..._core.recipe import Recipe
+from ..autograd.expert_fitting import expert_recipe_of
 from .experts import Experts
 from .mlp import MLP
 from .router import TopKRouter
