@@ -145,14 +145,14 @@ def test_several_devices():
         "rows = jax.device_put(x, jax.NamedSharding(mesh, P('i')))\n"
         "split = partial(jax.shard_map, mesh=mesh, in_specs=(P('i'), P()))\n"
         "y = jax.jit(split(fp8.linear, out_specs=P('i')))(rows, w)\n"
-        "print(np.array_equal(y, fp8.linear(x, w)), y.sharding.spec)\n"
+        "print(np.array_equal(y, fp8.linear(x, w)))\n"
         "gradient = jax.grad(lambda x, w: fp8.linear(x, w).var(), 1)\n"
         "apart = split(lambda *a: gradient(*a)[None], out_specs=P('i'))\n"
         "halves = np.asarray(jax.jit(apart)(rows, w))\n"
         "print(all(np.allclose(halves[i], gradient(x[128 * i :][:128], w)) for i in (0, 1)))\n"
     )
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    assert run(code, **two).split("\n")[:2] == ["True PartitionSpec('i',)", "True"]
+    assert run(code, **two).split("\n")[:2] == ["True", "True"]
 
 
 def run(code, **environment):
