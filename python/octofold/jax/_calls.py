@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -32,6 +33,9 @@ ARRAYS: Final = "a JAX or NumPy array"
 _PLATFORMS: Final = ("cpu", "gpu")
 _MOST_FUNCTIONS: Final = 1024
 """For so many jax-tvm-ffi has room, of all libraries together."""
+
+_REGISTERED: Final[set[str]] = set()
+_REGISTERING: Final = threading.Lock()
 
 # How library.bind() is told where an array lies.
 _ABSENT, _BY_ROWS, _BY_COLUMNS = "-", "r", "c"
@@ -200,19 +204,25 @@ def _layouts(arrays: Arrays, signs: Sequence[str]) -> list[tuple[int, ...]]:
 
 @functools.cache
 def _target(name: str, signs: str, options: Options) -> str:
-    """Registers the library's function with these options, under a name that depends on nothing
-    else. It may be captured in a CUDA graph, as all functions of the library."""
+    """The library's function with these options, as XLA knows it: a name that depends on nothing
+    else. The function may be captured in a CUDA graph, as all of the library."""
+    digest = hashlib.sha256(repr((signs, options)).encode()).hexdigest()[:16]
+    target = f"octofold.{name}.{digest}"
+    with _REGISTERING:
+        if target not in _REGISTERED:
+            _register(target, library.bind(inspect.unwrap(TABLE[name].function), signs, options))
+            _REGISTERED.add(target)
+    return target
+
+
+def _register(target: str, function: Any) -> None:
     if jax_tvm_ffi.registered_count() + len(_PLATFORMS) > _MOST_FUNCTIONS:
         raise UnsupportedError(
             f"octofold.jax: expected at most {_MOST_FUNCTIONS} functions in one process, for which "
             "jax-tvm-ffi has room, two for each combination of an operation and its options; "
-            f"got one more, {name} with {options}"
+            f"got one more, {target}"
         )
-    function = library.bind(inspect.unwrap(TABLE[name].function), signs, options)
-    digest = hashlib.sha256(repr((signs, options)).encode()).hexdigest()[:16]
-    target = f"octofold.{name}.{digest}"
     for platform in _PLATFORMS:
         jax_tvm_ffi.register_ffi_target(
             target, function, ["args", "rets"], platform, allow_cuda_graph=True
         )
-    return target
