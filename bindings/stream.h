@@ -17,7 +17,7 @@ using OptionalStream = tvm::ffi::Optional<int64_t>;
 inline Stream stream_of(const OptionalStream& handle, const tvm::ffi::TensorView& tensor) {
   if (handle) return {reinterpret_cast<void*>(static_cast<std::uintptr_t>(*handle))};
   const DLDevice device = tensor.device();
-  if (device.device_type == kDLCPU) return {};
+  if (device.device_type == kDLCPU || device.device_type == kDLExtDev) return {};
   return {TVMFFIEnvGetStream(device.device_type, device.device_id)};
 }
 

@@ -49,6 +49,7 @@ std::optional<Device> device_of(DLDevice device) {
     case kDLCUDAHost: return Device{DeviceType::kCpu, 0};
     case kDLCUDA:
     case kDLCUDAManaged: return Device{DeviceType::kCuda, device.device_id};
+    case kDLExtDev: return Device{DeviceType::kNone, 0};  // bindings/bind.cpp makes them
     default: return std::nullopt;
   }
 }

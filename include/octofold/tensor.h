@@ -10,7 +10,10 @@
 
 namespace octofold {
 
-enum class DeviceType : std::uint8_t { kCpu, kCuda };
+/// kNone is for tensors without memory, as compilers trace programs with them: an operation checks
+/// its arguments, all but the numbers in them, and does nothing. Their `data` is never followed,
+/// but has to say that they are apart.
+enum class DeviceType : std::uint8_t { kCpu, kCuda, kNone };
 
 struct Device {
   DeviceType type = DeviceType::kCpu;

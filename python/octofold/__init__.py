@@ -17,7 +17,7 @@ makes a model train in FP8;
 >>> plan = octofold.models.advise(model, inputs)          # which layers gain by it, measured
 >>> octofold.models.apply(model, plan)
 
-makes a model faster or smaller at inference.
+makes a model faster or smaller at inference. octofold.jax has the operations and a layer for JAX.
 """
 
 import importlib
@@ -60,6 +60,7 @@ from ._ops.groups import Depth, Masked, Rows
 from ._ops.quantize import quantize
 
 if TYPE_CHECKING:
+    from . import jax as jax
     from . import models as models
     from . import nn as nn
     from .nn.autograd.blocks import mlp as mlp
@@ -120,9 +121,11 @@ for _name in __all__:
     if isinstance(_public, type):
         _public.__module__ = __name__
 
-# Names that need torch are imported when they are asked for: torch takes longer than all the rest.
+# Names that need torch or JAX are imported when they are asked for: torch takes longer than all the
+# rest. A star import has no "jax", which would hide JAX itself.
 _LAZY = {
     "experts": ".nn.autograd.experts",
+    "jax": "",
     "linear": ".nn.autograd.linear",
     "mlp": ".nn.autograd.blocks",
     "models": "",

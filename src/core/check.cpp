@@ -90,6 +90,7 @@ bool sizes_are_sane(const TensorView& tensor) {
 
 std::string describe_device(Device device) {
   if (device == Device{}) return "cpu";
+  if (device.type == DeviceType::kNone) return "no device";
   return core::format("{}:{}", device.type == DeviceType::kCpu ? "cpu" : "cuda", device.index);
 }
 
@@ -129,7 +130,7 @@ void Arguments::require_enumerator(std::string_view argument, GateLayout layout)
 }
 
 void Arguments::require_enumerator(std::string_view argument, DeviceType type) const {
-  require_up_to(*this, argument, "DeviceType", type, DeviceType::kCuda);
+  require_up_to(*this, argument, "DeviceType", type, DeviceType::kNone);
 }
 
 void Arguments::require_rank(std::string_view argument, const TensorView& tensor, std::int32_t rank,

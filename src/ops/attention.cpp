@@ -137,6 +137,7 @@ void attention(const AttentionArguments& given, Stream stream) {
     arguments.softmax_scale =
         static_cast<float>(1 / std::sqrt(static_cast<double>(queries.head_size)));
   }
+  if (!ops::has_memory(queries.device)) return;
   if (ops::is_on_cpu(queries.device)) return cpu::attention(arguments);
   cuda::attention(ops::gpu("attention", queries.device), arguments, stream);
 }

@@ -6,6 +6,7 @@
 namespace octofold::ops {
 
 cuda::Device& gpu(std::string_view operation, Device device) try {
+  if (!has_memory(device)) core::fail_argument(operation, "device", "one with memory", "kNone");
   return cuda::device(device.index);
 } catch (const Error& error) {
   core::fail(error.code(), "{}: the tensors are on cuda:{}, but {}", operation, device.index,

@@ -21,6 +21,7 @@ void cast(const CastSource& given, const CastTargets& given_targets, Stream stre
                             .is_plain = std::holds_alternative<TensorView>(given)});
   const config::CastFormat format = ops::format_of(check, targets, source.dtype);
   const Device device = source.inputs.front().view.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::cast(source.source, targets, format);
   cuda::cast(ops::gpu("cast", device), source.source, targets, format, stream);
 }

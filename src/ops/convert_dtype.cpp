@@ -28,6 +28,7 @@ void convert_dtype(const TensorView& x, const MutableTensorView& out, Overflow o
   check.require_dtype("x", source, kComputable);
   const MutableTensorView target = ops::checked_output(check, out, ops::shape_of(x), source);
   check.require_dtype("out", target, kComputable);
+  if (!ops::has_memory(x.device)) return;
   if (ops::is_on_cpu(x.device)) return cpu::convert_dtype(source, target, overflow);
   cuda::convert_dtype(ops::gpu("convert_dtype", x.device), source, target, overflow, stream);
 }

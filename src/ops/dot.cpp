@@ -64,6 +64,7 @@ void dot(const DotArguments& given, Stream stream) {
     check.require_same_device(argument, view, device);
     inputs.add_output(argument, view);
   }
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::dot(arguments);
   cuda::dot(ops::gpu("dot", device), arguments, stream);
 }

@@ -118,6 +118,7 @@ void gemm_weight_only(const GemmWeightOnlyArguments& given, Stream stream) {
   const GemmWeightOnlyArguments arguments = checked(given);
   const Device device = arguments.out.device;
   if (arguments.out.element_count() == 0) return;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::gemm_weight_only(arguments);
   cuda::gemm_weight_only(ops::gpu("gemm_weight_only", device), arguments, stream);
 }
@@ -126,6 +127,7 @@ void gemm_weight_only_gradient(const GemmWeightOnlyGradientArguments& given, Str
   const GemmWeightOnlyGradientArguments arguments = checked(given);
   const Device device = arguments.out.device;
   if (arguments.out.element_count() == 0) return;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::gemm_weight_only_gradient(arguments);
   cuda::gemm_weight_only_gradient(ops::gpu("gemm_weight_only_gradient", device), arguments, stream);
 }

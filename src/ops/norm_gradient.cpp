@@ -107,6 +107,7 @@ void norm_gradient(const NormGradientArguments& given, const NormGradients& give
   const NormGradients gradients =
       checked(check, given_gradients, given.gradient, arguments, batches, inputs);
   const Device device = arguments.gradient.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::norm_gradient(arguments, gradients);
   cuda::norm_gradient(ops::gpu("norm_gradient", device), arguments, gradients, stream);
 }

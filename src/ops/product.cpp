@@ -84,6 +84,7 @@ void require_shape_of_result(const core::Arguments& check, std::string_view argu
 
 void run(std::string_view operation, const core::Product& product, Stream stream) {
   const Device device = product.out.device;
+  if (!has_memory(device)) return;
   if (!is_on_cpu(device)) return cuda::multiply(gpu(operation, device), product, stream);
   if (!product.candidate.empty()) {
     core::fail_argument(operation, "candidate", "none for tensors on the CPU, which has one kernel",

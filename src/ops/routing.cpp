@@ -156,6 +156,7 @@ void top_k(const TopKArguments& given, const TopKOptions& options, Stream stream
   arguments.ids = tokens.index_output("ids", given.ids, slots);
   arguments.weights = tokens.output("weights", given.weights, kFloat, slots);
   const Device device = arguments.logits.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::top_k(arguments, options);
   cuda::top_k(ops::gpu("top_k", device), arguments, options, stream);
 }
@@ -171,6 +172,7 @@ void top_k_gradient(const TopKGradientArguments& given, const TopKOptions& optio
   arguments.logits_gradient =
       tokens.output("logits_gradient", given.logits_gradient, {arguments.logits.dtype}, experts);
   const Device device = arguments.logits.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::top_k_gradient(arguments, options);
   cuda::top_k_gradient(ops::gpu("top_k_gradient", device), arguments, options, stream);
 }
@@ -202,6 +204,7 @@ void sort_by_expert(const TensorView& given, std::int64_t experts, const SortedS
   tokens.vector_output("sources", out.sources, slots);
   out.positions = tokens.index_output("positions", given_out.positions, ids.shape[1]);
   tokens.vector_output("workspace", out.workspace, sort_workspace_size(slots, experts));
+  if (!ops::has_memory(ids.device)) return;
   if (ops::is_on_cpu(ids.device)) return cpu::sort_by_expert(ids, experts, out);
   cuda::sort_by_expert(ops::gpu("sort_by_expert", ids.device), ids, experts, out, stream);
 }
@@ -224,6 +227,7 @@ void combine(const CombineArguments& given, Stream stream) {
     if (!is_out) tokens.check.require_disjoint("out", arguments.out, "c", *arguments.c);
   }
   const Device device = arguments.out.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::combine(arguments);
   cuda::combine(ops::gpu("combine", device), arguments, stream);
 }
@@ -237,6 +241,7 @@ void combine_gradient(const CombineGradientArguments& given, Stream stream) {
   arguments.weights_gradient = tokens.output("weights_gradient", given.weights_gradient, kFloat,
                                              arguments.positions.shape[1]);
   const Device device = arguments.positions.device;
+  if (!ops::has_memory(device)) return;
   if (ops::is_on_cpu(device)) return cpu::combine_gradient(arguments);
   cuda::combine_gradient(ops::gpu("combine_gradient", device), arguments, stream);
 }

@@ -37,7 +37,7 @@ def seconds(*commands: list[str]) -> list[float]:
     ids=["import", "help"],
 )
 def test_neither_torch_nor_the_library_is_loaded(code):
-    heavy = "{'torch', 'tvm_ffi', 'matplotlib', 'rich'}"
+    heavy = "{'torch', 'jax', 'tvm_ffi', 'matplotlib', 'rich'}"
     loaded = run(f"import sys; {code}; print(*({heavy} & {{*sys.modules}}))")
     assert loaded.split() == []
 

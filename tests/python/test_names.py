@@ -1,6 +1,7 @@
 """The public names: what is listed is there, nothing hides a module, and torch is not required."""
 
 import importlib
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -13,16 +14,27 @@ import pytest
 NOT_IMPORTED = {"octofold.octofold_ffi", "octofold.nn.layers.peft_layers"}
 
 
+if any(importlib.util.find_spec(name) is None for name in ("jax", "jax_tvm_ffi")):
+    NOT_IMPORTED |= {"octofold.jax"}
+
+
 def walked(package):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if found.name not in NOT_IMPORTED:
             yield importlib.import_module(found.name)
 
 
-@pytest.mark.parametrize("name", ["octofold", "octofold.ops", "octofold.nn", "octofold.models"])
+NEEDS = {
+    "octofold.nn": ["torch"],
+    "octofold.models": ["torch"],
+    "octofold.jax": ["jax", "jax_tvm_ffi"],
+}
+
+
+@pytest.mark.parametrize("name", ["octofold", "octofold.ops", *NEEDS])
 def test_all_is_there_once(name):
-    if name in ("octofold.nn", "octofold.models"):
-        pytest.importorskip("torch")
+    for needed in NEEDS.get(name, ()):
+        pytest.importorskip(needed)
     module = importlib.import_module(name)
     assert len({*module.__all__}) == len(module.__all__)
     for public in module.__all__:

@@ -1,10 +1,13 @@
-"""The call of an operation: by torch where its first input is a torch tensor, else at once.
+"""The call of an operation: by torch where its first input is a torch tensor, by octofold.jax where
+it is an array of JAX and that module is imported, else at once.
 
 torch is imported by the caller alone. torch_ops.py, which makes the rows torch's own, is imported
 here with the first torch tensor, after all rows have entered the table.
 """
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Final, TypeAlias
 
 from .frameworks import common_kind, framework_of, is_torch
 from .ops import Arrays, Options, Row
@@ -12,6 +15,11 @@ from .streams import StreamLike, stream_handle
 
 _torch_ops: ModuleType | None = None
 """torch_ops.py, once a torch tensor has come."""
+
+Caller: TypeAlias = Callable[[Row, Arrays, Options, str, Arrays | None, StreamLike | None], Arrays]
+
+CALLERS: Final[dict[type, Caller]] = {}
+"""Who calls an op whose first input is of this type, for frameworks that trace programs."""
 
 
 class Op(Row):
@@ -33,6 +41,9 @@ class Op(Row):
             return results
         if is_torch(inputs[0]):
             return _call_by_torch(self, inputs, options, dtype, out, stream)
+        for array_type, caller in CALLERS.items():
+            if isinstance(inputs[0], array_type):
+                return caller(self, inputs, options, dtype, out, stream)
         arrays = inputs + (out or ())
         kind = common_kind(self.name, self.names(), arrays)
         handle = None if stream is None else stream_handle(self.name, stream)

@@ -1,5 +1,6 @@
 """The cast of an array to FP8, as most callers want it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -76,6 +77,7 @@ def _function() -> Callable[..., None]:
     """The library's cast to rows, whose errors are in the words of quantize()."""
     function = library.quantize
 
+    @functools.wraps(function)
     def call(x: Array, given: Array | None, *more: Any) -> None:
         try:
             function(x, given, *more)

@@ -1,5 +1,6 @@
 """Errors of the library in the words of the Python operation."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ def with_errors_in_words_of(
 ) -> Callable[..., None]:
     """A function of the library with such errors."""
 
+    @functools.wraps(function)
     def call(*arguments: Any) -> None:
         try:
             function(*arguments)

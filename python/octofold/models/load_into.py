@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from .._core.errors import InvalidArgumentError, invalid_argument
 from .._core.formats import Format
+from .._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
@@ -19,7 +20,6 @@ from ..nn.layers.fp8_weight import Fp8Weight
 from ..nn.layers.inference import InferenceLinear
 from ..nn.layers.weight_only import WeightOnlyLinear
 from ..nn.recipes.kernels import has_native
-from ..nn.recipes.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"

@@ -8,6 +8,7 @@
 docs/training.md tells how they work with the rest of torch, docs/recipes.md compares the recipes.
 """
 
+from .._core.recipe import Delayed, Product, Recipe
 from . import recipes
 from .casting.weight_casts import keep_casts
 from .conversion.experts import convert_experts
@@ -25,7 +26,6 @@ from .layers.norm_linear import NormLinear
 from .layers.router import TopKRouter, route
 from .layers.weight_only import WeightOnlyLinear
 from .recipes.choice import fp8_wins
-from .recipes.recipe import Delayed, Product, Recipe
 
 __all__ = [
     "MLP",

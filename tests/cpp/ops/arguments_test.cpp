@@ -219,7 +219,7 @@ TEST(EnumeratorsTest, UnknownOnesAreErrors) {
       {[&](auto&, auto& g) { g.out.dtype = dtype; }, "'out'"},
       {[&](auto& p, auto& g) { g.bias = vector(p.d.data(), dtype, p.kN); }, "argument 'bias'"},
       {[&](auto&, auto& g) { a_of(g).data.device.type = device; },
-       "argument 'a': expected an enumerator of DeviceType, 0 to 1, got 99"},
+       "argument 'a': expected an enumerator of DeviceType, 0 to 2, got 99"},
   });
 
   std::vector<float> x(8), y(8);

@@ -9,12 +9,12 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.formats import Format
+from ..._core.recipe import Delayed, Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._core.torch import DTYPES, NAMES
 from ...nn.layers.fp8_weight import Fp8Weight
 from ...nn.layers.inference import InferenceLinear
 from ...nn.layers.weight_only import WeightOnlyLinear
-from ...nn.recipes.recipe import Delayed, Product, Recipe
 from ..cast_linear import CastLinear
 from ..layerwise.casting import store_codes
 from ..layerwise.layers import SUPPORTED, StoredLayer

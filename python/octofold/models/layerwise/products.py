@@ -6,12 +6,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._core.recipe import Product, Recipe
+from ..._core.recipe import blockwise as _blockwise
 from ..._core.scaled_tensor import ScaledTensor
 from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
 from ...nn.autograd.linear import linear_with_casts
 from ...nn.autograd.products import bias_gradient
-from ...nn.recipes.recipe import Product, Recipe
-from ...nn.recipes.recipe import blockwise as _blockwise
 from .storage import from_storage
 
 _NAME: Final = "models (a linear layer with its weight in FP8)"

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..casting.casts import cast_weight
-from ..recipes.recipe import Recipe
 from .activated import ACTIVATIONS, is_gated
 from .chain import Chain, Layer
 from .fitting import require_fitting, require_weight

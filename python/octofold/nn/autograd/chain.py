@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import Activated
 from ..._ops.gated_gemm import gated_gemm
 from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.kernels import has_kernels
-from ..recipes.recipe import Recipe
 from .activated import is_gated
 from .normed import Norm, norm_source
 from .products import output_product

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
+from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import Activated, Gathered
 from ..._ops.gated_gemm import gated_gemm
@@ -13,7 +14,6 @@ from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine
 from ..casting.casts import WeightCasts, cast_as_wanted
-from ..recipes.recipe import Product, Recipe
 from .chain import gated_in_one
 from .products import addable
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor, require_one_level
-from ..recipes.recipe import Recipe
 from .activated import is_gated
 from .blocks import chain_recipe_of
 from .fitting import require_wide

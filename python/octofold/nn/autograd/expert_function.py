@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast_sources import ActivationGradient, Gathered
 from ..._ops.grouped_gemm import grouped_gemm
@@ -12,7 +13,6 @@ from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import cast_as_wanted, cast_weight, walkable
 from ..casting.expert_casts import transposed_experts
-from ..recipes.recipe import Recipe
 from .activated import activated_gradient
 from .expert_chain import Made, Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..casting.casts import cast_weight
-from ..recipes.recipe import Recipe
 from .blocks import require_activation
 from .expert_chain import Projection
 from .expert_fitting import (

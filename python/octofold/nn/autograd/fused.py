@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.quantize import quantize
 from ..casting.casts import walkable
-from ..recipes.recipe import Recipe
 from .activated import activated, activated_gradient, cast_activation_gradient
 from .chain import Chain, Layer, compute
 from .first_order import refuse_in_backward, refuse_transforms

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_as_wanted, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
-from ..recipes.recipe import Recipe, recipe_of
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved

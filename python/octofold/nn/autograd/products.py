@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
+from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
 from ..casting.casts import cast_as_wanted, cast_weight, joined
-from ..recipes.recipe import Product, Recipe
 
 
 def output_product(

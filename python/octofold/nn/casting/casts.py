@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..._core.formats import Format
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
-from ..recipes.recipe import Recipe
 
 WeightCasts: TypeAlias = tuple[ScaledTensor | None, ScaledTensor | None]
 """Of a weight, and of its transpose; None where no product wants it."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import cast
-from ..recipes.recipe import Recipe
 
 
 def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ..._core.recipe import Recipe
 from ..recipes.history import WEIGHT, delayed_scale
-from ..recipes.recipe import Recipe
 from .casts import WeightCasts, cast_weight, joined
 
 _NAME: Final = "octofold.nn.keep_casts"

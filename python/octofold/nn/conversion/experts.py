@@ -9,13 +9,13 @@ from torch.nn import Module
 from torch.nn.functional import linear
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.expert_fitting import expert_recipe_of
 from ..layers.experts import Experts
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.router import route
-from ..recipes.recipe import Recipe
 from .linear import replaced
 from .picking import ModuleFilter
 from .report import Conversion

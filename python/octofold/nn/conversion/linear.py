@@ -5,11 +5,11 @@ from typing import Final
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe, recipe_of
 from ..layers.conv1d import Conv1D, conv1ds, is_conv1d
 from ..layers.linear import Linear
 from ..layers.mlp import MLP
 from ..layers.norm_linear import NormLinear
-from ..recipes.recipe import Recipe, recipe_of
 from .picking import ModuleFilter, pick
 from .report import Conversion
 

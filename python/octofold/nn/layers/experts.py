@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.activated import is_gated
 from ..autograd.blocks import require_activation
@@ -25,7 +26,6 @@ from ..autograd.fitting import is_fp8
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
-from ..recipes.recipe import Recipe
 from .buffers import KeepsBuffers
 from .linear import is_dtensor
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
 from ..autograd.linear import linear_with_casts
 from ..casting.casts import cast_weight
-from ..recipes.recipe import Product, Recipe, recipe_of
 from .fp8_weight import Fp8Weight, linear_of
 
 _NAME: Final = "octofold.nn.InferenceLinear"

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from ..._core.errors import invalid_argument
 from ..._core.log import warn_once
+from ..._core.recipe import Recipe, recipe_of
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
-from ..recipes.recipe import Recipe, recipe_of
 from .buffers import KeepsBuffers
 from .twins import with_state_of
 

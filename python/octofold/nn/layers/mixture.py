@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..._core.recipe import Recipe
 from ..autograd.expert_fitting import expert_recipe_of
-from ..recipes.recipe import Recipe
 from .experts import Experts
 from .mlp import MLP
 from .router import TopKRouter

@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..autograd.activated import activated, is_gated
 from ..autograd.blocks import chain_recipe_of, require_activation, require_hidden
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_input
 from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
-from ..recipes.recipe import Recipe
 from .linear import Linear
 from .parts import (
     NormModule,

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Chain
 from ..autograd.fitting import require_features, require_fitting
 from ..autograd.fused import run
 from ..autograd.normed import norm_of, require_norm_fitting
-from ..recipes.recipe import Recipe
 from .linear import Linear
 from .parts import (
     common_recipe,

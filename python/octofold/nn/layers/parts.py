@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn import LayerNorm, Module, RMSNorm
 
 from ..._core.errors import invalid_argument
+from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Layer
 from ..autograd.normed import Norm
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
-from ..recipes.recipe import Recipe
 from .linear import Linear, is_dtensor
 
 NormModule: TypeAlias = RMSNorm | LayerNorm

@@ -11,7 +11,7 @@ Others are made of parts:
 >>> Recipe(output=square, grad_input=square, grad_weight=None)
 """
 
-from .recipe import (
+from ..._core.recipe import (
     NAMED,
     Delayed,
     Product,

@@ -9,9 +9,9 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
+from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from .kernels import has_kernels
-from .recipe import Recipe
 
 CAST_IN_GEMM_MAX_ROWS: Final = 8
 """Up to so many tokens a product without gradients casts its input itself on a GPU

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .recipe import Delayed
+from ..._core.recipe import Delayed
 
 LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
 INPUT, WEIGHT, GRADIENT = 0, 1, 2

@@ -3,8 +3,8 @@
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Final
 
-from ..._core.errors import InvalidArgumentError, invalid_argument
-from ..._core.formats import Format, FormatLike, Rule, format_of, require_alike
+from .errors import InvalidArgumentError, invalid_argument
+from .formats import Format, FormatLike, Rule, format_of, require_alike
 
 _CONSTANT_ALONG_K: Final = ("tensor", "channel")
 

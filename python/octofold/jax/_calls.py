@@ -1,0 +1,228 @@
+"""The ops as calls that XLA makes: inside jax.jit, or by themselves.
+
+From a row of the table follow the shapes of the results, the checks and the call. The checks are
+the library's own, made as a program is traced, of tensors without memory. Then XLA calls the
+library's function with the arrays that there are. Options are no attributes of the call, as
+jax-tvm-ffi 0.1.3 frees the text of an attribute before the function reads it, and keeps the memory
+of its numbers for ever: they are bound to the function, and each combination is a target.
+"""
+
+import functools
+import hashlib
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import jax
+import jax.numpy as jnp
+import jax_tvm_ffi
+import numpy as np
+
+from .._core.dtypes import NUMPY_DTYPES, SPELLINGS
+from .._core.errors import UnsupportedError, invalid_argument
+from .._core.frameworks import Array
+from .._core.granularity import BY_COLUMNS
+from .._core.library import library
+from .._core.ops import TABLE, Arrays, Options, Row
+from .._core.streams import StreamLike
+
+ARRAYS: Final = "a JAX or NumPy array"
+_PLATFORMS: Final = ("cpu", "gpu")
+_MOST_FUNCTIONS: Final = 1024
+"""For so many jax-tvm-ffi has room, of all libraries together."""
+
+_REGISTERED: Final[set[str]] = set()
+_REGISTERING: Final = threading.Lock()
+
+# How library.bind() is told where an array lies.
+_ABSENT, _BY_ROWS, _BY_COLUMNS = "-", "r", "c"
+
+
+def call(
+    op: Row,
+    inputs: Arrays,
+    options: Options,
+    dtype: str,
+    out: Arrays | None,
+    stream: StreamLike | None,
+) -> Arrays:
+    """The results of an op, as JAX's arrays; memory that the library works in is none of them."""
+    for argument, given in (("out", out), ("stream", stream)):
+        if given is not None:
+            raise UnsupportedError(
+                f"{op.name}: argument {argument!r}: expected None, because XLA allocates the "
+                "results and has a stream of its own; got one beside JAX's arrays"
+            )
+    arrays = [
+        _array(op, name, array)
+        for name, array in zip(op.inputs, inputs, strict=True)
+        if array is not None or not name.endswith("?")
+    ]
+    given_inputs = tuple(array is not None for array in inputs)
+    results: Arrays = _compiled(op.name, given_inputs, op.checked_options(options), dtype)(*arrays)
+    return results
+
+
+def _array(op: Row, name: str, array: Array) -> Array:
+    if not isinstance(array, jax.Array | np.ndarray):
+        got = "None" if array is None else f"{type(array).__module__}.{type(array).__qualname__}"
+        raise invalid_argument(op.name, name.removesuffix("?"), ARRAYS, got)
+    return jnp.asarray(array)
+
+
+@functools.cache
+def _compiled(
+    name: str, given: tuple[bool, ...], options: Options, dtype: str
+) -> Callable[..., Arrays]:
+    """The op as a function of the arrays that there are, compiled once for each of their shapes."""
+    op = TABLE[name]
+
+    def run(*arrays: Array) -> Arrays:
+        present = iter(arrays)
+        inputs = tuple(next(present) if there else None for there in given)
+        return _traced(op, inputs, options, dtype)
+
+    run.__name__ = f"octofold_{name}"
+    mapped = jax.custom_batching.custom_vmap(run)
+    mapped.def_vmap(functools.partial(_refuse_vmap, name))
+    differentiated = jax.custom_jvp(mapped)
+    differentiated.defjvp(functools.partial(_refuse_gradient, name))
+    compiled: Callable[..., Arrays] = jax.jit(differentiated, inline=True)
+    return compiled
+
+
+def _refuse_vmap(name: str, *arguments: Any) -> NoReturn:
+    raise UnsupportedError(
+        f"octofold.{name} has no jax.vmap: leading dimensions count as rows, grouped_gemm has a "
+        "weight for each group, and jax.lax.map calls one by one"
+    )
+
+
+def _refuse_gradient(name: str, *arguments: Any) -> NoReturn:
+    raise UnsupportedError(
+        f"octofold.{name} has no gradient, and differentiation came through it: "
+        "octofold.jax.linear has one, jax.lax.stop_gradient leaves it out"
+    )
+
+
+@dataclass(frozen=True)
+class _Result:
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    by_columns: bool = False
+
+
+class _Framework:
+    """What a row allocates with: shapes, which XLA makes arrays of."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> _Result:
+        return _Result(tuple(shape), NUMPY_DTYPES[dtype])
+
+    def empty_scale(self, shape: Sequence[int], granularity: str) -> _Result:
+        return _Result(tuple(shape), NUMPY_DTYPES["float32"], _lies_by_columns(shape, granularity))
+
+
+_FRAMEWORK: Final[Any] = _Framework()
+
+
+def _lies_by_columns(scale_shape: Sequence[int], granularity: str | None) -> bool:
+    """Whether scales lie as products read them fastest. XLA keeps them so between two calls of one
+    program; in JAX's own terms the array is the same."""
+    return granularity in BY_COLUMNS and len(scale_shape) > 1
+
+
+def _traced(op: Row, inputs: Arrays, options: Options, dtype: str) -> Arrays:
+    """The call in a program that is being traced."""
+    results = op.allocate(_FRAMEWORK, inputs, options, dtype)
+    _check(op, inputs, results, options)
+    named = dict(zip(op.options, options, strict=True))
+    input_signs = [
+        _sign(array, _is_scale_by_columns(name, array, named))
+        for name, array in zip(op.inputs, inputs, strict=True)
+    ]
+    result_signs = [_sign(result, result is not None and result.by_columns) for result in results]
+    target = _target(op.name, "".join(input_signs + result_signs), options)
+    written = [result for result in results if result is not None]
+    returned: Iterator[Array] = iter(
+        jax.ffi.ffi_call(
+            target,
+            [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in written],
+            input_layouts=_layouts(inputs, input_signs),
+            output_layouts=_layouts(results, result_signs),
+        )(*(array for array in inputs if array is not None))
+    )
+    arrays = [None if result is None else next(returned) for result in results]
+    return tuple(array if index in op.returned else None for index, array in enumerate(arrays))
+
+
+def _check(op: Row, inputs: Arrays, results: Arrays, options: Options) -> None:
+    """Raises the library's errors for arguments like these."""
+    places = itertools.count(1)
+    names = (*op.inputs, *op.results)
+    tensors = [
+        None if array is None else _without_memory(op, name, next(places), array)
+        for name, array in zip(names, inputs + results, strict=True)
+    ]
+    op.function(*tensors, *options, None)
+
+
+def _without_memory(op: Row, name: str, place: int, array: Array) -> Any:
+    dtype = str(np.dtype(array.dtype))
+    if dtype not in SPELLINGS and dtype != "int32":
+        expected = f"one of {', '.join(NUMPY_DTYPES)}"
+        raise invalid_argument(op.name, name.removesuffix("?"), f"dtype {expected}", dtype)
+    return library.without_memory(place, tuple(array.shape), dtype)
+
+
+def _is_scale_by_columns(name: str, array: Array, options: dict[str, Any]) -> bool:
+    """Of the input `x.scale`, by the granularity of x."""
+    parameter, dot, part = name.removesuffix("?").rpartition(".")
+    if array is None or not dot or part != "scale":
+        return False
+    return _lies_by_columns(array.shape, options.get(f"{parameter}.granularity"))
+
+
+def _sign(array: Array, by_columns: bool) -> str:
+    return _ABSENT if array is None else _BY_COLUMNS if by_columns else _BY_ROWS
+
+
+def _layouts(arrays: Arrays, signs: Sequence[str]) -> list[tuple[int, ...]]:
+    """Of the arrays that there are, the dimensions from the slowest to the fastest."""
+    ranks = [
+        (len(array.shape), sign)
+        for array, sign in zip(arrays, signs, strict=True)
+        if array is not None
+    ]
+    return [
+        (rank - 1, *range(rank - 1)) if sign == _BY_COLUMNS else tuple(range(rank))
+        for rank, sign in ranks
+    ]
+
+
+@functools.cache
+def _target(name: str, signs: str, options: Options) -> str:
+    """The library's function with these options, as XLA knows it: a name that depends on nothing
+    else. The function may be captured in a CUDA graph, as all of the library."""
+    digest = hashlib.sha256(repr((signs, options)).encode()).hexdigest()[:16]
+    target = f"octofold.{name}.{digest}"
+    with _REGISTERING:
+        if target not in _REGISTERED:
+            _register(target, library.bind(inspect.unwrap(TABLE[name].function), signs, options))
+            _REGISTERED.add(target)
+    return target
+
+
+def _register(target: str, function: Any) -> None:
+    if jax_tvm_ffi.registered_count() + len(_PLATFORMS) > _MOST_FUNCTIONS:
+        raise UnsupportedError(
+            f"octofold.jax: expected at most {_MOST_FUNCTIONS} functions in one process, for which "
+            "jax-tvm-ffi has room, two for each combination of an operation and its options; "
+            f"got one more, {target}"
+        )
+    for platform in _PLATFORMS:
+        jax_tvm_ffi.register_ffi_target(
+            target, function, ["args", "rets"], platform, allow_cuda_graph=True
+        )

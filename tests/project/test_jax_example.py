@@ -1,0 +1,27 @@
+"""The example of training with JAX, on the CPU."""
+
+import re
+import sys
+
+import pytest
+from project_support import EXAMPLES, refused, run
+
+pytest.importorskip("jax")
+pytest.importorskip("jax_tvm_ffi")
+
+SCRIPT = EXAMPLES / "train_with_jax.py"
+
+
+def test_fp8_trains_as_fp32_does():
+    output = run(sys.executable, SCRIPT, "--steps", "40", JAX_PLATFORMS="cpu")
+    losses = re.findall(r"^loss in FP\d+: (\d\.\d+) -> (\d\.\d+)$", output, re.M)
+    assert len(losses) == 2, output
+    assert all(float(last) < 0.8 * float(first) for first, last in losses), output
+    (error,) = re.findall(
+        r"^relative error of answers with weights in FP8: (\d\.\d+)$", output, re.M
+    )
+    assert 0.02 < float(error) < 0.15
+
+
+def test_a_recipe_that_is_none_is_refused():
+    assert "recipe" in refused(SCRIPT, "--steps", "1", "--recipe", "none")

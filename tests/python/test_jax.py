@@ -1,0 +1,305 @@
+"""octofold.jax on the CPU: each operation inside jax.jit has the bits of the same call for NumPy,
+and is what FP64 says."""
+
+import itertools
+
+import attention_cases
+import numpy as np
+import octofold
+import pytest
+import reference
+from attention_cases import dense, packed, paged, with_scales
+from gemm_cases import CASES
+from jax_support import both, fp8, jax, jitted, random, to_jax, to_numpy
+from judge import assert_close, assert_same
+from octofold import Depth, Format, Masked, Rows, ScaledTensor
+from octofold.jax._calls import _target
+
+GRANULARITIES = reference.GRANULARITIES
+WIDE = ("float32", "float16", "bfloat16")
+
+
+def operand(rng, rows, cols, dtype="e4m3", granularity="1x128", power_of_two=False):
+    format = Format(dtype, granularity, power_of_two=power_of_two)
+    return octofold.quantize(random(rng, rows, cols), format)
+
+
+def dequantized(x):
+    return reference.dequantize(x.data, x.scale, x.granularity)
+
+
+def judge_product(out, a, b, *addends, dtype):
+    """Against FP64, with the limits of docs/numerics.md."""
+    left, right = dequantized(a), dequantized(b)
+    wide = [addend.astype(np.float64) for addend in addends if addend is not None]
+    expected, terms = sum(wide, left @ right.T), sum(map(abs, wide), abs(left) @ abs(right).T)
+    assert_close(out.astype(np.float64), expected, terms, dtype)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("x_dtype", WIDE)
+def test_quantize(granularity, dtype, x_dtype, rng):
+    for shape in ((200, 300), (1, 1), (3, 5, 130)):
+        x = random(rng, *shape, dtype=x_dtype)
+        assert_same(*both("quantize", x, format=Format(dtype, granularity)))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("shape", [(0, 300), (4, 0), (0, 0), (2, 0, 5)], ids=str)
+def test_quantize_of_nothing(granularity, shape):
+    x = np.zeros(shape, np.float32)
+    assert_same(*both("quantize", x, format=granularity))
+
+
+def test_quantize_with_given_scales(rng):
+    x, scale = random(rng, 200, 300), 0.1 + rng.random((200, 3), dtype=np.float32)
+    assert_same(*both("quantize", x, arrays={"scale": scale}))
+
+
+def test_quantize_of_stacks_by_other_rules(rng):
+    stack = random(rng, 3, 200, 300)
+    assert_same(*both("quantize", stack, format="128x128", matrices=3))
+    format = Format("e5m2", "channel", rule="compressed-tensors-0.12", overflow="nan")
+    assert_same(*both("quantize", stack, format=format))
+    assert_same(*both("quantize", stack, format=Format(rule="te", power_of_two=True)))
+
+
+@pytest.mark.parametrize("case", CASES[::19], ids=lambda case: case["name"])
+def test_gemm(case, rng):
+    m, n, k = (int(case[name]) for name in "mnk")
+    dtype, power_of_two = case["d_dtype"], case["power_of_two"] == "1"
+    a = operand(rng, m, k, case["a_dtype"], case["granularity_a"], power_of_two)
+    b = operand(rng, n, k, case["b_dtype"], case["granularity_b"], power_of_two)
+    shapes = {"c": (m, n), "bias": (n,)}
+    addends = {
+        name: random(rng, *shape, dtype=case[name] if case[name] == "float32" else dtype)
+        for name, shape in shapes.items()
+        if case[name] != "none"
+    }
+    actual, expected = both("gemm", a, b, arrays=addends, out_dtype=dtype)
+    assert_same(actual, expected)
+    judge_product(actual, a, b, *addends.values(), dtype=dtype)
+
+
+def test_gemm_of_leading_dimensions_that_casts(rng):
+    x, w = random(rng, 2, 3, 300, dtype="bfloat16"), operand(rng, 200, 300, granularity="128x128")
+    actual, expected = both("gemm", x, w, format="1x128 torchao", out_dtype="float16")
+    assert_same(actual, expected)
+    assert_same(
+        actual, jitted(fp8.gemm, octofold.quantize(x, "1x128 torchao"), w, out_dtype="float16")
+    )
+
+
+def test_gemm_of_two_levels_and_fast(rng):
+    x = random(rng, 200, 300)
+    target = octofold.ops.Target("128x128", channel_scale=0.5 + rng.random(300, dtype=np.float32))
+    two_level = octofold.ops.cast(x, transposed=target).transposed
+    assert_same(*both("gemm", operand(rng, 70, 200), two_level))
+    a, b = (operand(rng, rows, 200, granularity="channel") for rows in (70, 40))
+    assert_same(*both("gemm", a, b, fast_accumulation=True))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_grouped_gemm_of_rows(granularity, rng):
+    offsets = np.array([0, 5, 5, 140, 197], np.int32)
+    a = octofold.quantize(random(rng, 200, 300), "1x128")
+    b = octofold.quantize(random(rng, 4, 128, 300), granularity, matrices=4)
+    bias = random(rng, 4, 128)
+    actual, expected = both("grouped_gemm", a, b, Rows(offsets), arrays={"bias": bias})
+    assert_same(actual[:197], expected[:197])  # no group has the others
+    for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        judge_product(actual[begin:end], a[begin:end], b[g], bias[g], dtype="bfloat16")
+
+
+def test_grouped_gemm_of_masked_groups(rng):
+    a, b = (octofold.quantize(random(rng, 2, rows, 300), "channel") for rows in (40, 64))
+    counts = np.array([7, 40], np.int32)
+
+    def program(a, b, counts):
+        return fp8.grouped_gemm(a, b, Masked(counts, expected_rows=20))
+
+    actual = jitted(program, a, b, counts)
+    expected = octofold.grouped_gemm(a, b, Masked(counts, 20))
+    for g, count in enumerate(counts):
+        assert_same(actual[g, :count], expected[g, :count])
+
+
+def test_grouped_gemm_along_depth(rng):
+    offsets = np.array([0, 5, 5, 200], np.int32)
+    dy, x = (random(rng, 200, cols) for cols in (64, 300))
+
+    def program(dy, x, offsets):
+        dy8, x8 = (
+            octofold.ops.cast(array, transposed="1x128", offsets=offsets).transposed
+            for array in (dy, x)
+        )
+        return fp8.grouped_gemm(dy8, x8, Depth(offsets), out_dtype="float32")
+
+    actual = jitted(program, dy, x, offsets)
+    assert_same(actual, np.asarray(program(dy, x, offsets)))
+
+
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gemm_weight_only(x_dtype, granularity, rng):
+    w, bias = operand(rng, 200, 1100, granularity=granularity), random(rng, 200)
+    for rows in (1, 70):  # the second takes a workspace
+        x = random(rng, rows, 1100, dtype=x_dtype)
+        actual, expected = both(
+            "gemm_weight_only", x, w, arrays={"bias": bias}, out_dtype="float32"
+        )
+        assert_same(actual, expected)
+        wide = x.astype(np.float64)
+        terms = abs(wide) @ abs(dequantized(w)).T + abs(bias)
+        product = wide @ dequantized(w).T + bias
+        assert_close(actual.astype(np.float64), product, terms, "float32")
+
+
+def test_gemm_weight_only_of_vectors(rng):
+    w = operand(rng, 200, 300)
+    assert_same(*both("gemm_weight_only", random(rng, 300), w))
+    assert_same(*both("gemm_weight_only", octofold.quantize(random(rng, 3, 300)), w))
+
+
+ATTENTIONS = {
+    "dense": (lambda rng: with_scales(rng, dense(rng, 2, 5, 150), (2, 2, 2), (2, 2, 2)), {}),
+    "causal": (lambda rng: dense(rng, 1, 33, 33, q="bfloat16"), {"causal": True}),
+    "window": (lambda rng: dense(rng, 2, 9, 40, kv="e5m2 e4m3"), {"window": (7, 2)}),
+    "packed": (lambda rng: packed(rng, [3, 0, 17], [30, 4, 17]), {"softmax_scale": 0.3}),
+    "paged": (lambda rng: paged(rng, 2, [17, 40, 1]), {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(name, rng):
+    make, options = ATTENTIONS[name]
+    problem = make(rng)
+    q, k, v = (problem.pop(part) for part in "qkv")
+    options = {**options, "return_log_sum_exp": True}
+    actual, expected = both("attention", q, k, v, arrays=problem, **options)
+    assert_same(actual, expected)
+    del options["return_log_sum_exp"]
+    exact = attention_cases.attend(q, k, v, **problem, **options)
+    attention_cases.assert_attended(*actual, exact, q.dtype.name)
+
+
+def test_without_jit_and_of_numpy_arrays(rng):
+    """Each call alone is a program, too; what comes is JAX's."""
+    x, w = random(rng, 70, 300), random(rng, 200, 300)
+    x8, w8 = fp8.quantize(x), fp8.quantize(w, "128x128")
+    y = fp8.gemm(x8, w8)
+    assert isinstance(y, jax.Array)
+    assert (x8.data.dtype, x8.scale.dtype) == (jax.numpy.float8_e4m3fn, np.float32)
+    assert_same(to_numpy(x8), octofold.quantize(x))
+    assert_same(np.asarray(y), octofold.gemm(octofold.quantize(x), octofold.quantize(w, "128x128")))
+    assert_same(np.asarray(fp8.gemm(octofold.quantize(x), w8)), np.asarray(y))
+
+
+def test_scaled_tensors_are_trees(rng):
+    x8 = to_jax(operand(rng, 200, 300))
+    leaves, tree = jax.tree.flatten(x8)
+    assert len(leaves) == 2
+    assert isinstance(jax.tree.unflatten(tree, leaves), ScaledTensor)
+    assert tree == jax.tree.structure(to_jax(operand(rng, 10, 20)))
+    assert tree != jax.tree.structure(to_jax(operand(rng, 10, 20, granularity="channel")))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(x8)]
+    assert paths == [".data", ".scale"]
+    same = jax.jit(lambda x8: x8)(x8)
+    assert_same(to_numpy(same), to_numpy(x8))
+    assert jax.eval_shape(lambda x: fp8.quantize(x), x8.dequantize()).scale.shape == (200, 3)
+
+
+def test_scaled_tensors_know_their_methods_in_jit(rng):
+    x8 = operand(rng, 300, 256, granularity="128x128")
+
+    def program(x8):
+        return x8.dequantize(), x8[128:].dequantize("bfloat16"), x8.T.dequantize()
+
+    values, rows, transposed = jitted(program, x8)
+    assert_same(values, x8.dequantize())
+    assert_same(rows, x8[128:].dequantize("bfloat16"))
+    assert_same(transposed, x8.dequantize().T)
+
+
+def test_scan_over_layers(rng):
+    """Casts of a stack of weights, one of them in each step, and casts as the state of a loop."""
+    weights, x = random(rng, 4, 128, 128), random(rng, 70, 128)
+    w8 = octofold.quantize(weights, "128x128", matrices=4)
+
+    def program(x, w8):
+        def layer(x8, w8):
+            return fp8.quantize(fp8.gemm(x8, w8)), None
+
+        x8, _ = jax.lax.scan(layer, fp8.quantize(x.astype("bfloat16")), w8)
+        return x8
+
+    expected = octofold.quantize(x.astype(jax.numpy.bfloat16))
+    for layer in range(4):
+        expected = octofold.quantize(octofold.gemm(expected, w8[layer]))
+    assert_same(jitted(program, x, w8), expected)
+
+
+def test_map_and_branches(rng):
+    x, w8 = random(rng, 3, 70, 128), operand(rng, 64, 128)
+
+    def program(x, w8, small):
+        def multiply(x):
+            return fp8.gemm(fp8.quantize(x), w8)
+
+        mapped = jax.lax.map(multiply, x)
+        return jax.lax.cond(small, lambda: mapped, lambda: 2 * mapped)
+
+    expected = octofold.gemm(octofold.quantize(x), w8)
+    assert_same(jitted(program, x, w8, np.bool_(True)), expected)
+
+
+def test_scales_lie_as_products_read_them(rng):
+    """Within one program, so that no copy comes between."""
+    x, w8 = to_jax((random(rng, 70, 300), operand(rng, 64, 300, granularity="128x128")))
+    program = jax.jit(lambda x, w8: fp8.gemm(fp8.quantize(x), w8)).lower(x, w8).compile().as_text()
+    assert "f32[70,3]{0,1}" in program
+    assert "f32[70,3]{1,0}" not in program
+    assert "transpose" not in program
+
+
+def test_what_is_not_used_is_not_computed(rng):
+    x, w8 = to_jax((random(rng, 70, 300), operand(rng, 64, 300, granularity="128x128")))
+    program = jax.jit(lambda x, w8: (fp8.gemm(fp8.quantize(x), w8), x + 1)[1])
+    assert "octofold" not in program.lower(x, w8).compile().as_text()
+
+
+def test_the_callers_arithmetic_is_left_aside(rng):
+    """XLA's threads take subnormal numbers for 0: those of FP16 would be lost."""
+    x = (random(rng, 64, 300) * 2.0**-20).astype(np.float16)
+    x8, expected = both("quantize", x, format="128x128 torchao")
+    assert_same(x8, expected)
+    assert np.count_nonzero(x8.data)
+
+
+def test_names_of_targets_do_not_depend_on_the_process():
+    """Programs that JAX has kept on disk hold them."""
+    target = _target("quantize", "r-rc", ("1x128", None, "saturate", "deepgemm", None))
+    assert target == "octofold.quantize.60d0340a139f96db"
+
+
+def test_other_operations_take_arrays_of_jax(rng):
+    """Those of octofold.ops, with the bits that they have for NumPy."""
+    ops = octofold.ops
+    x, weight = random(rng, 70, 256), random(rng, 256)
+    w8 = operand(rng, 256, 256, granularity="128x128")
+
+    def program(x, weight, w8):
+        norm = ops.cast(ops.Normed(x, weight), rows="1x128", transposed="1x128")
+        h8 = ops.gated_gemm(norm.rows, w8)
+        back = ops.cast(ops.ActivationGradient(x[:, :128], x), rows="1x128", columns="both")
+        routed = ops.top_k(x[:, :8], 2, normalize=True)
+        places = ops.sort_by_expert(routed.ids, 8)
+        gathered = ops.cast(ops.Gathered(x, places.sources, slots=2), rows="1x128", columns="sums")
+        combined = ops.combine(x.repeat(2, 0), places.positions, routed.weights)
+        gradient = ops.norm_gradient(x, x, norm.norm.rstd, weight=weight)
+        return norm, h8, back, routed, places, gathered, combined, gradient, ops.dot(weight, x[0])
+
+    arguments = x, weight, w8
+    for actual, expected in zip(jitted(program, *arguments), program(*arguments), strict=True):
+        assert_same(actual, expected)

@@ -1,0 +1,183 @@
+"""What octofold.jax refuses, and when: as a program is traced, in words that name the argument."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import octofold
+import pytest
+from jax_support import fp8, jax, random, to_jax
+from octofold import Format, InvalidArgumentError, Rows, UnsupportedError
+
+
+@pytest.fixture
+def x8(rng):
+    return to_jax(octofold.quantize(random(rng, 8, 256)))
+
+
+def traced(function, *arguments):
+    """Nothing runs."""
+    return jax.eval_shape(function, *arguments)
+
+
+REFUSED = {
+    "quantize: argument 'x': expected dtype float32 or float16 or bfloat16, got int32": (
+        lambda x8: fp8.quantize(x8.data.astype("int32"))
+    ),
+    "quantize: argument 'x': expected dtype one of float32, .* got uint8": (
+        lambda x8: fp8.quantize(x8.data.view("uint8"))
+    ),
+    "quantize: argument 'x': expected a matrix": lambda x8: fp8.quantize(x8.dequantize()[0]),
+    "quantize: argument 'x': expected a JAX or NumPy array, got builtins.list": (
+        lambda x8: fp8.quantize([1.0])
+    ),
+    "quantize: argument 'format': expected at most one word": (
+        lambda x8: fp8.quantize(x8.dequantize(), "1x64")
+    ),
+    "quantize: argument 'scale': expected shape": (
+        lambda x8: fp8.quantize(x8.dequantize(), scale=x8.scale[:1])
+    ),
+    "quantize: argument 'matrices': expected a whole number or None, got 'two'": (
+        lambda x8: fp8.quantize(x8.dequantize(), matrices="two")
+    ),
+    "gemm: argument 'b': expected a ScaledTensor, got": lambda x8: fp8.gemm(x8, x8.data),
+    "gemm: argument 'b': expected K = 256 columns as in 'a', got 128": (
+        lambda x8: fp8.gemm(x8, fp8.quantize(x8.dequantize()[:, :128]))
+    ),
+    r"gemm: argument 'bias': expected shape \[8\], got \[256\]": (
+        lambda x8: fp8.gemm(x8, x8, bias=x8.dequantize()[0])
+    ),
+    "gemm: argument 'c': expected dtype bfloat16 or float32, got float16": (
+        lambda x8: fp8.gemm(x8, x8, c=x8.scale[:, :1].astype("float16").repeat(8, 1))
+    ),
+    "gemm: argument 'c': expected a JAX or NumPy array, got builtins.str": (
+        lambda x8: fp8.gemm(x8, x8, c="c")
+    ),
+    "gemm: argument 'out_dtype': expected one of": (
+        lambda x8: fp8.gemm(x8, x8, out_dtype=jax.numpy.int32)
+    ),
+    "grouped_gemm: argument 'groups': expected Rows": lambda x8: fp8.grouped_gemm(x8, x8, 3),
+    "grouped_gemm: argument 'b': expected 3 dimensions": (
+        lambda x8: fp8.grouped_gemm(x8, x8, Rows(np.array([0, 8], np.int32)))
+    ),
+    "gemm_weight_only: argument 'bias': expected none beside an 'x' of e4m3": (
+        lambda x8: fp8.gemm_weight_only(x8, x8, bias=x8.dequantize()[0, :8])
+    ),
+    "attention: argument 'q': expected one of float16, bfloat16": (
+        lambda x8: fp8.attention(x8.dequantize()[None, None], x8.data, x8.data)
+    ),
+    "attention: argument 'k': expected": (
+        lambda x8: fp8.attention(x8.dequantize("bfloat16")[None, None], x8.data, x8.data)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_as_it_is_traced(message, x8):
+    with pytest.raises(InvalidArgumentError, match=message):
+        traced(REFUSED[message], x8)
+
+
+def test_arrays_of_other_libraries(x8):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        InvalidArgumentError, match=r"'a': expected a JAX or NumPy array, got torch"
+    ):
+        fp8.gemm(torch.zeros(2, 256), x8)
+    with pytest.raises(
+        InvalidArgumentError, match=r"'bias': expected a JAX or NumPy array, got to"
+    ):
+        fp8.gemm(x8, x8, bias=torch.zeros(8))
+
+
+@pytest.mark.parametrize("given", [{"out": np.zeros((8, 8))}, {"stream": 0}], ids=str)
+def test_memory_and_streams_are_those_of_xla(given, x8):
+    (argument,) = given
+    with pytest.raises(UnsupportedError, match=f"gemm: argument '{argument}': expected None"):
+        octofold.gemm(x8, x8, **given)
+
+
+def test_vmap(x8):
+    with pytest.raises(UnsupportedError, match=r"octofold.quantize has no jax.vmap: leading dim"):
+        jax.vmap(fp8.quantize)(x8.dequantize()[None])
+    weight = np.zeros((4, 256), np.float32)
+    with pytest.raises(UnsupportedError, match=r"has no jax\.vmap"):
+        traced(jax.vmap(fp8.linear, (0, None)), x8.dequantize(), weight)
+
+
+def test_operations_have_no_gradient(x8):
+    def loss(x):
+        return fp8.gemm(fp8.quantize(x), x8).sum()
+
+    for derivative in (jax.grad, jax.jit, jax.jacfwd):
+        expected = "octofold.quantize has no gradient, and differentiation came through it"
+        if derivative is not jax.jit:
+            with pytest.raises(UnsupportedError, match=expected):
+                traced(derivative(loss), x8.dequantize())
+    stopped = jax.grad(lambda x: x.sum() + loss(jax.lax.stop_gradient(x)))
+    assert (stopped(x8.dequantize()) == 1).all()
+
+
+def test_numbers_of_groups_are_found_wrong_as_it_runs(x8):
+    w8 = octofold.quantize(np.ones((2, 16, 256), np.float32), "channel")
+    offsets = jax.numpy.array([0, 5, 9], "int32")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"'groups\.offsets': expected"):
+        fp8.grouped_gemm(x8, w8, Rows(offsets)).block_until_ready()
+
+
+def test_room_for_functions(x8, monkeypatch):
+    monkeypatch.setattr("octofold.jax._calls._MOST_FUNCTIONS", 0)
+    format = Format("e5m2", "tensor", rule="vllm", overflow="nan")  # of this test alone
+    with pytest.raises(UnsupportedError, match="expected at most 0 functions in one process"):
+        fp8.quantize(x8.scale, format)
+
+
+def test_several_devices():
+    """Each has its own rows within jax.shard_map; the gradient of a weight is that of these."""
+    code = (
+        "import jax, numpy as np, octofold.jax as fp8\n"
+        "from functools import partial\n"
+        "from jax.sharding import PartitionSpec as P\n"
+        "mesh = jax.make_mesh((2,), ('i',))\n"
+        "x = jax.random.normal(jax.random.key(0), (256, 256))\n"
+        "w = jax.random.normal(jax.random.key(1), (128, 256))\n"
+        "rows = jax.device_put(x, jax.NamedSharding(mesh, P('i')))\n"
+        "split = partial(jax.shard_map, mesh=mesh, in_specs=(P('i'), P()))\n"
+        "y = jax.jit(split(fp8.linear, out_specs=P('i')))(rows, w)\n"
+        "print(np.array_equal(y, fp8.linear(x, w)))\n"
+        "gradient = jax.grad(lambda x, w: fp8.linear(x, w).var(), 1)\n"
+        "apart = split(lambda *a: gradient(*a)[None], out_specs=P('i'))\n"
+        "halves = np.asarray(jax.jit(apart)(rows, w))\n"
+        "print(all(np.allclose(halves[i], gradient(x[128 * i :][:128], w)) for i in (0, 1)))\n"
+    )
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    assert run(code, **two).split("\n")[:2] == ["True", "True"]
+
+
+def run(code, **environment):
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, **options).stdout
+
+
+def test_import_octofold_leaves_jax_alone():
+    code = "import sys, octofold, numpy; octofold.quantize(numpy.ones((2, 2), 'f4'));"
+    assert run(f"{code} print('jax' in sys.modules)") == "False\n"
+    assert run(f"{code} octofold.jax.gemm; print('jax' in sys.modules)") == "True\n"
+
+
+@pytest.mark.parametrize("missing", ["jax", "jax_tvm_ffi"])
+def test_what_is_missing_is_named(missing):
+    code = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {missing!r}: raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "import octofold\n"
+        "try: octofold.jax\n"
+        "except ModuleNotFoundError as error: print(error, error.name)\n"
+    )
+    message = f"octofold.jax needs {missing}, which is not installed: pip install 'octofold[jax]'"
+    assert run(code) == f"{message} {missing}\n"

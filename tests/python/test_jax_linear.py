@@ -1,0 +1,235 @@
+"""octofold.jax.linear: its result and gradients against a layer of JAX in FP32, and bit by bit
+against the casts and products of which its recipe consists."""
+
+import functools
+
+import numpy as np
+import octofold
+import pytest
+from jax_support import fp8, jax, random, relative_error, to_jax
+from octofold import Format, InvalidArgumentError, UnsupportedError
+from octofold.jax import Product, Recipe
+
+RECIPES = ("blockwise", "rowwise", "rowwise_with_gw_hp", "tensorwise")
+SQUARE = Product("128x128", "128x128")
+
+# As in nn/test_linear.py: two operands of e4m3, one of e5m2, and no cast at all.
+LIMITS = {"e4m3": 0.042, "e5m2": 0.065, "high": 1e-5}
+OF_GRADIENTS = dict.fromkeys(RECIPES, "e4m3") | {"tensorwise": "e5m2"}
+
+
+def exact(x, weight, bias):
+    return x @ weight.T + bias
+
+
+def case(rng, tokens=(2, 65), dtype="float32"):
+    shapes = (*tokens, 300), (200, 300), (200,), (*tokens, 200)
+    return to_jax(tuple(random(rng, *shape, dtype=dtype) for shape in shapes))
+
+
+def gradients(layer, x, weight, bias, dy):
+    """The result, and the gradients by x, weight and bias."""
+
+    def program(x, weight, bias, dy):
+        y, back = jax.vjp(layer, x, weight, bias)
+        return y, *back(dy)
+
+    return jax.jit(program)(x, weight, bias, dy)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_against_float32(recipe, rng):
+    arguments = case(rng)
+    actual = gradients(functools.partial(fp8.linear, recipe=recipe), *arguments)
+    expected = gradients(exact, *arguments)
+    kinds = ["e4m3", OF_GRADIENTS[recipe], OF_GRADIENTS[recipe], "high"]
+    if recipe == "rowwise_with_gw_hp":
+        kinds[2] = "high"
+    for kind, left, right in zip(kinds, actual, expected, strict=True):
+        assert left.shape == right.shape
+        error = relative_error(left, right)
+        assert error < LIMITS[kind]
+        assert kind == "high" or error > LIMITS[kind] / 2, "it was not cast"
+
+
+def test_is_what_its_recipe_says(rng):
+    """Of NumPy's arrays."""
+    x, weight, bias, dy = case(rng, (130,))
+    y, dx, dweight, dbias = gradients(fp8.linear, x, weight, bias, dy)
+    x, weight, bias, dy = map(np.asarray, (x, weight, bias, dy))
+
+    def cast(array, rows, transposed, columns=None):
+        formats = (Format(granularity=name, rule="torchao") for name in (rows, transposed))
+        return octofold.ops.cast(
+            array, **dict(zip(("rows", "transposed"), formats, strict=True)), columns=columns
+        )
+
+    x8, w8 = cast(x, "1x128", "channel"), cast(weight, "128x128", "128x128")
+    dy8 = cast(dy, "1x128", "1x128", "sums")
+    gemm = functools.partial(octofold.gemm, out_dtype="float32")
+    np.testing.assert_array_equal(y, gemm(x8.rows, w8.rows, bias=bias))
+    np.testing.assert_array_equal(dx, gemm(dy8.rows, w8.transposed))
+    np.testing.assert_array_equal(dweight, gemm(dy8.transposed, x8.transposed))
+    np.testing.assert_array_equal(dbias, dy8.sums)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes(dtype, recipe, rng):
+    """Of x, whatever those of weight and bias; of each gradient that of its argument."""
+    x, weight, bias, dy = case(rng)
+    dtypes = dtype, "bfloat16", "float16"
+    arguments = [a.astype(t) for a, t in zip((x, weight, bias), dtypes, strict=True)]
+    layer = functools.partial(fp8.linear, recipe=recipe)
+    results = gradients(layer, *arguments, dy.astype(dtype))
+    assert [str(result.dtype) for result in results] == [dtype, *dtypes]
+    for left, right in zip(results, gradients(exact, x, weight, bias, dy), strict=True):
+        assert relative_error(left, right) < LIMITS["e5m2"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tokens", [(0,), (1,), (3, 0), ()], ids=str)
+def test_few_tokens(tokens, recipe, rng):
+    arguments = case(rng, tokens)
+    actual = gradients(functools.partial(fp8.linear, recipe=recipe), *arguments)
+    for left, right in zip(actual, gradients(exact, *arguments), strict=True):
+        assert left.shape == right.shape
+        assert not right.any() or relative_error(left, right) < 0.1
+
+
+def custom_calls(program, *arguments):
+    """How often a compiled program calls each operation."""
+    text = jax.jit(program).lower(*arguments).compile().as_text()
+    targets = [
+        line.split('custom_call_target="octofold.')[1]
+        for line in text.splitlines()
+        if 'custom_call_target="octofold.' in line
+    ]
+    names = [target.split(".")[0] for target in targets]
+    return {name: names.count(name) for name in names}
+
+
+def test_each_operand_is_cast_once(rng):
+    x, weight, bias, _ = case(rng, (130,))
+
+    def loss(x, weight, bias):
+        return (fp8.linear(x, weight, bias) ** 2).sum()
+
+    assert custom_calls(loss, x, weight, bias) == {"cast": 2, "gemm": 1}
+    calls = custom_calls(jax.grad(loss, (0, 1, 2)), x, weight, bias)
+    assert calls == {"cast": 3, "gemm": 3}
+
+
+def test_what_needs_no_gradient_costs_nothing(rng):
+    x, weight, bias, _ = case(rng, (130,))
+
+    def loss(x, weight, bias):
+        return (fp8.linear(x, weight, bias) ** 2).sum()
+
+    for argument in (0, 1):
+        calls = custom_calls(jax.grad(loss, argument), x, weight, bias)
+        assert calls == {"cast": 3, "gemm": 2}
+    assert custom_calls(jax.grad(loss, 2), x, weight, bias) == {"cast": 2, "gemm": 1}
+    kept = jax.eval_shape(
+        lambda *a: jax.vjp(lambda x: fp8.linear(x, *a[1:]), a[0])[1], x, weight, bias
+    )
+    codes = [leaf.shape for leaf in jax.tree.leaves(kept) if leaf.dtype == jax.numpy.float8_e4m3fn]
+    assert codes == [(300, 200)]
+
+
+def test_recipes_of_ones_own(rng):
+    arguments = case(rng)
+    expected = gradients(exact, *arguments)
+    high = Recipe(output=None, grad_input=None, grad_weight=None)
+    for left, right in zip(
+        gradients(functools.partial(fp8.linear, recipe=high), *arguments), expected, strict=True
+    ):
+        assert relative_error(left, right) < LIMITS["high"]
+    forward = Recipe(output=SQUARE, grad_input=None, grad_weight=SQUARE)
+    y, dx, dweight, _ = gradients(functools.partial(fp8.linear, recipe=forward), *arguments)
+    assert relative_error(dx, expected[1]) < LIMITS["high"]
+    assert LIMITS["e4m3"] > relative_error(y, expected[0]) > LIMITS["e4m3"] / 2
+    assert LIMITS["e4m3"] > relative_error(dweight, expected[2]) > LIMITS["e4m3"] / 2
+
+
+def test_without_bias_or_what_loses_it(rng):
+    x, weight, _, dy = case(rng)
+    y, back = jax.vjp(fp8.linear, x, weight)
+    assert [gradient.shape for gradient in back(dy)] == [x.shape, weight.shape]
+    assert y.shape == dy.shape
+    assert not jax.grad(lambda x: 0 * fp8.linear(x, weight).sum())(x).any()
+
+
+def test_scan_and_checkpoint(rng):
+    """Layers of a stack, whose forward is done again in backward."""
+    x, weights = to_jax((random(rng, 70, 128), random(rng, 3, 128, 128) / 11))
+
+    def loss(layer, x, weights):
+        y, _ = jax.lax.scan(lambda x, weight: (jax.nn.gelu(layer(x, weight)), None), x, weights)
+        return (y**2).sum()
+
+    plain = jax.jit(jax.grad(functools.partial(loss, fp8.linear), (0, 1)))(x, weights)
+    again = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(fp8.linear)), (0, 1)))(
+        x, weights
+    )
+    high = jax.jit(jax.grad(functools.partial(loss, lambda x, w: x @ w.T), (0, 1)))(x, weights)
+    for left, same, right in zip(plain, again, high, strict=True):
+        np.testing.assert_array_equal(left, same)
+        assert relative_error(left, right) < 0.2
+
+
+def test_training_lowers_the_loss(rng):
+    """Two layers learn a function as they do in FP32."""
+    x = to_jax(random(rng, 256, 64))
+    target = jax.numpy.sin(x @ to_jax(random(rng, 64, 16)) / 8)
+    start = to_jax(
+        [
+            (random(rng, 128, 64) / 8, np.zeros(128, np.float32)),
+            (random(rng, 16, 128) / 11, np.zeros(16, np.float32)),
+        ]
+    )
+
+    def losses(layer):
+        def loss(layers):
+            hidden = jax.nn.gelu(layer(x, *layers[0]))
+            return ((layer(hidden, *layers[1]) - target) ** 2).mean()
+
+        @jax.jit
+        def step(layers, _):
+            value, gradient = jax.value_and_grad(loss)(layers)
+            return jax.tree.map(lambda p, g: p - 0.3 * g, layers, gradient), value
+
+        return jax.lax.scan(step, start, length=60)[1]
+
+    ours, theirs = losses(fp8.linear), losses(exact)
+    assert ours[-1] < 0.4 * ours[0]
+    assert ours[-1] < 1.15 * theirs[-1]
+
+
+WRONG = {
+    r"'x': expected \[..., 300\] for weight": lambda x, w, b: fp8.linear(x[..., :5], w, b),
+    r"'weight': expected \[out, in\] with": lambda x, w, b: fp8.linear(x, w[0], b),
+    r"'bias': expected \[200\], the features that": lambda x, w, b: fp8.linear(x, w, b[:5]),
+    r"'weight': expected one of float32, float16": (
+        lambda x, w, b: fp8.linear(x, w.astype("int32"), b)
+    ),
+    r"'x': expected a JAX or NumPy array, got builtins.float": (
+        lambda x, w, b: fp8.linear(1.0, w, b)
+    ),
+    r"'recipe': expected a Recipe or one of": lambda x, w, b: fp8.linear(x, w, b, "fine"),
+    r"'recipe': expected one without delayed scaling": (
+        lambda x, w, b: fp8.linear(x, w, b, "delayed")
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments(message, rng):
+    with pytest.raises(InvalidArgumentError, match=f"linear: argument {message}"):
+        jax.eval_shape(WRONG[message], *case(rng)[:3])
+
+
+def test_gradients_of_gradients_are_refused(rng):
+    x, weight, *_ = case(rng, (4,))
+    with pytest.raises(UnsupportedError, match="has no gradient"):
+        jax.grad(lambda x: jax.grad(lambda x: (fp8.linear(x, weight) ** 2).sum())(x).sum())(x)
