@@ -27,7 +27,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
-  quarantine times bench wheel gpu-bundle format check tidy clean
+  quarantine times bench wheel release release-dry-run test-matrix gpu-bundle format check tidy clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -80,6 +80,15 @@ bench: .venv/.demo ## speed on this machine, in C++ and from Python
 wheel: .venv/.wheel ## dist/octofold-*.whl
 	@ls dist/octofold-*.whl
 
+release: .venv/.release ## dist/release: sdist, wheels for any Linux, checksums, SBOM; and the tag
+	$(VENV)/python scripts/release.py
+
+release-dry-run: .venv/.release ## the same without the tag; CI runs it
+	$(VENV)/python scripts/release.py --dry-run
+
+test-matrix: .venv/.release ## the wheel with the oldest and the newest of what it stands on
+	$(VENV)/python scripts/test_matrix.py dist/release/octofold-*-manylinux_*_x86_64.whl $(ENDS)
+
 gpu-bundle: .venv/.wheel ## dist/gpu: all that the GPU suite needs, for a machine without network
 	scripts/gpu_bundle
 
@@ -113,7 +122,7 @@ clean: ## removes what was built; .venv stays
 	scripts/setup wheel
 	@touch $@
 
-.venv/.demo .venv/.test: .venv/.%: .venv/.wheel
+.venv/.demo .venv/.test .venv/.release: .venv/.%: .venv/.wheel
 	scripts/setup $*
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""What a wheel's library asks of the machine that it runs on, and whether that is what its name says.
+"""What a wheel's library asks of the machine that it runs on; whether its name says so.
 
     scripts/audit_wheel.py dist/octofold-*.whl
 
@@ -105,7 +105,9 @@ def output(*command: str | Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("wheels", nargs="+", type=Path)
     faulty = False
     for wheel in parser.parse_args().wheels:

@@ -3,9 +3,9 @@
     scripts/manylinux_wheel.py SOURCE OUT [x86_64 aarch64]
 
 SOURCE is a folder or an sdist, OUT gets the wheels. Zig's C++ compiler (PyPI's ziglang) links
-against the symbols of that glibc and brings the C++ run-time library along; the libraries inside the
-wheel are Debian's packages for each machine, unpacked into build/manylinux/MACHINE, and tvm-ffi is
-the oldest that we take. Kernels are compiled once, by the build in build/release (`make wheel`).
+against the symbols of that glibc and brings the C++ run-time library along; the libraries inside
+the wheel are Debian's packages for each machine, unpacked into build/manylinux/MACHINE, and tvm-ffi
+is the oldest that we take. Kernels are compiled once, by the build in build/release (`make wheel`).
 Debian's archive keys are needed: the package debian-archive-keyring.
 """
 
@@ -47,11 +47,19 @@ def root_of(machine: str) -> Path:
     if not root.is_dir():
         with tempfile.TemporaryDirectory(dir=folder(ROOTS / machine)) as scratch:
             made = folder(Path(scratch) / "root")
-            for package in downloaded_packages(machine, Path(scratch)):
+            packages = downloaded_packages(machine, Path(scratch))
+            for package in packages:
                 run("dpkg-deb", "--extract", package, made)
+            (made / "packages.txt").write_text("".join(f"{file.name}\n" for file in packages))
             add_tvm_ffi(machine, Path(scratch), made)
             made.rename(root)  # whole, or not there
     return root
+
+
+def version_of(package: str, machine: str = "x86_64") -> str:
+    """9.1.0+ds1-2, of libfmt-dev_9.1.0+ds1-2_amd64.deb."""
+    names = (root_of(machine) / "packages.txt").read_text().split()
+    return next(name.split("_")[1] for name in names if name.startswith(f"{package}_"))
 
 
 def downloaded_packages(machine: str, scratch: Path) -> list[Path]:
@@ -125,7 +133,9 @@ def folder(path: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("machines", nargs="*", default=list(DEBIAN), metavar="MACHINE")

@@ -93,9 +93,9 @@ def assert_same(actual, expected):
 
 
 def assert_compiled_same(actual, expected):
-    """Tensors and collections of them, of torch.compile's function and of the one that was compiled: the same
-    numbers; but before torch 2.10 the backend aot_eager splits SiLU's gradient into steps, which
-    round each for itself."""
+    """Tensors and collections of them, of torch.compile's function and of the one that was compiled:
+    the same numbers; but before torch 2.10 the backend aot_eager splits SiLU's gradient into steps,
+    which round each for itself."""
     import torch
 
     if NumpyVersion(torch.__version__.partition("+")[0]) >= "2.10.0":

@@ -9,7 +9,6 @@ import pytest
 import reference
 import tvm_ffi
 
-
 # What the array libraries of these tests are made of.
 exports_read_only_arrays = pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) < "2.1.0",

@@ -1,4 +1,4 @@
-"""What Octofold stands on: a version that it does not work with is named, with the one that is needed."""
+"""A version of what Octofold stands on that it does not work with is named, with what is needed."""
 
 import re
 import subprocess
@@ -21,8 +21,8 @@ def test_what_serves_is_taken(found):
 @pytest.mark.parametrize(
     ("distribution", "found", "sentence"),
     [
-        ("apache-tvm-ffi", "0.1.9", "needs apache-tvm-ffi>=0.1.11,<0.2, found apache-tvm-ffi 0.1.9"),
-        ("apache-tvm-ffi", "0.2.0", "needs apache-tvm-ffi>=0.1.11,<0.2, found apache-tvm-ffi 0.2.0"),
+        ("apache-tvm-ffi", "0.1.9", "apache-tvm-ffi>=0.1.11,<0.2, found apache-tvm-ffi 0.1.9"),
+        ("apache-tvm-ffi", "0.2.0", "apache-tvm-ffi>=0.1.11,<0.2, found apache-tvm-ffi 0.2.0"),
         ("torch", "2.8.0+cu128", "needs torch>=2.9, found torch 2.8.0+cu128"),
         ("torch", "unknown", "found torch unknown"),
     ],

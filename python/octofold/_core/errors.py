@@ -11,9 +11,10 @@ class Error(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without tvm-ffi's own form of the error, which does not pickle before its 0.1.12."""
-        kind, arguments, *state = super().__reduce__()
-        kept = {k: v for attributes in state for k, v in attributes.items() if k != _OF_TVM_FFI}
-        return kind, arguments, kept
+        made_by = super().__reduce__()
+        assert isinstance(made_by, tuple)
+        kept = {k: v for k, v in self.__dict__.items() if k != _OF_TVM_FFI}
+        return *made_by[:2], kept
 
 
 class InvalidArgumentError(Error, ValueError):

@@ -1,0 +1,155 @@
+"""Makes a release of the checkout: what is published, and the tag that says of which commit it is.
+
+    scripts/release.py             # `make release`
+    scripts/release.py --dry-run   # the same, without a commit and a tag
+
+dist/release gets the sdist, the wheels that are built from it, their checksums (SHA256SUMS), a
+CycloneDX list of what is inside (SBOM) and the section of the changelog (NOTES.md). The version is
+that of CMakeLists.txt; the changelog's first section has to be of it, "(unreleased)", and gets the
+date. Nothing is uploaded: docs/versioning.md says how.
+"""
+
+import argparse
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import audit_wheel
+import manylinux_wheel
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+OUT = REPOSITORY / "dist" / "release"
+CHANGELOG = REPOSITORY / "CHANGELOG.md"
+# In the wheels, of manylinux_wheel.PACKAGES.
+LINKED = tuple(name for name in manylinux_wheel.PACKAGES if name != "libfmt9")
+
+
+def version() -> str:
+    """Said once, in CMakeLists.txt."""
+    text = (REPOSITORY / "CMakeLists.txt").read_text()
+    return re.findall(r"project\(octofold VERSION ([\d.]+)", text)[0]
+
+
+def section(changelog: str, of: str) -> tuple[str, str]:
+    """The state of the first section, "unreleased" or a date, and its text."""
+    head, _, rest = changelog.partition("\n## ")[2].partition("\n")
+    match = re.fullmatch(r"([\d.]+) \(([\w-]+)\)", head)
+    if match is None or match[1] != of:
+        raise SystemExit(
+            f"CHANGELOG.md: expected the first section to be '## {of} (unreleased)', as "
+            f"CMakeLists.txt has that version, got '## {head}'"
+        )
+    return match[2], rest.partition("\n## ")[0].strip() + "\n"
+
+
+def faults_of(of: str, state: str) -> list[str]:
+    """Why this checkout cannot be released."""
+    faults = []
+    if state != "unreleased":
+        faults.append(f"the changelog says that {of} was released ({state})")
+    if git("tag", "--list", f"v{of}"):
+        faults.append(f"the tag v{of} exists")
+    if git("status", "--porcelain"):
+        faults.append("files are changed or unknown to git")
+    return faults
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def build() -> list[Path]:
+    """The sdist, the wheels from it, each audited."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    for old in OUT.iterdir():
+        old.unlink()
+    # The same commit gives the same bytes.
+    os.environ["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct")
+    build_sdist = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", OUT)
+    manylinux_wheel.run(*build_sdist, REPOSITORY)
+    sdist = next(OUT.glob("*.tar.gz"))
+    manylinux_wheel.run(sys.executable, manylinux_wheel.__file__, sdist, OUT)
+    wheels = sorted(OUT.glob("*.whl"))
+    for wheel in wheels:
+        audit = audit_wheel.audit(wheel)
+        print(audit)
+        if audit.faults():
+            raise SystemExit(f"{wheel.name} {', '.join(audit.faults())}")
+    manylinux_wheel.run(sys.executable, "-m", "twine", "check", "--strict", sdist, *wheels)
+    return [sdist, *wheels]
+
+
+def bill_of_materials(of: str) -> str:
+    """What is linked into the wheels, with the versions of Debian's packages."""
+    root = Component(name="octofold", version=of, type=ComponentType.LIBRARY)
+    bom = Bom(components=[], serial_number=None)
+    bom.metadata.component = root
+    for name in LINKED:
+        number = manylinux_wheel.version_of(name)
+        purl = PackageURL("deb", "debian", name, number)
+        bom.components.add(
+            Component(name=name, version=number, type=ComponentType.LIBRARY, purl=purl)
+        )
+    zig = importlib.metadata.version("ziglang")
+    purl = PackageURL("pypi", None, "ziglang", zig)
+    runtime = Component(name="libc++ of Zig", version=zig, type=ComponentType.LIBRARY, purl=purl)
+    bom.components.add(runtime)
+    bom.register_dependency(root, bom.components)
+    return JsonV1Dot6(bom).output_as_string(indent=2)
+
+
+def make(of: str, notes: str) -> None:
+    """Fills the folder."""
+    files = build()
+    bill = OUT / "octofold.cdx.json"
+    bill.write_text(bill_of_materials(of))
+    (OUT / "NOTES.md").write_text(notes)
+    sums = "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in [*files, bill]
+    )
+    (OUT / "SHA256SUMS").write_text(sums)
+    print(sums, end="")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--dry-run", action="store_true", help="neither commit nor tag")
+    dry = parser.parse_args().dry_run
+    of = version()
+    changelog = CHANGELOG.read_text()
+    state, notes = section(changelog, of)
+    faults = faults_of(of, state)
+    for fault in faults:
+        print(f"release: {fault}", file=sys.stderr)
+    if faults and not dry:
+        raise SystemExit(1)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    try:
+        CHANGELOG.write_text(changelog.replace(f"## {of} (unreleased)", f"## {of} ({today})", 1))
+        make(of, notes)
+    except BaseException:
+        CHANGELOG.write_text(changelog)
+        raise
+    if dry:
+        CHANGELOG.write_text(changelog)
+        print(f"release: {of} can be built; no commit and no tag, as this was a dry run")
+    else:
+        git("commit", "--all", "--message", f"Octofold {of}")
+        git("tag", "--annotate", f"v{of}", "--file", str(OUT / "NOTES.md"), "--cleanup=verbatim")
+        print(f"release: v{of} is tagged; docs/versioning.md says how to publish it")
+
+
+if __name__ == "__main__":
+    main()
