@@ -95,6 +95,43 @@ def test_info_says_what_is_and_why_not(run):
     document = json.loads(out)
     assert document["cpu"]["available"] is True
     assert document["driver"]["detail"]
+    assert document["versions"]["numpy"] == np.__version__
+    assert document["checks"][0]["name"] == "cpu"
+    assert document["checks"][0]["result"] == "ok"
+    assert document["verdict"] in text
+    assert document["verdict"].startswith("FP8 products are right on cpu")
+
+
+def test_info_tells_of_a_wrong_product(run, monkeypatch):
+    right = octofold.gemm
+    monkeypatch.setattr(octofold, "gemm", lambda *a, **k: right(*a, **k) * np.float32(1.01))
+    code, text, _ = run("info")
+    assert code == 1
+    assert "cpu     amiss: relative error 1.0e-02 against FP64" in text
+    assert text.rstrip().endswith("Verdict: no product is right; amiss: cpu.")
+
+
+def test_info_tells_of_a_cache_that_cannot_be_written(run, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "below"
+    monkeypatch.setattr(octofold.kernel_cache, "folder", lambda: folder)
+    code, text, _ = run("info")
+    assert code == 1
+    assert f"cache   amiss: {folder} cannot be written to" in text
+    assert "OCTOFOLD_CACHE_DIR" in text
+
+
+def test_info_says_what_to_do_for_a_gpu_that_nothing_was_tried_on(run, monkeypatch):
+    there = octofold.Component(True, "there")
+    gpu = octofold.Gpu(0, "H200", 9, 0, 132, 1, there)
+    missing = octofold.Component(False, "no NVRTC")
+    made = octofold.Info("1", 1, there, there, missing, (gpu,))
+    monkeypatch.setattr(octofold, "info", lambda: made)
+    code, text, _ = run("info")
+    assert code == 1
+    assert "cuda:0  absent: no product was tried: torch" in text
+    assert "nvrtc   amiss: no NVRTC" in text
+    assert "pip install 'octofold[gpu]'" in text
 
 
 def test_info_matrix(run):
