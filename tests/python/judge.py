@@ -93,7 +93,7 @@ def assert_same(actual, expected):
 
 
 def assert_compiled_same(actual, expected):
-    """Tensors and collections of them, of torch.compile's function and of the one that was compiled:
+    """Tensors and collections of them, of torch.compile's function and of the one that it compiled:
     the same numbers; but before torch 2.10 the backend aot_eager splits SiLU's gradient into steps,
     which round each for itself."""
     import torch

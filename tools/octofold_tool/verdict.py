@@ -1,4 +1,4 @@
-"""The verdict of `octofold info`: what runs here, seen to run, and what to do about what does not."""
+"""The verdict of `octofold info`: what was seen to run, and what to do about what does not."""
 
 import importlib.metadata
 import os
