@@ -8,8 +8,8 @@
 # public API is open to all.
 #
 # A room's files compile several as one, which takes half the time. With OCTOFOLD_BUNDLE_ROOMS=OFF,
-# as in the presets dev and asan, each compiles alone: by its own includes, and by itself when it is
-# what changes.
+# as in the preset dev and in the wheel for x86_64, each compiles alone: by its own includes, and by
+# itself when it is what changes.
 option(OCTOFOLD_BUNDLE_ROOMS "Compile several files of a room as one" ON)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/doors.json")
 file(READ "${PROJECT_SOURCE_DIR}/doors.json" OCTOFOLD_DOORS_JSON)
