@@ -6,7 +6,7 @@
 Each SITE is a folder that a wheel was unpacked into (pip install --target). A process for each
 holds the same operands, and they take turns. All are measured by the last one's timing
 module. Sections:
-    products  the shapes of docs/performance.md
+    products  the shapes of docs/notes/products.md
     host      host time of a call, with torch.mm(out=) in the same turns
     chains    four layers at few rows, where what lies between two kernels counts: a cast and a
               product, one that casts its input (gemm of an array), a product of codes that lie

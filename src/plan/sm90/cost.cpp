@@ -70,7 +70,7 @@ double row_microseconds(const Sm90GemmConfig& config) {
 constexpr double kCastMicroseconds = 0.012;
 
 // µs for a tile of few stages in a group of K, where rows have scales along K and columns have
-// factors: measured with 512 of K to a group (docs/performance.md). Tiles of 192×128, either way,
+// factors: measured with 512 of K to a group (docs/notes/experts.md). Tiles of 192×128, either way,
 // take twice as long; why is not known.
 double short_tile_microseconds(const GemmProblem& problem, const Sm90GemmConfig& config,
                                double stages) {

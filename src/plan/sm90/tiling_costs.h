@@ -82,7 +82,7 @@ inline constexpr NamedCost kTilingCosts[] = {
 };
 
 // A stage is that of 256×128 with as many columns of B: the same times, nearly. A tile takes the
-// activation besides. Fitted to five shapes of 512 to 16384 rows (docs/performance.md, "Gated
+// activation besides. Fitted to five shapes of 512 to 16384 rows (docs/notes/products.md, "Gated
 // products"), within 4 %: by these the cluster is for 1024 rows and more, a block by itself for
 // fewer, but where the waves of one are filled better.
 inline constexpr NamedCost kGatedTilingCosts[] = {

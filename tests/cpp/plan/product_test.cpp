@@ -234,7 +234,7 @@ TEST(ProductPlanTest, NamesWhatAnOlderGpuIsAndWhatThereIsInstead) {
   }
 }
 
-// What was the best of those measured, or next to it (docs/performance.md).
+// What was the best of those measured, or next to it (docs/notes/products.md).
 TEST(GatedPlanTest, ClustersShareBWhereThereAreManyRows) {
   const auto cluster_rows = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     return test::sm90_plan(test::gated_problem(m, n, k)).config.cluster_rows;

@@ -46,7 +46,7 @@ def test_few_multiplications(monkeypatch):
 
 
 def test_what_was_measured(monkeypatch):
-    """Ratios of docs/performance.md, of one H200."""
+    """Ratios of docs/notes/layers.md, of one H200."""
     monkeypatch.setattr(choice, "_gpu_name_once", lambda index: ("NVIDIA H200", "another")[index])
     blockwise = nn.recipes.blockwise
     for tokens, features, faster in ((8192, 1024, 0.85), (4096, 2048, 1.06), (8192, 4096, 1.41)):

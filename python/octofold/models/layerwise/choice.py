@@ -17,7 +17,7 @@ CAST: Final = "cast"
 
 FEW_TOKENS: Final = 16
 """Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
-products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/performance-weights.md),
+products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
 and need no cast of x."""
 MOST_TOKENS: Final = 128
 """Up to so many weight-only products are taken where there are no native ones. Above, a copy of the

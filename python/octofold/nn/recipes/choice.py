@@ -15,7 +15,7 @@ from .kernels import has_kernels
 
 CAST_IN_GEMM_MAX_ROWS: Final = 8
 """Up to so many tokens a product without gradients casts its input itself on a GPU
-(octofold.gemm of an array). Measured on an H200, six N,K (docs/performance.md): at 8 it wins 7 %
+(octofold.gemm of an array). Measured on an H200, six N,K (docs/notes/layers.md): at 8 it wins 7 %
 over cast and product apart, at 16 it loses 6 %, as each 64 features that a layer puts out cast all
 tokens again."""
 
@@ -42,7 +42,7 @@ MEASURED: Final[dict[str, dict[str, Threshold]]] = {
     },
 }
 """By the GPU's name and the recipe's. What is not in here is not known to be slower. The times are
-in docs/performance.md: in a CUDA graph blockwise is at 0.85 of BF16's rate for 8192 tokens of 1024
+in docs/notes/layers.md: in a CUDA graph blockwise is at 0.85 of BF16's rate for 8192 tokens of 1024
 to 1024 features (size 481), at 1.06 for 4096 of 2048 to 2048 (819)."""
 
 

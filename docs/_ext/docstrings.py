@@ -1,0 +1,106 @@
+"""Octofold's docstrings as Sphinx reads them. They are plain text with a few habits:
+
+    name: what it is, where `name` is a parameter or a field; lines that go on are indented
+    Returns …   Raises …   at the beginning of a line
+    `code`, docs/page.md, function()
+    >>> examples
+"""
+
+import importlib
+import inspect
+import operator
+import re
+
+FIELD = re.compile(r"(?P<names>\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?P<text>.*)")
+PART = re.compile(r"`[^`\n]+`|docs/[\w/-]+\.md|\b[a-z_][\w.]*\(\)|[^`]+?(?=`|docs/|\b[a-z_][\w.]*\(\)|$)")
+MODULES = ("octofold", "octofold.ops", "octofold.nn", "octofold.models")
+
+
+def marked_up(text: str) -> str:
+    """Plain text as reStructuredText: code in backticks, pages as links, all else as it is."""
+    return PART.sub(lambda found: _part(found[0]), text)
+
+
+def _part(text: str) -> str:
+    if text.startswith("`") and len(text) > 1:
+        return f"``{text[1:-1]}``\\ "
+    if text.endswith("()"):
+        return _function(text)
+    if text.startswith("docs/"):
+        return f":doc:`/{text.removesuffix('.md')}`\\ "
+    return re.sub(r"([\\*|`]|_(?=\W|$))", r"\\\1", text)
+
+
+def _function(text: str) -> str:
+    """A function of ours as a link, another one as it is."""
+    name = text.removesuffix("()").removeprefix("octofold.")
+    for module in map(importlib.import_module, MODULES):
+        try:
+            found = operator.attrgetter(name)(module)
+        except AttributeError:
+            continue
+        if callable(found):
+            return f":py:func:`{text} <{module.__name__}.{name}>`\\ "
+    return text.replace("_", r"\_")
+
+
+def parameters(thing: object) -> set[str]:
+    """The names that a docstring may describe: parameters of a function, fields of a class."""
+    names = set(getattr(thing, "__annotations__", ()))
+    try:
+        names |= set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass
+    return names
+
+
+def converted(lines: list[str], names: set[str]) -> list[str]:
+    """The lines of a docstring as reStructuredText, the names that it describes as fields."""
+    result: list[str] = []
+    in_field = False
+    place = 0
+    while place < len(lines):
+        line = lines[place]
+        found = FIELD.fullmatch(line)
+        if line.startswith(">>>"):
+            end = place
+            while end < len(lines) and lines[end].strip():
+                end += 1
+            result += ["", *lines[place:end], ""]
+            place, in_field = end, False
+            continue
+        if found and {name.strip("* ") for name in found["names"].split(",")} <= names:
+            if not in_field and result and result[-1]:
+                result.append("")
+            result.append(f":param {found['names'].replace('*', '')}: {marked_up(found['text'])}")
+            in_field = True
+        elif in_field and line.startswith(" "):
+            result.append(marked_up(line))
+        else:
+            if (in_field or re.match(r"(Returns|Raises)\b", line)) and line and result and result[-1]:
+                result.append("")
+            in_field = in_field and not line
+            text = marked_up(line)
+            result.append(re.sub(r"^(Returns|Raises)\b", r"**\1**", text))
+        place += 1
+    return result
+
+
+def process(app, what, name, thing, options, lines):
+    if not name.startswith("octofold"):
+        return
+    names = parameters(thing)
+    if what == "class":
+        names |= parameters(getattr(thing, "__init__", None))
+    lines[:] = converted(lines, names)
+
+
+def skip(app, what, name, thing, skipped, options):
+    """Methods of torch's modules that say nothing of their own."""
+    return skipped or name in ("extra_repr", "reset_parameters")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
+    return {"parallel_read_safe": True}
