@@ -97,7 +97,9 @@ def entries(cursor: Cursor, source: bytes, file: str, depth: int = 0) -> str:
         if shown and not comment and kind == shown[-1][0] == "function" and first == last_line + 1:
             shown[-1][1].append(spelled)
         else:
-            inner = entries(child, source, file, depth + 1) if kind in ("struct", "enum-class") else ""
+            inner = (
+                entries(child, source, file, depth + 1) if kind in ("struct", "enum-class") else ""
+            )
             shown.append((kind, [spelled], comment, inner))
         last_line = end
     fence = "`" * (7 - depth)
@@ -122,7 +124,9 @@ def reference(header: str) -> str:
         if inner.kind is CursorKind.NAMESPACE and str(inner.location.file) == str(path)
     )
     body = "\n".join(entries(space, source, str(path)) for space in spaces)
-    return f"`#include <octofold/{header}>`\n\n{begin}\n\n```{{cpp:namespace}} octofold\n```\n\n{body}"
+    return (
+        f"`#include <octofold/{header}>`\n\n{begin}\n\n```{{cpp:namespace}} octofold\n```\n\n{body}"
+    )
 
 
 def read(app, docname, source):

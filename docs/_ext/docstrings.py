@@ -1,9 +1,9 @@
 """Octofold's docstrings as Sphinx reads them. They are plain text with a few habits:
 
-    name: what it is, where `name` is a parameter or a field; lines that go on are indented
-    Returns …   Raises …   at the beginning of a line
-    `code`, docs/page.md, function()
-    >>> examples
+name: what it is, where `name` is a parameter or a field; lines that go on are indented
+Returns …   Raises …   at the beginning of a line
+`code`, docs/page.md, function()
+>>> examples
 """
 
 import importlib
@@ -12,7 +12,9 @@ import operator
 import re
 
 FIELD = re.compile(r"(?P<names>\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?P<text>.*)")
-PART = re.compile(r"`[^`\n]+`|docs/[\w/-]+\.md|\b[a-z_][\w.]*\(\)|[^`]+?(?=`|docs/|\b[a-z_][\w.]*\(\)|$)")
+PART = re.compile(
+    r"`[^`\n]+`|docs/[\w/-]+\.md|\b[a-z_][\w.]*\(\)|[^`]+?(?=`|docs/|\b[a-z_][\w.]*\(\)|$)"
+)
 MODULES = ("octofold", "octofold.ops", "octofold.nn", "octofold.models")
 
 
@@ -77,7 +79,12 @@ def converted(lines: list[str], names: set[str]) -> list[str]:
         elif in_field and line.startswith(" "):
             result.append(marked_up(line))
         else:
-            if (in_field or re.match(r"(Returns|Raises)\b", line)) and line and result and result[-1]:
+            if (
+                (in_field or re.match(r"(Returns|Raises)\b", line))
+                and line
+                and result
+                and result[-1]
+            ):
                 result.append("")
             in_field = in_field and not line
             text = marked_up(line)
