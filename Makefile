@@ -11,6 +11,7 @@ CTEST_PRESET ?= $(if $(filter release,$(PRESET)),quick,$(PRESET))
 # A worker for each core: threads of torch's on top of them would halve the speed.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n $(CTEST_PARALLEL_LEVEL) --dist loadfile \
   tests/python tests/project
+SPHINX = $(VENV)/python -m sphinx --quiet --fail-on-warning --conf-dir docs
 TIMES = $(CURDIR)/build/times
 NVRTC = $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cu*/lib/libnvrtc.so.*[0-9]
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -27,7 +28,8 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
-  quarantine times bench wheel release release-dry-run test-matrix gpu-bundle format check tidy clean
+  docs docs-links quarantine times bench wheel release release-dry-run test-matrix gpu-bundle \
+  format check tidy clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -70,6 +72,14 @@ quarantine: .venv/.test ## the tests of tests/quarantine.txt
 
 times: ## how long each area of the tests took when it last ran
 	@python3 scripts/test_times.py $(TIMES)
+
+docs: .venv/.docs ## the documentation site in build/docs; runs the gallery's examples
+	cmake --preset release >/dev/null
+	cmake --build --preset release --target octofold
+	$(SPHINX) -b html . build/docs
+
+docs-links: .venv/.docs ## whether the links to other sites are alive (needs network)
+	$(SPHINX) -b linkcheck . build/docs-links
 
 bench: .venv/.demo ## speed on this machine, in C++ and from Python
 	cmake --preset bench
@@ -126,6 +136,6 @@ clean: ## removes what was built; .venv stays
 	scripts/setup $*
 	@touch $@
 
-.venv/.check: .venv/.test
-	scripts/setup check
+.venv/.docs .venv/.check: .venv/.%: .venv/.test
+	scripts/setup $*
 	@touch $@

@@ -25,6 +25,11 @@ class Run:
     pictures: tuple[Path, ...]
 
 
+def command_of(block: str) -> str:
+    """The command of a console block."""
+    return block.strip().removeprefix("$ ").replace("\\\n", " ")
+
+
 def key(command: str) -> str:
     """Changes with whatever the result depends on."""
     digest = hashlib.sha256(command.encode())

@@ -6,6 +6,7 @@ Returns …   Raises …   at the beginning of a line
 >>> examples
 """
 
+import contextlib
 import importlib
 import inspect
 import operator
@@ -49,10 +50,8 @@ def _function(text: str) -> str:
 def parameters(thing: object) -> set[str]:
     """The names that a docstring may describe: parameters of a function, fields of a class."""
     names = set(getattr(thing, "__annotations__", ()))
-    try:
+    with contextlib.suppress(TypeError, ValueError):  # what has no signature
         names |= set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        pass
     return names
 
 

@@ -63,7 +63,7 @@ def run_all(app, doctree):
         for console in list(section.findall(nodes.literal_block)):
             if console.get("language") != "console":
                 continue
-            command = console.astext().removeprefix("$ ").replace("\\\n", " ")
+            command = example_runs.command_of(console.astext())
             runs.append(example_runs.run(command))
             place = console.parent.index(console) + 1
             console.parent[place:place] = results(command, section[0].astext(), runs[-1])

@@ -14,7 +14,7 @@ import re
 PAGES = re.compile(r"^<!-- pages(?:: (?P<caption>.*?))? -->\n+(?P<table>(?:\|.*\n)+)", re.MULTILINE)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"\[[\w/.-]+\.md\](?=\([^)\s]+\.md(?:#[^)\s]*)?\))")
-LINK = re.compile(r"\]\((?P<page>[^)#]+)\.md\)")
+LINK = re.compile(r"\]\((?P<page>[^)#]+)\.md(?:#[^)]*)?\)")
 
 
 def toctrees(text: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from code_blocks import GALLERY, commands, blocks, pages, pages_with
+from code_blocks import GALLERY, blocks, commands, pages, pages_with
 from project_support import EXAMPLES, REPOSITORY, run
 
 TOOL = Path(sys.executable).with_name("octofold")
