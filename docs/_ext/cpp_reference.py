@@ -41,6 +41,7 @@ def text_of(comment: str | None) -> str:
     are a list of what each name is."""
     lines = [re.sub(r"^\s*//[/!]?<? ?", "", line) for line in (comment or "").splitlines()]
     text = re.sub(r"<(?=[\w/])", r"\\<", "\n".join(lines)).strip()
+    text = re.sub(r"\bdocs/([\w/-]+\.md)", r"[](../\1)", text)  # the page is in docs/api
     text = re.sub(r"^(k[A-Z]\w*|[a-z]\w*|[A-Z]): ", r"- `\1`: ", text, flags=re.MULTILINE)
     return re.sub(r"^(?!- )(.+)\n(?=- )", r"\1\n\n", text, count=1, flags=re.MULTILINE)
 

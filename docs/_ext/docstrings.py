@@ -7,6 +7,7 @@ Returns …   Raises …   at the beginning of a line
 """
 
 import contextlib
+import enum
 import importlib
 import inspect
 import operator
@@ -16,6 +17,8 @@ FIELD = re.compile(r"(?P<names>\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?P<tex
 PART = re.compile(
     r"`[^`\n]+`|docs/[\w/-]+\.md|\b[a-z_][\w.]*\(\)|[^`]+?(?=`|docs/|\b[a-z_][\w.]*\(\)|$)"
 )
+ALIAS = re.compile(r"~?(?:typing\.)?Annotated\[~?(?:typing\.)?Any, '(array|dtype|stream)'\]")
+ALIASES = {"array": "Array", "dtype": "DTypeLike", "stream": "StreamLike"}
 MODULES = ("octofold", "octofold.ops", "octofold.nn", "octofold.models")
 
 
@@ -99,6 +102,15 @@ def process(app, what, name, thing, options, lines):
     if what == "class":
         names |= parameters(getattr(thing, "__init__", None))
     lines[:] = converted(lines, names)
+    if what == "class" and issubclass(thing, enum.Enum):
+        lines += ["", "One of " + ", ".join(f"``{member.name}``" for member in thing) + ".", ""]
+
+
+def short(app, what, name, thing, options, signature, returned):
+    """Aliases of types by their names, where autodoc spells out what they stand for."""
+    return tuple(
+        text and ALIAS.sub(lambda found: ALIASES[found[1]], text) for text in (signature, returned)
+    )
 
 
 def skip(app, what, name, thing, skipped, options):
@@ -108,5 +120,6 @@ def skip(app, what, name, thing, skipped, options):
 
 def setup(app):
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}
