@@ -59,6 +59,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_root"]  # index.html, which leads to docs/index.html
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"

@@ -65,10 +65,17 @@ def _execute(command: str, folder: Path) -> str:
     (folder / "build").mkdir()
     (folder / "build" / "release").symlink_to(ROOT / "build" / "release")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # Small matrices, several runs at once: more threads would wait for each other.
+    environment = {
+        "PATH": path,
+        "COLUMNS": "100",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     result = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=os.environ | {"PATH": path, "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

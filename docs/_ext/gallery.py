@@ -4,8 +4,10 @@ Below each command come what it printed, the pictures that it drew, and the prog
 first section stands a card for each, with its picture or the end of what it printed.
 """
 
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docutils import nodes
@@ -57,18 +59,20 @@ def card(section: nodes.section, ran: example_runs.Run) -> nodes.container:
 def run_all(app, doctree):
     if app.env.docname != PAGE:
         return
+    consoles = [
+        found
+        for found in doctree.findall(nodes.literal_block)
+        if found.get("language") == "console"
+    ]
+    commands = [example_runs.command_of(console.astext()) for console in consoles]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = list(pool.map(example_runs.run, commands))
     cards = nodes.container(classes=["cards"])
-    for section in list(doctree.findall(nodes.section))[1:]:
-        runs = []
-        for console in list(section.findall(nodes.literal_block)):
-            if console.get("language") != "console":
-                continue
-            command = example_runs.command_of(console.astext())
-            runs.append(example_runs.run(command))
-            place = console.parent.index(console) + 1
-            console.parent[place:place] = results(command, section[0].astext(), runs[-1])
-        if runs:
-            cards += card(section, runs[-1])
+    for console, command, ran in zip(consoles, commands, runs, strict=True):
+        section = console.parent
+        cards += card(section, ran)
+        place = section.index(console) + 1
+        section[place:place] = results(command, section[0].astext(), ran)
     page = next(iter(doctree.findall(nodes.section)))
     first = next(i for i, part in enumerate(page) if isinstance(part, nodes.section))
     page.insert(first, cards)

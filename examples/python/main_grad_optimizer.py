@@ -82,10 +82,8 @@ def new_model(device: str) -> torch.nn.Module:
     return torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), layers[2])
 
 
-def losses_of(
-    model: torch.nn.Module, optimizer: Any, steps: int, device: str
-) -> tuple[float, float]:
-    """Of the first step, and the mean of the last ones."""
+def losses_of(model: torch.nn.Module, optimizer: Any, steps: int, device: str) -> list[float]:
+    """Of each step."""
     generator = torch.Generator(device).manual_seed(1)
     target = torch.randn(128, 128, generator=generator, device=device) / 11
     dtype = next(model.parameters()).dtype
@@ -102,13 +100,27 @@ def losses_of(
                 loss += error.detach() / MICRO_BATCHES
         optimizer.step()
         losses.append(loss)
-    return float(losses[0]), float(torch.stack(losses[-max(1, steps // 10) :]).mean())
+    return torch.stack(losses).tolist()
+
+
+def draw(curves: dict[str, list[float]], file: str) -> None:
+    """Writes a chart, the second curve dashed upon the first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    for (name, losses), style in zip(curves.items(), ("-", "--"), strict=True):
+        axes.plot(range(1, len(losses) + 1), losses, style, label=name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--png", help="where a chart of the losses goes (needs matplotlib)")
     options = parser.parse_args()
     torch.manual_seed(0)
     plain = new_model(options.device)
@@ -116,12 +128,19 @@ def main() -> int:
     octofold.nn.convert(model, main_grad=True, force_fp8=True)
     octofold.nn.convert(plain, force_fp8=True)
     run = options.steps, options.device
-    first, by_main_grad = losses_of(
-        model, MainGradOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3), *run
-    )
-    print(f"loss with main_grad and BF16 weights: {first:.4f} -> {by_main_grad:.4f}")
-    first, by_grad = losses_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), *run)
-    print(f"loss with grad and FP32 weights:      {first:.4f} -> {by_grad:.4f}")
+    optimizer = MainGradOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    curves = {
+        "main_grad and BF16 weights": losses_of(model, optimizer, *run),
+        "grad and FP32 weights": losses_of(
+            plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), *run
+        ),
+    }
+    last = max(1, options.steps // 10)
+    by_main_grad, by_grad = (sum(losses[-last:]) / last for losses in curves.values())
+    for (name, losses), end in zip(curves.items(), (by_main_grad, by_grad), strict=True):
+        print(f"{f'loss with {name}:':37} {losses[0]:.4f} -> {end:.4f}")
+    if options.png:
+        draw(curves, options.png)
     return 0 if abs(by_main_grad - by_grad) < 0.1 * by_grad else 1
 
 

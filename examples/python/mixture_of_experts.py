@@ -82,6 +82,18 @@ def in_a_graph(
         return float((captured - layer(x, *model.choose(logits))).abs().max())
 
 
+def draw(errors: dict[str, float], title: str, file: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(list(errors), list(errors.values()), color="#0072b2")
+    axes.bar_label(bars, fmt="%.3f", padding=3)
+    axes.set(title=title, xlabel="relative error against a loop in FP32", xlim=(0, 0.1))
+    axes.invert_yaxis()
+    figure.savefig(file, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,6 +107,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="default: 1024; on the CPU 32")
     parser.add_argument("--recipe", default="blockwise")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--png", help="where a chart of the errors goes (needs matplotlib)")
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
     model = MODELS[options.model]
@@ -128,10 +141,14 @@ def main() -> None:
         f"{model.hidden}×{model.inner}, {int(counts.min())} to {int(counts.max())} each"
     )
     exact = loop_over_experts(x, ids, weights, *parameters)
-    print(f"relative error against FP32: {relative_error(y, exact):.3f}")
+    errors = {"result": relative_error(y, exact)}
+    print(f"relative error against FP32: {errors['result']:.3f}")
     of_loop = torch.autograd.grad(exact, (x, weights, *parameters), dy.float())
     for name, got, expected in zip(("x", "weights", "w13", "w2"), gradients, of_loop, strict=True):
-        print(f"of the gradient by {name}: {relative_error(got, expected.float()):.3f}")
+        errors[f"gradient by {name}"] = relative_error(got, expected.float())
+        print(f"of the gradient by {name}: {errors[f'gradient by {name}']:.3f}")
+    if options.png:
+        draw(errors, f"{options.model}, recipe {options.recipe}", options.png)
     if on_gpu:
         difference = in_a_graph(layer, model, logits, x)
         print(f"in a CUDA graph, of other routing: {difference:g} away")
