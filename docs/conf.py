@@ -42,7 +42,11 @@ nitpicky = True
 # Names of other libraries, whose references are not at hand, and private words of ours.
 nitpick_ignore_regex = [("py:.*", ".*"), ("cpp:identifier", "std.*|.*detail.*")]
 
-autodoc_default_options = {"members": True, "member-order": "bysource", "ignore-module-all": False}
+autodoc_default_options = {
+    "members": True,
+    "imported-members": True,  # of __all__
+    "member-order": "groupwise",
+}
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True

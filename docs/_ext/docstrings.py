@@ -12,6 +12,9 @@ import importlib
 import inspect
 import operator
 import re
+from collections.abc import Iterable
+
+from sphinx.util import logging
 
 FIELD = re.compile(r"(?P<names>\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?P<text>.*)")
 PART = re.compile(
@@ -118,8 +121,25 @@ def skip(app, what, name, thing, skipped, options):
     return skipped or name in ("extra_repr", "reset_parameters")
 
 
+def missing(names: Iterable[str]) -> list[str]:
+    """Public names of the package that are not among those of the reference."""
+    public = [
+        f"{module}.{name}"
+        for module in (*MODULES, "octofold.kernel_cache", "octofold.tuning")
+        for name in importlib.import_module(module).__all__
+        if not inspect.ismodule(getattr(importlib.import_module(module), name))
+    ]
+    return sorted(set(public) - set(names))
+
+
+def check(app, env):
+    for name in missing(env.domains["py"].objects):
+        logging.getLogger(__name__).warning("%s is in no page of docs/api", name)
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", process)
+    app.connect("env-check-consistency", check)
     app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}
