@@ -71,6 +71,7 @@ def _execute(command: str, folder: Path) -> str:
         "COLUMNS": "100",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
     }
     result = subprocess.run(
         ["bash", "-c", command],

@@ -23,6 +23,9 @@ def test_python_and_console(page, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     for package in ("matplotlib", "peft", "transformers"):
         pytest.importorskip(package)
+    if page.name == "jax.md":
+        pytest.importorskip("jax_tvm_ffi")
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)  # of which some blocks speak
     monkeypatch.setenv("OCTOFOLD_CACHE_DIR", str(tmp_path / "cache"))

@@ -7,26 +7,14 @@ A command of the gallery runs once for the site's build and for these tests (exa
 import re
 import sys
 
-import example_runs
 import pytest
-from code_blocks import GALLERY, blocks
+from gallery_runs import COMMANDS, of_the_gallery
 from project_support import EXAMPLES, refused, run
 
 pytest.importorskip("torch")
 
 CACHE = EXAMPLES / "generate_with_fp8_cache.py", "--device", "cpu"
 EXPERTS = EXAMPLES / "mixture_of_experts.py", "--device", "cpu", "--tokens", "12"
-
-
-COMMANDS = [
-    example_runs.command_of(block.code) for block in blocks(GALLERY) if block.language == "console"
-]
-
-
-def of_the_gallery(program):
-    """What the gallery's run of a program printed."""
-    command = next(command for command in COMMANDS if program in command)
-    return example_runs.run(command).output
 
 
 def test_every_example_is_in_the_gallery():

@@ -1,10 +1,10 @@
 """The example of training with JAX, on the CPU."""
 
 import re
-import sys
 
 import pytest
-from project_support import EXAMPLES, refused, run
+from gallery_runs import of_the_gallery
+from project_support import EXAMPLES, refused
 
 pytest.importorskip("jax")
 pytest.importorskip("jax_tvm_ffi")
@@ -13,7 +13,7 @@ SCRIPT = EXAMPLES / "train_with_jax.py"
 
 
 def test_fp8_trains_as_fp32_does():
-    output = run(sys.executable, SCRIPT, "--steps", "40", JAX_PLATFORMS="cpu")
+    output = of_the_gallery("train_with_jax.py")
     losses = re.findall(r"^loss in FP\d+: (\d\.\d+) -> (\d\.\d+)$", output, re.M)
     assert len(losses) == 2, output
     assert all(float(last) < 0.8 * float(first) for first, last in losses), output
