@@ -123,16 +123,18 @@ def skip(app, what, name, thing, skipped, options):
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Public names of the package that are not among those of the reference. A class is where it
-    says that it is, whichever modules have it too."""
-    public = set()
+    """Public names of the package that are not among those of the reference. A class may also be
+    there where it says that it is, if several modules have it."""
+    known, absent = set(names), []
     for module in map(importlib.import_module, (*MODULES, *OTHER_MODULES)):
         for name in module.__all__:
             thing = getattr(module, name)
-            home = thing.__module__ if inspect.isclass(thing) else module.__name__
-            if not inspect.ismodule(thing):
-                public.add(f"{home}.{name}")
-    return sorted(public - set(names))
+            places = {f"{module.__name__}.{name}"}
+            if inspect.isclass(thing):
+                places.add(f"{thing.__module__}.{name}")
+            if not inspect.ismodule(thing) and not places & known:
+                absent.append(f"{module.__name__}.{name}")
+    return absent
 
 
 def check(app, env):
