@@ -67,7 +67,7 @@ def test_json_is_json():
 
 def test_every_block_is_known():
     """A language that nothing runs would be passed over."""
-    known = {"python", "console", "bash", "cpp", "json", "{eval-rst}", ""}
+    known = {"python", "console", "bash", "sh", "cpp", "json", "{eval-rst}", ""}
     assert {block.language for page in pages() for block in blocks(page)} <= known
     shell = re.compile(r"^(?:\$ |octofold |python |pip |make )", re.MULTILINE)
     for page in pages():
@@ -104,7 +104,7 @@ def test_commands_of_the_tool_exist():
     pytest.importorskip("matplotlib")
     for page in pages():
         for block in blocks(page):
-            if block.language in ("bash", "console") and page != GALLERY:
+            if block.language in ("bash", "sh", "console") and page != GALLERY:
                 for command in commands(block):
                     if command[0] == "octofold":
                         build_parser().parse_args(command[1:])
