@@ -28,7 +28,6 @@ def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "octofold/__init__.py",
-        "octofold/liboctofold.so.0",
         "octofold/octofold_ffi.so",
         "octofold/py.typed",
     } <= names
