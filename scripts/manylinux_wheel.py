@@ -128,8 +128,8 @@ def build(source: Path, out: Path, machine: str) -> None:
         *(sys.executable, "-m", "pip", "wheel", source, "--wheel-dir", out, "--quiet"),
         *("--no-deps", "--no-build-isolation"),
         *(f"--config-settings={name}={value}" for name, value in settings.items()),
-        env=os.environ
-        | {"CCACHE_DISABLE": "1"},  # it makes paths relative, which would stay inside
+        # ccache makes paths relative, which the toolchain's mapping of paths does not find.
+        env=os.environ | {"CCACHE_DISABLE": "1"},
     )
 
 

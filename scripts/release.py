@@ -14,41 +14,21 @@ import datetime
 import hashlib
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import audit_wheel
 import manylinux_wheel
+from changelog import CHANGELOG, REPOSITORY, first_section, version
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "dist" / "release"
-CHANGELOG = REPOSITORY / "CHANGELOG.md"
 # In the wheels, of manylinux_wheel.PACKAGES.
 LINKED = tuple(name for name in manylinux_wheel.PACKAGES if name != "libfmt9")
-
-
-def version() -> str:
-    """Said once, in CMakeLists.txt."""
-    text = (REPOSITORY / "CMakeLists.txt").read_text()
-    return re.findall(r"project\(octofold VERSION ([\d.]+)", text)[0]
-
-
-def section(changelog: str, of: str) -> tuple[str, str]:
-    """The state of the first section, "unreleased" or a date, and its text."""
-    head, _, rest = changelog.partition("\n## ")[2].partition("\n")
-    match = re.fullmatch(r"([\d.]+) \(([\w-]+)\)", head)
-    if match is None or match[1] != of:
-        raise SystemExit(
-            f"CHANGELOG.md: expected the first section to be '## {of} (unreleased)', as "
-            f"CMakeLists.txt has that version, got '## {head}'"
-        )
-    return match[2], rest.partition("\n## ")[0].strip() + "\n"
 
 
 def faults_of(of: str, state: str) -> list[str]:
@@ -128,8 +108,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="neither commit nor tag")
     dry = parser.parse_args().dry_run
     of = version()
-    changelog = CHANGELOG.read_text()
-    state, notes = section(changelog, of)
+    text = CHANGELOG.read_text()
+    state, notes = first_section(text, of)
     faults = faults_of(of, state)
     for fault in faults:
         print(f"release: {fault}", file=sys.stderr)
@@ -137,13 +117,13 @@ def main() -> None:
         raise SystemExit(1)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
-        CHANGELOG.write_text(changelog.replace(f"## {of} (unreleased)", f"## {of} ({today})", 1))
+        CHANGELOG.write_text(text.replace(f"## {of} (unreleased)", f"## {of} ({today})", 1))
         make(of, notes)
     except BaseException:
-        CHANGELOG.write_text(changelog)
+        CHANGELOG.write_text(text)
         raise
     if dry:
-        CHANGELOG.write_text(changelog)
+        CHANGELOG.write_text(text)
         print(f"release: {of} can be built; no commit and no tag, as this was a dry run")
     else:
         git("commit", "--all", "--message", f"Octofold {of}")
