@@ -44,7 +44,8 @@ def run(*command: str | Path, **options: object) -> None:
 def root_of(machine: str) -> Path:
     """The folder with the libraries for a machine, made if it is not there."""
     root = ROOTS / machine / "root"
-    if not root.is_dir():
+    if not (root / "packages.txt").is_file():
+        shutil.rmtree(root, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder(ROOTS / machine)) as scratch:
             made = folder(Path(scratch) / "root")
             packages = downloaded_packages(machine, Path(scratch))
