@@ -50,7 +50,7 @@ TEST(ScaleLayoutTest, BadArgumentsAreErrors) {
   EXPECT_THAT(error_of([] { scale_shape(static_cast<Granularity>(99), 1, 1); }),
               HasSubstr("scale_shape: argument 'granularity'"));
   EXPECT_THAT(error_of([] { scale_layout({}, 1, 1, static_cast<DeviceType>(7)); }),
-              HasSubstr("argument 'device': expected an enumerator of DeviceType, 0 to 1, got 7"));
+              HasSubstr("argument 'device': expected an enumerator of DeviceType, 0 to 2, got 7"));
 }
 
 class RowSliceTest : public testing::Test {
