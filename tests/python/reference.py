@@ -19,6 +19,13 @@ LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
 NAN_CODE = 0x7F
 
 
+def quietly_cast(values, dtype):
+    """NumPy's cast. On AArch64 NumPy warns of signalling NaNs of float16, and of what unsigned
+    integers do not hold."""
+    with np.errstate(invalid="ignore"):
+        return values.astype(dtype)
+
+
 def encode(values, dtype, overflow):
     """FP32 values to FP8 codes (uint8); every NaN is the positive all-ones code."""
     values = np.asarray(values, np.float32)

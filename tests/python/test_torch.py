@@ -12,11 +12,12 @@ from casting import GRANULARITIES, cast_side
 from octofold._core.frameworks import column_stride
 from octofold._core.library import library
 from octofold._core.ops import quick_scale_shape
-from octofold._core.torch import columns_first
 
 torch = pytest.importorskip("torch")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+
+from octofold._core.torch import columns_first  # noqa: E402
 
 TORCH_DTYPES = {
     "float32": torch.float32,
