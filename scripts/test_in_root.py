@@ -72,7 +72,7 @@ EMULATION = {
 }
 ENVIRONMENT = (
     "PATH=/venv/bin:/usr/local/bin:/usr/bin HOME=/home LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 "
-    "OMP_NUM_THREADS=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis"
+    "OMP_NUM_THREADS=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis OCTOFOLD_CACHE_DIR=/tmp/cache"
 )
 FACTS = "import platform; print(platform.libc_ver()[1], platform.python_version())"
 LACKS = """
@@ -88,7 +88,8 @@ for use in (lambda: ctypes.CDLL("libcuda.so.1"), lambda: ctypes.CDLL("libnvrtc.s
         raise SystemExit("there is more than should be")
 """
 SMOKE = (
-    f"cd /tmp; python -c {quote(LACKS)}; python -m octofold_tool.__main__ info; "
+    f"cd /tmp; python -c {quote(LACKS)}; "
+    "python -m octofold_tool.__main__ info; "
     "python /repository/examples/python/quantize_and_multiply.py"
 )
 PYTEST = (
