@@ -37,6 +37,8 @@ ON_A_CPU = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script, monkeypatch, capsys):
+    if script.startswith("jax"):
+        pytest.importorskip("jax_tvm_ffi")
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit, match="0"):
@@ -54,6 +56,14 @@ def test_everything_is_right_and_measured(script, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["section"] == "environment"
     assert {line["section"] for line in lines[1:]} - {"missing"} == sections
+
+
+@pytest.mark.slow
+def test_jax_programs_are_right():
+    pytest.importorskip("jax_tvm_ffi")
+    script = FOLDER / "jax_programs.py"
+    lines = run(sys.executable, script, "--device", "cpu", "--shape", "32,64,256").splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["product", "with", "step"]
 
 
 def test_the_limit_of_time_ends_a_run(tmp_path):

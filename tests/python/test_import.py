@@ -1,5 +1,6 @@
 """What `import octofold` and `octofold --help` cost: an installed torch is left alone."""
 
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -71,3 +72,25 @@ def test_the_library_loads_from_several_threads_at_once():
         "print(*(rows for rows, _ in shapes))"
     )
     assert run(code).split() == [str(i) for i in range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["first", "between", "last"])
+def test_other_libraries_are_imported_before_or_after(place):
+    """Each brings a C++ run-time library, a BLAS or an NVRTC of its own. Products are right, and
+    errors of C++ arrive."""
+    others = [n for n in ("torch", "jax", "cupy", "tensorflow") if importlib.util.find_spec(n)]
+    index = {"first": 0, "between": len(others) // 2, "last": len(others)}[place]
+    others.insert(index, "octofold")
+    code = (
+        f"import {', '.join(others)}, numpy\n"
+        "x = numpy.random.default_rng(0).standard_normal((16, 256), dtype=numpy.float32)\n"
+        "x8 = octofold.quantize(x)\n"
+        "wide = x8.dequantize().astype(float)\n"
+        "error = abs(octofold.gemm(x8, x8, out_dtype='float32') - wide @ wide.T).max()\n"
+        "try:\n"
+        "    octofold.gemm(x8, octofold.quantize(x[:, :128].copy()))\n"
+        "except octofold.InvalidArgumentError:\n"
+        "    print(error < 1e-3)"
+    )
+    assert run(code) == "True\n"

@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 def checks(info: octofold.Info) -> list[Check]:
     """Of each backend a product, the compiler and the cache."""
-    return [_product("cpu", np.asarray), *_gpus(info), _compiler(info), _cache()]
+    return [_product("cpu", np.asarray), *_gpus(info), _compiler(info), _cache(info)]
 
 
 def verdict(found: list[Check]) -> str:
@@ -110,14 +110,19 @@ def _on_host(array: Any) -> Any:
     return array.cpu().numpy() if hasattr(array, "cpu") else np.asarray(array)
 
 
+def _needs_kernels(info: octofold.Info) -> bool:
+    return any(gpu.backend.available for gpu in info.gpus)
+
+
 def _compiler(info: octofold.Info) -> Check:
     if info.nvrtc.available:
         return Check("nvrtc", "ok", info.nvrtc.detail)
-    result = "amiss" if any(gpu.backend.available for gpu in info.gpus) else "absent"
+    result = "amiss" if _needs_kernels(info) else "absent"
     return Check("nvrtc", result, info.nvrtc.detail, "pip install 'octofold[gpu]'")
 
 
-def _cache() -> Check:
+def _cache(info: octofold.Info) -> Check:
+    missed = "amiss" if _needs_kernels(info) else "absent"
     folder = octofold.kernel_cache.folder()
     if folder is None:
         advice = "name one in OCTOFOLD_CACHE_DIR, or kernels are compiled in each process"
@@ -127,7 +132,7 @@ def _cache() -> Check:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return Check("cache", "amiss", f"{folder} cannot be written to", advice)
+        return Check("cache", missed, f"{folder} cannot be written to", advice)
     kernels = octofold.kernel_cache.entries()
     detail = f"{folder}: {len(kernels)} kernels, {sum(k.bytes for k in kernels) / 1e6:.1f} MB"
     broken = sum(bool(kernel.fault) for kernel in kernels)

@@ -116,6 +116,13 @@ def test_info_tells_of_a_cache_that_cannot_be_written(run, monkeypatch, tmp_path
     folder = tmp_path / "file" / "below"
     monkeypatch.setattr(octofold.kernel_cache, "folder", lambda: folder)
     code, text, _ = run("info")
+    assert code == 0  # no GPU, no kernels
+    assert f"cache   absent: {folder} cannot be written to" in text
+    there = octofold.Component(True, "there")
+    gpu = octofold.Gpu(0, "H200", 9, 0, 132, 1, there)
+    made = octofold.Info("1", 1, there, there, there, (gpu,))
+    monkeypatch.setattr(octofold, "info", lambda: made)
+    code, text, _ = run("info")
     assert code == 1
     assert f"cache   amiss: {folder} cannot be written to" in text
     assert "OCTOFOLD_CACHE_DIR" in text
