@@ -32,7 +32,7 @@ CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.c
   format check tidy clean
 
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 24
 
 demo: .venv/.demo ## FP8 in every linear layer of a real model: table, JSON, chart
 	$(VENV)/octofold demo
