@@ -114,10 +114,8 @@ def build(source: Path, out: Path, machine: str) -> None:
     settings = {
         "build-dir": folder(ROOTS / machine / "build"),
         "build.targets": "octofold_ffi",
-        # One of the builds holds that each file includes what it needs, by a library that brings
-        # less of itself along than GCC's.
+        # One of the builds holds that each file includes what it needs of ours.
         "cmake.define.OCTOFOLD_BUNDLE_ROOMS": "OFF" if machine == "x86_64" else "ON",
-        "cmake.define.OCTOFOLD_PRECOMPILE_HEADERS": "OFF" if machine == "x86_64" else "ON",
         "cmake.args": f"--toolchain;{source}/cmake/toolchains/manylinux.cmake",
         "cmake.define.OCTOFOLD_WHEEL_MACHINE": machine,
         "cmake.define.OCTOFOLD_WHEEL_ROOT": root_of(machine),
