@@ -71,21 +71,26 @@ def build() -> list[Path]:
 
 def bill_of_materials(of: str) -> str:
     """What is linked into the wheels, with the versions of Debian's packages."""
-    root = Component(name="octofold", version=of, type=ComponentType.LIBRARY)
-    bom = Bom(components=[], serial_number=None)
-    bom.metadata.component = root
-    for name in LINKED:
-        number = manylinux_wheel.version_of(name)
-        purl = PackageURL("deb", "debian", name, number)
-        bom.components.add(
-            Component(name=name, version=number, type=ComponentType.LIBRARY, purl=purl)
-        )
-    zig = importlib.metadata.version("ziglang")
-    purl = PackageURL("pypi", None, "ziglang", zig)
-    runtime = Component(name="libc++ of Zig", version=zig, type=ComponentType.LIBRARY, purl=purl)
-    bom.components.add(runtime)
-    bom.register_dependency(root, bom.components)
+    linked = [
+        component(PackageURL("deb", "debian", name, manylinux_wheel.version_of(name)))
+        for name in LINKED
+    ]
+    zig = importlib.metadata.version("ziglang")  # brings the C++ run-time library
+    linked.append(component(PackageURL("pypi", None, "ziglang", zig)))
+    bom = Bom(components=linked)
+    bom.metadata.component = component(PackageURL("pypi", None, "octofold", of))
+    bom.register_dependency(bom.metadata.component, linked)
     return JsonV1Dot6(bom).output_as_string(indent=2)
+
+
+def component(purl: PackageURL) -> Component:
+    return Component(
+        name=purl.name,
+        version=purl.version,
+        type=ComponentType.LIBRARY,
+        purl=purl,
+        bom_ref=purl.to_string(),
+    )
 
 
 def make(of: str, notes: str) -> None:
