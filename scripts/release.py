@@ -132,7 +132,8 @@ def main() -> None:
         print(f"release: {of} can be built; no commit and no tag, as this was a dry run")
     else:
         git("commit", "--all", "--message", f"Octofold {of}")
-        git("tag", "--annotate", f"v{of}", "--file", str(OUT / "NOTES.md"), "--cleanup=verbatim")
+        message = f"Octofold {of}\n\n{notes}"  # lines that begin with # stay
+        git("tag", "--annotate", f"v{of}", "--message", message, "--cleanup=verbatim")
         print(f"release: v{of} is tagged; docs/versioning.md says how to publish it")
 
 
