@@ -95,10 +95,14 @@ def assert_same(actual, expected):
 def assert_compiled_same(actual, expected):
     """Tensors and collections of them, of torch.compile's function and of the one that it compiled:
     the same numbers; but before torch 2.10 the backend aot_eager splits SiLU's gradient into steps,
-    which round each for itself."""
+    which round each for itself, and then a code next to a tie falls the other way."""
     import torch
 
     if NumpyVersion(torch.__version__.partition("+")[0]) >= "2.10.0":
         assert_same(actual, expected)
+    elif isinstance(expected, torch.Tensor):
+        assert torch.linalg.norm(actual - expected) <= 1e-3 * torch.linalg.norm(expected)
     else:
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-4)
+        parts = (x.values() if isinstance(x, dict) else x for x in (actual, expected))
+        for left, right in zip(*parts, strict=True):
+            assert_compiled_same(left, right)
