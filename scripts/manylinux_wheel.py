@@ -4,9 +4,9 @@
 
 SOURCE is a folder or an sdist, OUT gets the wheels. Zig's C++ compiler (PyPI's ziglang) links
 against the symbols of that glibc and brings the C++ run-time library along; the libraries inside
-the wheel are Debian's packages for each machine, unpacked into build/manylinux/MACHINE, and tvm-ffi
-is the oldest that we take. Kernels are compiled once, by the build in build/release (`make wheel`).
-Debian's archive keys are needed: the package debian-archive-keyring.
+the wheel are Debian's packages for each machine, unpacked into build/manylinux/MACHINE/packages.
+tvm-ffi is the oldest that we take. Kernels are compiled once, by the build in build/release (`make
+wheel`). Debian's archive keys are needed: the package debian-archive-keyring.
 """
 
 import argparse
@@ -15,16 +15,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
 
+from debian_packages import DEBIAN_NAMES, KEYRING, unpack
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOTS = REPOSITORY / "build" / "manylinux"
 KERNELS = REPOSITORY / "build" / "release" / "precompiled_kernels.bin"
-DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
-KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+MIRROR = "http://deb.debian.org/debian"
 # libfmt9: fmt's CMake package asks for its files, though none is linked.
 PACKAGES = (
     "libfmt-dev",
@@ -42,49 +42,21 @@ def run(*command: str | Path, **options: object) -> None:
 
 
 def root_of(machine: str) -> Path:
-    """The folder with the libraries for a machine, made if it is not there."""
-    root = ROOTS / machine / "root"
-    if not (root / "packages.txt").is_file():
-        shutil.rmtree(root, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=folder(ROOTS / machine)) as scratch:
-            made = folder(Path(scratch) / "root")
-            packages = downloaded_packages(machine, Path(scratch))
-            for package in packages:
-                run("dpkg-deb", "--extract", package, made)
-            (made / "packages.txt").write_text("".join(f"{file.name}\n" for file in packages))
-            add_tvm_ffi(machine, Path(scratch), made)
-            made.rename(root)  # whole, or not there
-    return root
+    """The folder with the libraries for a machine, made if it is not there whole."""
+    folder = ROOTS / machine / "packages"
+    if not (folder / "complete").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        download = f"apt download {' '.join(PACKAGES)}; mv ./*.deb var/cache/apt/archives"
+        unpack(folder, MIRROR, machine, [f"deb {SUITE}"], download)
+        add_tvm_ffi(machine, folder)
+        (folder / "complete").touch()
+    return folder / "root"
 
 
 def version_of(package: str, machine: str = "x86_64") -> str:
     """9.1.0+ds1-2, of libfmt-dev_9.1.0+ds1-2_amd64.deb."""
-    names = (root_of(machine) / "packages.txt").read_text().split()
-    return next(name.split("_")[1] for name in names if name.startswith(f"{package}_"))
-
-
-def downloaded_packages(machine: str, scratch: Path) -> list[Path]:
-    """By an apt of our own: the machine's keeps its architectures and lists."""
-    apt = folder(scratch / "apt")
-    for part in ("lists/partial", "archives/partial", "packages"):
-        folder(apt / part)
-    (apt / "status").touch()
-    sources = apt / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYS}] http://deb.debian.org/debian {SUITE} main\n")
-    settings = {
-        "Dir::Etc::SourceList": sources,
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State": apt,
-        "Dir::State::status": apt / "status",
-        "Dir::Cache": apt,
-        "APT::Architecture": DEBIAN[machine],
-        "APT::Architectures::": DEBIAN[machine],
-        "APT::Sandbox::User": "root",
-    }
-    options = [f"--option={name}={value}" for name, value in settings.items()]
-    run("apt-get", *options, "--quiet=2", "update")
-    run("apt-get", *options, "--quiet=2", "download", *PACKAGES, cwd=apt / "packages")
-    return sorted((apt / "packages").glob("*.deb"))
+    archives = root_of(machine).parent / "var/cache/apt/archives"
+    return next(archives.glob(f"{package}_*.deb")).name.split("_")[1]
 
 
 def oldest_tvm_ffi() -> str:
@@ -94,17 +66,17 @@ def oldest_tvm_ffi() -> str:
     return str(requirement.partition(">=")[2].partition(",")[0])
 
 
-def add_tvm_ffi(machine: str, scratch: Path, root: Path) -> None:
+def add_tvm_ffi(machine: str, folder: Path) -> None:
     """Its headers and its library, which are the same for every Python."""
     run(
         *(sys.executable, "-m", "pip", "download", f"apache-tvm-ffi=={oldest_tvm_ffi()}"),
         *("--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.11"),
-        *(f"--platform=manylinux_2_28_{machine}", "--dest", scratch),
+        *(f"--platform=manylinux_2_28_{machine}", "--dest", folder),
     )
-    with zipfile.ZipFile(next(scratch.glob("apache_tvm_ffi-*.whl"))) as wheel:
-        wheel.extractall(scratch)
-    shutil.copytree(scratch / "tvm_ffi/include", root / "usr/include", dirs_exist_ok=True)
-    shutil.copy(scratch / "tvm_ffi/lib/libtvm_ffi.so", root / "usr/lib")
+    with zipfile.ZipFile(next(folder.glob("apache_tvm_ffi-*.whl"))) as wheel:
+        wheel.extractall(folder)
+    shutil.copytree(folder / "tvm_ffi/include", folder / "root/usr/include", dirs_exist_ok=True)
+    shutil.copy(folder / "tvm_ffi/lib/libtvm_ffi.so", folder / "root/usr/lib")
 
 
 def build(source: Path, out: Path, machine: str) -> None:
@@ -143,12 +115,15 @@ def main() -> None:
     )
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("machines", nargs="*", default=list(DEBIAN), metavar="MACHINE")
+    parser.add_argument("machines", nargs="*", default=list(DEBIAN_NAMES), metavar="MACHINE")
     arguments = parser.parse_args()
     for machine in arguments.machines:
-        if machine not in DEBIAN:
-            parser.error(f"'{machine}': expected one of {', '.join(DEBIAN)}")
-    for needed, how in ((KERNELS, "make wheel"), (KEYS, "apt-get install debian-archive-keyring")):
+        if machine not in DEBIAN_NAMES:
+            parser.error(f"'{machine}': expected one of {', '.join(DEBIAN_NAMES)}")
+    for needed, how in (
+        (KERNELS, "make wheel"),
+        (Path(KEYRING), "apt-get install debian-archive-keyring"),
+    ):
         if not needed.is_file():
             parser.error(f"{needed} is not there: {how}")
     source = arguments.source.resolve()

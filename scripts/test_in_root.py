@@ -32,9 +32,10 @@ from shlex import quote
 from typing import Any
 from xml.etree import ElementTree
 
+from debian_packages import unpack
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / "build" / "roots"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 HERE = os.uname().machine
 
 
@@ -55,7 +56,6 @@ ROOTS = {
     "python3.15": Root("forky", "python3.15", "Python 3.15, the newest glibc"),
     "aarch64": Root("trixie", "python3.13", "64-bit ARM, emulated by QEMU", machine="aarch64"),
 }
-DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 FETCH = "apt install --download-only"
 PACKAGES = "dash coreutils libstdc++6 tzdata"  # in every root, beside its Python
 TO_BUILD_PYTHON = "gcc libc6-dev make sed grep mawk findutils diffutils zlib1g-dev libffi-dev"
@@ -102,26 +102,6 @@ def run(*command: str | Path, **options: Any) -> str:
     """What it prints, unless that goes elsewhere by the options."""
     options = {"check": True, "stdout": subprocess.PIPE, "text": True, **options}
     return str(subprocess.run([str(part) for part in command], **options).stdout)
-
-
-def unpack(folder: Path, mirror: str, machine: str, suites: Sequence[str], script: str) -> None:
-    """The packages that a script fetches, into folder/root. Apt has its state in the folder too,
-    where nothing is installed."""
-    lines = [suite.replace(" ", f" [signed-by={KEYRING}] {mirror} ") for suite in suites]
-    private = "-oDir=$PWD -oDir::State::status=$PWD/status -oAPT::Sandbox::User=root"
-    private += " ".join(f" -oAPT::Architecture{i}={DEBIAN_NAMES[machine]}" for i in ("", "s::"))
-    steps = f"""
-        apt() {{ apt-get -qq --yes {private} --no-install-recommends "$@"; }}
-        mkdir -p etc/apt/preferences.d var/{{lib/apt/lists,cache/apt/archives}}/partial
-        printf '%s main\\n' {" ".join(map(quote, lines))} > etc/apt/sources.list
-        touch status; mkdir -p root/usr/{{bin,sbin,lib,lib64}}
-        for i in bin sbin lib lib64; do ln -s usr/$i root/$i; done  # as in every Debian since 12
-        apt update; {script}
-        for i in var/cache/apt/archives/*.deb; do
-          dpkg-deb --fsys-tarfile $i | tar -x --no-same-owner --keep-directory-symlink -C root
-        done"""
-    folder.mkdir(parents=True)
-    run("bash", "-o", "pipefail", "-ec", steps, cwd=folder)
 
 
 def inside(name: str, command: str, writable: bool = False, **options: Any) -> str:

@@ -20,6 +20,8 @@ class KernelPack {
   /// `compressed` are the bytes of pack_of(), or none at all. Throws Error(kInternal) where they
   /// are something else.
   explicit KernelPack(std::string_view compressed);
+  KernelPack(const KernelPack&) = delete;  // a copy would show the bytes of another
+  KernelPack& operator=(const KernelPack&) = delete;
 
   /// The kernel of this program, compiled from these headers by whatever compiler. Nothing where
   /// the pack has none.

@@ -28,6 +28,11 @@ class Check:
     advice: str = ""
     """What to do about it."""
 
+    @property
+    def is_of_product(self) -> bool:
+        """Whether it is named after the device that multiplied."""
+        return self.name.startswith(("cpu", "cuda:"))
+
 
 def versions() -> dict[str, str]:
     """Of Python and the installed distributions that Octofold meets, which are not imported."""
@@ -48,7 +53,7 @@ def checks(info: octofold.Info) -> list[Check]:
 def verdict(found: list[Check]) -> str:
     """In a sentence."""
     amiss = [check.name for check in found if check.result == "amiss"]
-    works = [check.name for check in found if check.result == "ok" and "relative" in check.detail]
+    works = [check.name for check in found if check.result == "ok" and check.is_of_product]
     on = f"FP8 products are right on {' and '.join(works)}" if works else "no product is right"
     return f"{on}; {'amiss: ' + ', '.join(amiss) if amiss else 'nothing is amiss'}."
 
@@ -124,13 +129,10 @@ def _compiler(info: octofold.Info) -> Check:
 def _cache(info: octofold.Info) -> Check:
     missed = "amiss" if _needs_kernels(info) else "absent"
     folder = octofold.kernel_cache.folder()
+    advice = "name a folder in OCTOFOLD_CACHE_DIR, or kernels are compiled in each process"
     if folder is None:
-        advice = "name one in OCTOFOLD_CACHE_DIR, or kernels are compiled in each process"
-        return Check("cache", "absent", "kernels are not kept: there is no folder for them", advice)
-    advice = "name another in OCTOFOLD_CACHE_DIR, or kernels are compiled in each process"
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
+        return Check("cache", missed, "kernels are not kept: there is no folder for them", advice)
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Check("cache", missed, f"{folder} cannot be written to", advice)
     kernels = octofold.kernel_cache.entries()
