@@ -4,7 +4,6 @@
 #include "core/options.h"
 #include "cuda/kernel_headers.h"
 #include "jit/kernel_pack.h"
-#include "jit/nvrtc.h"
 
 namespace octofold::cuda {
 namespace {
@@ -18,7 +17,7 @@ const jit::KernelPack& pack() {
 }  // namespace
 
 std::optional<jit::Binary> precompiled_kernel(const jit::Program& program) {
-  if (pack().size() == 0 || pack().cuda() > jit::newest_cuda()) return std::nullopt;
+  if (pack().size() == 0) return std::nullopt;
   static const jit::CacheKey headers = jit::digest(kernel_headers());
   std::optional<jit::Binary> binary = pack().find(program, headers);
   if (binary) core::log(LogLevel::kDebug, "precompiled: {}", program.description);

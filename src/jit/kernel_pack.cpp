@@ -6,6 +6,7 @@
 #include <zstd.h>
 
 #include "core/check.h"
+#include "jit/nvrtc.h"
 
 namespace octofold::jit {
 namespace {
@@ -80,6 +81,7 @@ KernelPack::KernelPack(std::string_view compressed) : bytes_(decompressed(compre
 }
 
 std::optional<Binary> KernelPack::find(const Program& program, const CacheKey& headers) const {
+  if (cuda_ > newest_cuda()) return std::nullopt;
   const auto found = entries_.find(key_in_pack(program, headers));
   if (found == entries_.end()) return std::nullopt;
   return entry_of(found->second).binary;

@@ -24,7 +24,7 @@ class KernelPack {
   KernelPack& operator=(const KernelPack&) = delete;
 
   /// The kernel of this program, compiled from these headers by whatever compiler. Nothing where
-  /// the pack has none.
+  /// the pack has none, or its compiler was of a later CUDA than newest_cuda().
   std::optional<Binary> find(const Program& program, const CacheKey& headers) const;
 
   /// All of them, each checked.
@@ -32,11 +32,8 @@ class KernelPack {
 
   std::size_t size() const { return entries_.size(); }
 
-  /// Of the compiler: drivers of an older CUDA do not load the kernels.
-  int cuda() const { return cuda_; }
-
  private:
-  int cuda_ = 0;
+  int cuda_ = 0;             // of the compiler
   std::vector<char> bytes_;  // what entries_ shows parts of
   std::map<CacheKey, std::string_view> entries_;
 };

@@ -1,6 +1,7 @@
 // Kernels that lie one after another in memory: found by what they are, whoever compiled them.
 #include "jit/kernel_pack.h"
 
+#include "jit/nvrtc.h"
 #include "support/test.h"
 
 namespace octofold::jit {
@@ -31,7 +32,6 @@ TEST(KernelPackTest, FindsWhatWasPacked) {
   const std::string bytes = two();
   const KernelPack pack(bytes);
   EXPECT_EQ(pack.size(), 2u);
-  EXPECT_EQ(pack.cuda(), 13);
   EXPECT_EQ(pack.find(program_of("a<1>"), kHeaders), packed("a<1>", 'x', 5000).binary);
   EXPECT_EQ(pack.find(program_of("a<2>"), kHeaders), packed("a<2>", 'y', 3).binary);
 }
@@ -44,6 +44,16 @@ TEST(KernelPackTest, OtherKernelsSourcesAndArchitecturesAreNotFound) {
   Program other = program_of("a<1>");
   other.architecture = "sm_120";
   EXPECT_EQ(pack.find(other, kHeaders), std::nullopt);
+}
+
+TEST(KernelPackTest, ADriverOfAnOlderCudaTakesNone) {
+  const std::string bytes = two();
+  const KernelPack pack(bytes);
+  set_newest_cuda(12);
+  const std::optional<Binary> too_new = pack.find(program_of("a<1>"), kHeaders);
+  set_newest_cuda(13);
+  EXPECT_EQ(too_new, std::nullopt);
+  EXPECT_NE(pack.find(program_of("a<1>"), kHeaders), std::nullopt);
 }
 
 TEST(KernelPackTest, NoBytesAreNoKernels) {
