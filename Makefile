@@ -28,7 +28,7 @@ WHEEL_SOURCES = $(shell find CMakeLists.txt pyproject.toml README.md LICENSE NOT
 CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-all test-cpp test-python all-cpp all-python all-asan all-tsan all-fuzz \
-  docs docs-links quarantine times bench wheel release release-dry-run test-matrix gpu-bundle \
+  docs docs-links quarantine times bench wheel release release-dry-run test-matrix test-integrations gpu-bundle \
   format check tidy clean
 
 help: ## this list
@@ -98,6 +98,9 @@ release-dry-run: .venv/.release ## the same without the tag; CI runs it
 
 test-matrix: .venv/.release ## the wheel with the oldest and the newest of what it stands on
 	$(VENV)/python scripts/test_matrix.py dist/release/octofold-*-manylinux_*_x86_64.whl $(ENDS)
+
+test-integrations: .venv/.wheel ## the plugs with the programs they plug into (HOSTS="vllm" for one)
+	$(VENV)/python scripts/test_integrations.py dist/octofold-*.whl $(HOSTS)
 
 gpu-bundle: .venv/.wheel ## dist/gpu: all that the GPU suite needs, for a machine without network
 	scripts/gpu_bundle

@@ -1,0 +1,93 @@
+"""Tests the plugs of octofold.integrations with the real programs that they plug into.
+
+    scripts/test_integrations.py WHEEL [HOST...]   # `make test-integrations`, with HOSTS="vllm"
+
+Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
+versions, over one that they share (torch, the wheel, pytest). A host that cannot be installed is
+skipped, and the reason is shown. Its tests are tests/integrations/test_<host>*.py.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = REPOSITORY / "build" / "integrations"
+TESTS = REPOSITORY / "tests" / "integrations"
+SHARED = ("torch==2.13.0", "numpy>=2", "pytest", "pytest-xdist", "safetensors")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a host's environment holds: packages, and packages without what they depend on, because
+    that is CUDA by the gigabyte which a CPU cannot run."""
+
+    packages: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+
+
+HOSTS: Final = {
+    "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
+}
+
+
+def make_environment(folder: Path, below: Path | None, environment: Environment) -> str:
+    """Make it. Returns why it could not be made; "" if it was."""
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    if below is not None:
+        site = next(folder.glob("lib/python3*/site-packages"))
+        shared = next(below.glob("lib/python3*/site-packages"))
+        (site / "shared.pth").write_text(f"{shared}\n")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for arguments in (environment.packages, ("--no-deps", *environment.alone)):
+        if arguments == () or arguments == ("--no-deps",):
+            continue
+        done = subprocess.run([*pip, *arguments], check=False, capture_output=True, text=True)
+        if done.returncode:
+            return done.stderr.strip().splitlines()[-1]
+    return ""
+
+
+def test(host: str) -> str:
+    """ "passed", "failed", or "skipped" with the reason."""
+    folder = FOLDER / host
+    reason = make_environment(folder, FOLDER / "shared", HOSTS[host])
+    if reason:
+        return f"skipped: {reason}"
+    files = sorted(TESTS.glob(f"test_{host}*.py"))
+    pytest = [folder / "bin" / "python", "-m", "pytest", "-q", "-r", "fEs", *files]
+    pytest += ["-p", "no:cacheprovider", "-n", os.environ.get("CTEST_PARALLEL_LEVEL", "2")]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(pytest, cwd=REPOSITORY, env=environ, check=False)
+    return "failed" if done.returncode else "passed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all")
+    arguments = parser.parse_args()
+    for host in arguments.hosts:
+        if host not in HOSTS:
+            parser.error(f"'{host}': expected one of {', '.join(HOSTS)}")
+    if not arguments.wheel.is_file():
+        parser.error(f"{arguments.wheel} is not there: make wheel")
+    shared = Environment((*SHARED, str(arguments.wheel.resolve())))
+    if reason := make_environment(FOLDER / "shared", None, shared):
+        raise SystemExit(f"test_integrations: {reason}")
+    results = {host: test(host) for host in arguments.hosts or HOSTS}
+    for host, result in results.items():
+        print(f"test_integrations: {host} {result}")
+    if "failed" in results.values():
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
