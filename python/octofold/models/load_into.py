@@ -3,40 +3,23 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch.nn import Module
 
 from .._core.errors import InvalidArgumentError, invalid_argument
-from .._core.formats import Format
-from .._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch import NAMES, same_bytes
 from .._load_checkpoint import Checkpoint, load_checkpoint
+from ..nn.conversion.frozen import COMPUTE, frozen_layer
 from ..nn.conversion.linear import replaced
-from ..nn.layers.fp8_weight import Fp8Weight
-from ..nn.layers.inference import InferenceLinear
-from ..nn.layers.weight_only import WeightOnlyLinear
-from ..nn.recipes.kernels import has_native
 from .load_places import Slot, slots_of, transient_meta_buffers
 
 _NAME: Final = "octofold.models.load_checkpoint_into"
-_LINEAR: Final = ("auto", "inference", "weight-only")
 _NAMED_AT_MOST: Final = 5
 _KV_SCALE: Final = re.compile(r"\.[kv]_scale$")
 """Of caches of keys and values, which no module has: servers' business."""
-
-# Of a product with a weight of these scales.
-_RECIPES: Final = {
-    "128x128": blockwise,
-    "channel": rowwise,
-    "tensor": tensorwise,
-    "1x128": Recipe(
-        output=Product("1x128 torchao", "1x128 torchao"), grad_input=None, grad_weight=None
-    ),
-}
 
 
 @torch.no_grad()
@@ -44,7 +27,7 @@ def load_checkpoint_into(
     module: Module,
     checkpoint: Checkpoint | str | os.PathLike[str],
     *,
-    linear: str = "auto",
+    compute: str = "auto",
     strict: bool = True,
 ) -> Module:
     """Load the weights of a checkpoint into a model. Linear layers compute in FP8 where the
@@ -55,10 +38,10 @@ def load_checkpoint_into(
         the dtype that they have there.
     checkpoint: a checkpoint of load_checkpoint(framework="torch"), or a path. Its names are the
         module's.
-    linear: what a torch.nn.Linear with a weight in FP8 becomes. "inference": an
+    compute: what a torch.nn.Linear with a weight in FP8 becomes. "native": an
         octofold.nn.InferenceLinear with the recipe of the weight's scales (inputs are cast by
         scales of their own; static ones of the checkpoint are not used). "weight-only": an
-        octofold.nn.WeightOnlyLinear. "auto": "inference", but "weight-only" on GPUs without FP8
+        octofold.nn.WeightOnlyLinear. "auto": "native", but "weight-only" on GPUs without FP8
         products and for layers that the checkpoint wants multiplied in high precision.
     strict: whether names that only one of the two has are an error.
 
@@ -73,8 +56,8 @@ def load_checkpoint_into(
     """
     if not isinstance(module, Module):
         raise invalid_argument(_NAME, "module", "a torch.nn.Module", type(module).__qualname__)
-    if linear not in _LINEAR:
-        raise invalid_argument(_NAME, "linear", f"one of {', '.join(_LINEAR)}", repr(linear))
+    if compute not in COMPUTE:
+        raise invalid_argument(_NAME, "compute", f"one of {', '.join(COMPUTE)}", repr(compute))
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load_checkpoint(checkpoint)
     if checkpoint.framework != "torch":
@@ -101,8 +84,9 @@ def load_checkpoint_into(
     for slot in linears:  # when biases are there
         weight = checkpoint.weight(found[slot][0])
         hint = weight is not None and weight.full_precision
+        how = "weight-only" if compute == "auto" and hint else compute
         for place in slot.places:
-            new[id(place.owner)] = _fp8_layer(place.owner, values[slot], linear, hint)
+            new[id(place.owner)] = frozen_layer(place.owner, values[slot], how)
     return replaced(module, new)
 
 
@@ -173,30 +157,3 @@ def _value(slot: Slot, names: Sequence[str], checkpoint: Checkpoint) -> Any:
     if slot.fp8_layers or slot.is_weight_of_linears:
         return value
     return value.dequantize(slot.tensor.dtype)
-
-
-def _recipe_of(granularity: str, codes: str) -> Recipe:
-    """For a weight of this granularity and dtype."""
-    recipe = _RECIPES[granularity]
-    output = recipe.output
-    assert output is not None
-    if output.b.dtype == codes:
-        return recipe
-    output = replace(output, b=replace(output.b, dtype=codes))
-    return Recipe(output=output, grad_input=None, grad_weight=None)
-
-
-def _fp8_layer(linear: Any, weight: ScaledTensor, kind: str, full_precision: bool) -> Fp8Weight:
-    """The twin of a torch.nn.Linear with this weight and its bias."""
-    device, codes = weight.data.device, NAMES[weight.data.dtype]
-    sizes = linear.in_features, linear.out_features
-    if kind == "weight-only" or (kind == "auto" and (full_precision or not has_native(device))):
-        layer: Fp8Weight = WeightOnlyLinear(
-            *sizes, False, "meta", format=Format(codes, weight.granularity)
-        )
-        layer.hold(weight, linear.bias)
-    else:
-        recipe = _recipe_of(weight.granularity, codes)
-        layer = InferenceLinear(*sizes, False, "meta", recipe=recipe)
-        layer.hold(weight, None if linear.bias is None else linear.bias.detach())
-    return layer.train(linear.training)

@@ -71,15 +71,15 @@ def dequantized(block, folder):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("linear", ["auto", "inference", "weight-only"])
+@pytest.mark.parametrize("compute", ["auto", "native", "weight-only"])
 @torch.no_grad()
-def test_layers_in_fp8(tmp_path, original, granularity, linear):
+def test_layers_in_fp8(tmp_path, original, granularity, compute):
     folder = saved(tmp_path / "x", original, granularity)
     block = Block()
     embedding, norm = block.embed_tokens.weight, block.norm.weight
-    result = octofold.models.load_checkpoint_into(block, folder, linear=linear)
+    result = octofold.models.load_checkpoint_into(block, folder, compute=compute)
     assert result is block
-    kind = octofold.nn.WeightOnlyLinear if linear == "weight-only" else octofold.nn.InferenceLinear
+    kind = octofold.nn.WeightOnlyLinear if compute == "weight-only" else octofold.nn.InferenceLinear
     assert type(block.up) is type(block.down) is kind
     assert type(block.lm_head) is nn.Linear
     assert block.embed_tokens.weight is embedding
@@ -95,7 +95,7 @@ def test_layers_in_fp8(tmp_path, original, granularity, linear):
     for name in ("up", "down"):
         assert getattr(block, name).scaled_weight.equals(checkpoint[f"{name}.weight"])
     ours, expected = block(TOKENS).float(), dequantized(original, folder)(TOKENS).float()
-    limit = 0.01 if linear == "weight-only" else 0.05
+    limit = 0.01 if compute == "weight-only" else 0.05
     assert (ours - expected).norm() < limit * expected.norm()
 
 
@@ -290,8 +290,8 @@ def test_arguments(tmp_path, original):
     load = octofold.models.load_checkpoint_into
     with pytest.raises(octofold.InvalidArgumentError, match=r"'module': expected a torch\.nn"):
         load(7, folder)
-    with pytest.raises(octofold.InvalidArgumentError, match="'linear': expected one of auto"):
-        load(Block(), folder, linear="fast")
+    with pytest.raises(octofold.InvalidArgumentError, match="'compute': expected one of auto"):
+        load(Block(), folder, compute="fast")
     with pytest.raises(octofold.InvalidArgumentError, match="'checkpoint': expected one of"):
         load(Block(), octofold.load_checkpoint(folder, framework="numpy"))
 
@@ -299,7 +299,7 @@ def test_arguments(tmp_path, original):
 def test_a_bias_is_trained_over_weights_alone(tmp_path, original):
     block = Block()
     octofold.models.load_checkpoint_into(
-        block, saved(tmp_path / "x", original), linear="weight-only"
+        block, saved(tmp_path / "x", original), compute="weight-only"
     )
     block(TOKENS).float().sum().backward()
     assert isinstance(block.up.bias, nn.Parameter)

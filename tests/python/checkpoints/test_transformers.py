@@ -147,7 +147,7 @@ def test_load_checkpoint_into_gives_the_same_model(folders, tmp_path):
     folder, logits = folders["tied llama"]
     octofold.quantize_checkpoint(folder, tmp_path / "out")
     model = load(folder)
-    octofold.models.load_checkpoint_into(model, tmp_path / "out", linear="weight-only")
+    octofold.models.load_checkpoint_into(model, tmp_path / "out", compute="weight-only")
     layer = model.model.layers[0].mlp.up_proj
     assert type(layer) is octofold.nn.WeightOnlyLinear
     assert type(model.lm_head) is torch.nn.Linear
@@ -186,5 +186,5 @@ def test_fused_experts_are_what_its_gpu_layer_holds(folders, tmp_path):
         assert (written[name].dtype, written[name].shape) == (parameter.dtype, parameter.shape)
 
     checkpoint = octofold.load_checkpoint(tmp_path / "out")
-    octofold.models.load_checkpoint_into(model, checkpoint, linear="weight-only")
+    octofold.models.load_checkpoint_into(model, checkpoint, compute="weight-only")
     assert relative_error(logits_of(model), logits_of(load(folder))) < LIMITS["qwen3-moe"]

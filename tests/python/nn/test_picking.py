@@ -113,9 +113,9 @@ def test_checkpoints_into_models_that_read_weights(name, tmp_path):
     octofold.quantize_checkpoint(
         tmp_path / "wide.safetensors", tmp_path / "fp8.safetensors", use_default_skips=False
     )
-    for linear in ("inference", "weight-only"):
+    for compute in ("native", "weight-only"):
         model = new_model(name)
-        octofold.models.load_checkpoint_into(model, tmp_path / "fp8.safetensors", linear=linear)
+        octofold.models.load_checkpoint_into(model, tmp_path / "fp8.safetensors", compute=compute)
         assert any("octofold" in type(module).__module__ for module in model.modules())
         assert (run(model) - expected).norm() / expected.norm() < 0.12
 

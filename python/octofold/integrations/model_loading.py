@@ -1,0 +1,136 @@
+"""What hosts that load models weight by weight have in common: the options, which layers of a model
+without memory become FP8 ones, and the cast of one weight.
+
+A host makes its model on the device "meta", lets convert_linears() put FP8 layers in, and gives the
+codes and scales of cast_weight() to each as it reads its weight: the model is never there in high
+precision as a whole.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from .._core.errors import invalid_argument
+from .._core.formats import Format, format_of
+from .._core.ops import scale_shape
+from .._core.scaled_tensor import ScaledTensor
+from .._core.torch import DTYPES
+from .._ops.quantize import quantize
+from ..nn.conversion.frozen import COMPUTE, frozen_layer
+from ..nn.conversion.linear import replaced
+from ..nn.conversion.picking import pick
+from ..nn.conversion.report import Conversion
+from ..nn.layers.fp8_weight import Fp8Weight
+
+_OF_WEIGHTS: Final = ("128x128", "channel", "tensor")
+
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How the weights of a model are cast while it is loaded, and how its layers compute.
+
+    format: an octofold.Format or its words, with scales 128x128, channel or tensor.
+    compute: "native": a layer casts its input too, and multiplies FP8 with FP8. "weight-only":
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can.
+    modules_to_not_convert: names, or parts of names between dots, or regular expressions for names
+        from their beginning, of modules whose layers stay as they are; beside output heads and what
+        octofold.nn.convert() leaves alone.
+    """
+
+    format: Format
+    compute: str
+    modules_to_not_convert: tuple[str, ...]
+
+    @classmethod
+    def checked(
+        cls, operation: str, format: Any, compute: Any, modules_to_not_convert: Any
+    ) -> "LoadingOptions":
+        """Raises InvalidArgumentError, which names the argument."""
+        format = format_of(operation, format)
+        if format.granularity not in _OF_WEIGHTS:
+            expected = f"scales of a weight, {', '.join(_OF_WEIGHTS)}"
+            raise invalid_argument(operation, "format", expected, format.granularity)
+        if compute not in COMPUTE:
+            raise invalid_argument(
+                operation, "compute", f"one of {', '.join(COMPUTE)}", repr(compute)
+            )
+        return cls(format, compute, _patterns(operation, modules_to_not_convert))
+
+    def keeps(self, name: str) -> bool:
+        """Whether the user wants a module of this name as it is."""
+        return any(
+            re.match(rf"(?:{pattern})(?:$|\.)", name) or f".{pattern}." in f".{name}."
+            for pattern in self.modules_to_not_convert
+        )
+
+
+def convert_linears(
+    operation: str,
+    model: Module,
+    options: LoadingOptions,
+    device_of: Callable[[str], torch.device],
+    only: Callable[[str], bool] | None = None,
+) -> Conversion:
+    """Put a layer with an FP8 weight in the place of each linear layer of a model on "meta".
+
+    device_of: by the layer's name, the device where it will run.
+    only: by the layer's name, whether the checkpoint has its weight in FP8; None: it has none, and
+        weights are cast while they are loaded.
+    Raises InvalidArgumentError for a model without such layers.
+    """
+    modules = dict(model.named_modules())
+    alone = {
+        id(module): "modules_to_not_convert names it"
+        for name, module in modules.items()
+        if options.keeps(name)
+    }
+    filter_fn = None if only is None else (lambda _, name: only(name))
+    picked = pick(operation, model, filter_fn, but=alone)
+    new: dict[int, Module] = {}
+    converted: dict[str, str] = {}
+    for name, linear in picked.layers.items():
+        layer = empty_layer(linear, options, device_of(name))
+        new[id(linear)] = layer
+        converted[name] = f"octofold.nn.{type(layer).__name__}, {options.format}"
+    return Conversion(replaced(model, new), converted, picked.left_alone)
+
+
+def empty_layer(
+    linear: torch.nn.Linear, options: LoadingOptions, device: torch.device
+) -> Fp8Weight:
+    """The twin of a linear layer with a weight of the options' format, and without memory."""
+    shape, format = (linear.out_features, linear.in_features), options.format
+    with torch.device("meta"):
+        codes = torch.empty(shape, dtype=DTYPES[format.dtype])
+        scale = torch.empty(scale_shape(format.granularity, *shape), dtype=torch.float32)
+    weight = ScaledTensor(codes, scale, format.granularity)
+    return frozen_layer(linear, weight, options.compute, device)
+
+
+@torch.no_grad()
+def cast_weight(layer: Fp8Weight, weight: Tensor, format: Format) -> dict[str, Tensor]:
+    """The buffers of the layer, by their names, of a weight [out, in] in high precision, where that
+    is."""
+    cast = quantize(weight, format)
+    return {"weight": cast.data, layer.scale_name: cast.scale}
+
+
+def _patterns(operation: str, names: Any) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        expected = "a list of names or regular expressions, or None"
+        raise invalid_argument(operation, "modules_to_not_convert", expected, repr(names))
+    for name in names:
+        try:
+            re.compile(name)
+        except (re.error, TypeError) as error:
+            expected = "names or regular expressions"
+            got = f"{name!r} ({error})"
+            raise invalid_argument(operation, "modules_to_not_convert", expected, got) from None
+    return tuple(names)
