@@ -102,7 +102,7 @@ def test_layers_in_fp8(tmp_path, original, granularity, compute):
 def test_weights_alone_where_there_are_no_products(tmp_path, original, monkeypatch):
     """As on GPUs of 8.6 and 10.0."""
     folder = saved(tmp_path / "x", original, "128x128")
-    monkeypatch.setattr("octofold.models.frozen.has_native", lambda device: False)
+    monkeypatch.setattr("octofold.nn.conversion.frozen.has_native", lambda device: False)
     block = octofold.models.load_checkpoint_into(Block(), folder)
     assert type(block.up) is octofold.nn.WeightOnlyLinear
 
