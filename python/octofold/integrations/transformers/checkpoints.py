@@ -148,57 +148,65 @@ def _granularity(shape: tuple[int, ...], scale: str, scales: tuple[int, ...]) ->
 def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
     """The transforms with which transformers reads a checkpoint in FP8: those of the model, and
     before them what puts scales into their places, or numbers into modules without FP8."""
-    model._keys_to_ignore_on_load_unexpected = [
-        *(model._keys_to_ignore_on_load_unexpected or ()),
-        *_OF_SERVERS,
-    ]
+    ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *_OF_SERVERS}
+    model._keys_to_ignore_on_load_unexpected = ignored
     made: list[Any] = []
-    single: set[tuple[str, str, str]] = set()
-    stacked = False
+    spelled: dict[tuple[str, str], dict[str, list[str]]] = {}
     for target, weights in contents.weights.items():
-        module = _module_of(model, target)
+        module, first = _module_of(model, target), weights[0]
         if isinstance(module, Fp8Weight):
-            single |= set(_spellings(contents, weights[0], module.scale_name))
-        elif len(weights) > 1 or is_experts(module):
-            stacked = True
-        elif weights[0].scale is not None:
-            names = (contents.renamed(name) for name in (weights[0].codes, weights[0].scale))
+            if first.scale is not None:
+                layer, _, codes = contents.renamed(first.codes).rpartition(".")
+                scale = contents.renamed(first.scale).rpartition(".")[2]
+                layers = spelled.setdefault((codes, scale), {})
+                layers.setdefault(module.scale_name, []).append(layer)
+        elif len(weights) == 1 and not is_experts(module) and first.scale is not None:
+            names = (contents.renamed(name) for name in (first.codes, first.scale))
             patterns = [rf"^{re.escape(name)}$" for name in names]
-            made.append(WeightConverter(patterns, target, [_Dequantize(weights[0].format)]))
-    if stacked:
-        made += _of_experts(contents, converters, model)
-    for codes, scale, scale_name in sorted(single):
+            made.append(WeightConverter(patterns, target, [_Dequantize(first.format)]))
+    made += _with_experts(contents, converters, model)
+    for (codes, scale), layers in spelled.items():
         if codes != "weight":
             made.append(WeightRenaming(rf"\.{re.escape(codes)}$", ".weight"))
-        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{scale_name}", [_AsScale()]))
-    return [*made, *converters]
+        # Families that mix granularities have one name for all scales.
+        usual = max(layers, key=lambda name: len(layers[name]))
+        for scale_name in (name for name in layers if name != usual):
+            for layer in layers[scale_name]:
+                pattern = rf"^{re.escape(layer)}\.{re.escape(scale)}$"
+                made.append(WeightConverter(pattern, f"{layer}.{scale_name}", [_AsScale()]))
+        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{usual}", [_AsScale()]))
+    return made
 
 
-def _of_experts(contents: Contents, converters: Sequence[Any], model: Any) -> Iterator[Any]:
-    """For experts that are a matrix each in the file: beside each transform that stacks their
-    codes, one that stacks their scales; or one that stacks the numbers."""
+def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> Iterator[Any]:
+    """The model's transforms. Where experts are a matrix each in the file: beside each transform
+    that stacks their codes, one that stacks their scales; or in its place one that stacks the
+    numbers."""
+    stacked = [weights for weights in contents.weights.values() if len(weights) > 1]
     scales = {
         weight.scale.rpartition(".")[2]: weight.format
-        for weights in contents.weights.values()
+        for weights in stacked
         for weight in weights
-        if len(weights) > 1 and weight.scale is not None
+        if weight.scale is not None
     }
     native = any(is_experts(module) for module in model.modules())
     for converter in converters:
-        if not isinstance(converter, WeightConverter):
-            continue
         sources = list(converter._original_source_patterns)
         targets = list(converter._original_target_patterns)
-        if not all(".experts." in one and one.endswith(".weight") for one in sources):
+        if not scales or not all(".experts." in one and one.endswith(".weight") for one in sources):
+            yield converter
             continue
-        for scale, format in scales.items():
-            of_scales = [f"{one.removesuffix('weight')}{scale}" for one in sources]
-            if native:
-                stacked = [f"{target}_scale_inv" for target in targets]
-                yield converter.copy(of_scales, stacked, operations=list(converter.operations))
-            else:
-                operations = [_Dequantize(format), *converter.operations]
-                yield converter.copy([*sources, *of_scales], targets, operations=operations)
+        ((scale, format),) = scales.items()
+        of_scales = [f"{one.removesuffix('weight')}{scale}" for one in sources]
+        operations = list(converter.operations)
+        if native:
+            yield converter
+            yield converter.copy(
+                of_scales, [f"{target}_scale_inv" for target in targets], operations=operations
+            )
+        else:
+            operations = [_Dequantize(format), *operations]
+            yield converter.copy([*sources, *of_scales], targets, operations=operations)
 
 
 class _AsScale(ConversionOps):  # type: ignore[misc]
@@ -217,17 +225,26 @@ class _AsScale(ConversionOps):  # type: ignore[misc]
 class _Dequantize(ConversionOps):  # type: ignore[misc]
     """The numbers of codes and scales: of one weight, or of lists of them by their patterns."""
 
+    hf_quantizer = True
+    """By which transformers knows that what it reads is not to be converted before."""
+
     def __init__(self, format: Format) -> None:
         self._granularity = format.granularity
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], model: Any = None, **_: Any
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        full_layer_name: str = "",
+        model: Any = None,
+        **_: Any,
     ) -> dict[str, Any]:
         half = len(source_patterns) // 2
         made: dict[str, Any] = {}
         for of_codes, of_scales in zip(source_patterns[:half], source_patterns[half:], strict=True):
             pairs = zip(input_dict[of_codes], input_dict[of_scales], strict=True)
-            made[of_codes] = [self._numbers(*pair, model.dtype) for pair in pairs]
+            name = full_layer_name if half == 1 else of_codes
+            made[name] = [self._numbers(*pair, model.dtype) for pair in pairs]
         return made
 
     def _numbers(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -236,16 +253,6 @@ class _Dequantize(ConversionOps):  # type: ignore[misc]
         scaled = ScaledTensor(codes, scale.float().reshape(shape), self._granularity)
         numbers: Tensor = scaled.dequantize(dtype)
         return numbers
-
-
-def _spellings(
-    contents: Contents, weight: Weight, scale_name: str
-) -> Iterator[tuple[str, str, str]]:
-    """What follows the layer's name in those of codes and scale, and the buffer of the scale."""
-    if weight.scale is None:
-        return
-    codes, scale = contents.renamed(weight.codes), contents.renamed(weight.scale)
-    yield codes.rpartition(".")[2], scale.rpartition(".")[2], scale_name
 
 
 def _module_of(model: Any, parameter: str) -> Any:
