@@ -9,7 +9,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
-from ..._core.errors import InvalidArgumentError
+from ..._core.errors import InvalidArgumentError, invalid_argument
 from ...nn.conversion.report import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
 from ..model_loading import cast_weight, convert_linears
@@ -34,6 +34,24 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         self.report: dict[str, str] = {}
         self._contents: Contents | None = None
+
+    def validate_environment(self, *arguments: Any, device_map: Any = None, **options: Any) -> None:
+        """device_map: as from_pretrained() was given it, and again when its devices are known."""
+        places = set(device_map.values()) if isinstance(device_map, dict) else set()
+        if "disk" in places and not self.pre_quantized:
+            # transformers would read the weight from the source's file, and take it for codes.
+            raise invalid_argument(
+                "from_pretrained",
+                "device_map",
+                "no disk where weights are cast as they are loaded (save_pretrained() once, and "
+                "load that folder)",
+                "'disk'",
+            )
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            _log.warning_once(
+                "octofold: FP8 weights are buffers: from_pretrained(offload_buffers=True) offloads "
+                "them too, and without it they cannot be offloaded"
+            )
 
     @property
     def quantized_element_size(self) -> float:
@@ -97,11 +115,6 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         # What it saves has the names of its modules.
         model._weight_conversions = []
         self.quantization_config.foreign = False
-        if _offloads_without_buffers(model):
-            _log.warning(
-                "octofold: FP8 weights are buffers, and stay on the GPU unless "
-                "from_pretrained(offload_buffers=True) offloads them too"
-            )
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -161,17 +174,6 @@ class _Cast(ConversionOps):  # type: ignore[misc]
                 buffers = cast_experts(module, name, weight)
             made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
         return made
-
-
-def _offloads_without_buffers(model: Module) -> bool:
-    """Whether accelerate brings layers with FP8 weights to the GPU call by call, and their weights
-    are there all the time."""
-    return any(
-        isinstance(module, Fp8Weight)
-        and getattr(getattr(module, "_hf_hook", None), "offload", False)
-        and not getattr(getattr(module, "_hf_hook", None), "offload_buffers", True)
-        for module in model.modules()
-    )
 
 
 def _wide(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
