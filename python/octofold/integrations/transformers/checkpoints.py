@@ -213,7 +213,11 @@ class _AsScale(ConversionOps):  # type: ignore[misc]
     """A scale in the shape of its buffer: families have [out, 1] or [] for [out] and [1]."""
 
     def convert(
-        self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **_: Any
+        self,
+        input_dict: dict[str, Any],
+        full_layer_name: str = "",
+        model: Any = None,
+        **others: Any,
     ) -> dict[str, Tensor]:
         (value,) = input_dict.values()
         scale: Tensor = value[0] if isinstance(value, list) else value
