@@ -28,7 +28,7 @@ from common.operands import relative_error
 from common.run import Run, new_parser, print_table
 from octofold._timing import EVENTS, GRAPH, WALL
 from octofold.integrations.transformers import OctofoldConfig
-from transformers.integrations import hub_kernels
+from transformers.integrations import finegrained_fp8
 
 BF16 = torch.bfloat16
 LAYERS = {
@@ -60,8 +60,10 @@ def options_of(finegrained):
         )
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        hub_kernels._KERNEL_MODULE_MAPPING["finegrained-fp8"] = module
-        hub_kernels._KERNEL_MODULE_MAPPING["deep-gemm"] = None
+        # As its loader does, which asks the hub.
+        finegrained_fp8._FINEGRAINED_FP8 = finegrained_fp8.FineGrainedFP8(
+            module.matmul_2d, module.matmul_batched, module.matmul_grouped
+        )
         options["transformers FP8"] = {"quantization_config": transformers.FineGrainedFP8Config()}
     for compute in ("native", "weight-only"):
         options[f"Octofold {compute}"] = {"quantization_config": OctofoldConfig(compute=compute)}
@@ -132,7 +134,7 @@ def measure_lora(run, tokens, names, folder, ways):
             config = octofold.nn.lora_config(model, config)
         elif name != "BF16":
             config.target_modules = r".*_proj"
-        model = peft.get_peft_model(model, config).train()
+        model = peft.get_peft_model(model, config, autocast_adapter_dtype=False).to(BF16).train()
         torch.manual_seed(1)
         for key, parameter in sorted(model.named_parameters()):
             if "lora_" in key:
@@ -150,8 +152,7 @@ def measure_lora(run, tokens, names, folder, ways):
                 def step():
                     for parameter in trained:
                         parameter.grad = None
-                    with torch.autocast(run.device.type, BF16):
-                        model(ids, labels=ids, use_cache=False).loss.backward()
+                    model(ids, labels=ids, use_cache=False).loss.backward()
 
                 def error():
                     step()

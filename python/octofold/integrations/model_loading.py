@@ -7,8 +7,8 @@ precision as a whole.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -62,6 +62,11 @@ class LoadingOptions:
                 operation, "compute", f"one of {', '.join(COMPUTE)}", repr(compute)
             )
         return cls(format, compute, _patterns(operation, modules_to_not_convert))
+
+    def keeping(self, names: Iterable[str]) -> "LoadingOptions":
+        """The same that keeps modules of these names too."""
+        more = tuple(re.escape(name) for name in names)
+        return replace(self, modules_to_not_convert=self.modules_to_not_convert + more)
 
     def keeps(self, name: str) -> bool:
         """Whether the user wants a module of this name as it is."""

@@ -87,7 +87,11 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: Any, device_map: Any = None, checkpoint_files: Any = None, **options: Any
     ) -> None:
-        options_of_config = self.quantization_config.options
+        # transformers' own choice: output embeddings, what is tied, and the last module, which is
+        # the head of a classifier (it names that by its bias, where it has one).
+        names = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+        heads = [name.removesuffix(".bias") for name in names]
+        options_of_config = self.quantization_config.options.keeping(heads)
         where = _Devices(device_map)
         if self.pre_quantized:
             self._contents = Contents(checkpoint_files, model, self.quantization_config.foreign)
@@ -112,6 +116,8 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         return converters_of(self._contents, weight_conversions, model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        for name, module in model.named_modules():
+            _initialize_missing(name, module, model.config)
         # What it saves has the names of its modules.
         model._weight_conversions = []
         self.quantization_config.foreign = False
@@ -174,6 +180,22 @@ class _Cast(ConversionOps):  # type: ignore[misc]
                 buffers = cast_experts(module, name, weight)
             made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
         return made
+
+
+def _initialize_missing(name: str, module: Module, config: Any) -> None:
+    """Give a layer whose weight is not in the checkpoint the values that transformers, which does
+    not know it, would give to a torch.nn.Linear. Its log has named the weight by now."""
+    if is_experts(module):
+        for stack in STACKED:
+            if not hasattr(getattr(module, stack), "_is_hf_initialized"):
+                expected = f"'{name}.{stack}'"
+                raise invalid_argument("from_pretrained", "checkpoint", expected, "none")
+    if not isinstance(module, Fp8Weight) or hasattr(module.weight, "_is_hf_initialized"):
+        return
+    weight = torch.empty(module.weight.shape, device=module.weight.device)
+    module.recast(weight.normal_(std=getattr(config, "initializer_range", None) or 0.02))
+    if module.bias is not None:
+        module.bias.detach().zero_()
 
 
 def _wide(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
