@@ -31,6 +31,7 @@ class Environment:
 
 
 HOSTS: Final = {
+    "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
     "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
 }
 
@@ -72,7 +73,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all")
+    parser.add_argument(
+        "hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all"
+    )
     arguments = parser.parse_args()
     for host in arguments.hosts:
         if host not in HOSTS:

@@ -1,0 +1,108 @@
+"""Products of comfy-kitchen's FP8 weights with inputs of 16 or 32 bits.
+
+comfy-kitchen calls a handler with the operation's arguments. In inference mode a linear layer is
+one operation; elsewhere torch takes it apart into a transpose and aten.mm or aten.addmm, whose
+gradients are aten.mm with the weight as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import torch
+from comfy_kitchen.tensor import QuantizedTensor
+from torch import Tensor
+
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.gemm_weight_only import gemm_weight_only_gradient
+from ...models.layerwise.choice import CAST, NATIVE, WEIGHT_ONLY, linear_way
+from ...models.layerwise.products import linear_of_codes
+from ...nn.autograd.fitting import is_fp8
+from ...nn.casting.casts import walkable
+from ...nn.layers.weight_only import weight_only_linear
+from ...nn.recipes.kernels import has_weight_only
+
+Handler: TypeAlias = Callable[[Any, Any, Any], Any]
+"""Of (the first argument, all arguments, those by name)."""
+
+_aten: Final = torch.ops.aten
+_WIDE: Final = (torch.float16, torch.bfloat16, torch.float32)
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+def handlers(own_of: Callable[[Any], Handler]) -> dict[Any, Handler]:
+    """By operation, those for comfy-kitchen's table.
+
+    own_of: comfy-kitchen's own handler of an operation, to which everything goes that is no product
+        of an FP8 weight with one scale and an input of 16 or 32 bits.
+    """
+
+    def linear(first: Any, arguments: Any, options: Any) -> Any:
+        x, weight, bias = (*arguments, None)[:3]
+        codes = _codes(weight)
+        if codes is None or options or not _is_wide(x):
+            return own_of(_aten.linear.default)(first, arguments, options)
+        return product(x, codes, bias)
+
+    def mm(first: Any, arguments: Any, options: Any) -> Any:
+        x, right = arguments[:2]
+        codes = _codes(right)
+        if codes is None or options or not _is_wide(x):
+            return own_of(_aten.mm.default)(first, arguments, options)
+        return _times(x, codes, None)
+
+    def addmm(first: Any, arguments: Any, options: Any) -> Any:
+        bias, x, right = arguments[:3]
+        codes = _codes(right)
+        if codes is None or options or not _is_wide(x) or not _is_vector(bias):
+            return own_of(_aten.addmm.default)(first, arguments, options)
+        return _times(x, codes, bias)
+
+    return {_aten.linear.default: linear, _aten.mm.default: mm, _aten.addmm.default: addmm}
+
+
+def product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
+    """x [..., in] · weight [out, in]ᵀ (+ bias [out]) in the dtype of x: of FP8 with FP8, with the
+    weight alone in FP8, or by a copy of the weight, as the GPU and the number of tokens have it."""
+    way = _way(x, weight)
+    with torch.no_grad():  # the graph is that of the operation that this is the code of
+        if way == WEIGHT_ONLY:
+            return weight_only_linear(x, weight, bias)
+        return linear_of_codes(x, weight, bias, way == NATIVE)
+
+
+def _way(x: Tensor, weight: ScaledTensor) -> str:
+    if x.device.type != "cpu":
+        return linear_way(x.shape, weight.shape[0], "auto", x.device, x.dtype)
+    return WEIGHT_ONLY if x.dtype in _HALF else CAST
+
+
+def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
+    """x · right [in, out] (+ bias), of a weight's transpose, or of the weight itself in a
+    gradient."""
+    if right.data.stride(0) == 1 and right.data.stride(1) != 1:
+        return product(x, right.T, bias)
+    weight = ScaledTensor(right.data.contiguous(), right.scale, right.granularity)
+    with torch.no_grad():
+        if bias is None and has_weight_only(x.device, x.dtype):
+            dx: Tensor = gemm_weight_only_gradient(walkable(x), weight)
+            return dx
+        copy = weight.dequantize(x.dtype)
+    return x @ copy if bias is None else torch.addmm(bias, x, copy)
+
+
+def _codes(weight: object) -> ScaledTensor | None:
+    """Of an FP8 matrix of comfy-kitchen with one scale; None of everything else."""
+    if not isinstance(weight, QuantizedTensor):
+        return None
+    data, scale = weight._qdata, weight._params.scale
+    if not is_fp8(data) or data.dim() != 2 or scale.numel() != 1:
+        return None
+    return ScaledTensor(data, scale.reshape(1), "tensor")
+
+
+def _is_wide(x: object) -> bool:
+    return isinstance(x, Tensor) and not isinstance(x, QuantizedTensor) and x.dtype in _WIDE
+
+
+def _is_vector(bias: object) -> bool:
+    return _is_wide(bias) and isinstance(bias, Tensor) and bias.dim() == 1
