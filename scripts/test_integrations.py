@@ -32,6 +32,9 @@ class Environment:
 
 HOSTS: Final = {
     "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
+    "torchao": Environment(
+        ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
+    ),
     "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
 }
 

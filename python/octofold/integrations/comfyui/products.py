@@ -14,19 +14,16 @@ from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only_gradient
-from ...models.layerwise.choice import CAST, NATIVE, WEIGHT_ONLY, linear_way
-from ...models.layerwise.products import linear_of_codes
 from ...nn.autograd.fitting import is_fp8
 from ...nn.casting.casts import walkable
-from ...nn.layers.weight_only import weight_only_linear
 from ...nn.recipes.kernels import has_weight_only
+from ..fp8_linear import fp8_linear
 
 Handler: TypeAlias = Callable[[Any, Any, Any], Any]
 """Of (the first argument, all arguments, those by name)."""
 
 _aten: Final = torch.ops.aten
 _WIDE: Final = (torch.float16, torch.bfloat16, torch.float32)
-_HALF: Final = (torch.float16, torch.bfloat16)
 
 
 def handlers(own_of: Callable[[Any], Handler]) -> dict[Any, Handler]:
@@ -61,19 +58,9 @@ def handlers(own_of: Callable[[Any], Handler]) -> dict[Any, Handler]:
 
 
 def product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] · weight [out, in]ᵀ (+ bias [out]) in the dtype of x: of FP8 with FP8, with the
-    weight alone in FP8, or by a copy of the weight, as the GPU and the number of tokens have it."""
-    way = _way(x, weight)
+    """x [..., in] · weight [out, in]ᵀ (+ bias [out]) in the dtype of x."""
     with torch.no_grad():  # the graph is that of the operation that this is the code of
-        if way == WEIGHT_ONLY:
-            return weight_only_linear(x, weight, bias)
-        return linear_of_codes(x, weight, bias, way == NATIVE)
-
-
-def _way(x: Tensor, weight: ScaledTensor) -> str:
-    if x.device.type != "cpu":
-        return linear_way(x.shape, weight.shape[0], "auto", x.device, x.dtype)
-    return WEIGHT_ONLY if x.dtype in _HALF else CAST
+        return fp8_linear(x, weight, bias)
 
 
 def _times(x: Tensor, right: ScaledTensor, bias: Tensor | None) -> Tensor:
