@@ -34,6 +34,7 @@ class Environment:
 HOSTS: Final = {
     "accelerate": Environment(("accelerate==1.15.0",)),
     "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
+    "kernels": Environment(("kernels==0.17.2",)),
     "lightning": Environment(("lightning==2.6.6",)),
     "torchao": Environment(
         ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
