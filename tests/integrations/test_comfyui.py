@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
 import octofold  # noqa: E402
 from octofold.integrations import comfyui  # noqa: E402
-from octofold.integrations.comfyui import products  # noqa: E402
+from octofold.integrations.comfyui import nodes, products  # noqa: E402
 
 aten = torch.ops.aten
 COMFYUI = os.environ.get("OCTOFOLD_COMFYUI", "")
@@ -170,100 +171,68 @@ def test_the_folder_for_custom_nodes():
     spec = importlib.util.spec_from_file_location(name, f"{printed}/__init__.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.NODE_CLASS_MAPPINGS == {}
+    assert module.NODE_CLASS_MAPPINGS == nodes.NODE_CLASS_MAPPINGS
+    assert set(module.NODE_DISPLAY_NAME_MAPPINGS) == set(module.NODE_CLASS_MAPPINGS)
     assert comfyui.switch._replaced
     comfyui.unregister()
 
 
-@pytest.mark.skipif(not COMFYUI, reason="OCTOFOLD_COMFYUI names no checkout of ComfyUI")
-def test_comfyui_itself():
-    """A model of ComfyUI's layers with an FP8 checkpoint: plain, with a LoRA that is merged as
-    weights are loaded, and with one that is applied layer by layer."""
+def test_marks_of_a_checkpoint_without_scales():
+    e4m3, e5m2 = (torch.zeros(4, 8, dtype=dtype) for dtype in FORMATS)
+    state = {
+        "blocks.0.proj.weight": e4m3,
+        "blocks.0.proj.bias": torch.zeros(4, dtype=torch.float8_e4m3fn),
+        "blocks.0.conv.weight": torch.zeros(4, 8, 3, 3, dtype=torch.float8_e4m3fn),
+        "blocks.1.proj.weight": e5m2,
+        "out.weight": torch.zeros(4, 8, dtype=torch.bfloat16),
+        "table": e4m3,
+    }
+    marked = nodes.marked(state)
+    new = {name: marked[name] for name in marked if name not in state}
+    assert set(new) == {
+        f"blocks.{i}.proj.{end}" for i in (0, 1) for end in ("weight_scale", "comfy_quant")
+    }
+    assert all(marked[name] is state[name] for name in state)
+    texts = [json.loads(new[f"blocks.{i}.proj.comfy_quant"].numpy().tobytes()) for i in (0, 1)]
+    assert texts == [{"format": "float8_e4m3fn"}, {"format": "float8_e5m2"}]
+    assert new["blocks.0.proj.weight_scale"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["a.comfy_quant", "scaled_fp8", "a.scale_weight", "a.weight_scale"]
+)
+def test_a_checkpoint_with_scales_is_left_as_it_is(name):
+    state = {"a.weight": torch.zeros(4, 8, dtype=torch.float8_e4m3fn), name: torch.ones(())}
+    assert nodes.marked(state) == state
+
+
+def of_comfyui(name):
+    """What a function of comfyui_models.py finds in a process of its own."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([COMFYUI, *filter(None, sys.path)])}
-    command = [sys.executable, __file__, "--cpu", "--supports-fp8-compute"]
+    script = Path(__file__).with_name("comfyui_models.py")
+    command = [sys.executable, script, "--cpu", "--supports-fp8-compute"]
+    environ["OCTOFOLD_TEST"] = name
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+needs_comfyui = pytest.mark.skipif(not COMFYUI, reason="OCTOFOLD_COMFYUI names no ComfyUI")
+
+
+@needs_comfyui
+def test_comfyuis_layers_and_lora():
+    found = of_comfyui("lora")
     assert found["plain"] < 5e-3
     assert found["layer by layer"] < 6e-3
     assert found["merged"] < 0.05  # ComfyUI rounds the sum to FP8
-    assert found["calls"] == [2, 2, 1]
+    assert found["products"] == [2, 2, 1]
 
 
-def run_comfyui():
-    """What test_comfyui_itself() runs in a process of its own."""
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    import comfy.model_patcher
-    import comfy.ops
-    import comfy.weight_adapter
-
-    assert comfyui.register()
-    layers = comfy.ops.mixed_precision_ops({}, torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
-
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            options = {"device": "cpu", "dtype": torch.bfloat16}
-            self.up = layers.Linear(256, 512, **options)
-            self.down = layers.Linear(512, 128, bias=False, **options)
-
-        def forward(self, x):
-            return self.down(torch.nn.functional.silu(self.up(x)))
-
-    class Model(torch.nn.Module):
-        manual_cast_dtype = None
-
-        def __init__(self):
-            super().__init__()
-            self.diffusion_model = Network()
-
-    model = Model()
-    exact_weights, state = {}, {}
-    for name, shape in (("up", (512, 256)), ("down", (128, 512))):
-        weight = torch.randn(shape, generator=generator) / shape[1] ** 0.5
-        scale = weight.abs().max() / 448
-        codes = (weight / scale).to(torch.float8_e4m3fn)
-        marker = json.dumps({"format": "float8_e4m3fn"}).encode()
-        state |= {f"{name}.weight": codes, f"{name}.weight_scale": scale}
-        state[f"{name}.comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
-        exact_weights[name] = codes.double() * scale.double()
-    state["up.bias"] = torch.randn(512, generator=generator).bfloat16()
-    model.diffusion_model.load_state_dict(state)
-
-    a, b = (
-        torch.randn(512, 8, generator=generator) / 4,
-        torch.randn(8, 256, generator=generator) / 8,
-    )
-    x = torch.randn(2, 100, 256, generator=generator).bfloat16()
-    shapes = []
-    real = products.product
-    products.product = lambda x, *rest: shapes.append(1) or real(x, *rest)
-    cpu = torch.device("cpu")
-    calls = []
-
-    def run(lora):
-        up = exact_weights["up"] + lora * (a.double() @ b.double())
-        hidden = torch.nn.functional.silu(x.double() @ up.T + state["up.bias"].double())
-        shapes.clear()
-        with torch.inference_mode():
-            y = model.diffusion_model(x)
-        calls.append(len(shapes))
-        return error(y, hidden @ exact_weights["down"].T)
-
-    found = {"plain": run(0)}
-    patcher = comfy.model_patcher.ModelPatcher(model, cpu, cpu)
-    adapter = comfy.weight_adapter.LoRAAdapter(set(), (a, b, 8.0, None, None, None))
-    assert patcher.add_patches({"diffusion_model.up.weight": adapter}, 0.7)
-    patcher.patch_model(cpu)
-    found["merged"] = run(0.7)
-    patcher.unpatch_model(cpu)
-    patcher.patch_model(cpu, lowvram_model_memory=1)
-    found["layer by layer"] = run(0.7)
-    print(json.dumps(found | {"calls": calls}))
-
-
-if __name__ == "__main__":
-    run_comfyui()
+@needs_comfyui
+def test_comfyuis_loader_and_the_node():
+    """A diffusion transformer in a file of FP8 without scales."""
+    found = of_comfyui("load")
+    assert found["by ComfyUI"]["products"] == 0
+    assert found["by the node"]["products"] == found["linear layers"]
+    assert found["by the node"]["error"] < 1e-5  # in float32, of the numbers that the codes are

@@ -2,7 +2,8 @@
 by its full name, and no file beside it."""
 
 from octofold.integrations.comfyui import register
+from octofold.integrations.comfyui.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 
-NODE_CLASS_MAPPINGS: dict[str, type] = {}  # without it ComfyUI takes the folder for a broken one
+__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
 
 register()
