@@ -18,7 +18,8 @@ kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
 import octofold  # noqa: E402
 from octofold.integrations import comfyui  # noqa: E402
-from octofold.integrations.comfyui import nodes, products  # noqa: E402
+from octofold.integrations.comfyui import nodes, products
+from octofold.integrations.hosts import HOSTS  # noqa: E402
 
 aten = torch.ops.aten
 COMFYUI = os.environ.get("OCTOFOLD_COMFYUI", "")
@@ -159,7 +160,7 @@ def test_switched_off_by_the_environment(monkeypatch, caplog):
 def test_another_version_is_left_alone(monkeypatch, caplog):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.1")
     assert not comfyui.register()
-    assert "comfy-kitchen>=0.2.40,<0.3, found comfy-kitchen 0.4.1" in caplog.text
+    assert f"{HOSTS['comfyui'].wanted}, found comfy-kitchen 0.4.1" in caplog.text
     assert not comfyui.switch._replaced
 
 

@@ -69,7 +69,7 @@ def _enter() -> str:
             if name in _FORMATS:
                 _settings[name] = algorithm.get("quantize_input", _ABSENT)
                 algorithm["quantize_input"] = False
-    return f"octofold computes linear layers with FP8 weights: {_how()}"
+    return f"linear layers with FP8 weights are computed by octofold: {_how()}"
 
 
 def _algorithms() -> Any:
