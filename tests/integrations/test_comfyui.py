@@ -18,7 +18,7 @@ kitchen = pytest.importorskip("comfy_kitchen.tensor")
 
 import octofold  # noqa: E402
 from octofold.integrations import comfyui  # noqa: E402
-from octofold.integrations.comfyui import nodes, products
+from octofold.integrations.comfyui import nodes, products  # noqa: E402
 from octofold.integrations.hosts import HOSTS  # noqa: E402
 
 aten = torch.ops.aten
