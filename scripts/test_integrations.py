@@ -4,7 +4,8 @@
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
 versions, over one that they share (torch, the wheel, pytest). A host that cannot be installed is
-skipped, and the reason is shown. Its tests are tests/integrations/test_<host>*.py.
+skipped, and the reason is shown. Its tests are tests/integrations/test_<host>*.py, and the code
+blocks of docs/integrations/<host>.md.
 """
 
 import argparse
@@ -31,6 +32,14 @@ class Environment:
 
 
 HOSTS: Final = {
+    "accelerate": Environment(("accelerate==1.15.0",)),
+    "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
+    "kernels": Environment(("kernels==0.17.2",)),
+    "lightning": Environment(("lightning==2.6.6",)),
+    "torchao": Environment(
+        ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
+    ),
+    "torchtitan": Environment(("torchtitan==0.3.0",), alone=("triton==3.7.0",)),
     "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
 }
 
@@ -59,8 +68,12 @@ def test(host: str) -> str:
     reason = make_environment(folder, FOLDER / "shared", HOSTS[host])
     if reason:
         return f"skipped: {reason}"
-    files = sorted(TESTS.glob(f"test_{host}*.py"))
-    pytest = [folder / "bin" / "python", "-m", "pytest", "-q", "-r", "fEs", *files]
+    tests = [str(path) for path in sorted(TESTS.glob(f"test_{host}*.py"))]
+    page = REPOSITORY / "docs" / "integrations" / f"{host}.md"
+    if page.is_file() and "```python" in page.read_text():
+        name = f"test_python_and_console[{page.relative_to(REPOSITORY)}]"
+        tests.append(f"tests/project/test_code_blocks.py::{name}")
+    pytest = [folder / "bin" / "python", "-m", "pytest", "-q", "-r", "fEs", *tests]
     pytest += ["-p", "no:cacheprovider", "-n", os.environ.get("CTEST_PARALLEL_LEVEL", "2")]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(pytest, cwd=REPOSITORY, env=environ, check=False)

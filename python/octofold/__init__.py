@@ -48,6 +48,7 @@ from ._core.errors import (
     UnsupportedError,
 )
 from ._core.formats import Format, Rule
+from ._core.library import library
 from ._core.log import set_log_handler
 from ._core.scaled_tensor import ScaledTensor
 from ._info import Component, Gpu, Info, info
@@ -139,9 +140,12 @@ if importlib.util.find_spec("torch") is not None:  # so that a star import works
 def __getattr__(name: str) -> object:
     """The lazy names, and the version."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("octofold")
+        try:
+            return version("octofold")
+        except PackageNotFoundError:  # a folder of files, which pip has not installed
+            return str(library.version())
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _LAZY[name]

@@ -20,7 +20,8 @@ if any(importlib.util.find_spec(name) is None for name in ("jax", "jax_tvm_ffi")
 
 def walked(package):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if found.name not in NOT_IMPORTED:
+        needs_a_host = found.name.startswith("octofold.integrations.")
+        if found.name not in NOT_IMPORTED and not needs_a_host:
             yield importlib.import_module(found.name)
 
 

@@ -9,6 +9,7 @@
 | `torchao`      | `import octofold.integrations.torchao`, then `torchao.quantize_()`         |
 | `torchtitan`   | its converter in a model's registry                                        |
 | `comfyui`      | a folder in `custom_nodes`                                                 |
+| `hf_kernel`    | `kernels.get_local_kernel()` of a folder that scripts/hf_kernel.py lays out |
 
 The environment variable OCTOFOLD_INTEGRATIONS names those that entry points may switch on, and `0`
 switches all of them off. docs/integrations.md has a page for each.
