@@ -38,7 +38,8 @@ class LoadingOptions:
 
     format: an octofold.Format or its words, with scales 128x128, channel or tensor.
     compute: "native": a layer casts its input too, and multiplies FP8 with FP8. "weight-only":
-        activations have 16 bits, on any GPU. "auto": "native" where the GPU can.
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, but 16 bits for
+        few tokens.
     modules_to_not_convert: names, or parts of names between dots, or regular expressions for names
         from their beginning, of modules whose layers stay as they are; beside output heads and what
         octofold.nn.convert() leaves alone.

@@ -21,7 +21,8 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
     format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
         or "tensor".
     compute: "native": layers cast their input too, and multiply FP8 with FP8. "weight-only":
-        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU.
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU,
+        but 16 bits for few tokens.
     experts: whether expert blocks (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss and their like) are
         cast too, with "128x128" scales. They compute natively, on Hopper and the CPU, and stay as
         they are on other GPUs and with "weight-only".

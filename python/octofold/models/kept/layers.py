@@ -47,7 +47,8 @@ def record_of(module: Module) -> Record | None:
     weight = module.scaled_weight
     record = {"granularity": weight.granularity, "weight_dtype": NAMES[weight.data.dtype]}
     if type(module) is InferenceLinear:
-        return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe)}
+        few = {"few_tokens": module.few_tokens}
+        return {"kind": _INFERENCE, **record, "recipe": asdict(module.recipe), **few}
     kind = next((name for name, one in _FROZEN.items() if type(module) is one), None)
     if kind is None:
         expected = f"layers of {', '.join((_INFERENCE, *_FROZEN))}, or of layerwise casting"
@@ -96,7 +97,8 @@ def layer_of(
     sizes = module.in_features, module.out_features
     weight = ScaledTensor(codes, scale, record["granularity"])
     if record["kind"] == _INFERENCE:
-        layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", recipe=_recipe(record["recipe"]))
+        options = {"recipe": _recipe(record["recipe"]), "few_tokens": record["few_tokens"]}
+        layer: Fp8Weight = InferenceLinear(*sizes, False, "meta", **options)
         layer.hold(weight, bias)
     else:
         kind = _FROZEN[record["kind"]]
@@ -110,7 +112,8 @@ def require_record(record: Any) -> None:
     what it says."""
     kind = record["kind"]
     if kind == _INFERENCE:
-        InferenceLinear(1, 1, False, "meta", recipe=_recipe(record["recipe"]))
+        few = int(record["few_tokens"])
+        InferenceLinear(1, 1, False, "meta", recipe=_recipe(record["recipe"]), few_tokens=few)
     elif kind in _FROZEN:
         _FROZEN[kind](1, 1, False, "meta", format=_format(record))
     elif kind == STORED:

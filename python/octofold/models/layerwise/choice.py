@@ -6,6 +6,7 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
+from ...nn.recipes.choice import FEW_TOKENS
 from ...nn.recipes.kernels import has_native, has_weight_only
 
 NATIVE: Final = "native"
@@ -15,10 +16,6 @@ WEIGHT_ONLY: Final = "weight-only"
 CAST: Final = "cast"
 """A copy of the weight in the compute dtype, and torch's own product."""
 
-FEW_TOKENS: Final = 16
-"""Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
-products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
-and need no cast of x."""
 MOST_TOKENS: Final = 128
 """Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
 weight and torch's product are estimated to be quicker: reading and writing 3 bytes for each weight

@@ -12,11 +12,13 @@ from ..._core.torch import NAMES
 from ..layers.fp8_weight import Fp8Weight
 from ..layers.inference import InferenceLinear
 from ..layers.weight_only import WeightOnlyLinear
+from ..recipes.choice import FEW_TOKENS
 from ..recipes.kernels import has_native
 
 COMPUTE: Final = ("auto", "native", "weight-only")
 """How a layer computes with an FP8 weight. "native": it casts its input, and multiplies FP8 with
-FP8. "weight-only": with 16-bit activations. "auto": "native" on GPUs that can, and on the CPU."""
+FP8. "weight-only": with 16-bit activations. "auto": "native" on GPUs that can, and on the CPU, but
+with 16-bit activations for few tokens."""
 
 # Of a product with a weight of these scales.
 _RECIPES: Final = {
@@ -42,7 +44,8 @@ def frozen_layer(
     if compute == "native" or (compute == "auto" and has_native(device)):
         recipe = recipe_of_weight(weight.granularity, codes)
         bias = None if bias is None else bias.detach()
-        return InferenceLinear.twin_of(linear, weight, bias, recipe=recipe)
+        few = FEW_TOKENS if compute == "auto" else 0
+        return InferenceLinear.twin_of(linear, weight, bias, recipe=recipe, few_tokens=few)
     format = Format(codes, weight.granularity)
     return WeightOnlyLinear.twin_of(linear, weight, bias, format=format)
 

@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.ops import row_count
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
 from ..autograd.frozen import frozen_linear
+from ..autograd.linear import result_dtype
 from ..casting.casts import cast_weight
+from ..recipes.kernels import has_weight_only
 from .fp8_weight import Fp8Weight, linear_of
+from .weight_only import weight_only_linear
 
 _NAME: Final = "octofold.nn.InferenceLinear"
 
@@ -25,6 +29,9 @@ class InferenceLinear(Fp8Weight):
     recipe: an octofold.nn.Recipe or the name of one. Its product `output` is used, and backward
         `grad_input`; what is cast is always cast by scales of its own, also where the recipe delays
         them.
+
+    few_tokens: up to so many tokens of 16 bits are multiplied as they are, as in
+        octofold.nn.WeightOnlyLinear, where the weight's bytes take the time; 0: none are.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, with the scales that the recipe gives a weight.
@@ -48,11 +55,15 @@ class InferenceLinear(Fp8Weight):
         dtype: torch.dtype | None = None,
         *,
         recipe: Recipe | str = "blockwise",
+        few_tokens: int = 0,
     ) -> None:
+        if few_tokens < 0:
+            raise invalid_argument(_NAME, "few_tokens", "a number of tokens", few_tokens)
         recipe = recipe_of(_NAME, recipe)
         product = _output_of(_NAME, recipe)
         super().__init__(in_features, out_features, bias, device, dtype, product.b)
         self._recipe = recipe
+        self.few_tokens = few_tokens
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, recipe: Recipe | str = "blockwise") -> Self:
@@ -74,13 +85,18 @@ class InferenceLinear(Fp8Weight):
 
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
+        if self.few_tokens and row_count(input.shape) <= self.few_tokens:
+            dtype = result_dtype(input)
+            if has_weight_only(input.device, dtype):
+                return weight_only_linear(input.to(dtype), self.scaled_weight, self.bias)
         return frozen_linear(input, self.scaled_weight, self.bias, self._recipe)
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, recipe={self._recipe}"
+        few = f", few_tokens={self.few_tokens}" if self.few_tokens else ""
+        return f"{super().extra_repr()}, recipe={self._recipe}{few}"
 
 
 def _cast(weight: Tensor, recipe: Recipe) -> ScaledTensor:

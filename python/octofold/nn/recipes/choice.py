@@ -20,6 +20,12 @@ over cast and product apart, at 16 it loses 6 %, as each 64 features that a laye
 tokens again."""
 
 
+FEW_TOKENS: Final = 16
+"""Up to so many the weight's bytes are what takes time, and x need not be rounded: weight-only
+products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
+and need no cast of x."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """From which sizes on a layer gains by FP8, forward and backward with all casts.
