@@ -1,13 +1,13 @@
 """A model of transformers with Llama-8B's layers: prefill, decoding and a step of LoRA, in BF16, by
 transformers' own FP8 and by octofold.integrations.transformers.
 
-    python bench/gpu/transformers_model.py RESULTS.jsonl [--layers 4] [--only prefill decode lora]
-        [--finegrained FOLDER]
+    python bench/gpu/transformers_model.py RESULTS.jsonl [--layers 12]
+        [--only prefill decode lora compiled] [--finegrained FOLDER]
 
 The model has random weights, is saved once, and each implementation loads it by from_pretrained().
 Prefill: a sequence of 8192 tokens, the last token's logits. Decoding: a token of each of 1 to 64
 sequences, without the cache, whose attention is the same for all; in a CUDA graph, and "called" as
-Python calls it. LoRA: rank 16 over every linear layer, forward and backward of 4096 tokens.
+Python calls it. Compiled: prefill under torch.compile, which takes minutes. LoRA: rank 16 over every linear layer, forward and backward of 4096 tokens.
 
 --finegrained: the package of kernels-community/finegrained-fp8, with which transformers computes
 where there is no DeepGEMM; without it transformers' FP8 is left out.
@@ -65,8 +65,8 @@ def options_of(finegrained):
             module.matmul_2d, module.matmul_batched, module.matmul_grouped
         )
         options["transformers FP8"] = {"quantization_config": transformers.FineGrainedFP8Config()}
-    for compute in ("native", "weight-only"):
-        options[f"Octofold {compute}"] = {"quantization_config": OctofoldConfig(compute=compute)}
+    for name, compute in (("Octofold", "auto"), ("Octofold, weight-only", "weight-only")):
+        options[name] = {"quantization_config": OctofoldConfig(compute=compute)}
     return options
 
 
@@ -180,7 +180,7 @@ def measure_memory(run, models):
 
 def main():
     parser = new_parser(__doc__, rounds=7, seconds=400)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--finegrained", type=Path)
     parser.add_argument("--only", nargs="+", default=("prefill", "decode", "lora"))
     options = parser.parse_args()
@@ -194,9 +194,13 @@ def main():
             run.release()
         models = {name: loaded(folder, of_name, run) for name, of_name in ways.items()}
         measure_memory(run, models)
+        shape_of_prefill = (1, 8192 if run.on_gpu else 24)
         if "prefill" in options.only:
-            shape = (1, 8192 if run.on_gpu else 16)
-            measure_forward(run, "prefill", shape, models, {"": EVENTS})
+            measure_forward(run, "prefill", shape_of_prefill, models, {"": EVENTS})
+        if "compiled" in options.only:
+            torch._dynamo.config.recompile_limit = 64
+            compiled = {name: torch.compile(model) for name, model in models.items()}
+            measure_forward(run, "compiled", shape_of_prefill, compiled, {"": EVENTS})
         for sequences in (1, 4, 16, 64) if "decode" in options.only else ():
             methods = {"": GRAPH, ", called": WALL}
             measure_forward(run, "decode", (sequences, 1), models, methods)

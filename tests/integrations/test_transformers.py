@@ -230,6 +230,55 @@ def test_generation_and_a_compiled_model(saved):
         assert distance(compiled(TOKENS).logits.float(), model(TOKENS).logits.float()) < 0.02
 
 
+def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
+    """With the bits of its layers, but that the activation is rounded once; wherever that is not
+    possible it calls them."""
+    model = load(saved, "Llama", quantization_config=OctofoldConfig())
+    mlp = model.model.layers[0].mlp
+    assert type(mlp).__name__ == "LlamaMLP"
+    assert "octofold.ops.gated_gemm" in model.hf_quantizer.report["model.layers.0.mlp"]
+    calls = []
+
+    def gated_gemm(*arguments, **options):
+        calls.append(options["activation"])
+        return octofold.ops.gated_gemm(*arguments, **options)
+
+    monkeypatch.setattr("octofold.nn.conversion.gated_mlp.gated_gemm", gated_gemm)
+    x = torch.randn(2, 20, 128, dtype=torch.bfloat16)
+    before = {name: value.clone() for name, value in mlp.state_dict().items()}
+    with torch.no_grad():
+        apart = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+        together = mlp(x)
+        assert calls == ["swiglu"]
+        assert distance(together, apart) < 0.02
+        again = mlp(x)
+        assert torch.equal(again, together)
+        assert mlp.gate_proj.weight.data_ptr() + 256 * 128 == mlp.up_proj.weight.data_ptr()
+        for name, value in mlp.state_dict().items():
+            assert torch.equal(value.view(torch.uint8), before[name].view(torch.uint8))
+        moved = copy.deepcopy(model).to("cpu").model.layers[0].mlp
+        assert torch.equal(moved(x), together)
+        calls.clear()
+        assert torch.equal(
+            mlp(x[:, :8]),
+            mlp.down_proj(mlp.act_fn(mlp.gate_proj(x[:, :8])) * mlp.up_proj(x[:, :8])),
+        )
+    y = mlp(x.requires_grad_())
+    assert y.requires_grad
+    model.save_pretrained(tmp_path)
+    same_bytes(load(saved, "Llama", folder=tmp_path), model)
+    mlp.up_proj.recast(torch.randn(256, 128))  # as merging an adapter does
+    with torch.no_grad():
+        apart = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+        assert calls == []
+        assert distance(mlp(x), apart) < 0.02
+        assert calls == ["swiglu"]
+    mlp.up_proj.register_forward_hook(lambda *_: None)
+    with torch.no_grad():
+        assert torch.equal(mlp(x), apart)
+    assert calls == ["swiglu"]
+
+
 def test_layers_that_stay(saved):
     config = OctofoldConfig(modules_to_not_convert=["q_proj", r"model\.layers\.0\.mlp"])
     model = load(saved, "Llama", quantization_config=config)
@@ -271,7 +320,8 @@ def test_offloaded_to_disk(saved, tmp_path, caplog):
     assert "offload_buffers=True" in caplog.text
     layer = model.model.layers[0].mlp.up_proj
     assert layer.weight.is_meta
-    assert torch.equal(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole))
+    # Not in one chain of kernels, which would hold the weights together.
+    assert distance(ROWS["Llama"].outputs(model), ROWS["Llama"].outputs(whole)) < 0.05
     assert layer.weight.is_meta
     with pytest.raises(octofold.InvalidArgumentError, match=r"'device_map': expected no disk"):
         load(saved, "Llama", quantization_config=OctofoldConfig(), **options)

@@ -10,6 +10,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.report import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
 from ..model_loading import cast_weight, convert_linears
@@ -118,6 +119,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, module in model.named_modules():
             _initialize_missing(name, module, model.config)
+        self.report |= fuse_gated_mlps(model)
         # What it saves has the names of its modules.
         model._weight_conversions = []
         self.quantization_config.foreign = False
