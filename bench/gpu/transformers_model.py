@@ -5,9 +5,10 @@ transformers' own FP8 and by octofold.integrations.transformers.
         [--only prefill decode lora compiled] [--finegrained FOLDER]
 
 The model has random weights, is saved once, and each implementation loads it by from_pretrained().
-Prefill: a sequence of 8192 tokens, the last token's logits. Decoding: a token of each of 1 to 64
-sequences, without the cache, whose attention is the same for all; in a CUDA graph, and "called" as
-Python calls it. Compiled: prefill under torch.compile, which takes minutes. LoRA: rank 16 over every linear layer, forward and backward of 4096 tokens.
+Prefill: a sequence of 8192 tokens, the last token's logits; "compiled": by torch.compile, which
+takes minutes. Decoding: a token of each of 1 to 64 sequences, without the cache, whose attention is
+the same for all; in a CUDA graph, and "called" as Python calls it. LoRA: rank 16 over every linear
+layer, forward and backward of 4096 tokens.
 
 --finegrained: the package of kernels-community/finegrained-fp8, with which transformers computes
 where there is no DeepGEMM; without it transformers' FP8 is left out.

@@ -49,7 +49,7 @@ class GatedMlp(Module):
     def forward(self, x: Tensor) -> Tensor:
         y = _in_one(self, x)
         if y is None:
-            y = super().forward(x)  # type: ignore[misc]
+            y = super().forward(x)
         return y
 
 
