@@ -273,6 +273,11 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
         assert calls == []
         assert distance(mlp(x), apart) < 0.02
         assert calls == ["swiglu"]
+        calls.clear()
+        compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), mlp(x))
+        assert calls == ["swiglu", "swiglu"]
+        calls[:] = ["swiglu"]
     mlp.up_proj.register_forward_hook(lambda *_: None)
     with torch.no_grad():
         assert torch.equal(mlp(x), apart)

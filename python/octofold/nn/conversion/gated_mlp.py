@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..._core.ops import row_count
+from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES, NAMES
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..autograd.chain import gated_in_one
@@ -32,13 +34,14 @@ it."""
 def fuse_gated_mlps(model: Module) -> dict[str, str]:
     """Let the gated MLPs of a transformers model whose three layers are InferenceLinear compute in
     one chain of kernels, in place. State and layers stay; where gradients are wanted, for few
-    tokens, under torch.compile and where a layer has been replaced since (adapters), the MLP calls
-    its layers as before. Returns what became of each, by its name."""
+    tokens and where a layer has been replaced since (adapters), the MLP calls its layers as before.
+    Returns what became of each, by its name."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        if _is_plain(module) and _layers(module) is not None:
+        if _is_plain(module) and (layers := _layers(module)) is not None:
             kind: Any = type(module)
             module.__class__ = _fused(kind)
+            _join(*layers[:2])
             found[name] = "its first half in one kernel (octofold.ops.gated_gemm)"
     return found
 
@@ -58,24 +61,54 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     layers = _layers(mlp)
     if (
         layers is None
-        or torch.compiler.is_compiling()
         or (torch.is_grad_enabled() and x.requires_grad)
         or row_count(x.shape) <= FEW_TOKENS
     ):
         return None
-    gate, up, down = layers
+    gate, up, _ = layers
     dtype, activation = result_dtype(x), GATES[type(mlp.act_fn).__name__]
-    recipe = gate.recipe
-    product = recipe.output
+    if not gated_in_one(gate.recipe, activation, gate.scaled_weight, None, dtype):
+        return None
+    if not torch.compiler.is_compiling():
+        _join(gate, up)
+    weights = [part for layer in layers for part in _tensors(layer.scaled_weight)]
+    y: Tensor = torch.ops.octofold.gated_mlp(x, *weights, activation, NAMES[dtype])
+    return y
+
+
+@torch.library.custom_op("octofold::gated_mlp", mutates_args=())
+def _gated_mlp(
+    x: Tensor,
+    gate: Tensor,
+    gate_scale: Tensor,
+    up: Tensor,
+    up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    activation: str,
+    dtype: str,
+) -> Tensor:
+    """activation(x · gateᵀ, x · upᵀ) · downᵀ of e4m3 weights with 128x128 scales. An op of its own,
+    as torch.compile cannot see where weights are in memory."""
+    parts = _adjacent(gate, up), _adjacent(gate_scale, up_scale)
+    codes, scale = (
+        _below(*pair) if part is None else part
+        for part, pair in zip(parts, ((gate, up), (gate_scale, up_scale)), strict=True)
+    )
+    product = blockwise.output
     assert product is not None
-    if not gated_in_one(recipe, activation, gate.scaled_weight, None, dtype):
-        return None
-    weight = _joined(gate, up)
-    if weight is None:
-        return None
     rows = quantize(walkable(x), product.a)
+    weight = ScaledTensor(codes, scale, "128x128")
     h = gated_gemm(rows, weight, activation=activation, format=product.a)
-    return output_product(h, down.scaled_weight, None, recipe, dtype)
+    return output_product(
+        h, ScaledTensor(down, down_scale, "128x128"), None, blockwise, DTYPES[dtype]
+    )
+
+
+@_gated_mlp.register_fake
+def _(x: Tensor, *arguments: Any) -> Tensor:
+    down, dtype = arguments[4], arguments[-1]
+    return x.new_empty((*x.shape[:-1], down.shape[0]), dtype=DTYPES[dtype])
 
 
 def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear] | None:
@@ -86,35 +119,31 @@ def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear
         if (
             type(part) is not InferenceLinear
             or part.bias is not None
-            or part.recipe != gate.recipe
+            or part.recipe != blockwise
             or part._forward_hooks
             or part._forward_pre_hooks
             or "forward" in part.__dict__  # accelerate's, which brings the weight
         ):
             return None
-    if gate.weight.shape != up.weight.shape or gate.scale_name != "weight_scale_inv":
+    if gate.weight.shape != up.weight.shape:
+        return None
+    if gate.out_features % 128:  # a square of scales would be of both
         return None
     return gate, up, down
 
 
-def _joined(gate: InferenceLinear, up: InferenceLinear) -> ScaledTensor | None:
-    """Both weights, one below the other, in memory of which each layer's are a view. They are put
-    there once, and again after to() and the like; not while a CUDA graph is captured (None)."""
-    parts = gate.scaled_weight, up.scaled_weight
-    if parts[0].shape[0] % 128:
-        return None
-    together = [_adjacent(a, b) for a, b in zip(*map(_tensors, parts), strict=True)]
-    codes, scale = together
-    if codes is not None and scale is not None:
-        return ScaledTensor(codes, scale, "128x128")
-    if codes is None and parts[0].data.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    data = torch.cat([part.data.view(torch.uint8) for part in parts]).view(parts[0].data.dtype)
-    whole = ScaledTensor(data, torch.cat([part.scale for part in parts]), "128x128")
-    middle = parts[0].shape[0]
+def _join(gate: InferenceLinear, up: InferenceLinear) -> None:
+    """Put both weights one below the other in memory of which each layer's are a view: once, and
+    again after to() and the like, but not while a CUDA graph is captured."""
+    parts = _tensors(gate.scaled_weight), _tensors(up.scaled_weight)
+    if all(_adjacent(a, b) is not None for a, b in zip(*parts, strict=True)):
+        return
+    if gate.weight.is_meta or (gate.weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    codes, scale = (_below(a, b) for a, b in zip(*parts, strict=True))
+    whole, middle = ScaledTensor(codes, scale, "128x128"), gate.weight.shape[0]
     gate.hold(whole[:middle], None)
     up.hold(whole[middle:], None)
-    return whole
 
 
 def _tensors(weight: ScaledTensor) -> tuple[Tensor, Tensor]:
@@ -129,6 +158,11 @@ def _adjacent(a: Tensor, b: Tensor) -> Tensor | None:
     if not same or b.data_ptr() != a.data_ptr() + a.nbytes:
         return None
     return a.as_strided((a.shape[0] + b.shape[0], *a.shape[1:]), a.stride())
+
+
+def _below(a: Tensor, b: Tensor) -> Tensor:
+    """A copy of both as one tensor. torch's cat() takes no FP8."""
+    return torch.cat([a.view(torch.uint8), b.view(torch.uint8)]).view(a.dtype)
 
 
 def _is_plain(module: Module) -> bool:
