@@ -54,7 +54,7 @@ def lora_config(model: Module, config: Any) -> Any:
     config._custom_modules = dict(config._custom_modules or {})
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
-        config.target_modules = _linear_names(model, config.task_type == "SEQ_CLS")
+        config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
     if config.target_modules is not None and not config.inference_mode:
         tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
         for name, module in model.named_modules():
@@ -65,7 +65,7 @@ def lora_config(model: Module, config: Any) -> Any:
     return config
 
 
-def _linear_names(model: Any, classifies: bool) -> set[str]:
+def linear_names(model: Any, classifies: bool) -> set[str]:
     """Of the layers that "all-linear" stands for, as peft has it: without what gives the output."""
     head = None
     if callable(getattr(model, "get_output_embeddings", None)):

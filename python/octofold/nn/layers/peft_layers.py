@@ -76,9 +76,10 @@ class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
         """Of the layer; peft's own warns of each that it does not know."""
         return module.in_features, module.out_features
 
-    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, None]:
-        """Where adapters go, and no dtype: they would be FP8 as the weight is."""
-        return base_layer.weight.device, None
+    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, Any]:
+        """Where adapters go, and their dtype where the layer says in which its model computes: not
+        FP8, as the weight is."""
+        return base_layer.weight.device, getattr(base_layer, "compute_dtype", None)
 
 
 class InferenceLora(WeightOnlyLora):
@@ -95,6 +96,9 @@ LAYERS: Final[dict[type[Module], type[Module]]] = {
     WeightOnlyLinear: WeightOnlyLora,
     InferenceLinear: InferenceLora,
 }
+LOADED_LAYERS: Final[dict[type[Module], type[Module]]] = dict.fromkeys(LAYERS, WeightOnlyLora)
+"""For hosts that do not say whether an adapter is to be trained. An InferenceLinear itself refuses
+gradients through it."""
 
 
 def require_plain(config: Any) -> None:
