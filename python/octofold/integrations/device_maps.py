@@ -31,7 +31,7 @@ class Devices:
             if not torch.cuda.is_available():
                 return torch.device("cpu")
             device = "cuda"
-        device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
+        found = torch.device(device)
+        if found.type == "cuda" and found.index is None:
             return torch.device("cuda", torch.cuda.current_device())
-        return device
+        return found

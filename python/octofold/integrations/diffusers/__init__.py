@@ -1,9 +1,8 @@
 """A quantizer for Diffusers, by the name "octofold". Importing this module registers it.
 
 >>> from octofold.integrations.diffusers import OctofoldConfig
->>> model = FluxTransformer2DModel.from_pretrained(
-...     name, subfolder="transformer", quantization_config=OctofoldConfig(), torch_dtype=torch.bfloat16
-... )
+>>> config = OctofoldConfig()
+>>> model = FluxTransformer2DModel.from_pretrained(name, quantization_config=config)
 >>> model.save_pretrained(folder)                           # codes and scales
 >>> model = FluxTransformer2DModel.from_pretrained(folder)  # the same bits again
 
@@ -37,7 +36,7 @@ AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = OctofoldConfig
 AUTO_QUANTIZER_MAPPING[NAME] = OctofoldQuantizer
 
 for _other in ("transformers", "peft"):
-    if find_spec(_other) is None:
+    if find_spec(_other) is None or find_spec(f"octofold.integrations.{_other}") is None:
         continue
     try:
         importlib.import_module(f"octofold.integrations.{_other}")

@@ -1,7 +1,7 @@
 """The quantization_config of Diffusers' models whose weights Octofold casts."""
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Final
 
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
@@ -13,7 +13,7 @@ NAME: Final = "octofold"
 _OPERATION: Final = "octofold.integrations.diffusers.OctofoldConfig"
 
 
-class _Method(str, Enum):
+class _Method(StrEnum):
     """Diffusers reads the name of a method as a member of an enumeration."""
 
     OCTOFOLD = NAME
@@ -59,13 +59,20 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
             None if modules_to_not_convert is None else list(modules_to_not_convert)
         )
 
-    def options_for(self, model: Any) -> LoadingOptions:
-        """What it says, checked again as a config may be changed as it is loaded, of a model: with
-        the patterns that hold for it."""
-        names = self.modules_to_not_convert
-        if names is None:
-            names = _patterns_of_casting(model)
-        return LoadingOptions.checked(_OPERATION, self.format, self.compute, names)
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is not as by default, which Diffusers shows."""
+        plain = OctofoldConfig().to_dict()
+        return {key: value for key, value in self.to_dict().items() if value != plain[key]}
+
+
+def options_of(config: OctofoldConfig, model: Any) -> LoadingOptions:
+    """What a config says, checked again as it may be changed as it is loaded, of a model with
+    weights in high precision. None: of a checkpoint that says itself what is in FP8."""
+    names: Sequence[str] | None = ()
+    if model is not None:
+        names = config.modules_to_not_convert
+        names = _patterns_of_casting(model) if names is None else names
+    return LoadingOptions.checked(_OPERATION, config.format, config.compute, names)
 
 
 def _patterns_of_casting(model: Any) -> list[str]:

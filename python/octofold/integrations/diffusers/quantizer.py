@@ -7,7 +7,6 @@ import torch
 from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
-from torch.nn import Module
 
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
 from ...nn.autograd.fitting import is_fp8
@@ -19,8 +18,9 @@ from ...nn.layers.stored_weight import stored
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
 from ..device_maps import Devices
-from ..model_loading import cast_weight, convert_linears
-from .config import OctofoldConfig
+from ..model_loading import LoadingOptions, cast_weight, convert_linears
+from .bfl import bundled, codes_and_scale, is_bundle
+from .config import OctofoldConfig, options_of
 
 _OPERATION: Final = "octofold.integrations.diffusers"
 _SCALES: Final = (".weight_scale_inv", ".weight_scale")
@@ -41,8 +41,10 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         self.report: Conversion | None = None
+        self._options: LoadingOptions | None = None
         self._dtype: torch.dtype | None = None
         self._names: tuple[str, ...] = ()
+        self._bundles: set[str] = set()
         self._come: set[tuple[str, str]] = set()
 
     def validate_environment(
@@ -72,9 +74,8 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return loaded_keys
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The same, where from_single_file() reads."""
-        self._names = self._names or tuple(state_dict)
-        return state_dict
+        """Where from_single_file() reads, the names may be others than the model's yet."""
+        return state_dict if self._names else bundled(state_dict)
 
     def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
         """Scales are made as weights are cast."""
@@ -88,7 +89,12 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         """Whether a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
         path, _, name = param_name.rpartition(".")
         module = model.get_submodule(path)
-        return isinstance(module, Fp8Weight) and name in ("weight", module.scale_name)
+        if isinstance(module, Fp8Weight):
+            return name in ("weight", module.scale_name)
+        if is_fp8(state_dict[param_name]):
+            got = f"'{param_name}' in FP8 without"
+            raise invalid_argument(_OPERATION, "checkpoint", "scales beside codes", got)
+        return False
 
     def create_quantized_param(
         self,
@@ -108,17 +114,20 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         path, _, name = param_name.rpartition(".")
         layer: Fp8Weight = model.get_submodule(path)
         value: Tensor = param_value if state_dict is None else state_dict[param_name]
-        value = value.to(target_device)
-        if name == "weight" and not is_fp8(value):
-            parts = cast_weight(layer, value, self._options(model).format)
+        if is_bundle(value):
+            parts = dict(zip((name, layer.scale_name), codes_and_scale(value), strict=True))
+        elif name == "weight" and not is_fp8(value):
+            assert self._options is not None
+            parts = cast_weight(layer, value.to(target_device), self._options.format)
         else:
-            own = layer.scaled_weight.data if name == "weight" else layer.scaled_weight.scale
-            if value.numel() != own.numel() or value.dtype != own.dtype:
-                expected = f"{param_name} {list(own.shape)} of {own.dtype}, as the config says"
-                got = f"{list(value.shape)} of {value.dtype}"
+            parts = {name: value}
+        for key, part in parts.items():
+            own = layer.scaled_weight.data if key == "weight" else layer.scaled_weight.scale
+            if part.numel() != own.numel() or part.dtype != own.dtype:
+                expected = f"{path}.{key} {list(own.shape)} of {own.dtype}, as the config says"
+                got = f"{list(part.shape)} of {part.dtype}"
                 raise invalid_argument(_OPERATION, "checkpoint", expected, got)
-            parts = {name: value.reshape(own.shape)}
-        for key, tensor in parts.items():
+            tensor = part.to(target_device).reshape(own.shape)
             if key == "weight":
                 layer._parameters[key] = stored(tensor)
             else:
@@ -133,13 +142,13 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         state_dict: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if state_dict is not None:  # under the names that the model has
+        if state_dict is not None:
             self._names = tuple(state_dict)
+            self._bundles = {name for name, value in state_dict.items() if is_bundle(value)}
         in_codes = self._layers_with_codes()
         only = in_codes.__contains__ if in_codes else None
-        report = convert_linears(
-            _OPERATION, model, self._options(model), Devices(device_map), only
-        )
+        self._options = options_of(self.quantization_config, None if in_codes else model)
+        report = convert_linears(_OPERATION, model, self._options, Devices(device_map), only)
         if missed := in_codes - set(report.converted):
             expected = "FP8 weights of linear layers that can be converted"
             raise invalid_argument(_OPERATION, "checkpoint", expected, _listed(missed))
@@ -190,9 +199,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return 2
 
     def _dequantize(self, model: Any) -> Any:
-        layers = {
-            name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)
-        }
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
         if away := [name for name, layer in layers.items() if layer.weight.is_meta]:
             expected = "weights in memory (remove the hooks that offload them)"
             raise InvalidArgumentError(
@@ -206,12 +213,9 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         model._internal_dict = type(model.config)(kept)
         return model
 
-    def _options(self, model: Module) -> Any:
-        return self.quantization_config.options_for(model)
-
     def _layers_with_codes(self) -> set[str]:
         """Of the checkpoint, by its names."""
-        return {
+        return {name.removesuffix(".weight") for name in self._bundles} | {
             name.removesuffix(suffix)
             for name in self._names
             for suffix in _SCALES
