@@ -158,9 +158,12 @@ def test_adapters_are_trained_over_weight_only_layers(folder, inputs, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
     y = outcome(model, inputs)
-    model.save_lora_adapter(tmp_path)
+    # Diffusers' save_lora_adapter() refuses every quantized model: it asks for .to(dtype=None).
+    state = peft.get_peft_model_state_dict(model)
+    assert len(state) == len(trained)
+    diffusers.FluxPipeline.save_lora_weights(tmp_path, transformer_lora_layers=state)
     again = loaded(folder, "weight-only")
-    again.load_lora_adapter(tmp_path, prefix=None)
+    again.load_lora_adapter(tmp_path, weight_name="pytorch_lora_weights.safetensors")
     assert torch.equal(outcome(again, inputs), y)
 
 
