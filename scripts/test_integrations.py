@@ -31,6 +31,9 @@ class Environment:
 
 
 HOSTS: Final = {
+    "diffusers": Environment(
+        ("diffusers==0.42.1", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
+    ),
     "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
 }
 

@@ -133,7 +133,13 @@ def test_families(make, compute, names, tmp_path):
 
 @pytest.mark.parametrize("shards", [{}, {"max_shard_size": "64KB"}])
 @pytest.mark.parametrize(
-    ("format", "compute"), [("128x128", "native"), ("e5m2 channel", "weight-only")]
+    ("format", "compute"),
+    [
+        ("128x128", "native"),
+        ("e5m2 channel", "weight-only"),
+        (octofold.Format("e4m3", "tensor", power_of_two=True), "native"),
+    ],
+    ids=str,
 )
 def test_saved_and_loaded_are_the_same_bits(plain, tmp_path, shards, format, compute):
     _, inputs, folder = plain
@@ -147,7 +153,11 @@ def test_saved_and_loaded_are_the_same_bits(plain, tmp_path, shards, format, com
     assert dtypes == {torch.float32}
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "octofold"
-    assert (config["format"], config["compute"]) == (format, compute)
+    assert config["compute"] == compute
+    if isinstance(format, str):
+        assert config["format"] == format
+    else:
+        assert octofold.Format(**config["format"]) == format
 
     again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
     assert same_bits(again.state_dict(), model.state_dict())
@@ -302,6 +312,7 @@ def test_models_without_the_config_are_as_before(plain):
     [
         ({"format": "1x128"}, "'format': expected scales of a weight, 128x128, channel, tensor"),
         ({"format": "int8"}, "'format'"),
+        ({"format": {"bits": 8}}, "'format': expected the fields of an octofold.Format"),
         ({"compute": "fast"}, "'compute': expected one of auto, native, weight-only, got 'fast'"),
         ({"modules_to_not_convert": "norm"}, "'modules_to_not_convert': expected a list"),
         ({"modules_to_not_convert": ["("]}, "'modules_to_not_convert'"),

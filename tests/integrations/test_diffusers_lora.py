@@ -13,7 +13,7 @@ from diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa:
 from octofold import nn  # noqa: E402
 from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
 from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
-from octofold.nn.layers.peft_layers import WeightOnlyLora  # noqa: E402
+from octofold.nn.layers.peft_layers import Fp8Lora  # noqa: E402
 from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
 
 Flux = diffusers.FluxTransformer2DModel
@@ -71,7 +71,7 @@ def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
     model.load_lora_adapter(dict(state), adapter_name="one", low_cpu_mem_usage=low_cpu_mem_usage)
     for name in TARGETS:
         layer = model.get_submodule(name)
-        assert type(layer) is WeightOnlyLora
+        assert type(layer) is Fp8Lora
         assert type(layer.base_layer.weight) is StoredWeight
         assert layer.lora_A["one"].weight.dtype == BF16
     y = outcome(model, inputs)
@@ -135,11 +135,12 @@ def codes(model):
     }
 
 
-def test_adapters_are_trained_over_weight_only_layers(folder, inputs, tmp_path):
-    model = loaded(folder, "weight-only")
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+def test_adapters_are_trained(folder, inputs, tmp_path, compute):
+    model = loaded(folder, compute)
     assert model.hf_quantizer.is_trainable
     model.requires_grad_(False)
-    config = peft.LoraConfig(r=RANK, target_modules=["to_q", "to_v", "proj_out"])
+    config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=["to_q", "to_v", "proj_out"])
     model.add_adapter(config)
     trained = [one for one in model.parameters() if one.requires_grad]
     assert len(trained) == 2 * (2 * 3 + 3)  # the output, which is not in FP8, too
@@ -162,17 +163,9 @@ def test_adapters_are_trained_over_weight_only_layers(folder, inputs, tmp_path):
     state = peft.get_peft_model_state_dict(model)
     assert len(state) == len(trained)
     diffusers.FluxPipeline.save_lora_weights(tmp_path, transformer_lora_layers=state)
-    again = loaded(folder, "weight-only")
+    again = loaded(folder, compute)
     again.load_lora_adapter(tmp_path, weight_name="pytorch_lora_weights.safetensors")
     assert torch.equal(outcome(again, inputs), y)
-
-
-def test_native_layers_refuse_gradients_and_say_what_has_them(folder, inputs):
-    model = loaded(folder, "native")
-    assert not model.hf_quantizer.is_trainable
-    model.load_lora_adapter(adapter(model), adapter_name="one")
-    with pytest.raises(octofold.UnsupportedError, match="WeightOnlyLinear, which have gradients"):
-        model(**inputs)
 
 
 @pytest.mark.parametrize(

@@ -105,21 +105,37 @@ def test_parts_of_a_pipeline(pipeline_folder, tmp_path):
     assert torch.equal(image(again), found)
 
 
-def test_one_config_for_all_parts(pipeline_folder):
-    pytest.importorskip("octofold.integrations.transformers")
+def test_one_config_for_all_parts(pipeline_folder, tmp_path):
+    """Of Diffusers and of transformers."""
+    transformers = pytest.importorskip("transformers")
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(
+        pipeline_folder, torch_dtype=BF16, **TEXT
+    )
+    config = transformers.CLIPTextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2
+    )
+    pipeline.register_modules(text_encoder=transformers.CLIPTextModel(config).to(BF16))
+    pipeline.save_pretrained(tmp_path / "wide")
+    given = {name: part for name, part in TEXT.items() if name != "text_encoder"}
     quantized = diffusers.DiffusionPipeline.from_pretrained(
-        pipeline_folder,
+        tmp_path / "wide",
         quantization_config=diffusers.PipelineQuantizationConfig(
             quant_backend="octofold",
             quant_kwargs={"format": "channel"},
-            components_to_quantize=["transformer"],
+            components_to_quantize=["transformer", "text_encoder"],
         ),
         torch_dtype=BF16,
-        **TEXT,
+        **given,
     )
-    layers = fp8_layers(quantized.transformer).values()
-    assert {layer.scale_name for layer in layers} == {"weight_scale"}
+    for part in (quantized.transformer, quantized.text_encoder):
+        layers = fp8_layers(part).values()
+        assert {layer.scale_name for layer in layers} == {"weight_scale"}
     assert not fp8_layers(quantized.vae)
+    quantized.save_pretrained(tmp_path / "fp8")
+    again = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "fp8", torch_dtype=BF16, **given)
+    for name in ("transformer", "text_encoder"):
+        one, other = getattr(quantized, name), getattr(again, name)
+        assert same_bits(one.state_dict(), other.state_dict())
 
 
 def test_lora_of_a_pipeline(pipeline_folder):

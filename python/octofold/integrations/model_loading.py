@@ -25,6 +25,8 @@ from ..nn.conversion.frozen import COMPUTE, frozen_layer
 from ..nn.conversion.linear import replaced
 from ..nn.conversion.picking import pick
 from ..nn.conversion.report import Conversion
+from ..nn.conversion.weight_only import CONV1D
+from ..nn.layers.conv1d import conv1ds
 from ..nn.layers.fp8_weight import Fp8Weight
 
 _OF_WEIGHTS: Final = ("128x128", "channel", "tensor")
@@ -50,7 +52,14 @@ class LoadingOptions:
     def checked(
         cls, operation: str, format: Any, compute: Any, modules_to_not_convert: Any
     ) -> "LoadingOptions":
-        """Raises InvalidArgumentError, which names the argument."""
+        """format: also the fields of a Format, as a file has them.
+        Raises InvalidArgumentError, which names the argument."""
+        if isinstance(format, dict):
+            try:
+                format = Format(**format)
+            except TypeError as error:
+                expected = "the fields of an octofold.Format"
+                raise invalid_argument(operation, "format", expected, error) from None
         format = format_of(operation, format)
         if format.granularity not in _OF_WEIGHTS:
             expected = f"scales of a weight, {', '.join(_OF_WEIGHTS)}"
@@ -74,42 +83,44 @@ def convert_linears(
     model: Module,
     options: LoadingOptions,
     device_of: Callable[[str], torch.device],
-    only: Callable[[str], bool] | None = None,
+    format_of: Callable[[str], Format | None] | None = None,
 ) -> Conversion:
     """Put a layer with an FP8 weight in the place of each linear layer of a model on "meta".
 
     device_of: by the layer's name, the device where it will run.
-    only: by the layer's name, whether the checkpoint has its weight in FP8; None: it has none, and
-        weights are cast while they are loaded.
+    format_of: of a checkpoint in FP8, by the layer's name, how it has the weight; None: not in FP8.
+        Without this, weights are cast while they are loaded.
     Raises InvalidArgumentError for a model without such layers.
     """
     modules = dict(model.named_modules())
-    alone = {
+    alone = conv1ds(model, CONV1D) | {
         id(module): "modules_to_not_convert names it"
         for name, module in modules.items()
         if options.keeps(name)
     }
-    filter_fn = None if only is None else (lambda _, name: only(name))
+    filter_fn = None if format_of is None else (lambda _, name: format_of(name) is not None)
     picked = pick(operation, model, filter_fn, but=alone)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}
     for name, linear in picked.layers.items():
-        layer = empty_layer(linear, options, device_of(name))
+        format = options.format if format_of is None else format_of(name)
+        assert format is not None
+        layer = empty_layer(linear, format, options.compute, device_of(name))
         new[id(linear)] = layer
-        converted[name] = f"octofold.nn.{type(layer).__name__}, {options.format}"
+        converted[name] = f"octofold.nn.{type(layer).__name__}, {format.granularity}"
     return Conversion(replaced(model, new), converted, picked.left_alone)
 
 
 def empty_layer(
-    linear: torch.nn.Linear, options: LoadingOptions, device: torch.device
+    linear: torch.nn.Linear, format: Format, compute: str, device: torch.device
 ) -> Fp8Weight:
-    """The twin of a linear layer with a weight of the options' format, and without memory."""
-    shape, format = (linear.out_features, linear.in_features), options.format
+    """The twin of a linear layer with a weight of this format, and without memory."""
+    shape = linear.out_features, linear.in_features
     with torch.device("meta"):
         codes = torch.empty(shape, dtype=DTYPES[format.dtype])
         scale = torch.empty(scale_shape(format.granularity, *shape), dtype=torch.float32)
     weight = ScaledTensor(codes, scale, format.granularity)
-    return frozen_layer(linear, weight, options.compute, device)
+    return frozen_layer(linear, weight, compute, device)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import peft  # noqa: E402
 from torch.nn import Module  # noqa: E402
 
 from ..nn.layers.lora import linear_names  # noqa: E402
-from ..nn.layers.peft_layers import LOADED_LAYERS  # noqa: E402
+from ..nn.layers.peft_layers import LAYERS  # noqa: E402
 
 _BEFORE: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA]
 
@@ -24,17 +24,15 @@ _BEFORE: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA]
 class Fp8LoraModel(_BEFORE):  # type: ignore[misc]
     """peft's LoraModel, over octofold.nn.WeightOnlyLinear and InferenceLinear too.
 
-    Adapters can be trained over the first. Over the second trained ones run, and a forward that
-    would need its gradient raises UnsupportedError. What reads the weight (DoRA …) is refused over
-    both.
+    What reads the weight (DoRA …) is refused over both.
     """
 
     def _pre_injection_hook(self, model: Module, config: Any, adapter_name: str) -> None:
         super()._pre_injection_hook(model, config, adapter_name)
-        if not any(isinstance(module, tuple(LOADED_LAYERS)) for module in model.modules()):
+        if not any(isinstance(module, tuple(LAYERS)) for module in model.modules()):
             return
         if not config._custom_modules:  # as octofold.nn.lora_config() has them
-            config._register_custom_module(LOADED_LAYERS)
+            config._register_custom_module(LAYERS)
         targets = config.target_modules
         if isinstance(targets, str) and targets.lower() == "all-linear":
             config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")

@@ -9,8 +9,8 @@ from casting import GRANULARITIES, cast_side
 torch = pytest.importorskip("torch")
 
 from octofold.nn import recipes  # noqa: E402
-from octofold.nn.casting import expert_casts  # noqa: E402
 from octofold.nn.casting.casts import cast_weight  # noqa: E402
+from octofold.nn.casting.transposed import transposed_weight  # noqa: E402
 
 RECIPE = recipes.blockwise
 
@@ -55,5 +55,5 @@ def test_transposes_of_fp8_weights_have_the_same_codes(recipe):
     weight = torch.randn(3, 200, 136)
     format = recipe.grad_input.b
     codes = octofold.quantize(weight, format, matrices=3)
-    transposed = expert_casts.transposed_experts(codes, recipe)
+    transposed = transposed_weight(codes, recipe)
     assert transposed.equals(cast_side(weight, format, transpose=True, matrices=3))

@@ -139,14 +139,48 @@ def test_autocast():
         assert served(random(5, 300)).dtype == torch.bfloat16
 
 
-def test_has_no_gradient():
+@pytest.mark.parametrize("shape", [(300,), (5, 300), (2, 3, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", [*STATELESS, EXACT])
+def test_the_gradient_by_x(recipe, dtype, shape):
+    """That of a layer which casts its weight both ways, where squares share a scale; else that of
+    the codes' values, up to casts."""
+    layer = nn.Linear(300, 200, dtype=dtype, recipe=recipe)
+    served = nn.InferenceLinear.from_linear(layer, recipe)
+    x = random(*shape, dtype=dtype).requires_grad_()
+    dy = random(*shape[:-1], 200, dtype=dtype)
+    y = served(x)
+    with torch.no_grad():
+        assert torch.equal(y, served(x))
+    y.backward(dy)
+    assert (x.grad.shape, x.grad.dtype) == (x.shape, dtype)
+    exact = dy.double() @ served.scaled_weight.dequantize("float32").double()
+    assert relative_error(x.grad, exact) < (0.01 if recipe is EXACT else 0.06)
+    if recipe in ("blockwise", "tensorwise"):
+        found, x.grad = x.grad, None
+        layer(x).backward(dy)
+        assert torch.equal(found, x.grad)
+    assert not list(served.parameters())
+
+
+def test_no_second_gradient():
     served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
     x = random(5, 300).requires_grad_()
-    with pytest.raises(octofold.UnsupportedError, match="'x': expected nothing to differentiate"):
-        served(x)
-    with torch.no_grad():
-        assert not served(x).requires_grad
-    assert not list(served.parameters())
+    with pytest.raises(octofold.UnsupportedError, match="create_graph=True"):
+        torch.autograd.grad(served(x).sum(), x, create_graph=True)
+    with pytest.raises(octofold.UnsupportedError, match="no transform of torch.func"):
+        torch.func.grad(lambda x: served(x).sum())(x)
+
+
+@pytest.mark.slow
+def test_the_gradient_compiles_whole():
+    served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
+    compiled = torch.compile(served, fullgraph=True, backend="aot_eager")
+    x = random(5, 300).requires_grad_()
+    served(x).sum().backward()
+    found, x.grad = x.grad, None
+    compiled(x).sum().backward()
+    assert torch.equal(found, x.grad)
 
 
 def test_states_that_do_not_fit():

@@ -36,7 +36,7 @@ AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = OctofoldConfig
 AUTO_QUANTIZER_MAPPING[NAME] = OctofoldQuantizer
 
 for _other in ("transformers", "peft"):
-    if find_spec(_other) is None or find_spec(f"octofold.integrations.{_other}") is None:
+    if find_spec(_other) is None:
         continue
     try:
         importlib.import_module(f"octofold.integrations.{_other}")

@@ -1,6 +1,7 @@
 """The quantization_config of Diffusers' models whose weights Octofold casts."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
 
@@ -25,8 +26,7 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
     format: how weights are cast, an octofold.Format or its words, with scales "128x128", "channel"
         or "tensor".
     compute: "native": layers cast their input too, and multiply FP8 with FP8. "weight-only":
-        activations have 16 bits, on any GPU, and adapters can be trained. "auto": "native" where
-        the GPU can, and on the CPU.
+        activations have 16 bits, on any GPU. "auto": "native" where the GPU can, and on the CPU.
     experts: of transformers' config of this name, whose arguments are the same, so that
         PipelineQuantizationConfig takes quant_backend="octofold" for all parts of a pipeline. In
         Diffusers' models experts are linear layers like others.
@@ -40,7 +40,7 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def __init__(
         self,
-        format: FormatLike = "128x128",
+        format: FormatLike | dict[str, Any] = "128x128",
         compute: str = "auto",
         experts: bool = True,
         modules_to_not_convert: Sequence[str] | None = None,
@@ -51,8 +51,8 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if others:
             raise TypeError(f"{_OPERATION}: unexpected {', '.join(sorted(others))}")
         self.quant_method = _Method.OCTOFOLD
-        options = LoadingOptions.checked(_OPERATION, format, compute, modules_to_not_convert)
-        self.format = str(options.format) if isinstance(format, Format) else format
+        self.format = asdict(format) if isinstance(format, Format) else format
+        LoadingOptions.checked(_OPERATION, self.format, compute, modules_to_not_convert)
         self.compute = compute
         self.experts = bool(experts)
         self.modules_to_not_convert = (

@@ -9,6 +9,7 @@ from diffusers.utils import is_accelerate_available, logging
 from torch import Tensor
 
 from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
+from ..._core.formats import Format
 from ...nn.autograd.fitting import is_fp8
 from ...nn.conversion.frozen import wide_layer
 from ...nn.conversion.linear import replaced
@@ -18,7 +19,7 @@ from ...nn.layers.stored_weight import stored
 from ...nn.layers.weight_only import WeightOnlyLinear
 from ...nn.recipes.kernels import has_bfloat16
 from ..device_maps import Devices
-from ..model_loading import LoadingOptions, cast_weight, convert_linears
+from ..model_loading import cast_weight, convert_linears
 from .bfl import bundled, codes_and_scale, is_bundle
 from .config import OctofoldConfig, options_of
 
@@ -41,7 +42,7 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         self.report: Conversion | None = None
-        self._options: LoadingOptions | None = None
+        self._format: Format | None = None
         self._dtype: torch.dtype | None = None
         self._names: tuple[str, ...] = ()
         self._bundles: set[str] = set()
@@ -117,8 +118,8 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         if is_bundle(value):
             parts = dict(zip((name, layer.scale_name), codes_and_scale(value), strict=True))
         elif name == "weight" and not is_fp8(value):
-            assert self._options is not None
-            parts = cast_weight(layer, value.to(target_device), self._options.format)
+            assert self._format is not None
+            parts = cast_weight(layer, value.to(target_device), self._format)
         else:
             parts = {name: value}
         for key, part in parts.items():
@@ -138,7 +139,6 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self,
         model: Any,
         device_map: Any = None,
-        keep_in_fp32_modules: Iterable[str] = (),
         state_dict: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -146,9 +146,10 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             self._names = tuple(state_dict)
             self._bundles = {name for name, value in state_dict.items() if is_bundle(value)}
         in_codes = self._layers_with_codes()
-        only = in_codes.__contains__ if in_codes else None
-        self._options = options_of(self.quantization_config, None if in_codes else model)
-        report = convert_linears(_OPERATION, model, self._options, Devices(device_map), only)
+        chosen = options_of(self.quantization_config, None if in_codes else model)
+        self._format = chosen.format
+        format_of = dict.fromkeys(in_codes, chosen.format).get if in_codes else None
+        report = convert_linears(_OPERATION, model, chosen, Devices(device_map), format_of)
         if missed := in_codes - set(report.converted):
             expected = "FP8 weights of linear layers that can be converted"
             raise invalid_argument(_OPERATION, "checkpoint", expected, _listed(missed))
@@ -184,10 +185,8 @@ class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Whether adapters can be trained over the layers."""
-        return self.report is not None and all(
-            "WeightOnlyLinear" in text for text in self.report.converted.values()
-        )
+        """Adapters can be trained over it."""
+        return True
 
     @property
     def is_compileable(self) -> bool:

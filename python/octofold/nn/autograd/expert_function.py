@@ -12,7 +12,7 @@ from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Depth
 from ..._ops.routing import Routing, combine, combine_gradient, sort_by_expert
 from ..casting.casts import cast_as_wanted, cast_weight, walkable
-from ..casting.expert_casts import transposed_experts
+from ..casting.transposed import transposed_weight
 from .activated import activated_gradient
 from .expert_chain import Made, Projection, compute_experts, grouped_product
 from .first_order import refuse_in_backward, refuse_transforms
@@ -265,7 +265,7 @@ def _transposed(kept: _Weight, recipe: Recipe) -> ScaledTensor | None:
     if kept.weight is not None:
         return cast_weight(kept.weight, recipe, False, True)[1]
     assert kept.rows is not None
-    return transposed_experts(kept.rows, recipe)
+    return transposed_weight(kept.rows, recipe)
 
 
 def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

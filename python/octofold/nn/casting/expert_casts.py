@@ -6,26 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
-from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
-from ..._ops.cast import cast
-
-
-def transposed_experts(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
-    """The transposes of FP8 weights [experts, out, in] as products with gradients take them: the
-    same values where squares share a scale, else cast from the values in bfloat16."""
-    assert recipe.grad_input is not None
-    granularity = recipe.grad_input.b.granularity
-    if granularity != weight.granularity or granularity not in ("tensor", "128x128"):
-        values: Tensor = weight.dequantize("bfloat16")
-        return cast(values, transposed=recipe.grad_input.b, matrices=values.shape[0]).transposed
-    scale = weight.scale
-    if granularity == "128x128":
-        if scale.dim() == 2:  # of a cast of all experts' rows, squares below each other
-            scale = scale.view(weight.shape[0], -1, scale.shape[1])
-        scale = scale.transpose(1, 2).contiguous()
-    codes = weight.data.view(torch.uint8).transpose(1, 2).contiguous()
-    return ScaledTensor(codes.view(weight.dtype), scale, granularity)
 
 
 def stacked_experts(

@@ -21,7 +21,7 @@ from .picking import ModuleFilter
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_experts"
-_GATES: Final = {
+GATES: Final = {
     "SiLU": "swiglu",
     "SiLUActivation": "swiglu",
     "GELUActivation": "geglu",
@@ -83,10 +83,10 @@ def convert_experts(
     converted: dict[str, str] = {}
     left_alone: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not _hold_experts(module):
+        if not holds_experts(module):
             continue
-        if refusals := _refusals(module):
-            left_alone[name] = "; ".join(refusals)
+        if reasons := refusals(module):
+            left_alone[name] = "; ".join(reasons)
         elif module_filter_fn is not None and not module_filter_fn(module, name):
             left_alone[name] = "module_filter_fn does not pick it"
         else:
@@ -113,31 +113,36 @@ def _convert_around(
     """Of the blocks that hold these experts: the routers, in place, and the layers that take the
     place of shared experts. Enters both into the report."""
     new: dict[int, Module] = {}
-    routers: dict[Module, Any] = {}
     for path, block in model.named_modules():
         if not any(id(child) in experts for child in block._modules.values()):
             continue
         below = f"{path}." if path else ""
         gate, shared = block._modules.get("gate"), block._modules.get("shared_experts")
-        if gate is not None and _is_of_transformers(gate) and type(gate).__name__ in _ROUTERS:
-            kind: Any = type(gate)
-            routers[gate] = _choosing(kind)
+        if gate is not None and convert_router(gate):
             converted[f"{below}gate"] = "a router by octofold.ops.top_k()"
         elif gate is not None:
             left_alone[f"{below}gate"] = "a router of its own"
         if shared is not None and _is_plain_mlp(shared):
             new[id(shared)] = _mlp_of(shared, recipe)
             converted[f"{below}shared_experts"] = f"octofold.nn.MLP, recipe={recipe}"
-    for gate, kind in routers.items():
-        gate.__class__ = kind
     return new
+
+
+def convert_router(gate: Any) -> bool:
+    """Let a router of transformers choose by octofold.ops.top_k(), in place. Whether it is one."""
+    if not _is_of_transformers(gate) or type(gate).__name__ not in _ROUTERS:
+        return False
+    kind: Any = type(gate)
+    if kind.forward is not _ROUTERS[kind.__name__]:
+        gate.__class__ = _choosing(kind)
+    return True
 
 
 def _is_of_transformers(module: Module) -> bool:
     return type(module).__module__.startswith("transformers.")
 
 
-def _hold_experts(module: Any) -> bool:
+def holds_experts(module: Any) -> bool:
     """Whether this is a module of experts of transformers, of whatever kind."""
     if not _is_of_transformers(module):
         return False
@@ -146,7 +151,7 @@ def _hold_experts(module: Any) -> bool:
     return three or all(hasattr(module, name) for name in _LAYOUT)
 
 
-def _refusals(module: Any) -> list[str]:
+def refusals(module: Any) -> list[str]:
     """Why experts compute something else than octofold.experts() does, by the marks that
     transformers puts on classes of experts for the sake of its own implementations; empty: they
     compute the same."""
@@ -160,8 +165,8 @@ def _refusals(module: Any) -> list[str]:
         "its weights are transposed (is_transposed)": module.is_transposed is not False,
         "gate and up are interleaved (is_concatenated)": module.is_concatenated is not True,
         f"its gate is its own, {own_gate}": bool(own_gate),
-        f"its gate is {type(act).__name__}, none of {', '.join(_GATES)}": (
-            act is not None and type(act).__name__ not in _GATES
+        f"its gate is {type(act).__name__}, none of {', '.join(GATES)}": (
+            act is not None and type(act).__name__ not in GATES
         ),
         "it has no act_fn": act is None and not own_gate,
         "each expert's result is normed": getattr(module, "has_post_expert_norm", False),
@@ -199,7 +204,7 @@ def _refused(model: Module) -> str:
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind not in found and _hold_experts(module) and (reasons := _refusals(module)):
+        if kind not in found and holds_experts(module) and (reasons := refusals(module)):
             where = f" at {name!r}" if name else ""
             found[kind] = f"{kind}{where}: {', '.join(reasons)}"
     return "; ".join(found.values())
@@ -211,7 +216,7 @@ def _experts_of(module: Any, name: str, recipe: Recipe, main_grad: bool) -> Expe
         _weight_of(module, "down_proj", name),
         getattr(module, "gate_up_proj_bias", None),
         getattr(module, "down_proj_bias", None),
-        _GATES[type(module.act_fn).__name__],
+        GATES[type(module.act_fn).__name__],
         recipe,
         main_grad=main_grad,
     )
@@ -235,14 +240,14 @@ def _is_plain_mlp(module: Module) -> bool:
         _is_of_transformers(module)
         and type(module).__name__ == "DeepseekV3MLP"
         and all(type(part) is torch.nn.Linear or isinstance(part, Linear) for part in parts)
-        and type(getattr(module, "act_fn", None)).__name__ in _GATES
+        and type(getattr(module, "act_fn", None)).__name__ in GATES
     )
 
 
 def _mlp_of(module: Any, recipe: Recipe) -> MLP:
     linears = module.gate_proj, module.up_proj, module.down_proj
     own = None if any(isinstance(layer, Linear) for layer in linears) else recipe
-    activation = _GATES[type(module.act_fn).__name__]
+    activation = GATES[type(module.act_fn).__name__]
     return MLP.from_linears(*linears, activation=activation, recipe=own).train(module.training)
 
 

@@ -13,7 +13,7 @@ from .picking import ModuleFilter, pick
 from .report import Conversion
 
 _NAME: Final = "octofold.nn.convert_weight_only"
-_CONV1D: Final = (
+CONV1D: Final = (
     "its weight is stored as [in, out] (transformers' Conv1D), and no FP8 layer stores it so"
 )
 
@@ -39,7 +39,7 @@ def convert_weight_only(
     Raises InvalidArgumentError, which names the argument; the model is then as it was.
     """
     format = format_of(_NAME, format)
-    picked = pick(_NAME, model, module_filter_fn, but=conv1ds(model, _CONV1D))
+    picked = pick(_NAME, model, module_filter_fn, but=conv1ds(model, CONV1D))
     converted = dict.fromkeys(picked.layers, f"octofold.nn.WeightOnlyLinear, {format.granularity}")
     while picked.layers:  # one after another, so that memory never holds two of each
         _, linear = picked.layers.popitem()

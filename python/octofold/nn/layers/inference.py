@@ -1,15 +1,15 @@
-"""A linear layer whose weight is FP8."""
+"""A linear layer whose weight is FP8, multiplied in FP8."""
 
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.errors import invalid_argument
 from ..._core.recipe import Product, Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..autograd.fitting import require_input
-from ..autograd.linear import linear_with_casts
+from ..autograd.frozen import frozen_linear
 from ..casting.casts import cast_weight
 from .fp8_weight import Fp8Weight, linear_of
 
@@ -17,20 +17,23 @@ _NAME: Final = "octofold.nn.InferenceLinear"
 
 
 class InferenceLinear(Fp8Weight):
-    """x · weightᵀ (+ bias) with a weight kept in FP8, without gradients.
+    """x · weightᵀ (+ bias) with a frozen weight kept in FP8, and a gradient by x: adapters (LoRA)
+    can be trained over it.
 
     in_features, out_features, bias, device: as in torch.nn.Linear.
     dtype: of the bias; it need not be that of x.
-    recipe: an octofold.nn.Recipe or the name of one. Its product `output` is used; x is always cast
-        by scales of its own, also where the recipe delays them.
+    recipe: an octofold.nn.Recipe or the name of one. Its product `output` is used, and backward
+        `grad_input`; what is cast is always cast by scales of its own, also where the recipe delays
+        them.
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, with the scales that the recipe gives a weight.
 
     forward: x [..., in] of bfloat16, float16 or float32 to [..., out] in the dtype of x, or in
-    autocast's. The result is no part of a graph: an x that requires a gradient raises
-    UnsupportedError where gradients are enabled. On a GPU, with scales 1x128 and 128x128, the
-    product itself casts an x of few tokens (octofold.gemm of an array).
+    autocast's. Weight and bias have no gradient. For that by x backward transposes the codes, with
+    scales 128x128 and tensor to the same values; with others it casts the values again. On a GPU,
+    with scales 1x128 and 128x128, the product itself casts an x of few tokens (octofold.gemm of an
+    array).
     Raises InvalidArgumentError, which names the argument.
     """
 
@@ -71,14 +74,7 @@ class InferenceLinear(Fp8Weight):
 
     def forward(self, input: Tensor) -> Tensor:
         require_input(_NAME, input, self.weight)
-        if torch.is_grad_enabled() and input.requires_grad:
-            raise UnsupportedError(
-                f"{_NAME}: argument 'x': expected nothing to differentiate (torch.no_grad(), or "
-                "octofold.nn.Linear or WeightOnlyLinear, which have gradients), got a tensor that "
-                "requires grad"
-            )
-        casts = self.scaled_weight, None
-        return linear_with_casts(input, self.weight, self.bias, self._recipe, casts)
+        return frozen_linear(input, self.scaled_weight, self.bias, self._recipe)
 
     def recast(self, weight: Tensor) -> None:
         self.hold(_cast(weight, self._recipe), self.bias)

@@ -10,7 +10,6 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from .conv1d import is_conv1d
 from .fp8_weight import Fp8Weight
-from .inference import InferenceLinear
 
 _NAME: Final = "octofold.nn.lora_config"
 _HEADS: Final = ("score", "classifier")
@@ -32,13 +31,11 @@ def lora_config(model: Module, config: Any) -> Any:
     not keep that, so the config of a saved adapter (LoraConfig.from_pretrained()) goes through here
     again.
 
-    Adapters have torch's default dtype. They can be trained over WeightOnlyLinear. Over
-    InferenceLinear, which has no gradients, trained ones can be run (config.inference_mode).
+    Adapters have torch's default dtype.
     merge_adapter() and merge_and_unload() add to the weight and cast it again, with one rounding to
     FP8; unmerge_adapter() gives the weight its bytes back. Merge before a CUDA graph is captured.
 
-    Raises InvalidArgumentError, which names the argument, and UnsupportedError for adapters that
-    are to be trained over an InferenceLinear.
+    Raises InvalidArgumentError, which names the argument.
     """
     if not isinstance(model, Module):
         raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
@@ -55,12 +52,6 @@ def lora_config(model: Module, config: Any) -> Any:
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
         config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
-    if config.target_modules is not None and not config.inference_mode:
-        tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-        for name, module in model.named_modules():
-            is_target = tuners.check_target_module_exists(config, name)
-            if is_target and isinstance(module, InferenceLinear):
-                raise layers.untrainable(f"at {name!r}")
     config._register_custom_module(layers.LAYERS)
     return config
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._core.errors import UnsupportedError, invalid_argument
+from ..._core.errors import invalid_argument
 from ..._core.scaled_tensor import ScaledTensor
 from .fp8_weight import Fp8Weight
 from .inference import InferenceLinear
@@ -21,8 +21,8 @@ _lora: Final[Any] = importlib.import_module("peft.tuners.lora.layer")
 _tuners: Final[Any] = importlib.import_module("peft.tuners.tuners_utils")
 
 
-class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
-    """LoRA over an octofold.nn.WeightOnlyLinear, with adapters that can be trained."""
+class Fp8Lora(_lora.Linear):  # type: ignore[misc]
+    """LoRA over a layer with a frozen weight in FP8, with adapters that can be trained."""
 
     def __init__(self, base_layer: Module, adapter_name: str, **options: Any) -> None:
         self._before: ScaledTensor | None = None
@@ -82,23 +82,10 @@ class WeightOnlyLora(_lora.Linear):  # type: ignore[misc]
         return base_layer.weight.device, getattr(base_layer, "compute_dtype", None)
 
 
-class InferenceLora(WeightOnlyLora):
-    """LoRA over an octofold.nn.InferenceLinear, which has no gradients: only trained adapters."""
-
-    def update_layer(self, adapter_name: str, *arguments: Any, **options: Any) -> None:
-        """Add an adapter that has been trained elsewhere."""
-        if not options["config"].inference_mode:
-            raise untrainable(repr(options.get("target_name") or adapter_name))
-        super().update_layer(adapter_name, *arguments, **options)
-
-
 LAYERS: Final[dict[type[Module], type[Module]]] = {
-    WeightOnlyLinear: WeightOnlyLora,
-    InferenceLinear: InferenceLora,
+    WeightOnlyLinear: Fp8Lora,
+    InferenceLinear: Fp8Lora,
 }
-LOADED_LAYERS: Final[dict[type[Module], type[Module]]] = dict.fromkeys(LAYERS, WeightOnlyLora)
-"""For hosts that do not say whether an adapter is to be trained. An InferenceLinear itself refuses
-gradients through it."""
 
 
 def require_plain(config: Any) -> None:
@@ -113,12 +100,3 @@ def require_plain(config: Any) -> None:
         if getattr(config, name, None):
             expected = "False or None over FP8 weights, which take plain LoRA"
             raise invalid_argument(_NAME, f"config.{name}", expected, repr(getattr(config, name)))
-
-
-def untrainable(where: str) -> UnsupportedError:
-    """Why no adapter can be trained over an InferenceLinear."""
-    return UnsupportedError(
-        f"{_NAME}: an adapter that is to be trained over the octofold.nn.InferenceLinear {where}, "
-        "which has no gradients: use octofold.nn.WeightOnlyLinear or octofold.nn.Linear there; "
-        "trained adapters load with is_trainable=False"
-    )

@@ -52,7 +52,7 @@ def give_numbers(
     if writer is None or (of_adapters and not _is_of_tokens(layer, writer)):
         return
     if getattr(getattr(writer, "hf_quantizer", None), "saves_codes", False):
-        return
+        return  # the config that it writes tells its reader that they are codes
     if codes.is_meta:
         expected = (
             "weights in memory (accelerate.hooks.remove_hook_from_submodules(model) brings back "

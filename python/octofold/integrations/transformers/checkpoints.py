@@ -1,0 +1,266 @@
+"""FP8 checkpoints, of Octofold's own and of other families, as transformers loads them: which
+modules of the model they have in FP8, and what their tensors are called there."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    apply_renamings,
+    rename_source_key,
+)
+
+from ..._checkpoint import inspect_checkpoint
+from ..._core.errors import BadFormatError, UnsupportedError
+from ..._core.formats import Format
+from ..._core.ops import scale_shape
+from ..._core.scaled_tensor import ScaledTensor
+from ...nn.layers.fp8_weight import Fp8Weight
+from .config import OctofoldConfig
+from .experts import STACKED, is_experts
+
+_CODES: Final = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
+_OF_SERVERS: Final = (r"input_scale$", r"activation_scale$", r"\.[kv]_scale$")
+"""Names of what no module has: static scales of inputs, and of caches of keys and values."""
+
+
+def checkpoint_config(name: str, compute: str = "auto", **options: Any) -> Any:
+    """The config of a model whose checkpoint is in FP8, of any family that
+    octofold.inspect_checkpoint() knows, for from_pretrained(name, config=): its layers become
+    Octofold's. (from_pretrained(quantization_config=) is refused by transformers for checkpoints
+    that have a quantization_config already.)
+
+    name: as for AutoConfig.from_pretrained(), which takes the options.
+    compute: as in OctofoldConfig.
+    """
+    config = AutoConfig.from_pretrained(name, **options)
+    holders = [config, config.get_text_config(decoder=True)]
+    for holder in holders:
+        if getattr(holder, "quantization_config", None) is not None:
+            del holder.quantization_config
+    config.quantization_config = OctofoldConfig(compute=compute, foreign=True).to_dict()
+    return config
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in FP8, as a checkpoint has it."""
+
+    codes: str
+    scale: str | None
+    """Names of tensors; None: the codes are the values."""
+    format: Format
+    shape: tuple[int, ...]
+
+
+class Contents:
+    """The weights in FP8 of a checkpoint, by the names that the model has for them."""
+
+    def __init__(self, files: Sequence[str], model: Any, foreign: bool) -> None:
+        """foreign: whether it is another library's: inspect_checkpoint() knows. In Octofold's own
+        the tensors have the names of the model's buffers."""
+        for file in files:
+            if not file.endswith(".safetensors"):
+                raise UnsupportedError(
+                    f"octofold.integrations.transformers: expected safetensors, got {file}"
+                )
+        found = _inspected(files) if foreign else _own(files)
+        mapping = get_model_conversion_mapping(model) if foreign else []
+        self._renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+        converters = [one for one in mapping if isinstance(one, WeightConverter)]
+        state, prefix = model.state_dict(), model.base_model_prefix
+        self.weights: dict[str, list[Weight]] = {}
+        """By the model's name: several where it stacks what the checkpoint has apart."""
+        for name, weight in found.items():
+            target, _ = rename_source_key(name, self._renamings, converters, prefix, state)
+            self.weights.setdefault(target, []).append(weight)
+
+    def format_of(self, layer: str) -> Format | None:
+        """How the weight of a linear layer is cast; None: it is not in FP8."""
+        found = self.weights.get(f"{layer}.weight", [])
+        return found[0].format if len(found) == 1 else None
+
+    def of_module(self, path: str) -> list[Weight]:
+        """Those of a module of experts."""
+        names = (f"{path}.{name}" if path else name for name in STACKED)
+        return [weight for name in names for weight in self.weights.get(name, [])]
+
+    def renamed(self, name: str) -> str:
+        """A tensor's name as converters see it."""
+        renamed: str = apply_renamings(name, self._renamings)
+        return renamed
+
+
+def _inspected(files: Sequence[str]) -> dict[str, Weight]:
+    path = Path(files[0])
+    contents = inspect_checkpoint(path if len(files) == 1 else path.parent)
+    return {
+        weight.name: Weight(
+            weight.codes.name,
+            None if weight.scale is None else weight.scale.name,
+            Format(_CODES[weight.codes.dtype], weight.granularity),
+            weight.codes.shape,
+        )
+        for weight in contents.weights
+    }
+
+
+def _own(files: Sequence[str]) -> dict[str, Weight]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    codes: dict[str, str] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                if part.get_dtype() in _CODES:
+                    codes[name] = _CODES[part.get_dtype()]
+    found: dict[str, Weight] = {}
+    for name, dtype in codes.items():
+        scale = next((n for n in (f"{name}_scale_inv", f"{name}_scale") if n in shapes), None)
+        if scale is None:
+            raise BadFormatError(f"{files[0]}: tensor '{name}': expected scales beside it")
+        granularity = _granularity(shapes[name], scale, shapes[scale])
+        found[name] = Weight(name, scale, Format(dtype, granularity), shapes[name])
+    return found
+
+
+def _granularity(shape: tuple[int, ...], scale: str, scales: tuple[int, ...]) -> str:
+    """By the buffers of octofold.nn's layers: what their scales are called, and their shape."""
+    if scale.endswith("_inv"):
+        return "128x128"
+    for granularity in ("channel", "tensor", "1x128"):
+        if scales == scale_shape(granularity, *shape):
+            return granularity
+    raise BadFormatError(f"tensor '{scale}': expected scales of a weight {shape}, got {scales}")
+
+
+def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> list[Any]:
+    """The transforms with which transformers reads a checkpoint in FP8: those of the model, and
+    before them what puts scales into their places, or numbers into modules without FP8."""
+    ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *_OF_SERVERS}
+    model._keys_to_ignore_on_load_unexpected = ignored
+    made: list[Any] = []
+    spelled: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for target, weights in contents.weights.items():
+        module, first = _module_of(model, target), weights[0]
+        if isinstance(module, Fp8Weight):
+            if first.scale is not None:
+                layer, _, codes = contents.renamed(first.codes).rpartition(".")
+                scale = contents.renamed(first.scale).rpartition(".")[2]
+                layers = spelled.setdefault((codes, scale), {})
+                layers.setdefault(module.scale_name, []).append(layer)
+        elif len(weights) == 1 and not is_experts(module) and first.scale is not None:
+            names = (contents.renamed(name) for name in (first.codes, first.scale))
+            patterns = [rf"^{re.escape(name)}$" for name in names]
+            made.append(WeightConverter(patterns, target, [_Dequantize(first.format)]))
+    made += _with_experts(contents, converters, model)
+    for (codes, scale), layers in spelled.items():
+        if codes != "weight":
+            made.append(WeightRenaming(rf"\.{re.escape(codes)}$", ".weight"))
+        # Families that mix granularities have one name for all scales.
+        usual = max(layers, key=lambda name: len(layers[name]))
+        for scale_name in (name for name in layers if name != usual):
+            for layer in layers[scale_name]:
+                pattern = rf"^{re.escape(layer)}\.{re.escape(scale)}$"
+                made.append(WeightConverter(pattern, f"{layer}.{scale_name}", [_AsScale()]))
+        made.append(WeightConverter(rf"\.{re.escape(scale)}$", f".{usual}", [_AsScale()]))
+    return made
+
+
+def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> Iterator[Any]:
+    """The model's transforms. Where experts are a matrix each in the file: beside each transform
+    that stacks their codes, one that stacks their scales; or in its place one that stacks the
+    numbers."""
+    stacked = [weights for weights in contents.weights.values() if len(weights) > 1]
+    scales = {
+        weight.scale.rpartition(".")[2]: weight.format
+        for weights in stacked
+        for weight in weights
+        if weight.scale is not None
+    }
+    native = any(is_experts(module) for module in model.modules())
+    for converter in converters:
+        sources = list(converter._original_source_patterns)
+        targets = list(converter._original_target_patterns)
+        if not scales or not all(".experts." in one and one.endswith(".weight") for one in sources):
+            yield converter
+            continue
+        ((scale, format),) = scales.items()
+        of_scales = [f"{one.removesuffix('weight')}{scale}" for one in sources]
+        operations = list(converter.operations)
+        if native:
+            yield converter
+            yield converter.copy(
+                of_scales, [f"{target}_scale_inv" for target in targets], operations=operations
+            )
+        else:
+            operations = [_Dequantize(format), *operations]
+            yield converter.copy([*sources, *of_scales], targets, operations=operations)
+
+
+class _AsScale(ConversionOps):  # type: ignore[misc]
+    """A scale in the shape of its buffer: families have [out, 1] or [] for [out] and [1]."""
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        full_layer_name: str = "",
+        model: Any = None,
+        **others: Any,
+    ) -> dict[str, Tensor]:
+        (value,) = input_dict.values()
+        scale: Tensor = value[0] if isinstance(value, list) else value
+        path, _, buffer = full_layer_name.rpartition(".")
+        shape = getattr(model.get_submodule(path), buffer).shape
+        return {full_layer_name: scale.float().reshape(shape)}
+
+
+class _Dequantize(ConversionOps):  # type: ignore[misc]
+    """The numbers of codes and scales: of one weight, or of lists of them by their patterns."""
+
+    hf_quantizer = True
+    """By which transformers knows that what it reads is not to be converted before."""
+
+    def __init__(self, format: Format) -> None:
+        self._granularity = format.granularity
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        full_layer_name: str = "",
+        model: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        half = len(source_patterns) // 2
+        made: dict[str, Any] = {}
+        for of_codes, of_scales in zip(source_patterns[:half], source_patterns[half:], strict=True):
+            pairs = zip(input_dict[of_codes], input_dict[of_scales], strict=True)
+            name = full_layer_name if half == 1 else of_codes
+            made[name] = [self._numbers(*pair, model.dtype) for pair in pairs]
+        return made
+
+    def _numbers(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        matrices = codes.shape[0] if codes.dim() > 2 else None
+        shape = scale_shape(self._granularity, *codes.shape, matrices=matrices)
+        scaled = ScaledTensor(codes, scale.float().reshape(shape), self._granularity)
+        numbers: Tensor = scaled.dequantize(dtype)
+        return numbers
+
+
+def _module_of(model: Any, parameter: str) -> Any:
+    try:
+        return model.get_submodule(parameter.rpartition(".")[0])
+    except AttributeError:
+        return None

@@ -1,0 +1,188 @@
+"""Expert blocks of transformers' models whose weights are FP8 as they are loaded."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ..._core.errors import UnsupportedError
+from ..._core.formats import Format
+from ..._core.ops import scale_shape
+from ..._core.recipe import blockwise
+from ..._core.scaled_tensor import ScaledTensor
+from ..._core.torch import DTYPES
+from ..._ops.cast import cast
+from ..._ops.cast_sources import Gathered
+from ..._ops.quantize import quantize
+from ..._ops.routing import combine, sort_by_expert
+from ...nn.autograd.expert_chain import grouped_product
+from ...nn.conversion.experts import GATES, convert_router, holds_experts, refusals
+from ...nn.conversion.linear import replaced
+from ...nn.layers.buffers import KeepsBuffers
+from ...nn.layers.experts import Experts
+from ...nn.recipes.kernels import has_kernels
+from ..model_loading import LoadingOptions
+
+if TYPE_CHECKING:
+    from .checkpoints import Contents
+
+STACKED: Final = ("gate_up_proj", "down_proj")
+_FORMAT: Final = Format("e4m3", "128x128")
+"""Of experts' weights: the transposes that gradients by x take have the same codes."""
+
+
+class ModelsOwnExperts(KeepsBuffers):
+    """Experts with a gate that is the model's own (gpt-oss): Octofold's products with FP8 weights
+    around it. The weights are kept as [experts, out, in], whichever way the model has them; biases
+    and the numbers of the gate are the model's.
+
+    forward: x [tokens, hidden], the experts' numbers [tokens, k] and their weights, to [tokens,
+    hidden] in the dtype of x. Without gradients: an x that requires one raises UnsupportedError
+    where gradients are enabled.
+    """
+
+    gate_up_proj: Tensor
+    down_proj: Tensor
+    is_transposed: bool
+    _apply_gate: Callable[[Tensor], Tensor]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        x = hidden_states
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise UnsupportedError(
+                "octofold.integrations.transformers: experts with a gate of the model's own have "
+                "no gradient in FP8: OctofoldConfig(experts=False) leaves them as they are"
+            )
+        product = blockwise.output
+        assert product is not None
+        first, second = (self._weight(name) for name in STACKED)
+        routing = sort_by_expert(top_k_index.to(torch.int32), first.shape[0])
+        offsets, sources, positions = routing
+        rows = cast(Gathered(x, sources, slots=positions.shape[-1]), rows=product.a).rows
+        biases = [getattr(self, f"{name}_bias", None) for name in STACKED]
+        gate_up = grouped_product(product, rows, first, offsets, x.dtype, biases[0], product.a)
+        h = quantize(self._apply_gate(gate_up), product.a)
+        y = grouped_product(product, h, second, offsets, x.dtype, biases[1])
+        out: Tensor = combine(y, positions, top_k_weights.float().contiguous(), out_dtype=x.dtype)
+        return out
+
+    def _weight(self, name: str) -> ScaledTensor:
+        return ScaledTensor(self._buffers[name], self._buffers[f"{name}_scale_inv"], "128x128")
+
+    def _held_buffers(self) -> dict[str, Tensor | None]:
+        names = (*STACKED, *(f"{name}_scale_inv" for name in STACKED))
+        return {name: self._buffers[name] for name in names}
+
+
+def is_experts(module: Any) -> bool:
+    """Whether it is a module of experts with FP8 weights."""
+    return isinstance(module, Experts | ModelsOwnExperts)
+
+
+def convert_experts_of(
+    model: Module,
+    options: LoadingOptions,
+    device_of: Callable[[str], torch.device],
+    contents: "Contents | None",
+) -> dict[str, str]:
+    """Put FP8 weights without memory into the expert blocks of a model on "meta", where there are
+    kernels for them; contents: of a checkpoint in FP8, which has to have them. Their routers choose
+    by octofold.ops.top_k(). Returns what each has become, by its name."""
+    found: dict[str, str] = {}
+    new: dict[int, Module] = {}
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if not holds_experts(module) or options.keeps(name):
+            continue
+        if options.compute == "weight-only" or not _has_kernels(device_of(name)):
+            continue
+        if contents is not None and not _fit(module, contents.of_module(name)):
+            continue
+        reasons = refusals(module)
+        if not reasons:
+            new[id(module)] = _experts(module)
+            found[name] = "octofold.nn.Experts, 128x128"
+        elif _has_own_gate(module):
+            _hold_fp8(module)
+            found[name] = "FP8 products around the model's own gate, 128x128"
+        else:
+            continue
+        block = modules[name.rpartition(".")[0]]
+        gate = block._modules.get("gate")
+        if gate is not None and convert_router(gate):
+            found[f"{name.rpartition('.')[0]}.gate"] = "a router by octofold.ops.top_k()"
+    replaced(model, new)
+    return found
+
+
+@torch.no_grad()
+def cast_experts(module: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
+    """The buffers of experts, by their names, of a weight in high precision as the model has it:
+    [experts, out, in], or [experts, in, out]."""
+    if isinstance(module, ModelsOwnExperts) and module.is_transposed:
+        weight = weight.transpose(1, 2).contiguous()
+    made = quantize(weight, _FORMAT, matrices=weight.shape[0])
+    return {name: made.data, f"{name}_scale_inv": made.scale}
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return has_kernels("grouped products", device) and has_kernels("routing", device)
+
+
+def _fit(module: Any, weights: list[Any]) -> bool:
+    """Whether a checkpoint's weights can be these experts' as they are: squares share a scale, and
+    gate and up, where they are apart, have squares of their own."""
+    if not weights or any(weight.format != _FORMAT for weight in weights):
+        return False
+    apart = any(len(weight.shape) == 2 for weight in weights)
+    return not (apart and module.gate_up_proj.shape[1] // 2 % 128)
+
+
+def _experts(module: Any) -> Experts:
+    """octofold.nn.Experts in the place of these."""
+    first, second = (_empty(tuple(getattr(module, name).shape)) for name in STACKED)
+    b13, b2 = (getattr(module, f"{name}_bias", None) for name in STACKED)
+    activation = GATES[type(module.act_fn).__name__]
+    return Experts.from_weights(first, second, b13, b2, activation).train(module.training)
+
+
+def _has_own_gate(module: Any) -> bool:
+    return (
+        callable(getattr(module, "_apply_gate", None))
+        and getattr(module, "has_gate", False) is True
+        and all(hasattr(module, name) for name in STACKED)
+        and not getattr(module, "has_post_expert_norm", False)
+        and not getattr(module, "_is_expert_parallel", False)
+        and getattr(module, "activation_scheme", "dynamic") == "dynamic"
+    )
+
+
+def _hold_fp8(module: Any) -> None:
+    """Make it ModelsOwnExperts, in place."""
+    for name in STACKED:
+        experts, out, inner = getattr(module, name).shape
+        if module.is_transposed:
+            out, inner = inner, out
+        empty = _empty((experts, out, inner))
+        del module._parameters[name]
+        module.register_buffer(name, empty.data)
+        module.register_buffer(f"{name}_scale_inv", empty.scale)
+    kind: Any = type(module)
+    module.__class__ = _around(kind)
+
+
+@functools.cache
+def _around(kind: Any) -> Any:
+    """A model's class of experts with the forward of ModelsOwnExperts."""
+    return type(kind.__name__, (ModelsOwnExperts, kind), {"__module__": kind.__module__})
+
+
+def _empty(shape: tuple[int, ...]) -> ScaledTensor:
+    """A stack [experts, out, in] on "meta"."""
+    with torch.device("meta"):
+        codes = torch.empty(shape, dtype=DTYPES[_FORMAT.dtype])
+        scales = scale_shape(_FORMAT.granularity, *shape, matrices=shape[0])
+        return ScaledTensor(codes, torch.empty(scales, dtype=torch.float32), _FORMAT.granularity)

@@ -1,0 +1,186 @@
+"""The quantizer: which modules of a model become Octofold's, and how their weights come in."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantizer
+from transformers.utils import logging
+
+from ..._core.errors import InvalidArgumentError, invalid_argument
+from ...nn.conversion.report import grouped
+from ...nn.layers.fp8_weight import Fp8Weight
+from ..model_loading import cast_weight, convert_linears
+from .checkpoints import Contents, converters_of
+from .config import NAME, OctofoldConfig
+from .experts import STACKED, cast_experts, convert_experts_of, is_experts
+
+_OPERATION: Final = "octofold.integrations.transformers"
+_log: Final = logging.get_logger("transformers.octofold")
+
+
+@register_quantizer(NAME)
+class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Made by from_pretrained() for a config of OctofoldConfig. A model of it says in
+    `model.hf_quantizer.report` what became of each layer."""
+
+    quantization_config: OctofoldConfig
+    saves_codes: Final = True
+    """What save_pretrained() is to be given: octofold.nn.layers.saving asks."""
+
+    def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.report: dict[str, str] = {}
+        self._contents: Contents | None = None
+
+    def validate_environment(self, *arguments: Any, device_map: Any = None, **options: Any) -> None:
+        """device_map: as from_pretrained() was given it, and again when its devices are known."""
+        places = set(device_map.values()) if isinstance(device_map, dict) else set()
+        if "disk" in places and not self.pre_quantized:
+            # transformers would read the weight from the source's file, and take it for codes.
+            raise invalid_argument(
+                "from_pretrained",
+                "device_map",
+                "no disk where weights are cast as they are loaded (save_pretrained() once, and "
+                "load that folder)",
+                "'disk'",
+            )
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            _log.warning_once(
+                "octofold: FP8 weights are buffers: from_pretrained(offload_buffers=True) offloads "
+                "them too, and without it they cannot be offloaded"
+            )
+
+    @property
+    def quantized_element_size(self) -> float:
+        """A byte, for what plans where a model goes."""
+        return 1
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters can be trained over it."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Its layers compile whole."""
+        return True
+
+    def is_serializable(self) -> bool:
+        """save_pretrained() writes codes and scales."""
+        return True
+
+    def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
+        """Whether a checkpoint's tensor of this name is to be cast as it is read."""
+        path, _, name = param_name.rpartition(".")
+        module = model.get_submodule(path)
+        if isinstance(module, Fp8Weight):
+            return name == "weight"
+        return is_experts(module) and name in STACKED
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """The cast, as transformers calls it with each weight that it has read."""
+        return _Cast(self.quantization_config)
+
+    def _process_model_before_weight_loading(
+        self, model: Any, device_map: Any = None, checkpoint_files: Any = None, **options: Any
+    ) -> None:
+        options_of_config = self.quantization_config.options
+        where = _Devices(device_map)
+        if self.pre_quantized:
+            self._contents = Contents(checkpoint_files, model, self.quantization_config.foreign)
+        found: dict[str, str] = {}
+        if self.quantization_config.experts:
+            found |= convert_experts_of(model, options_of_config, where, self._contents)
+        try:
+            found_in = None if self._contents is None else self._contents.format_of
+            converted = convert_linears(_OPERATION, model, options_of_config, where, found_in)
+            found |= converted.converted
+        except InvalidArgumentError:
+            if not found:
+                raise
+        self.report = found
+        for line in grouped(found):
+            _log.info("octofold: %s", line)
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """Renames what another family's checkpoint calls its codes and scales."""
+        if self._contents is None or not self.quantization_config.foreign:
+            return weight_conversions
+        return converters_of(self._contents, weight_conversions, model)
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        # What it saves has the names of its modules.
+        model._weight_conversions = []
+        self.quantization_config.foreign = False
+        return model
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        for parent in list(model.modules()):
+            for name, child in list(parent._modules.items()):
+                if isinstance(child, Fp8Weight):
+                    setattr(parent, name, _wide(child, dtype or model.dtype))
+                elif is_experts(child):
+                    raise NotImplementedError("octofold: experts in FP8 are not dequantized")
+        return model
+
+
+class _Devices:
+    """Where a layer will run, by its name."""
+
+    def __init__(self, device_map: Any) -> None:
+        self._map = device_map if isinstance(device_map, dict) else None
+        self._all = None if isinstance(device_map, dict | str) else device_map
+
+    def __call__(self, name: str) -> torch.device:
+        device: Any = self._all
+        while self._map is not None and device is None:
+            device = self._map.get(name)
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+        device = f"cuda:{device}" if isinstance(device, int) else device
+        # What is offloaded runs on the GPU, and what is loaded without a map is often moved there.
+        if device in (None, "cpu", "disk", torch.device("cpu")) and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        if device in (None, "disk"):
+            return torch.device("cpu")
+        made = torch.device(device)
+        if made.type == "cuda" and made.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return made
+
+
+class _Cast(ConversionOps):  # type: ignore[misc]
+    """From a weight in high precision to codes and scales."""
+
+    def __init__(self, config: OctofoldConfig) -> None:
+        self._format = config.options.format
+
+    def convert(
+        self, input_dict: dict[str, Any], model: Any = None, **options: Any
+    ) -> dict[str, Tensor]:
+        """input_dict: by the parameter's full name, the weight."""
+        made: dict[str, Tensor] = {}
+        for full_name, value in input_dict.items():
+            weight: Tensor = value[0] if isinstance(value, list) else value
+            path, _, name = full_name.rpartition(".")
+            module: Module = model.get_submodule(path)
+            if isinstance(module, Fp8Weight):
+                buffers = cast_weight(module, weight, self._format)
+            else:
+                buffers = cast_experts(module, name, weight)
+            made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
+        return made
+
+
+def _wide(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
+    with torch.device("meta"):
+        linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+    weight = layer.scaled_weight.dequantize("float32").to(dtype)
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        linear.bias = torch.nn.Parameter(layer.bias.detach())
+    return linear.train(layer.training)
