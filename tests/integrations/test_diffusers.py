@@ -175,6 +175,8 @@ def test_which_layers_a_file_has_in_fp8_is_read_from_it(plain, tmp_path, monkeyp
     monkeypatch.setattr(Flux, "_skip_layerwise_casting_patterns", ["to_q"])
     again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
     assert set(fp8_layers(again)) == set(fp8_layers(model))
+    reasons = set(again.hf_quantizer.report.left_alone.values())
+    assert reasons == {"the checkpoint has its weight in high precision"}
 
 
 def test_from_single_file(plain, tmp_path):
@@ -298,6 +300,11 @@ def test_to_another_dtype_is_refused_by_diffusers(plain):
     for call in (model.half, model.float, lambda: model.to(torch.float16)):
         with pytest.raises(ValueError, match="quantized"):
             call()
+
+
+def test_projections_are_not_fused_of_codes(plain):
+    with pytest.raises(NotImplementedError, match="Float8"):
+        loaded(plain[2]).fuse_qkv_projections()
 
 
 def test_models_without_the_config_are_as_before(plain):

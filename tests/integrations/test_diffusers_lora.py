@@ -182,6 +182,13 @@ def test_what_reads_the_weight_is_refused(folder, options, named):
         model.add_adapter(config)
 
 
+@pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
+def test_other_adapters_are_refused(folder, config):
+    model = loaded(folder, "weight-only")
+    with pytest.raises(TypeError, match="WeightOnlyLinear.*not supported"):
+        model.add_adapter(config(target_modules=["to_q"]))
+
+
 def test_all_linear(folder):
     model = loaded(folder, "weight-only")
     model.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))

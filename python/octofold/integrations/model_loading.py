@@ -98,8 +98,14 @@ def convert_linears(
         for name, module in modules.items()
         if options.keeps(name)
     }
-    filter_fn = None if format_of is None else (lambda _, name: format_of(name) is not None)
-    picked = pick(operation, model, filter_fn, but=alone)
+    if format_of is not None:
+        alone |= {
+            id(module): "the checkpoint has its weight in high precision"
+            for name, module in modules.items()
+            if format_of(name) is None
+        }
+    everything = None if format_of is None else (lambda *_: True)
+    picked = pick(operation, model, everything, but=alone)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}
     for name, linear in picked.layers.items():
