@@ -34,6 +34,9 @@ class Environment:
 HOSTS: Final = {
     "accelerate": Environment(("accelerate==1.15.0",)),
     "comfyui": Environment(alone=("comfy-kitchen==0.2.40",)),
+    "diffusers": Environment(
+        ("diffusers==0.42.1", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
+    ),
     "kernels": Environment(("kernels==0.17.2",)),
     "lightning": Environment(("lightning==2.6.6",)),
     "torchao": Environment(

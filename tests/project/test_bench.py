@@ -18,6 +18,7 @@ ON_A_CPU = {
     "advisor.py": (["--models", "dit"], {"advisor"}),
     "attention.py": ([], {"attention"}),
     "casts.py": (["--only", "1x128"], {"cast"}),
+    "diffusers_dit.py": ([], {"diffusers"}),
     "dot.py": ([], {"dot"}),
     "gemm_cast.py": ([], {"gemm with cast"}),
     "experts.py": (["--no-peers"], {"layer", "step", "host"}),
@@ -49,6 +50,8 @@ def test_help(script, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ON_A_CPU)
 def test_everything_is_right_and_measured(script, tmp_path):
+    if script.startswith("diffusers"):
+        pytest.importorskip("diffusers")
     path = tmp_path / "results.jsonl"
     arguments, sections = ON_A_CPU[script]
     options = ("--device", "cpu", "--rounds", "2", *arguments)

@@ -6,6 +6,7 @@
 | `sglang`       | by being installed beside it (an entry point)                              |
 | `transformers` | `import octofold.integrations.transformers`, then `from_pretrained()`      |
 | `diffusers`    | `import octofold.integrations.diffusers`, then `from_pretrained()`         |
+| `peft`         | by those two; alone by `import octofold.integrations.peft`                 |
 | `torchao`      | `import octofold.integrations.torchao`, then `torchao.quantize_()`         |
 | `torchtitan`   | its converter in a model's registry                                        |
 | `comfyui`      | a folder in `custom_nodes`                                                 |

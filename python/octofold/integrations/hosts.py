@@ -32,6 +32,7 @@ HOSTS: Final = {
     "sglang": Host("sglang", "0.5.23", "0.6"),
     "transformers": Host("transformers", "5.17", "6"),
     "diffusers": Host("diffusers", "0.42", "0.43"),
+    "peft": Host("peft", "0.21", "0.22"),
     "comfyui": Host("comfy-kitchen", "0.2.31", "0.3"),
     "torchao": Host("torchao", "0.18", "0.20"),
     "torchtitan": Host("torchtitan", "0.3", "0.4"),

@@ -53,7 +53,14 @@ class LoadingOptions:
     def checked(
         cls, operation: str, format: Any, compute: Any, modules_to_not_convert: Any
     ) -> "LoadingOptions":
-        """Raises InvalidArgumentError, which names the argument."""
+        """format: also the fields of a Format, as a file has them.
+        Raises InvalidArgumentError, which names the argument."""
+        if isinstance(format, dict):
+            try:
+                format = Format(**format)
+            except TypeError as error:
+                expected = "the fields of an octofold.Format"
+                raise invalid_argument(operation, "format", expected, error) from None
         format = format_of(operation, format)
         if format.granularity not in _OF_WEIGHTS:
             expected = f"scales of a weight, {', '.join(_OF_WEIGHTS)}"
@@ -97,8 +104,14 @@ def convert_linears(
         for name, module in modules.items()
         if options.keeps(name)
     }
-    filter_fn = None if format_of is None else (lambda _, name: format_of(name) is not None)
-    picked = pick(operation, model, filter_fn, but=alone)
+    if format_of is not None:
+        alone |= {
+            id(module): "the checkpoint has its weight in high precision"
+            for name, module in modules.items()
+            if format_of(name) is None
+        }
+    everything = None if format_of is None else (lambda *_: True)
+    picked = pick(operation, model, everything, but=alone)
     new: dict[int, Module] = {}
     converted: dict[str, str] = {}
     for name, linear in picked.layers.items():

@@ -139,6 +139,27 @@ def test_torchs_encoder_is_left_alone_unless_its_fast_path_is_off():
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+class AsksForDtypes(torch.nn.Module):
+    """As Wan's embedding of time asks a module, and Z-Image's the first of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 128))
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 128))
+
+    def forward(self, x):
+        x = self.asked(x.to(next(iter(self.asked.parameters())).dtype))
+        x = x.to(next(self.parameters()).dtype)
+        return self.mlp(x.to(self.mlp[0].weight.dtype))
+
+
+def test_modules_that_are_asked_for_their_dtype_are_left_alone():
+    report = nn.convert_weight_only(AsksForDtypes())
+    assert list(report.converted) == ["mlp.1"]
+    assert set(report.left_alone) == {"asked.0", "asked.1", "mlp.0"}
+    assert "AsksForDtypes reads its weight itself" in report.left_alone["asked.1"]
+
+
 def test_heads_are_left_alone_by_default():
     for tied in (False, True):
         report = nn.convert(llama(tied))

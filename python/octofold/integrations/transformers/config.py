@@ -38,19 +38,19 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
         compute: str = "auto",
         experts: bool = True,
         modules_to_not_convert: Sequence[str] | None = None,
-        foreign: bool = False,
         **others: Any,
     ) -> None:
-        """foreign: whether the checkpoint is in another library's FP8, as checkpoint_config() says.
-        others: what a config file says besides: quant_method."""
+        """others: what a config file says besides: quant_method; and foreign, whether the
+        checkpoint is in another library's FP8, as checkpoint_config() says. Diffusers compares the
+        arguments with those of its own config of this name."""
         others.pop("quant_method", None)
+        self.foreign = bool(others.pop("foreign", False))
         if others:
             raise TypeError(f"{_OPERATION}: unexpected {', '.join(sorted(others))}")
         self.quant_method = NAME
         self.format = asdict(format) if isinstance(format, Format) else format
         self.compute = compute
         self.experts = bool(experts)
-        self.foreign = bool(foreign)
         self.modules_to_not_convert = (
             list(modules_to_not_convert)
             if isinstance(modules_to_not_convert, tuple)
@@ -61,5 +61,6 @@ class OctofoldConfig(QuantizationConfigMixin):  # type: ignore[misc]
     @property
     def options(self) -> LoadingOptions:
         """What it says, checked again: a config may be changed as it is loaded."""
-        format = Format(**self.format) if isinstance(self.format, dict) else self.format
-        return LoadingOptions.checked(_OPERATION, format, self.compute, self.modules_to_not_convert)
+        return LoadingOptions.checked(
+            _OPERATION, self.format, self.compute, self.modules_to_not_convert
+        )

@@ -12,8 +12,8 @@ from torch.nn import Module
 from ..._core.errors import invalid_argument
 from ..._core.log import note
 from ...nn.conversion.weight_readers import names_of, weight_readers, wide_patterns
+from ...nn.layers.stored_weight import is_plain_parameter
 from .layers import SUPPORTED, StoredLayer
-from .stored_weight import is_plain_parameter
 
 NAME: Final = "octofold.models.enable_layerwise_casting"
 DEFAULT_PATTERNS: Final = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")

@@ -50,6 +50,18 @@ def frozen_layer(
     return WeightOnlyLinear.twin_of(linear, weight, bias, format=format)
 
 
+def wide_layer(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
+    """The way back: a torch.nn.Linear with the numbers that the codes stand for, frozen, and with
+    the layer's bias."""
+    with torch.device("meta"):
+        linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+    weight = layer.scaled_weight.dequantize("float32").to(dtype)
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        linear.bias = torch.nn.Parameter(layer.bias.detach(), requires_grad=False)
+    return linear.train(layer.training)
+
+
 def recipe_of_weight(granularity: str, codes: str) -> Recipe:
     """The recipe of a product with a weight of this granularity and dtype."""
     recipe = _RECIPES[granularity]

@@ -1,11 +1,12 @@
 """Layers whose weight other modules read: such a module computes without calling the layer, or asks
 the weight for its dtype, so that a layer with another weight would be passed by or break it.
 
-What a class reads is found in its source: `self.<layer>.weight` in its forward and in the methods
-that forward calls. So do torch's TransformerEncoderLayer and MultiheadAttention (their fast paths),
-T5's feed-forward layers (`self.wo.weight.dtype`), Mamba's mixers (kernels that take all weights at
-once), DeBERTa's relative positions, and classes of users. Models say a part of it themselves, by
-the modules that they keep in FP32.
+What a class reads is found in its source: `self.<layer>.weight` and `self.<module>.parameters()` in
+its forward and in the methods that forward calls. So do torch's TransformerEncoderLayer and
+MultiheadAttention (their fast paths), T5's feed-forward layers (`self.wo.weight.dtype`), Mamba's
+mixers (kernels that take all weights at once), Wan's embedding of time, DeBERTa's relative
+positions, and classes of users. Models say a part of it themselves, by the modules that they keep
+in FP32.
 """
 
 import ast
@@ -32,9 +33,8 @@ def weight_readers(model: Module) -> dict[int, str]:
             paths[kind] = _paths_read_by(kind)
         for path in () if _is_off(module) else paths[kind]:
             layer = _at(module, path)
-            if layer is not None:
-                what = f"{kind.__qualname__} reads its weight itself"
-                reasons.setdefault(id(layer), what)
+            for part in () if layer is None else layer.modules():
+                reasons.setdefault(id(part), f"{kind.__qualname__} reads its weight itself")
         for pattern in wide_patterns(module):
             for below, layer in module.named_modules():
                 if re.search(pattern, below):
@@ -103,21 +103,27 @@ def _reads_and_calls(function: Any) -> tuple[set[str], set[str]]:
     paths: set[str] = set()
     methods: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in _WEIGHTS:
-            path = _path_from_self(node.value)
-            if path:
-                paths.add(path)
         called = node.func if isinstance(node, ast.Call) else None
+        asks = isinstance(called, ast.Attribute) and called.attr == "parameters"
+        reads = isinstance(node, ast.Attribute) and node.attr in _WEIGHTS
+        read: Any = called if asks else node
+        if (asks or reads) and (path := _path_from_self(read.value)):
+            paths.add(path)
         if isinstance(called, ast.Attribute) and _path_from_self(called.value) == "":
             methods.add(called.attr)
     return paths, methods
 
 
 def _path_from_self(node: ast.expr) -> str | None:
-    """ "a.b" of `self.a.b`, "" of `self`, None of what begins elsewhere."""
+    """ "a.0.b" of `self.a[0].b`, "" of `self`, None of what begins elsewhere."""
     names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+        elif isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
+            names.append(str(node.slice.value))
+        else:
+            return None
         node = node.value
     if not isinstance(node, ast.Name) or node.id != "self":
         return None

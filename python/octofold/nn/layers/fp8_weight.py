@@ -1,5 +1,6 @@
 """The base of linear layers with an FP8 weight: how they keep, move and load it."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,6 +15,7 @@ from ..._core.torch import DTYPES
 from ..autograd.fitting import is_fp8, require_features
 from .buffers import KeepsBuffers
 from .saving import give_numbers
+from .stored_weight import stored
 
 
 class Fp8Weight(KeepsBuffers):
@@ -30,7 +32,8 @@ class Fp8Weight(KeepsBuffers):
 
     Scales are float32 multipliers, whatever their names say. to(), half() and the like move weight
     and scales, and convert neither. save_pretrained() of other libraries gets the numbers that they
-    stand for.
+    stand for. In models that other libraries load, the weight is a parameter, a frozen one
+    (keep_as_parameter()).
 
     own_name: the name of the class in messages.
     trains_bias: whether the bias of a new layer is a parameter.
@@ -81,11 +84,23 @@ class Fp8Weight(KeepsBuffers):
     @property
     def scaled_weight(self) -> ScaledTensor:
         """The weight [out, in] with its scales."""
-        return ScaledTensor(self.weight, self._buffers[self.scale_name], self._granularity)
+        codes = self.weight.detach() if "weight" in self._parameters else self.weight
+        return ScaledTensor(codes, self._buffers[self.scale_name], self._granularity)
+
+    def keep_as_parameter(self) -> None:
+        """Have the weight as a parameter, that is a StoredWeight: what libraries offload to the CPU
+        between the forwards of a layer, or of a block, are its parameters alone."""
+        if "weight" not in self._parameters:
+            codes = self.scaled_weight.data
+            del self._buffers["weight"]
+            self.register_parameter("weight", stored(codes))
 
     def hold(self, weight: ScaledTensor, bias: Tensor | None) -> None:
-        """Take these; a bias that is a parameter stays one."""
-        self.register_buffer("weight", weight.data)
+        """Take these; a bias that is a parameter stays one, and the weight stays what it was."""
+        if "weight" in self._parameters:
+            self._parameters["weight"] = stored(weight.data)
+        else:
+            self.register_buffer("weight", weight.data)
         self.register_buffer(self.scale_name, weight.scale)
         if isinstance(bias, Parameter):
             self._buffers.pop("bias", None)
@@ -104,7 +119,25 @@ class Fp8Weight(KeepsBuffers):
         )
 
     def _held_buffers(self) -> dict[str, Tensor | None]:
-        return {name: self._buffers[name] for name in ("weight", self.scale_name)}
+        names = ("weight", self.scale_name)
+        return {name: self._buffers[name] for name in names if name in self._buffers}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        codes = self.weight.detach()
+        super()._apply(fn, recurse)
+        if "weight" in self._parameters:
+            now = self.weight
+            self._parameters["weight"] = stored(
+                now if now.dtype == codes.dtype else codes.to(now.device)
+            )
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if "weight" in self._parameters:
+            self._parameters["weight"] = stored(self.weight)  # load_state_dict(assign=True)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -51,12 +51,12 @@ def lora_config(model: Module, config: Any) -> Any:
     config._custom_modules = dict(config._custom_modules or {})
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
-        config.target_modules = _linear_names(model, config.task_type == "SEQ_CLS")
+        config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
     config._register_custom_module(layers.LAYERS)
     return config
 
 
-def _linear_names(model: Any, classifies: bool) -> set[str]:
+def linear_names(model: Any, classifies: bool) -> set[str]:
     """Of the layers that "all-linear" stands for, as peft has it: without what gives the output."""
     head = None
     if callable(getattr(model, "get_output_embeddings", None)):

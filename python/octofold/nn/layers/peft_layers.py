@@ -76,9 +76,10 @@ class Fp8Lora(_lora.Linear):  # type: ignore[misc]
         """Of the layer; peft's own warns of each that it does not know."""
         return module.in_features, module.out_features
 
-    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, None]:
-        """Where adapters go, and no dtype: they would be FP8 as the weight is."""
-        return base_layer.weight.device, None
+    def _get_base_layer_device_and_dtype(self, base_layer: Fp8Weight) -> tuple[Any, Any]:
+        """Where adapters go, and their dtype where the layer says in which its model computes: not
+        FP8, as the weight is."""
+        return base_layer.weight.device, getattr(base_layer, "compute_dtype", None)
 
 
 LAYERS: Final[dict[type[Module], type[Module]]] = {

@@ -5,7 +5,9 @@ take codes for the weight's values. So while a method of this name runs, whichev
 state_dict() has the weight that the codes stand for, under the name and in the dtype that a model
 without FP8 has; at all other times it has codes and scales. No hook tells the two apart, as
 save_pretrained() asks for the same state_dict() as everybody else, and a mark at the model would
-miss models of which only a part was changed; so the layers look who is asking.
+miss models of which only a part was changed; so the layers look who is asking. A model that another
+library's quantizer of ours has made says in its config that it has codes: its quantizer has
+`saves_codes`, and the files have them.
 """
 
 import sys

@@ -1,0 +1,217 @@
+"""A FLUX of fewer blocks in Diffusers: times, memory and errors of its ways to have weights in FP8.
+
+    python bench/gpu/diffusers_dit.py RESULTS.jsonl [--blocks 2 4] [--tokens 4096 512] [--compile]
+
+FluxTransformer2DModel with the widths of FLUX.1 and random weights, as a folder that each way loads
+by from_pretrained(): BF16, Diffusers' enable_layerwise_casting(), torchao's dynamic quantization
+with a scale for each row (where torchao is there), and Octofold's quantizer with each kind of
+scales. All are cast in the same layers. Each output is compared with BF16's before it is timed.
+With --compile each is compiled too, by compile_repeated_blocks(), and compared with BF16 compiled.
+Needs diffusers and accelerate. On a CPU sizes are tiny.
+"""
+
+import gc
+import importlib.util
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+from common.measure import Build, Implementation, measure
+from common.operands import relative_error
+from common.run import Run, new_parser, print_table
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+# Of FLUX.1: width 3072, heads of 128, text of T5-XXL, vectors of CLIP.
+FLUX = {
+    "in_channels": 64,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "axes_dims_rope": (16, 56, 56),
+}
+TINY = {
+    "in_channels": 8,
+    "attention_head_dim": 64,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 64,
+    "pooled_projection_dim": 64,
+    "axes_dims_rope": (16, 24, 24),
+}
+# Of outputs, relative to BF16's norm: a rounding of weights to FP8 loses 2.6 % of a product, as
+# much again where x is FP8 too; without scales more.
+LIMITS = {"BF16": 0, "Diffusers": 0.15, "torchao": 0.12, "Octofold": 0.12}
+COMPILED = ", compiled"
+
+
+def from_folder(folder, run, **options):
+    from diffusers import FluxTransformer2DModel
+
+    where = {"device_map": {"": run.device}} if run.on_gpu else {}
+    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=BF16, **where, **options)
+
+
+def of_octofold(folder, run, **options):
+    from octofold.integrations.diffusers import OctofoldConfig
+
+    return from_folder(folder, run, quantization_config=OctofoldConfig(**options))
+
+
+def of_diffusers(folder, run):
+    model = from_folder(folder, run)
+    model.enable_layerwise_casting(storage_dtype=FP8, compute_dtype=BF16)
+    return model
+
+
+def of_torchao(folder, run):
+    """The layers that casting takes, one after another."""
+    from octofold.integrations.diffusers import OctofoldConfig
+    from octofold.integrations.diffusers.config import options_of
+    from torchao.quantization import (
+        Float8DynamicActivationFloat8WeightConfig,
+        PerRow,
+        quantize_,
+    )
+
+    model = from_folder(folder, run)
+    keeps = options_of(OctofoldConfig(), model).keeps
+    quantize_(
+        model,
+        Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()),
+        filter_fn=lambda module, name: isinstance(module, torch.nn.Linear) and not keeps(name),
+    )
+    return model
+
+
+WAYS = {
+    "BF16": from_folder,
+    "Diffusers' casting": of_diffusers,
+    "torchao rows": of_torchao,
+    "Octofold 128x128": partial(of_octofold, format="128x128", compute="native"),
+    "Octofold channel": partial(of_octofold, format="channel", compute="native"),
+    "Octofold tensor": partial(of_octofold, format="tensor", compute="native"),
+    "Octofold weight-only": partial(of_octofold, format="channel", compute="weight-only"),
+}
+
+
+def write_model(folder, run, blocks):
+    """Weights of unit variance over their inputs."""
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    sizes = FLUX if run.on_gpu else TINY
+    with run.device:
+        model = FluxTransformer2DModel(num_layers=blocks[0], num_single_layers=blocks[1], **sizes)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    model.to(BF16).save_pretrained(folder)
+    return sizes
+
+
+def inputs_of(sizes, tokens, run):
+    torch.manual_seed(1)
+    of_image, of_text = tokens
+    make = partial(torch.randn, device=run.device, dtype=BF16)
+    return {
+        "hidden_states": make(1, of_image, sizes["in_channels"]),
+        "encoder_hidden_states": make(1, of_text, sizes["joint_attention_dim"]),
+        "pooled_projections": make(1, sizes["pooled_projection_dim"]),
+        "timestep": torch.full((1,), 0.5, device=run.device, dtype=BF16),
+        "img_ids": torch.zeros(of_image, 3, device=run.device),
+        "txt_ids": torch.zeros(of_text, 3, device=run.device),
+        "return_dict": False,
+    }
+
+
+def limit_of(way):
+    return next(limit for name, limit in LIMITS.items() if way.startswith(name))
+
+
+def measure_memory(folder, inputs, run, ways):
+    """Each alone on the GPU: the most while it is loaded, its weights, the most of a forward."""
+    found = {}
+    for way in ways:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            model = WAYS[way](folder, run)
+            torch.cuda.synchronize()
+            loading = torch.cuda.max_memory_allocated() - before
+            weights = torch.cuda.memory_allocated() - before
+            model(**inputs)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            model(**inputs)
+            torch.cuda.synchronize()
+            found[way] = (loading, weights, torch.cuda.max_memory_allocated() - before)
+            del model
+        except Exception as error:
+            run.leave_out(way, way.startswith("Octofold"), error, case="memory")
+    run.record("memory", bytes=found)
+    base = found["BF16"]
+    rows = []
+    for way, of_way in found.items():
+        shares = (f"{b / of_base:.3f}" for b, of_base in zip(of_way, base, strict=True))
+        rows.append([way, *(f"{b / 1e6:.0f}" for b in of_way), *shares])
+    columns = ["", "loading, MB", "weights, MB", "forward, MB", *["of BF16's"] * 3]
+    print_table("Memory, of each alone", columns, rows)
+
+
+def builds_of(folder, inputs, run, ways, compiled):
+    expected = from_folder(folder, run)(**inputs)[0]
+    for way in ways:
+
+        def make(way=way):
+            model = WAYS[way](folder, run)
+            if compiled:
+                model.compile_repeated_blocks()
+
+            def error():
+                return relative_error(model(**inputs)[0], expected)
+
+            limit = limit_of(way)
+            limit = 0.02 if compiled and not limit else limit
+            return Implementation([partial(model, **inputs)], error, limit)
+
+        yield Build(f"{way}{COMPILED if compiled else ''}", make, way.startswith("Octofold"))
+
+
+@torch.no_grad()
+def main():
+    parser = new_parser(__doc__, rounds=9, seconds=540)
+    parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), help="double, single")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(4096, 512), help="image, text")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    ways = [way for way in options.ways if way != "torchao rows" or _has_torchao()]
+    with Run(options) as run, tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        tokens = options.tokens if run.on_gpu else (16, 8)
+        sizes = write_model(folder, run, options.blocks if run.on_gpu else (1, 2))
+        run.release()
+        inputs = inputs_of(sizes, tokens, run)
+        if run.on_gpu:
+            measure_memory(folder, inputs, run, ways)
+        kinds = [False, True] if options.compile else [False]
+        facts = {"blocks": options.blocks, "tokens": sum(tokens)}
+        for compiled in run.cases(kinds):
+            case = f"{sum(tokens)} tokens{COMPILED if compiled else ''}"
+            builds = builds_of(folder, inputs, run, ways, compiled)
+            measure(run, "diffusers", case, builds, **facts)
+    return run.exit_code
+
+
+def _has_torchao():
+    return importlib.util.find_spec("torchao") is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

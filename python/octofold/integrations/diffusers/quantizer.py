@@ -1,0 +1,228 @@
+"""The quantizer: which layers of a model become Octofold's, and how their weights come in."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from diffusers.quantizers.base import DiffusersQuantizer
+from diffusers.utils import is_accelerate_available, logging
+from torch import Tensor
+
+from ..._core.errors import InvalidArgumentError, UnavailableError, invalid_argument
+from ..._core.formats import Format
+from ...nn.autograd.fitting import is_fp8
+from ...nn.conversion.frozen import wide_layer
+from ...nn.conversion.linear import replaced
+from ...nn.conversion.report import Conversion, grouped
+from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.stored_weight import stored
+from ...nn.layers.weight_only import WeightOnlyLinear
+from ...nn.recipes.kernels import has_bfloat16
+from ..device_maps import Devices
+from ..model_loading import cast_weight, convert_linears
+from .bfl import bundled, codes_and_scale, is_bundle
+from .config import OctofoldConfig, options_of
+
+_OPERATION: Final = "octofold.integrations.diffusers"
+_SCALES: Final = (".weight_scale_inv", ".weight_scale")
+_NAMED_AT_MOST: Final = 5
+_log: Final = logging.get_logger("diffusers.octofold")
+
+
+class OctofoldQuantizer(DiffusersQuantizer):  # type: ignore[misc]
+    """Made by from_pretrained() and from_single_file() for an OctofoldConfig. A model of it says in
+    `model.hf_quantizer.report` what became of each linear layer."""
+
+    quantization_config: OctofoldConfig
+    use_keep_in_fp32_modules: Final = True
+    """Of the model's class: Diffusers then loads them so."""
+    saves_codes: Final = True
+    """What save_pretrained() is to be given: octofold.nn.layers.saving asks."""
+
+    def __init__(self, quantization_config: OctofoldConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.report: Conversion | None = None
+        self._format: Format | None = None
+        self._dtype: torch.dtype | None = None
+        self._names: tuple[str, ...] = ()
+        self._bundles: set[str] = set()
+        self._come: set[tuple[str, str]] = set()
+
+    def validate_environment(
+        self, torch_dtype: Any = None, device_map: Any = None, **options: Any
+    ) -> None:
+        """What from_pretrained() was asked for that is not possible."""
+        if not is_accelerate_available():
+            raise UnavailableError(f"{_OPERATION}: expected the package accelerate")
+        if isinstance(torch_dtype, torch.dtype) and torch_dtype.itemsize < 2:
+            expected = "torch.bfloat16, torch.float16 or torch.float32, of what is not cast to FP8"
+            raise invalid_argument(_OPERATION, "torch_dtype", expected, torch_dtype)
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            expected = "devices and 'cpu': Diffusers puts weights on disk before they can be cast"
+            raise invalid_argument(_OPERATION, "device_map", expected, "'disk'")
+
+    def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype:
+        """The dtype of everything else: 16 bits, where nothing was asked for."""
+        if torch_dtype is None:
+            torch_dtype = torch.bfloat16 if has_bfloat16(Devices(None)("")) else torch.float16
+            _log.info("octofold: torch_dtype is %s", torch_dtype)
+        self._dtype = torch_dtype
+        return torch_dtype
+
+    def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Any) -> list[str]:
+        """Looks at the names that the checkpoint has."""
+        self._names = tuple(loaded_keys)
+        return loaded_keys
+
+    def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Where from_single_file() reads, the names may be others than the model's yet."""
+        return state_dict if self._names else bundled(state_dict)
+
+    def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
+        """Scales are made as weights are cast."""
+        if self._layers_with_codes():
+            return missing_keys
+        return [name for name in missing_keys if not name.endswith(_SCALES)]
+
+    def check_if_quantized_param(
+        self, model: Any, param_value: Any, param_name: str, state_dict: Any, **options: Any
+    ) -> bool:
+        """Whether a checkpoint's tensor of this name is a weight or scales of a layer in FP8."""
+        path, _, name = param_name.rpartition(".")
+        module = model.get_submodule(path)
+        if isinstance(module, Fp8Weight):
+            return name in ("weight", module.scale_name)
+        if is_fp8(state_dict[param_name]):
+            got = f"'{param_name}' in FP8 without"
+            raise invalid_argument(_OPERATION, "checkpoint", "scales beside codes", got)
+        return False
+
+    def create_quantized_param(
+        self,
+        model: Any,
+        param_value: Tensor,
+        param_name: str,
+        target_device: Any,
+        state_dict: dict[str, Any] | None = None,
+        unexpected_keys: Any = None,
+        **options: Any,
+    ) -> None:
+        """Give a layer codes, scales or the cast of a weight in high precision.
+
+        param_value: in the dtype that everything else gets.
+        state_dict: has it as it was in the file.
+        """
+        path, _, name = param_name.rpartition(".")
+        layer: Fp8Weight = model.get_submodule(path)
+        value: Tensor = param_value if state_dict is None else state_dict[param_name]
+        if is_bundle(value):
+            parts = dict(zip((name, layer.scale_name), codes_and_scale(value), strict=True))
+        elif name == "weight" and not is_fp8(value):
+            assert self._format is not None
+            parts = cast_weight(layer, value.to(target_device), self._format)
+        else:
+            parts = {name: value}
+        for key, part in parts.items():
+            own = layer.scaled_weight.data if key == "weight" else layer.scaled_weight.scale
+            if part.numel() != own.numel() or part.dtype != own.dtype:
+                expected = f"{path}.{key} {list(own.shape)} of {own.dtype}, as the config says"
+                got = f"{list(part.shape)} of {part.dtype}"
+                raise invalid_argument(_OPERATION, "checkpoint", expected, got)
+            tensor = part.to(target_device).reshape(own.shape)
+            if key == "weight":
+                layer._parameters[key] = stored(tensor)
+            else:
+                layer.register_buffer(key, tensor)
+            self._come.add((path, key))
+
+    def _process_model_before_weight_loading(
+        self,
+        model: Any,
+        device_map: Any = None,
+        state_dict: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if state_dict is not None:
+            self._names = tuple(state_dict)
+            self._bundles = {name for name, value in state_dict.items() if is_bundle(value)}
+        in_codes = self._layers_with_codes()
+        chosen = options_of(self.quantization_config, None if in_codes else model)
+        self._format = chosen.format
+        format_of = dict.fromkeys(in_codes, chosen.format).get if in_codes else None
+        report = convert_linears(_OPERATION, model, chosen, Devices(device_map), format_of)
+        if missed := in_codes - set(report.converted):
+            expected = "FP8 weights of linear layers that can be converted"
+            raise invalid_argument(_OPERATION, "checkpoint", expected, _listed(missed))
+        for name in report.converted:
+            layer = model.get_submodule(name)
+            if isinstance(layer, WeightOnlyLinear) and self._dtype == torch.float32:
+                expected = "torch.bfloat16 or torch.float16, as compute is 'weight-only'"
+                raise invalid_argument(_OPERATION, "torch_dtype", expected, self._dtype)
+            layer.keep_as_parameter()
+            layer.compute_dtype = self._dtype
+        self.report = report
+        for line in grouped(report.converted):
+            _log.info("octofold: %s", line)
+        model.register_to_config(quantization_config=self.quantization_config)
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        assert self.report is not None
+        lacking = {
+            f"{path}.{name}"
+            for path in self.report.converted
+            for name in ("weight", model.get_submodule(path).scale_name)
+            if (path, name) not in self._come
+        }
+        if lacking:
+            expected = "all weights of linear layers (and offload_state_dict=False)"
+            raise invalid_argument(_OPERATION, "checkpoint", expected, f"no {_listed(lacking)}")
+        return model
+
+    @property
+    def is_serializable(self) -> bool:
+        """save_pretrained() writes codes and scales."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters can be trained over it."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Its layers compile whole."""
+        return True
+
+    def get_cuda_warm_up_factor(self) -> int:
+        """So many elements of 16 bits are taken for one of the model: a byte for each."""
+        return 2
+
+    def _dequantize(self, model: Any) -> Any:
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
+        if away := [name for name, layer in layers.items() if layer.weight.is_meta]:
+            expected = "weights in memory (remove the hooks that offload them)"
+            raise InvalidArgumentError(
+                f"{_OPERATION}: dequantize(): expected {expected}, got {_listed(away)} on meta"
+            )
+        dtype = self._dtype or torch.bfloat16
+        for name in layers:  # one after another, so that memory never holds two of each
+            layer = model.get_submodule(name)
+            replaced(model, {id(layer): wide_layer(layer, dtype)})
+        kept = {key: value for key, value in model.config.items() if key != "quantization_config"}
+        model._internal_dict = type(model.config)(kept)
+        return model
+
+    def _layers_with_codes(self) -> set[str]:
+        """Of the checkpoint, by its names."""
+        return {name.removesuffix(".weight") for name in self._bundles} | {
+            name.removesuffix(suffix)
+            for name in self._names
+            for suffix in _SCALES
+            if name.endswith(suffix)
+        }
+
+
+def _listed(names: Iterable[str]) -> str:
+    some = sorted(names)
+    more = len(some) - _NAMED_AT_MOST
+    return ", ".join(some[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,41 @@
+"""peft's LoRA over Octofold's FP8 layers, whoever asks for it. Importing this module registers it.
+
+octofold.nn.lora_config() makes a config that knows the layers, for those who make the config
+themselves. Diffusers' load_lora_weights() and transformers' add_adapter() make one where nobody can
+reach it; so peft's table of tuners has, for LoRA, a subclass of its own LoraModel, by whose hook
+before an injection the config learns them. Nothing is different for models without such layers.
+"""
+
+from typing import Any, Final
+
+from .hosts import require
+
+require("peft")
+
+import peft  # noqa: E402
+from torch.nn import Module  # noqa: E402
+
+from ..nn.layers.lora import linear_names  # noqa: E402
+from ..nn.layers.peft_layers import LAYERS  # noqa: E402
+
+_BEFORE: Final[Any] = peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA]
+
+
+class Fp8LoraModel(_BEFORE):  # type: ignore[misc]
+    """peft's LoraModel, over octofold.nn.WeightOnlyLinear and InferenceLinear too.
+
+    What reads the weight (DoRA …) is refused over both.
+    """
+
+    def _pre_injection_hook(self, model: Module, config: Any, adapter_name: str) -> None:
+        super()._pre_injection_hook(model, config, adapter_name)
+        if not any(isinstance(module, tuple(LAYERS)) for module in model.modules()):
+            return
+        if not config._custom_modules:  # as octofold.nn.lora_config() has them
+            config._register_custom_module(LAYERS)
+        targets = config.target_modules
+        if isinstance(targets, str) and targets.lower() == "all-linear":
+            config.target_modules = linear_names(model, config.task_type == "SEQ_CLS")
+
+
+peft.PEFT_TYPE_TO_TUNER_MAPPING[peft.PeftType.LORA] = Fp8LoraModel

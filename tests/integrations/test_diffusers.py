@@ -1,0 +1,429 @@
+"""The quantizer for Diffusers, with Diffusers itself: loading, saving, and what is refused."""
+
+import copy
+import importlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import octofold
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+from diffusers_models import (  # noqa: E402
+    BF16,
+    flux,
+    outcome,
+    relative_error,
+    same_bits,
+    saved,
+    sd3,
+    unet,
+    wan,
+)
+from octofold import nn  # noqa: E402
+from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
+from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
+from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+Flux = diffusers.FluxTransformer2DModel
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A model, its inputs, its folder."""
+    folder = tmp_path_factory.mktemp("flux")
+    return *saved(flux, folder), folder
+
+
+def loaded(folder, dtype=BF16, kind=Flux, **options):
+    config = OctofoldConfig(**options)
+    return kind.from_pretrained(folder, quantization_config=config, torch_dtype=dtype)
+
+
+def fp8_layers(model):
+    return {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("format", ["128x128", "channel", "tensor", "e5m2 channel"])
+def test_weights_are_cast_as_by_the_layers(plain, format, compute):
+    model, inputs, folder = plain
+    quantized = loaded(folder, format=format, compute=compute)
+    layers = fp8_layers(quantized)
+    kind = nn.InferenceLinear if compute == "native" else nn.WeightOnlyLinear
+    assert {type(layer) for layer in layers.values()} == {kind}
+    for name, layer in layers.items():
+        linear = model.get_submodule(name)
+        expected = octofold.quantize(linear.weight.detach(), format)
+        found = layer.scaled_weight
+        assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
+        assert torch.equal(found.scale, expected.scale)
+        assert type(layer.weight) is StoredWeight
+        x = torch.randn(7, layer.in_features, dtype=BF16)
+        wanted = x.double() @ found.dequantize("float32").double().T + linear.bias.double()
+        with torch.no_grad():
+            error = relative_error(layer(x), wanted)
+        assert error < (5e-3 if compute == "weight-only" else 0.04)
+        assert compute == "weight-only" or error > 5e-3  # x is rounded to FP8
+    error = relative_error(outcome(quantized, inputs), outcome(model, inputs))
+    assert 1e-3 < error < (0.12 if "e5m2" in format else 0.06)
+
+
+def test_default_is_what_casting_of_diffusers_picks(plain):
+    model, _, folder = plain
+    peer = copy.deepcopy(model)
+    peer.enable_layerwise_casting()
+    picked = {
+        name
+        for name, one in peer.named_modules()
+        if isinstance(one, torch.nn.Linear)
+        and hasattr(one, "_diffusers_hook")
+        and one._diffusers_hook.get_hook("layerwise_casting") is not None
+    }
+    assert set(fp8_layers(loaded(folder))) == picked
+    assert "single_transformer_blocks.0.proj_out" in picked
+    assert "proj_out" not in picked
+
+
+def test_modules_to_not_convert(plain):
+    *_, folder = plain
+    linears = {name for name, one in plain[0].named_modules() if type(one) is torch.nn.Linear}
+    assert set(fp8_layers(loaded(folder, modules_to_not_convert=[]))) == linears
+    names = ["single_transformer_blocks.1", r".*\.to_q", "norm1"]
+    layers = set(fp8_layers(loaded(folder, modules_to_not_convert=names)))
+    kept = {
+        name
+        for name in linears
+        if name.startswith("single_transformer_blocks.1.")
+        or name.endswith(".to_q")
+        or ".norm1." in name
+    }
+    assert layers == linears - kept
+    assert len(kept) > 8
+
+
+@pytest.mark.parametrize("make", [flux, sd3, wan, unet])
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("names", [None, []])
+def test_families(make, compute, names, tmp_path):
+    """Each runs, without what its classes read or keep in FP32."""
+    model, inputs = saved(make, tmp_path / "wide")
+    kind = type(model)
+    # What from_pretrained() itself makes of it, some modules of which are in FP32.
+    wide = kind.from_pretrained(tmp_path / "wide", torch_dtype=BF16)
+    quantized = loaded(tmp_path / "wide", kind=kind, compute=compute, modules_to_not_convert=names)
+    assert len(fp8_layers(quantized)) >= 8
+    error = relative_error(outcome(quantized, inputs), outcome(wide, inputs))
+    assert 1e-4 < error < 0.08
+    quantized.save_pretrained(tmp_path / "fp8")
+    again = kind.from_pretrained(tmp_path / "fp8", torch_dtype=BF16)
+    assert same_bits(quantized.state_dict(), again.state_dict())
+    assert torch.equal(outcome(quantized, inputs), outcome(again, inputs))
+    if make is wan:
+        embedder = quantized.condition_embedder.time_embedder
+        assert embedder.linear_1.weight.dtype == torch.float32
+        assert type(quantized.blocks[0].attn1.to_q) is not torch.nn.Linear
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "64KB"}])
+@pytest.mark.parametrize(
+    ("format", "compute"),
+    [
+        ("128x128", "native"),
+        ("e5m2 channel", "weight-only"),
+        (octofold.Format("e4m3", "tensor", power_of_two=True), "native"),
+    ],
+    ids=str,
+)
+def test_saved_and_loaded_are_the_same_bits(plain, tmp_path, shards, format, compute):
+    _, inputs, folder = plain
+    model = loaded(folder, format=format, compute=compute, modules_to_not_convert=["to_k"])
+    model.save_pretrained(tmp_path, **shards)
+    files = list(tmp_path.glob("*.safetensors"))
+    assert (len(files) > 1) == bool(shards)
+    state = {name: value for file in files for name, value in load_file(file).items()}
+    assert same_bits(state, model.state_dict())
+    dtypes = {value.dtype for name, value in state.items() if "weight_scale" in name}
+    assert dtypes == {torch.float32}
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "octofold"
+    assert config["compute"] == compute
+    if isinstance(format, str):
+        assert config["format"] == format
+    else:
+        assert octofold.Format(**config["format"]) == format
+
+    again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
+    assert same_bits(again.state_dict(), model.state_dict())
+    assert torch.equal(outcome(again, inputs), outcome(model, inputs))
+    again.save_pretrained(tmp_path / "again")
+    third = Flux.from_pretrained(tmp_path / "again", torch_dtype=BF16)
+    assert same_bits(third.state_dict(), model.state_dict())
+
+
+def test_which_layers_a_file_has_in_fp8_is_read_from_it(plain, tmp_path, monkeypatch):
+    """Not from what the model's class names today."""
+    *_, folder = plain
+    model = loaded(folder)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(Flux, "_skip_layerwise_casting_patterns", ["to_q"])
+    again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
+    assert set(fp8_layers(again)) == set(fp8_layers(model))
+    reasons = set(again.hf_quantizer.report.left_alone.values())
+    assert reasons == {"the checkpoint has its weight in high precision"}
+
+
+def test_from_single_file(plain, tmp_path):
+    model, inputs, folder = plain
+    file = tmp_path / "model.safetensors"
+    save_file(model.state_dict(), file)
+    quantized = Flux.from_single_file(
+        str(file), config=str(folder), quantization_config=OctofoldConfig(), torch_dtype=BF16
+    )
+    expected = loaded(folder)
+    assert same_bits(quantized.state_dict(), expected.state_dict())
+    assert torch.equal(outcome(quantized, inputs), outcome(expected, inputs))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.float32])
+def test_dtypes(plain, dtype):
+    model, inputs, folder = plain
+    quantized = loaded(folder, dtype)
+    dtype = dtype or BF16
+    assert quantized.dtype == dtype
+    wide = {name: one.to(dtype) for name, one in inputs.items()}
+    error = relative_error(outcome(quantized, wide), outcome(copy.deepcopy(model).to(dtype), wide))
+    assert error < 0.06
+    assert {layer.bias.dtype for layer in fp8_layers(quantized).values()} == {dtype}
+
+
+def test_memory_is_that_of_casting_of_diffusers(plain):
+    model, _, folder = plain
+    peer = copy.deepcopy(model)
+    peer.enable_layerwise_casting()
+
+    def size(model):
+        return sum(one.numel() * one.itemsize for one in model.state_dict().values())
+
+    assert size(loaded(folder)) < 1.02 * size(peer)
+
+
+_LOAD = """
+import sys, threading, time
+import torch, diffusers
+from octofold.integrations.diffusers import OctofoldConfig
+import octofold
+octofold.quantize(torch.zeros(4, 128), "128x128")
+def anonymous():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1e3
+peak = before = anonymous()
+over = False
+def watch():
+    global peak
+    while not over:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+thread = threading.Thread(target=watch)
+thread.start()
+options = {"quantization_config": OctofoldConfig()} if sys.argv[2] == "fp8" else {}
+model = diffusers.FluxTransformer2DModel.from_pretrained(
+    sys.argv[1], torch_dtype=torch.bfloat16, **options)
+over = True
+thread.join()
+print(peak - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_whole_model_is_never_there_in_high_precision(tmp_path):
+    """By the process's memory, without pages of files."""
+    with torch.device("meta"):
+        model = diffusers.FluxTransformer2DModel(
+            num_layers=1,
+            num_single_layers=6,
+            attention_head_dim=128,
+            num_attention_heads=8,
+            joint_attention_dim=1024,
+            pooled_projection_dim=64,
+        )
+    model = model.to(BF16).to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    codes = sum(one.numel() for name, one in model.named_parameters() if "norm" not in name) / 1e6
+    rest = sum(one.numel() for name, one in model.named_parameters() if "norm" in name) * 2e-6
+    model.save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, tmp_path, "fp8"], capture_output=True, text=True, check=True
+    )
+    peak = float(done.stdout)
+    assert codes > 80
+    assert peak < codes + rest + 35  # the largest weight in three forms, and the interpreter
+
+
+def test_compiled_blocks(plain):
+    _, inputs, folder = plain
+    for compute in ("native", "weight-only"):
+        model = loaded(folder, compute=compute)
+        expected = outcome(model, inputs)
+        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+        assert torch.equal(outcome(model, inputs), expected)
+
+
+def test_dequantize(plain, tmp_path):
+    _, inputs, folder = plain
+    model = loaded(folder, compute="weight-only")
+    expected = outcome(model, inputs)
+    weights = {
+        name: layer.scaled_weight.dequantize("float32").to(BF16)
+        for name, layer in fp8_layers(model).items()
+    }
+    model.dequantize()
+    assert not fp8_layers(model)
+    for name, weight in weights.items():
+        assert torch.equal(model.get_submodule(name).weight, weight)
+    assert relative_error(outcome(model, inputs), expected) < 0.01
+    model.save_pretrained(tmp_path)
+    again = Flux.from_pretrained(tmp_path, torch_dtype=BF16)
+    assert torch.equal(outcome(again, inputs), outcome(model, inputs))
+
+
+def test_to_another_dtype_is_refused_by_diffusers(plain):
+    model = loaded(plain[2])
+    for call in (model.half, model.float, lambda: model.to(torch.float16)):
+        with pytest.raises(ValueError, match="quantized"):
+            call()
+
+
+def test_projections_are_not_fused_of_codes(plain):
+    with pytest.raises(NotImplementedError, match="Float8"):
+        loaded(plain[2]).fuse_qkv_projections()
+
+
+def test_models_without_the_config_are_as_before(plain):
+    model, inputs, folder = plain
+    again = Flux.from_pretrained(folder, torch_dtype=BF16)
+    assert not fp8_layers(again)
+    assert torch.equal(outcome(again, inputs), outcome(model, inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "1x128"}, "'format': expected scales of a weight, 128x128, channel, tensor"),
+        ({"format": "int8"}, "'format'"),
+        ({"format": {"bits": 8}}, "'format': expected the fields of an octofold.Format"),
+        ({"compute": "fast"}, "'compute': expected one of auto, native, weight-only, got 'fast'"),
+        ({"modules_to_not_convert": "norm"}, "'modules_to_not_convert': expected a list"),
+        ({"modules_to_not_convert": ["("]}, "'modules_to_not_convert'"),
+    ],
+)
+def test_bad_configs(options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        OctofoldConfig(**options)
+
+
+def test_unknown_options_of_a_config():
+    with pytest.raises(TypeError, match="unexpected bits"):
+        OctofoldConfig(bits=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"torch_dtype": torch.float8_e4m3fn}, "'torch_dtype': expected torch.bfloat16"),
+        ({"device_map": {"": "disk"}}, "'device_map': expected devices and 'cpu'"),
+    ],
+)
+def test_what_cannot_be_loaded_so(plain, options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        Flux.from_pretrained(plain[2], quantization_config=OctofoldConfig(), **options)
+
+
+def test_weight_only_layers_take_16_bits(plain):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'torch_dtype'.*weight-only"):
+        loaded(plain[2], torch.float32, compute="weight-only")
+
+
+def changed(folder, target, change):
+    """A copy of a saved model, with another state."""
+    target.mkdir()
+    (target / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
+    name = "diffusion_pytorch_model.safetensors"
+    state = load_file(Path(folder) / name)
+    change(state)
+    save_file(state, target / name)
+    return target
+
+
+def test_a_checkpoint_without_a_weight(plain, tmp_path):
+    name = "transformer_blocks.0.attn.to_q.weight"
+    folder = changed(plain[2], tmp_path / "less", lambda state: state.pop(name))
+    with pytest.raises(octofold.InvalidArgumentError, match=rf"'checkpoint'.*{name}"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state, key: state.pop(key), "scales beside codes, got .*to_q.weight' in FP8"),
+        (
+            lambda state, key: state.update({key: torch.ones(3, 1)}),
+            r"to_q.weight_scale_inv \[1, 1\] of torch.float32, as the config says",
+        ),
+        (
+            lambda state, key: state.update({key: state[key].double()}),
+            r"got \[1, 1\] of torch.float64",
+        ),
+    ],
+)
+def test_fp8_files_with_wrong_scales(plain, tmp_path, change, message):
+    loaded(plain[2]).save_pretrained(tmp_path / "fp8")
+    key = "transformer_blocks.0.attn.to_q.weight_scale_inv"
+    folder = changed(tmp_path / "fp8", tmp_path / "bad", lambda state: change(state, key))
+    with pytest.raises((octofold.InvalidArgumentError, ValueError), match=message):
+        Flux.from_pretrained(folder, torch_dtype=BF16)
+
+
+def test_codes_of_what_is_no_linear_layer(plain, tmp_path):
+    loaded(plain[2]).save_pretrained(tmp_path / "fp8")
+
+    def change(state):
+        state["transformer_blocks.0.attn.norm_q.weight_scale"] = torch.ones(1)
+
+    folder = changed(tmp_path / "fp8", tmp_path / "bad", change)
+    with pytest.raises(octofold.InvalidArgumentError, match=r"'checkpoint'.*attn\.norm_q"):
+        Flux.from_pretrained(folder, torch_dtype=BF16)
+
+
+@pytest.mark.parametrize("version", ["0.41.0", "0.43.0", None])
+def test_another_version_of_diffusers(monkeypatch, version):
+    """One sentence with both versions, and nothing is registered."""
+    from diffusers.quantizers import auto
+
+    known = importlib.metadata.version
+
+    def other(name):
+        if name != "diffusers":
+            return known(name)
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    for table in (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        monkeypatch.delitem(table, "octofold")
+    monkeypatch.setattr(importlib.metadata, "version", other)
+    names = [name for name in sys.modules if name.startswith("octofold.integrations.diffusers")]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name)
+    got = f"found diffusers {version}" if version else "which is not installed"
+    with pytest.raises(octofold.UnavailableError, match=rf"diffusers>=0.42,<0.43, {got}"):
+        importlib.import_module("octofold.integrations.diffusers")
+    assert "octofold" not in auto.AUTO_QUANTIZER_MAPPING

@@ -1,0 +1,223 @@
+"""LoRA over models that the plug into Diffusers has made, by Diffusers' own functions."""
+
+import copy
+
+import octofold
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+peft = pytest.importorskip("peft")
+
+from diffusers_models import BF16, flux, outcome, relative_error, saved  # noqa: E402
+from octofold import nn  # noqa: E402
+from octofold.integrations.diffusers import OctofoldConfig  # noqa: E402
+from octofold.nn.layers.fp8_weight import Fp8Weight  # noqa: E402
+from octofold.nn.layers.peft_layers import Fp8Lora  # noqa: E402
+from octofold.nn.layers.stored_weight import StoredWeight  # noqa: E402
+
+Flux = diffusers.FluxTransformer2DModel
+TARGETS = ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.proj_out")
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("flux")
+    saved(flux, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return saved(flux, tmp_path_factory.mktemp("other"))[1]
+
+
+def loaded(folder, compute):
+    config = OctofoldConfig(compute=compute, format="128x128")
+    return Flux.from_pretrained(folder, quantization_config=config, torch_dtype=BF16)
+
+
+def adapter(model, targets=TARGETS, seed=1):
+    """As files of Diffusers have it: names from the model on."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name in targets:
+        layer = model.get_submodule(name)
+        first = torch.randn(RANK, layer.in_features, generator=generator)
+        second = torch.randn(layer.out_features, RANK, generator=generator)
+        state[f"transformer.{name}.lora_A.weight"] = (first * layer.in_features**-0.5).to(BF16)
+        state[f"transformer.{name}.lora_B.weight"] = (second * 1.2).to(BF16)
+    return state
+
+
+def with_deltas(model, state, scale=1.0):
+    """The model in BF16 of the same numbers, adapters added to its weights in FP64."""
+    wide = copy.deepcopy(model)
+    wide.dequantize()
+    for name in TARGETS:
+        first = state[f"transformer.{name}.lora_A.weight"].double()
+        second = state[f"transformer.{name}.lora_B.weight"].double()
+        weight = wide.get_submodule(name).weight
+        weight.data = (weight.double() + scale * second @ first).to(BF16)
+    return wide
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("low_cpu_mem_usage", [False, True])
+def test_adapters_load_run_and_go(folder, inputs, compute, low_cpu_mem_usage):
+    model = loaded(folder, compute)
+    state, before = adapter(model), outcome(model, inputs)
+    model.load_lora_adapter(dict(state), adapter_name="one", low_cpu_mem_usage=low_cpu_mem_usage)
+    for name in TARGETS:
+        layer = model.get_submodule(name)
+        assert type(layer) is Fp8Lora
+        assert type(layer.base_layer.weight) is StoredWeight
+        assert layer.lora_A["one"].weight.dtype == BF16
+    y = outcome(model, inputs)
+    assert relative_error(y, before) > 0.05
+    limit = 0.06 if compute == "native" else 0.01
+    for scale in (1.0, 0.5):
+        model.set_adapters("one", scale)
+        wide = outcome(with_deltas(loaded(folder, compute), state, scale), inputs)
+        assert relative_error(outcome(model, inputs), wide) < limit
+    model.disable_lora()
+    assert torch.equal(outcome(model, inputs), before)
+    model.enable_lora()
+    model.set_adapters("one", 1.0)
+    assert torch.equal(outcome(model, inputs), y)
+    model.unload_lora()
+    assert isinstance(model.get_submodule(TARGETS[0]), Fp8Weight)
+    assert torch.equal(outcome(model, inputs), before)
+
+
+def test_two_adapters(folder, inputs):
+    model = loaded(folder, "weight-only")
+    before = outcome(model, inputs)
+    for seed, name in enumerate(("one", "two")):
+        model.load_lora_adapter(adapter(model, seed=seed), adapter_name=name)
+    model.set_adapters(["one", "two"], [0.0, 0.0])
+    assert torch.equal(outcome(model, inputs), before)
+    model.set_adapters(["one", "two"], [1.0, 0.0])
+    one = outcome(model, inputs)
+    model.delete_adapters("two")
+    model.set_adapters("one", 1.0)
+    assert torch.equal(outcome(model, inputs), one)
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+def test_fuse_and_unfuse(folder, inputs, compute):
+    """Fusing is one rounding to FP8; unfusing gives the very bytes back."""
+    model = loaded(folder, compute)
+    state = adapter(model)
+    model.load_lora_adapter(dict(state), adapter_name="one")
+    apart, weights = outcome(model, inputs), codes(model)
+    model.fuse_lora(lora_scale=1.0)
+    fused = outcome(model, inputs)
+    assert relative_error(fused, apart) < 0.05
+    wide = with_deltas(loaded(folder, compute), state)
+    for name in TARGETS:
+        base = model.get_submodule(name).base_layer
+        assert type(base.weight) is StoredWeight
+        numbers = base.scaled_weight.dequantize("float32")
+        assert 1e-3 < relative_error(numbers, wide.get_submodule(name).weight) < 0.03
+    model.unfuse_lora()
+    after = codes(model)
+    assert all(torch.equal(weights[name], after[name]) for name in weights)
+    assert torch.equal(outcome(model, inputs), apart)
+
+
+def codes(model):
+    return {
+        name: one.weight.detach().view(torch.uint8).clone()
+        for name, one in model.named_modules()
+        if isinstance(one, Fp8Weight)
+    }
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+def test_adapters_are_trained(folder, inputs, tmp_path, compute):
+    model = loaded(folder, compute)
+    assert model.hf_quantizer.is_trainable
+    model.requires_grad_(False)
+    config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=["to_q", "to_v", "proj_out"])
+    model.add_adapter(config)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    assert len(trained) == 2 * (2 * 3 + 3)  # the output, which is not in FP8, too
+    before = codes(model)
+    target = torch.randn_like(inputs["hidden_states"])
+    optimizer = torch.optim.AdamW(trained, lr=5e-3)
+    losses = []
+    for _ in range(8):
+        loss = (model(**inputs)[0] - target).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+    after = codes(model)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+    y = outcome(model, inputs)
+    # Diffusers' save_lora_adapter() refuses every quantized model: it asks for .to(dtype=None).
+    state = peft.get_peft_model_state_dict(model)
+    assert len(state) == len(trained)
+    diffusers.FluxPipeline.save_lora_weights(tmp_path, transformer_lora_layers=state)
+    again = loaded(folder, compute)
+    again.load_lora_adapter(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+    assert torch.equal(outcome(again, inputs), y)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"use_dora": True}, "config.use_dora"),
+        ({"init_lora_weights": "pissa"}, "config.init_lora_weights"),
+    ],
+)
+def test_what_reads_the_weight_is_refused(folder, options, named):
+    model = loaded(folder, "weight-only")
+    config = peft.LoraConfig(r=RANK, target_modules=["to_q"], **options)
+    with pytest.raises(octofold.InvalidArgumentError, match=named):
+        model.add_adapter(config)
+
+
+@pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
+def test_other_adapters_are_refused(folder, config):
+    model = loaded(folder, "weight-only")
+    with pytest.raises(TypeError, match="WeightOnlyLinear.*not supported"):
+        model.add_adapter(config(target_modules=["to_q"]))
+
+
+def test_all_linear(folder):
+    model = loaded(folder, "weight-only")
+    model.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
+    plain = Flux.from_pretrained(folder)
+    plain.add_adapter(peft.LoraConfig(r=RANK, target_modules="all-linear"))
+
+    def adapted(model):
+        return {name for name, one in model.named_modules() if hasattr(one, "lora_A")}
+
+    assert adapted(model) == adapted(plain)
+
+
+def test_models_without_fp8_layers_have_peft_as_it_is(folder):
+    plain = Flux.from_pretrained(folder, torch_dtype=BF16)
+    plain.load_lora_adapter(adapter(plain), adapter_name="one")
+    assert type(plain.get_submodule(TARGETS[0])) is peft.tuners.lora.Linear
+    assert isinstance(
+        peft.get_peft_model(
+            torch.nn.Sequential(torch.nn.Linear(8, 8)), peft.LoraConfig(target_modules=["0"])
+        ).base_model,
+        peft.LoraModel,
+    )
+
+
+def test_a_config_of_ours_is_left_as_it_is():
+    """octofold.nn.lora_config() refuses adapters that are to be trained without gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128))
+    nn.convert_weight_only(model)
+    config = nn.lora_config(model, peft.LoraConfig(target_modules=["0"]))
+    known = dict(config._custom_modules)
+    peft.get_peft_model(model, config)
+    assert config._custom_modules == known
