@@ -185,7 +185,7 @@ def test_what_reads_the_weight_is_refused(folder, options, named):
 @pytest.mark.parametrize("config", [peft.LoKrConfig, peft.LoHaConfig])
 def test_other_adapters_are_refused(folder, config):
     model = loaded(folder, "weight-only")
-    with pytest.raises(TypeError, match="WeightOnlyLinear.*not supported"):
+    with pytest.raises(TypeError, match=r"WeightOnlyLinear.*not supported"):
         model.add_adapter(config(target_modules=["to_q"]))
 
 

@@ -8,7 +8,6 @@ import sys
 import octofold
 import pytest
 import torch
-import transformers
 from matrix_models import TEXT_ROWS, TOKENS
 from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
@@ -304,7 +303,7 @@ def test_the_way_back(saved):
     assert distance(ROWS["Llama"].outputs(wide), expected) < 1e-6
 
 
-def test_offloaded_to_disk(saved, tmp_path, caplog):
+def test_offloaded_to_disk(saved, tmp_path):
     """accelerate brings the layers to memory call by call."""
     device_map = {
         "model.embed_tokens": "cpu",
@@ -313,16 +312,10 @@ def test_offloaded_to_disk(saved, tmp_path, caplog):
         "model.rotary_emb": "cpu",
         "lm_head": "cpu",
     }
-    options = {
-        "device_map": device_map,
-        "offload_folder": tmp_path / "offloaded",
-        "offload_buffers": True,
-    }
+    options = {"device_map": device_map, "offload_folder": tmp_path / "offloaded"}
     whole = load(saved, "Llama", quantization_config=OctofoldConfig())
     whole.save_pretrained(tmp_path / "fp8")
-    transformers.logging.enable_propagation()
     model = load(saved, "Llama", folder=tmp_path / "fp8", **options)
-    assert "offload_buffers=True" in caplog.text
     layer = model.model.layers[0].mlp.up_proj
     assert layer.weight.is_meta
     # Not in one chain of kernels, which would hold the weights together.

@@ -10,9 +10,11 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.utils import logging
 
 from ..._core.errors import InvalidArgumentError, invalid_argument
+from ...nn.conversion.frozen import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.report import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
+from ..device_maps import Devices
 from ..model_loading import cast_weight, convert_linears
 from .checkpoints import Contents, converters_of
 from .config import NAME, OctofoldConfig
@@ -47,11 +49,6 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
                 "no disk where weights are cast as they are loaded (save_pretrained() once, and "
                 "load that folder)",
                 "'disk'",
-            )
-        if "disk" in places or ("cpu" in places and len(places) > 1):
-            _log.warning_once(
-                "octofold: FP8 weights are buffers: from_pretrained(offload_buffers=True) offloads "
-                "them too, and without it they cannot be offloaded"
             )
 
     @property
@@ -93,7 +90,7 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         names = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
         heads = [name.removesuffix(".bias") for name in names]
         options_of_config = self.quantization_config.options.keeping(heads)
-        where = _Devices(device_map)
+        where = Devices(device_map)
         if self.pre_quantized:
             self._contents = Contents(checkpoint_files, model, self.quantization_config.foreign)
         found: dict[str, str] = {}
@@ -106,6 +103,9 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         except InvalidArgumentError:
             if not found:
                 raise
+        for module in model.modules():
+            if isinstance(module, Fp8Weight):
+                module.keep_as_parameter()
         self.report = found
         for line in grouped(found):
             _log.info("octofold: %s", line)
@@ -119,6 +119,9 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, module in model.named_modules():
             _initialize_missing(name, module, model.config)
+            if isinstance(module, Fp8Weight):
+                module.weight.requires_grad_(False)  # transformers takes it for one to be trained
+                module.compute_dtype = model.dtype
         self.report |= fuse_gated_mlps(model)
         # What it saves has the names of its modules.
         model._weight_conversions = []
@@ -129,36 +132,10 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         for parent in list(model.modules()):
             for name, child in list(parent._modules.items()):
                 if isinstance(child, Fp8Weight):
-                    setattr(parent, name, _wide(child, dtype or model.dtype))
+                    setattr(parent, name, wide_layer(child, dtype or model.dtype))
                 elif is_experts(child):
                     raise NotImplementedError("octofold: experts in FP8 are not dequantized")
         return model
-
-
-class _Devices:
-    """Where a layer will run, by its name."""
-
-    def __init__(self, device_map: Any) -> None:
-        self._map = device_map if isinstance(device_map, dict) else None
-        self._all = None if isinstance(device_map, dict | str) else device_map
-
-    def __call__(self, name: str) -> torch.device:
-        device: Any = self._all
-        while self._map is not None and device is None:
-            device = self._map.get(name)
-            if not name:
-                break
-            name = name.rpartition(".")[0]
-        device = f"cuda:{device}" if isinstance(device, int) else device
-        # What is offloaded runs on the GPU, and what is loaded without a map is often moved there.
-        if device in (None, "cpu", "disk", torch.device("cpu")) and torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        if device in (None, "disk"):
-            return torch.device("cpu")
-        made = torch.device(device)
-        if made.type == "cuda" and made.index is None:
-            return torch.device("cuda", torch.cuda.current_device())
-        return made
 
 
 class _Cast(ConversionOps):  # type: ignore[misc]
@@ -189,22 +166,15 @@ def _initialize_missing(name: str, module: Module, config: Any) -> None:
     not know it, would give to a torch.nn.Linear. Its log has named the weight by now."""
     if is_experts(module):
         for stack in STACKED:
-            if not hasattr(getattr(module, stack), "_is_hf_initialized"):
+            weight = getattr(module, stack)
+            if not (weight.is_meta or hasattr(weight, "_is_hf_initialized")):
                 expected = f"'{name}.{stack}'"
                 raise invalid_argument("from_pretrained", "checkpoint", expected, "none")
-    if not isinstance(module, Fp8Weight) or hasattr(module.weight, "_is_hf_initialized"):
+    if not isinstance(module, Fp8Weight) or module.weight.is_meta:  # which is offloaded
+        return
+    if hasattr(module.weight, "_is_hf_initialized"):
         return
     weight = torch.empty(module.weight.shape, device=module.weight.device)
     module.recast(weight.normal_(std=getattr(config, "initializer_range", None) or 0.02))
     if module.bias is not None:
         module.bias.detach().zero_()
-
-
-def _wide(layer: Fp8Weight, dtype: torch.dtype) -> torch.nn.Linear:
-    with torch.device("meta"):
-        linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
-    weight = layer.scaled_weight.dequantize("float32").to(dtype)
-    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        linear.bias = torch.nn.Parameter(layer.bias.detach())
-    return linear.train(layer.training)
