@@ -78,10 +78,10 @@ def of_torchao(x: Tensor, plain: list[nn.Linear]) -> Iterator[Build]:
     dynamic = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
     yield Build("torchao, weights alone", partial(make, Float8WeightOnlyConfig(), True))
     yield Build("torchao, both per row", partial(make, dynamic, True))
-    for activations in ("auto", "wide", "fp8"):
-        config = OctofoldFp8WeightConfig(activations=activations)
+    for compute in ("auto", "weight-only", "native"):
+        config = OctofoldFp8WeightConfig(compute=compute)
         for how, compiled in (("eager", False), ("compiled", True)):
-            name = f"octofold {activations}, {how}"
+            name = f"octofold {compute}, {how}"
             yield Build(name, partial(make, config, compiled), True)
 
 

@@ -48,17 +48,17 @@ def error(y, expected):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("activations", ["auto", "wide", "fp8"])
+@pytest.mark.parametrize("compute", ["auto", "weight-only", "native"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_linear_layers(format, activations, dtype):
-    model = network(dtype, format=format, activations=activations)
+def test_linear_layers(format, compute, dtype):
+    model = network(dtype, format=format, compute=compute)
     x = torch.randn(2, 9, 256).to(dtype)
     with torch.no_grad():
         y = model(x)
     assert (y.dtype, y.shape) == (dtype, (2, 9, 200))
     rounding = 1e-5 if dtype == torch.float32 else 6e-3
     found = error(y, exact(model, x.double()))
-    assert (0.01 < found < 0.06) if activations == "fp8" else found < rounding
+    assert (0.01 < found < 0.06) if compute == "native" else found < rounding
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -73,8 +73,8 @@ def test_the_codes_are_octofolds(format):
 
 
 def test_what_is_printed_and_what_is_left():
-    model = network(format="channel", activations="wide")
-    text = "weight=OctofoldTensor(torch.float8_e4m3fn, channel, activations=wide)"
+    model = network(format="channel", compute="weight-only")
+    text = "weight=OctofoldTensor(torch.float8_e4m3fn, channel, compute=weight-only)"
     assert text in repr(model)
     assert isinstance(model[0].weight, torch.nn.Parameter)
     assert isinstance(model[0].weight.data, OctofoldTensor)
@@ -100,15 +100,15 @@ def test_gradients_by_input_and_bias():
     assert model[0].weight.grad is None
 
 
-@pytest.mark.parametrize("activations", ["wide", "fp8"])
-def test_autocast(activations):
-    model = network(torch.float32, activations=activations)
+@pytest.mark.parametrize("compute", ["weight-only", "native"])
+def test_autocast(compute):
+    model = network(torch.float32, compute=compute)
     x = torch.randn(5, 256)
     with torch.no_grad(), torch.autocast("cpu", HALF):
         y = model(x)
     assert y.dtype == HALF
     assert error(y, exact(model, x.double())) < 0.06
-    if activations == "wide":  # x of 16 bits then, for which there are products of its codes
+    if compute == "weight-only":  # x of 16 bits then, for which there are products of its codes
         first = model[0]
         with torch.no_grad(), torch.autocast("cpu", HALF):
             y = first(x)
@@ -116,9 +116,9 @@ def test_autocast(activations):
         assert torch.equal(y, octofold.gemm_weight_only(x.to(HALF), first.weight.scaled, bias=bias))
 
 
-@pytest.mark.parametrize("activations", ["wide", "fp8"])
-def test_compile(activations):
-    model = network(activations=activations)
+@pytest.mark.parametrize("compute", ["weight-only", "native"])
+def test_compile(compute):
+    model = network(compute=compute)
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     for rows in (5, 33):
         x = torch.randn(rows, 256).to(HALF).requires_grad_()
@@ -217,7 +217,7 @@ def test_bad_input():
     with pytest.raises(octofold.InvalidArgumentError, match="'format': expected at most one word"):
         OctofoldFp8WeightConfig("3x3")
     with pytest.raises(octofold.InvalidArgumentError, match="expected one of auto, fp8, wide"):
-        OctofoldFp8WeightConfig(activations="int8")
+        OctofoldFp8WeightConfig(compute="int8")
     with pytest.raises(
         octofold.InvalidArgumentError, match=r"expected \[out, in\], got \[4, 8, 8\]"
     ):

@@ -1,5 +1,7 @@
 """The linear layer of programs that hold FP8 weights themselves."""
 
+from typing import Final
+
 from torch import Tensor
 
 from .._core.scaled_tensor import ScaledTensor
@@ -9,23 +11,26 @@ from ..nn.autograd.linear import result_dtype
 from ..nn.layers.weight_only import weight_only_linear
 from ..nn.recipes.kernels import has_weight_only
 
+_NATIVE: Final[dict[str, bool | str]] = {"auto": "auto", "native": True, "weight-only": False}
+"""linear_way()'s word for each way to compute."""
+
 
 def fp8_linear(
-    x: Tensor, weight: ScaledTensor, bias: Tensor | None, native: bool | str = "auto"
+    x: Tensor, weight: ScaledTensor, bias: Tensor | None, compute: str = "auto"
 ) -> Tensor:
     """x · weightᵀ (+ bias), in the dtype of x or in autocast's, with gradients by x and bias.
 
     x: [..., in] of bfloat16, float16 or float32.
     weight: [out, in], frozen, with scales of any granularity.
-    native: whether x is cast to FP8 too, with a scale for 128 of its values. "auto": on GPUs with
-        FP8 units, for more than 16 tokens, where that is estimated to gain. What is not native
-        takes x of 16 bits as it is, and the weight's codes as they are or, for many tokens and for
-        float32, a copy of the weight in the dtype of x.
+    compute: "native": x is cast to FP8 too, with a scale for 128 of its values. "weight-only": x of
+        16 bits is taken as it is, and the weight's codes as they are or, for many tokens and for
+        float32, a copy of the weight in the dtype of x. "auto": native on GPUs with FP8 units, for
+        more than 16 tokens, where that is estimated to gain.
     """
     dtype = result_dtype(x)
     if x.dtype != dtype:
         x = x.to(dtype)
-    way = _way(x, weight, native)
+    way = _way(x, weight, _NATIVE[compute])
     if way == WEIGHT_ONLY:
         return weight_only_linear(x, weight, bias)
     return linear_of_codes(x, weight, bias, way == NATIVE)

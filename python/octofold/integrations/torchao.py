@@ -26,6 +26,7 @@ from .._core.scaled_tensor import ScaledTensor
 from .._ops.quantize import quantize
 from ..nn.autograd.fitting import require_input
 from ..nn.casting.casts import walkable
+from ..nn.conversion.frozen import COMPUTE
 from .fp8_linear import fp8_linear
 from .hosts import require
 
@@ -44,7 +45,6 @@ from torchao.utils import TorchAOBaseTensor  # noqa: E402
 __all__ = ["OctofoldFp8WeightConfig", "OctofoldTensor"]
 
 _CONFIG: Final = "OctofoldFp8WeightConfig"
-_ACTIVATIONS: Final[dict[str, bool | str]] = {"auto": "auto", "fp8": True, "wide": False}
 _aten: Final = torch.ops.aten
 
 
@@ -53,8 +53,8 @@ class OctofoldFp8WeightConfig(AOBaseConfig):  # type: ignore[misc]
     """Weights in FP8, for torchao.quantize_() and whatever else takes a config of torchao's.
 
     format: how weights are cast, in the words of octofold.Format ("128x128", "e5m2 channel").
-    activations: "fp8": inputs are cast too, with a scale for 128 values of a row. "wide": they are
-        multiplied as they are. "auto": as the GPU and the number of tokens have it.
+    compute: "native": inputs are cast too, with a scale for 128 values of a row. "weight-only":
+        they are multiplied as they are. "auto": as the GPU and the number of tokens have it.
 
     transformers takes a model for one that may be trained (adapters over frozen weights) by this
     class's name, "…8Weight…".
@@ -62,13 +62,13 @@ class OctofoldFp8WeightConfig(AOBaseConfig):  # type: ignore[misc]
     """
 
     format: str = "128x128"
-    activations: str = "auto"
+    compute: str = "auto"
 
     def __post_init__(self) -> None:
         self.format = str(format_of(_CONFIG, self.format))
-        if self.activations not in _ACTIVATIONS:
-            expected = f"one of {', '.join(_ACTIVATIONS)}"
-            raise invalid_argument(_CONFIG, "activations", expected, repr(self.activations))
+        if self.compute not in COMPUTE:
+            expected = f"one of {', '.join(COMPUTE)}"
+            raise invalid_argument(_CONFIG, "compute", expected, repr(self.compute))
 
 
 class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
@@ -78,7 +78,7 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
     qdata: codes [out, in], e4m3 or e5m2.
     scale: float32, in the shape that the granularity has (octofold.ops.scale_shape()).
     granularity: which elements share a scale: "tensor", "channel", "1x128" or "128x128".
-    activations: as in OctofoldFp8WeightConfig.
+    compute: as in OctofoldFp8WeightConfig.
     dtype: of the numbers, which dequantize() gives.
 
     torch.nn.functional.linear() with it has gradients by x and bias. Slices and splits of both
@@ -87,15 +87,15 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
     """
 
     tensor_data_names: Final = ["qdata", "scale"]
-    tensor_attribute_names: Final = ["granularity", "activations", "dtype"]
+    tensor_attribute_names: Final = ["granularity", "compute", "dtype"]
 
     qdata: Tensor
     scale: Tensor
     granularity: str
-    activations: str
+    compute: str
 
     def __new__(
-        cls, qdata: Tensor, scale: Tensor, granularity: str, activations: str, dtype: torch.dtype
+        cls, qdata: Tensor, scale: Tensor, granularity: str, compute: str, dtype: torch.dtype
     ) -> "OctofoldTensor":
         tensor: OctofoldTensor = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -108,11 +108,11 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
         return tensor
 
     def __init__(
-        self, qdata: Tensor, scale: Tensor, granularity: str, activations: str, dtype: torch.dtype
+        self, qdata: Tensor, scale: Tensor, granularity: str, compute: str, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.qdata, self.scale = qdata, scale
-        self.granularity, self.activations = granularity, activations
+        self.granularity, self.compute = granularity, compute
 
     @classmethod
     def from_weight(cls, weight: Tensor, config: OctofoldFp8WeightConfig) -> "OctofoldTensor":
@@ -120,11 +120,11 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
         if weight.dim() != 2:
             raise invalid_argument(_CONFIG, "weight", "[out, in]", list(weight.shape))
         scaled = quantize(walkable(weight.detach()), format_of(_CONFIG, config.format))
-        return cls._of(scaled, config.activations, weight.dtype)
+        return cls._of(scaled, config.compute, weight.dtype)
 
     @classmethod
-    def _of(cls, scaled: ScaledTensor, activations: str, dtype: torch.dtype) -> "OctofoldTensor":
-        return cls(scaled.data, scaled.scale, scaled.granularity, activations, dtype)
+    def _of(cls, scaled: ScaledTensor, compute: str, dtype: torch.dtype) -> "OctofoldTensor":
+        return cls(scaled.data, scaled.scale, scaled.granularity, compute, dtype)
 
     @property
     def scaled(self) -> ScaledTensor:
@@ -133,7 +133,7 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
 
     def like(self, scaled: ScaledTensor, dtype: torch.dtype | None = None) -> "OctofoldTensor":
         """Another with these codes and scales."""
-        return type(self)._of(scaled, self.activations, dtype or self.dtype)
+        return type(self)._of(scaled, self.compute, dtype or self.dtype)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """The numbers [out, in], in float32, float16 or bfloat16."""
@@ -142,7 +142,7 @@ class OctofoldTensor(TorchAOBaseTensor):  # type: ignore[misc]
 
     def _quantization_type(self) -> str:
         """What torchao shows of a layer."""
-        return f"{self.qdata.dtype}, {self.granularity}, activations={self.activations}"
+        return f"{self.qdata.dtype}, {self.granularity}, compute={self.compute}"
 
 
 @register_quantize_module_handler(OctofoldFp8WeightConfig)  # type: ignore[untyped-decorator]
@@ -169,8 +169,7 @@ def _linear(func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         expected = "the only OctofoldTensor of the call"
         raise invalid_argument("linear", "weight", expected, type(weight).__qualname__)
     require_input("linear", x, weight)
-    native = _ACTIVATIONS[weight.activations]
-    return fp8_linear(x, weight.scaled, bias, native)
+    return fp8_linear(x, weight.scaled, bias, weight.compute)
 
 
 def _embedding(indices: Tensor, weight: OctofoldTensor) -> Tensor:
