@@ -9,6 +9,7 @@
 #include "octofold/convert_dtype.h"
 #include "octofold/dequantize.h"
 #include "octofold/scale_layout.h"
+#include "octofold/transpose.h"
 
 #include "cast_arguments.h"
 #include "error.h"
@@ -32,6 +33,11 @@ void convert_dtype(tvm::ffi::TensorView x, tvm::ffi::TensorView out, tvm::ffi::S
                    OptionalStream stream) {
   octofold::convert_dtype(view_of("convert_dtype", "x", x), view_of("convert_dtype", "out", out),
                           parse_overflow(view_of(overflow)), stream_of(stream, out));
+}
+
+void transpose(tvm::ffi::TensorView x, tvm::ffi::TensorView out, OptionalStream stream) {
+  octofold::transpose(view_of("transpose", "x", x), view_of("transpose", "out", out),
+                      stream_of(stream, out));
 }
 
 int64_t column_workspace_rows(int64_t rows, bool sums, bool amax) {
@@ -68,5 +74,6 @@ OCTOFOLD_EXPORT(column_workspace_rows)
 OCTOFOLD_EXPORT(granularities)
 OCTOFOLD_EXPORT(scale_layout)
 OCTOFOLD_EXPORT(scale_shape)
+OCTOFOLD_EXPORT(transpose)
 
 }  // namespace octofold::bindings

@@ -2,9 +2,10 @@
 
     python bench/gpu/casts.py RESULTS.jsonl [--shape ROWS,COLUMNS] [--only NAME ...]
     python bench/gpu/casts.py RESULTS.jsonl --stacks [--only NAME ...]
+    python bench/gpu/casts.py RESULTS.jsonl --codes
 
 --stacks: the weights of 32 experts, each cast as if alone, and beside them all their rows as one
-matrix. Bytes are those that have to move: each input read once (twice where a scale is known only
+matrix. --codes: transposes of FP8 codes, beside torch's. Bytes are those that have to move: each input read once (twice where a scale is known only
 when all of x has been read), each output written once.
 """
 
@@ -16,13 +17,14 @@ from functools import partial
 import octofold
 import torch
 from common.bandwidth import beside_copy, cast_error, keeping
-from common.measure import Build, Implementation
+from common.measure import Build, Implementation, Wrong
 from common.operands import normal, sets_of
 from common.run import Run, new_parser, sizes, text_of
 from octofold.ops import Target, cast
 
 RULES = ("deepgemm", "vllm")  # one that multiplies, one that divides
 STACKS = ((32, 4096, 7168), (32, 7168, 2048))  # w13 and w2
+CODES = ((4096, 4096), (14336, 4096), (8, 14336, 4096), (4096, 4104), (4100, 4096), (1024, 1024))
 ERROR_LIMIT = 0.05
 
 
@@ -81,13 +83,51 @@ def measure_cast(run, shape, dtype, name, reads, writes, call):
     beside_copy(run, "cast", case, moved, [Build(name, make, True, moved)])
 
 
+def torch_transpose(x):
+    return x.view(torch.uint8).mT.contiguous().view(x.dtype)
+
+
+def measure_transpose(run, shape):
+    """Of codes, whose bits are compared. 4104 columns, or 4100 rows, are no whole vectors."""
+
+    def codes():
+        return torch.randint(0, 256, shape, dtype=torch.uint8, device=run.device).view(
+            torch.float8_e4m3fn
+        )
+
+    moved = 2 * math.prod(shape)
+    inputs = sets_of(codes, moved, run)
+
+    def build(name, call, ours):
+        def error():
+            results = [each(inputs[0]).view(torch.uint8) for each in (call, torch_transpose)]
+            if not torch.equal(*results):
+                raise Wrong("other bytes than torch's")
+            return 0.0
+
+        calls = keeping(call, [(x,) for x in inputs])
+        return Build(name, lambda: Implementation(calls, error), ours, moved)
+
+    builds = [
+        build("transpose", octofold.ops.transpose, True),
+        build("torch", torch_transpose, False),
+    ]
+    beside_copy(run, "transpose of codes", text_of(shape), moved, builds)
+
+
 def main():
     parser = new_parser(__doc__, rounds=9, seconds=500)
     parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--codes", action="store_true")
     parser.add_argument("--shape", type=sizes, metavar="ROWS,COLUMNS")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
     options = parser.parse_args()
     with Run(options) as run:
+        if options.codes:
+            of_codes = [options.shape] if options.shape else CODES if run.on_gpu else [(144, 272)]
+            for shape in run.cases(of_codes):
+                measure_transpose(run, shape)
+            return run.exit_code
         tiny = (2, 128, 256) if options.stacks else (256, 384)
         shapes = STACKS if options.stacks else [(8192, 8192)]
         shapes = [options.shape] if options.shape else shapes if run.on_gpu else [tiny]

@@ -26,6 +26,7 @@
 #include "octofold/scaled_matrix.h"
 #include "octofold/stream.h"
 #include "octofold/tensor.h"
+#include "octofold/transpose.h"
 #include "octofold/tuning.h"
 #include "octofold/types.h"
 #include "octofold/vocabulary.h"

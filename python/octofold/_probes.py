@@ -22,6 +22,7 @@ from ._ops.groups import Depth, Masked, Rows
 from ._ops.norm_gradient import norm_gradient
 from ._ops.quantize import quantize
 from ._ops.routing import combine, combine_gradient, sort_by_expert, top_k, top_k_gradient
+from ._ops.transpose import transpose
 
 ERROR_LIMIT: Final = 1e-2
 """Of the result's norm: another order of sums, and one rounding to 16 bits."""
@@ -166,6 +167,10 @@ def _convert_dtype(put: Put) -> Any:
     return convert_dtype(put(_a("numbers")), "e4m3")
 
 
+def _transpose(put: Put) -> Any:
+    return transpose(put(_a("tensor")).data)
+
+
 def _target(put: Put, form: str, rows: int) -> Target:
     if form != "two-level":
         return Target(form)
@@ -241,7 +246,7 @@ def _combine_gradient(put: Put) -> Any:
 _PROBLEMS: Final[dict[str, Callable[..., Any]]] = {
     problem.__name__[1:]: problem
     for problem in (
-        *(_convert_dtype, _quantize, _cast, _dequantize),
+        *(_convert_dtype, _transpose, _quantize, _cast, _dequantize),
         *(_cast_activated, _cast_activation_gradient, _cast_gathered),
         *(_cast_normed, _norm_gradient),
         *(_top_k, _top_k_gradient, _sort_by_expert, _combine, _combine_gradient),

@@ -21,6 +21,7 @@ from ._ops.routing import (
     top_k,
     top_k_gradient,
 )
+from ._ops.transpose import transpose
 from ._ops.words import as_words, from_words, pack, unpack
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "sort_by_expert",
     "top_k",
     "top_k_gradient",
+    "transpose",
     "unpack",
 ]
 

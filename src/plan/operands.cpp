@@ -21,6 +21,7 @@ constexpr OperandRule kCast{"out", kGranularities};
 
 constexpr OperationRule kRules[] = {
     {"convert_dtype", Operation::kCast, {}},
+    {"transpose", Operation::kCast, {}},
     {"quantize", Operation::kCast, {{{"out", kTwoLevelToo}}}},
     {"cast",
      Operation::kCast,

@@ -12,6 +12,7 @@
 #include "plan/norm.h"
 #include "plan/product_planner.h"
 #include "plan/routing.h"
+#include "plan/transpose.h"
 #include "plan/tuning.h"
 
 namespace octofold::plan {
@@ -157,6 +158,7 @@ void add_casts(Kernels& kernels) {
         }
       }
     }
+    kernels.add(plan_transpose({.rows = n, .cols = cols}, kHopper));
   }
 }
 

@@ -14,7 +14,7 @@ namespace octofold::plan {
 /// - grouped_gemm of groups of rows, masked ones too, and gated_gemm of groups, of e4m3, 1x128 ·
 ///   128x128;
 /// - casts to e4m3 by the rules of "deepgemm" and "torchao": of all granularities, of SwiGLU to
-///   1x128 and channel, of RMSNorm to 1x128;
+///   1x128 and channel, of RMSNorm to 1x128; the transpose of codes;
 /// - the choice of experts, the order of their rows, and the sum of what they give.
 std::vector<KernelPlan> precompiled_kernels();
 

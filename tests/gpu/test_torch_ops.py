@@ -109,6 +109,11 @@ def test_opcheck_convert_dtype(opcheck):
     opcheck(torch.ops.octofold.convert_dtype.default, (random(130, 300), "nan", "e4m3"))
 
 
+def test_opcheck_transpose(opcheck):
+    opcheck(torch.ops.octofold.transpose.out, (fp8(3, 130, 300), fp8(3, 300, 130)))
+    opcheck(torch.ops.octofold.transpose.default, (fp8(3, 130, 300), "e4m3"))
+
+
 def test_to_device():
     cast = octofold.quantize(torch.randn(130, 300))
     moved = cast.to(DEVICE)

@@ -155,6 +155,10 @@ def test_opcheck_convert_dtype(opcheck):
     opcheck(torch.ops.octofold.convert_dtype, (random(130, 300), fp8(130, 300), "nan"))
 
 
+def test_opcheck_transpose(opcheck):
+    opcheck(torch.ops.octofold.transpose, (fp8(3, 130, 300), fp8(3, 300, 130)))
+
+
 @pytest.mark.parametrize("addend", [None, torch.float32])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_opcheck_gemm(opcheck, addend, in_place):

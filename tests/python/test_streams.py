@@ -39,6 +39,7 @@ CALLS = {
     "convert_dtype": lambda stream: octofold.ops.convert_dtype(
         np.ones(3, np.float32), "e4m3", stream=stream
     ),
+    "transpose": lambda stream: octofold.ops.transpose(operand().data, stream=stream),
     "gemm": lambda stream: octofold.gemm(operand(), operand(), stream=stream),
 }
 

@@ -195,7 +195,7 @@ class ScaledTensor(Scaled):
     def T(self) -> "ScaledTensor":  # noqa: N802 (NumPy's name)
         """The transpose of a matrix, as views of data and scale, where a square or the whole shares
         a scale ("128x128", "tensor"). Operations need contiguous columns, which it does not have:
-        copy `data` for them, or cast with ops.cast(x, transposed=format).
+        ops.transpose(x.data) copies them, or cast with ops.cast(x, transposed=format).
 
         Raises InvalidArgumentError for scales that belong to rows ("channel", "1x128"), because the
         transpose would need scales that belong to columns; so do the factors of two-level scales.

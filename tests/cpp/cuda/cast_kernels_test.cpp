@@ -1,6 +1,7 @@
 // The kernels of casts and conversions, compiled for their GPU: no register leaves the register
 // file, and no exchange between lanes has to collect them first.
 #include "plan/cast.h"
+#include "plan/transpose.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
@@ -271,6 +272,21 @@ TEST_F(NvrtcConvertTest, DequantizeCompilesWithoutSpills) {
                                              .scaled = true,
                                              .granularity = Granularity::kBlock128x128,
                                              .has_channel_scale = true});
+}
+
+using NvrtcTransposeTest = test::NvrtcTest<>;
+TEST_F(NvrtcTransposeTest, CompilesWithoutSpills) {
+  Compiler compiler;
+  for (const bool x_is_aligned : {true, false}) {
+    for (const bool out_is_aligned : {true, false}) {
+      compiler.expect_sound(plan::plan_transpose({.rows = 256,
+                                                  .cols = 256,
+                                                  .x_is_aligned = x_is_aligned,
+                                                  .out_is_aligned = out_is_aligned},
+                                                 plan::kHopper)
+                                .kernels);
+    }
+  }
 }
 
 }  // namespace

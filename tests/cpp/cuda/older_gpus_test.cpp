@@ -4,6 +4,7 @@
 #include "plan/cast.h"
 #include "plan/norm.h"
 #include "plan/routing.h"
+#include "plan/transpose.h"
 #include "support/granularities.h"
 #include "support/nvrtc.h"
 #include "support/sound_kernel.h"
@@ -57,6 +58,13 @@ TEST_P(OlderGpuTest, ConversionsCompileWithoutSpills) {
         compiler_.expect_sound(plan_convert(problem, gpu_).kernels);
       }
     }
+  }
+}
+
+TEST_P(OlderGpuTest, TransposesCompileWithoutSpills) {
+  for (const bool aligned : {true, false}) {
+    compiler_.expect_sound(
+        plan_transpose({.rows = 256, .cols = 512, .x_is_aligned = aligned}, gpu_).kernels);
   }
 }
 

@@ -38,6 +38,7 @@ TEST(NoMemoryTest, OperationsReturn) {
       {.gradient = wide({5, 200}), .w = codes(200, 300), .out = wide({5, 300})});
   dequantize(codes(5, 300), wide({5, 300}));
   convert_dtype(wide({5, 300}), view(DType::kFloat32, {5, 300}), Overflow::kNan);
+  transpose(view(DType::kE4M3, {3, 5, 300}), view(DType::kE4M3, {3, 300, 5}));
   cast(TensorView(wide({5, 300})), {.rows = CastTarget{view(DType::kE4M3, {5, 300}),
                                                        view(DType::kFloat32, {5}),
                                                        {.granularity = Granularity::kChannel}}});

@@ -14,6 +14,7 @@
 #include "plan/norm.h"
 #include "plan/product_planner.h"
 #include "plan/routing.h"
+#include "plan/transpose.h"
 #include "plan/weight_only.h"
 
 namespace octofold::plan {
@@ -54,6 +55,10 @@ void plan_casts(const MatrixRow& row, const Gpu& gpu) {
   const std::string_view called = row.rule->called;
   if (called == "convert_dtype") {
     EXPECT_FALSE(plan_convert({.rows = 256, .cols = 256}, gpu).kernels.empty());
+    return;
+  }
+  if (called == "transpose") {
+    EXPECT_FALSE(plan_transpose({.rows = 256, .cols = 256}, gpu).kernels.empty());
     return;
   }
   if (called == "dequantize") {

@@ -4,6 +4,7 @@
 #include "plan/cast.h"
 #include "plan/dot.h"
 #include "plan/norm.h"
+#include "plan/transpose.h"
 #include "support/test.h"
 
 namespace octofold::plan {
@@ -124,6 +125,7 @@ TEST(PlannersTest, AGpuWithoutKernelsIsToldSoInTheNameOfTheFunction) {
       {"cast", [&] { plan_norm({.rows = 1, .cols = 1}, volta); }},
       {"norm_gradient", [&] { plan_norm_backward({.rows = 1, .cols = 1}, volta); }},
       {"convert_dtype", [&] { plan_convert({.rows = 1, .cols = 1}, volta); }},
+      {"transpose", [&] { plan_transpose({.rows = 1, .cols = 1}, volta); }},
       {"dot", [&] { plan_dot({.size = 1}, volta); }},
       {"sort_by_expert", [&] { plan_sort({1, 1}, volta); }},
       {"combine", [&] { plan_combine({.tokens = 1, .cols = 1}, volta); }},

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import cast
+from ..._ops.transpose import transpose
 
 
 def transposed_weight(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
@@ -27,5 +27,4 @@ def transposed_weight(weight: ScaledTensor, recipe: Recipe) -> ScaledTensor:
         if matrices is not None and scale.dim() == 2:  # of a cast of all experts' rows, one below
             scale = scale.view(matrices, -1, scale.shape[1])  # the other
         scale = scale.transpose(-2, -1).contiguous()
-    codes = weight.data.view(torch.uint8).transpose(-2, -1).contiguous()
-    return ScaledTensor(codes.view(weight.dtype), scale, granularity)
+    return ScaledTensor(transpose(weight.data), scale, granularity)

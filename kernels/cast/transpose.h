@@ -1,0 +1,124 @@
+// The transpose of bytes: a block of 256 threads takes a tile of 128 x 128. Each thread loads 16
+// bytes of four rows below each other, makes of them in registers a word of each of the 16 columns,
+// and puts these into shared memory, a column of the tile as a line of 128 bytes. From there a
+// column leaves as 16 bytes of each of 8 threads. So global memory is read and written in whole
+// lines of 128 bytes, four of which are on their way in each thread.
+//
+// The 16-byte pieces of a line are permuted by its lane, (piece ^ column / 16): the lanes of a warp
+// write words of as many different columns, and a column's pieces are read by neighbours, both in
+// all 32 banks.
+#pragma once
+
+#include "kernels/cast/access.h"
+#include "kernels/cast/config/transpose.h"
+#include "kernels/ptx/control.h"
+#include "kernels/ptx/shared_memory.h"
+#include "kernels/shared/arithmetic.h"
+#include "kernels/shared/tile_schedule.h"
+
+namespace octofold {
+namespace transposition {
+
+using config::TransposeConfig;
+using config::TransposeParams;
+
+constexpr int kVector = TransposeConfig::kVector;
+constexpr int kTile = TransposeConfig::kTile;
+constexpr int kLanes = TransposeConfig::kLanes;
+constexpr int kRows = TransposeConfig::kRows;
+
+// Of four words with four bytes each of a row: four with four bytes each of a column.
+__device__ inline void transpose_bytes(const unsigned (&rows)[4], unsigned (&columns)[4]) {
+  const unsigned upper_left = __byte_perm(rows[0], rows[1], 0x5140);  // of columns 0 and 1
+  const unsigned lower_left = __byte_perm(rows[2], rows[3], 0x5140);
+  const unsigned upper_right = __byte_perm(rows[0], rows[1], 0x7362);  // of columns 2 and 3
+  const unsigned lower_right = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(upper_left, lower_left, 0x5410);
+  columns[1] = __byte_perm(upper_left, lower_left, 0x7632);
+  columns[2] = __byte_perm(upper_right, lower_right, 0x5410);
+  columns[3] = __byte_perm(upper_right, lower_right, 0x7632);
+}
+
+// Where in shared memory the piece of 16 rows of a tile's column lies.
+__device__ inline unsigned piece_address(unsigned column, unsigned piece) {
+  const unsigned place = piece ^ column / kVector;
+  return ptx::dynamic_shared_memory() + column * kTile + place * kVector;
+}
+
+// Where a tile begins: its rows and columns in its matrix, and the matrix.
+struct Tile {
+  long long matrix, row, col;
+
+  // Two tiles below each other come before the next column: they write to the same rows of out.
+  __device__ static Tile of_block(const TransposeParams& params) {
+    const config::TileSchedule schedule{
+        .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kTile)),
+        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kTile)),
+        .group_m = 2};
+    const int block = static_cast<int>(blockIdx.x);
+    const int matrix = block / schedule.count();
+    const config::TileCoordinate place = schedule.at(block - matrix * schedule.count());
+    return {matrix, static_cast<long long>(place.m) * kTile,
+            static_cast<long long>(place.n) * kTile};
+  }
+};
+
+template <bool kVectors>
+__device__ inline void load_tile(const TransposeParams& params, const Tile& tile) {
+  const unsigned lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const long long row = tile.row + group * kRows, col = tile.col + lane * kVector;
+  const int rows = cast::at_most(params.rows - row, kRows);
+  const int cols = cast::at_most(params.cols - col, kVector);
+  const unsigned char* x = params.x + (tile.matrix * params.rows + row) * params.x_stride + col;
+  unsigned words[kRows][kVector / 4];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    cast::load<unsigned char, kVectors, kVector>(x + i * params.x_stride, i < rows ? cols : 0,
+                                                 words[i]);
+  }
+#pragma unroll
+  for (int part = 0; part < kVector / 4; ++part) {
+    const unsigned of_rows[4] = {words[0][part], words[1][part], words[2][part], words[3][part]};
+    unsigned of_columns[4];
+    transpose_bytes(of_rows, of_columns);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned address = piece_address(lane * kVector + part * 4 + i, group / 4);
+      ptx::store_shared_word(address + group % 4 * 4, of_columns[i]);
+    }
+  }
+}
+
+template <bool kVectors>
+__device__ inline void store_tile(const TransposeParams& params, const Tile& tile) {
+  constexpr int kColumns = TransposeConfig{}.threads() / kLanes;  // at a time
+  const unsigned piece = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
+  const int rows = cast::at_most(params.rows - tile.row - piece * kVector, kVector);
+  const int cols = cast::at_most(params.cols - tile.col, kTile);
+  unsigned char* out = params.out + (tile.matrix * params.cols + tile.col) * params.out_stride +
+                       tile.row + piece * kVector;
+#pragma unroll
+  for (int i = 0; i < kTile / kColumns; ++i) {
+    const unsigned column = first + i * kColumns;
+    unsigned words[kVector / 4];
+    ptx::load_shared_words(piece_address(column, piece), words);
+    const int exist = static_cast<int>(column) < cols ? rows : 0;
+    cast::store<unsigned char, kVectors, kVector>(out + column * params.out_stride, exist, words);
+  }
+}
+
+}  // namespace transposition
+
+template <config::TransposeConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads())
+    transpose_kernel(const __grid_constant__ config::TransposeParams params) {
+  static_assert(kConfig.invalid_reason() == nullptr);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const auto tile = transposition::Tile::of_block(params);
+  transposition::load_tile<kConfig.vector_loads>(params, tile);
+  __syncthreads();
+  transposition::store_tile<kConfig.vector_stores>(params, tile);
+}
+
+}  // namespace octofold

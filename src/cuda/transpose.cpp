@@ -1,0 +1,27 @@
+#include "cuda/transpose.h"
+
+#include "cuda/cast_views.h"
+#include "kernels/cast/config/transpose.h"
+#include "plan/transpose.h"
+
+namespace octofold::cuda {
+
+void transpose(Device& device, const TensorView& x, const MutableTensorView& out,
+               std::int64_t matrices, Stream stream) {
+  constexpr int kBytes = config::TransposeConfig::kVector;
+  const plan::TransposeProblem problem{.matrices = matrices,
+                                       .rows = matrices == 0 ? 0 : x.shape[0] / matrices,
+                                       .cols = x.shape[1],
+                                       .x_is_aligned = is_aligned(x, kBytes),
+                                       .out_is_aligned = is_aligned(out, kBytes)};
+  const config::TransposeParams params{.x = static_cast<const unsigned char*>(x.data),
+                                       .x_stride = x.strides[0],
+                                       .out = static_cast<unsigned char*>(out.data),
+                                       .out_stride = out.strides[0],
+                                       .rows = problem.rows,
+                                       .cols = problem.cols};
+  device.prepared(problem, [&] { return plan::plan_transpose(problem, device.gpu()); })
+      .launch(stream, &params);
+}
+
+}  // namespace octofold::cuda
