@@ -5,8 +5,8 @@
     python bench/gpu/casts.py RESULTS.jsonl --codes
 
 --stacks: the weights of 32 experts, each cast as if alone, and beside them all their rows as one
-matrix. --codes: transposes of FP8 codes, beside torch's. Bytes are those that have to move: each input read once (twice where a scale is known only
-when all of x has been read), each output written once.
+matrix. --codes: transposes of FP8 codes, and torch's. Bytes are those that have to move: each input
+read once (twice where a scale is known only when all of x has been read), each output written once.
 """
 
 import functools

@@ -4,17 +4,16 @@
 // column leaves as 16 bytes of each of 8 threads. So global memory is read and written in whole
 // lines of 128 bytes, four of which are on their way in each thread.
 //
-// The 16-byte pieces of a line are permuted by its lane, (piece ^ column / 16): the lanes of a warp
-// write words of as many different columns, and a column's pieces are read by neighbours, both in
-// all 32 banks.
+// The 16-byte pieces of a line are permuted (piece ^ column / 16), so that a warp finds all 32 banks
+// both ways: it writes words of eight columns that lie 16 apart, and each eight threads read the
+// pieces of one column.
 #pragma once
 
 #include "kernels/cast/access.h"
 #include "kernels/cast/config/transpose.h"
+#include "kernels/ptx/architecture.h"
 #include "kernels/ptx/control.h"
 #include "kernels/ptx/shared_memory.h"
-#include "kernels/shared/arithmetic.h"
-#include "kernels/shared/tile_schedule.h"
 
 namespace octofold {
 namespace transposition {
@@ -39,28 +38,22 @@ __device__ inline void transpose_bytes(const unsigned (&rows)[4], unsigned (&col
   columns[3] = __byte_perm(upper_right, lower_right, 0x7632);
 }
 
-// Where in shared memory the piece of 16 rows of a tile's column lies.
-__device__ inline unsigned piece_address(unsigned column, unsigned piece) {
-  const unsigned place = piece ^ column / kVector;
-  return ptx::dynamic_shared_memory() + column * kTile + place * kVector;
+// Where in shared memory a tile's column lies, or rather its piece of 16 rows; `strip`: which 16
+// columns it is one of.
+__device__ inline unsigned piece_address(unsigned column, unsigned strip, unsigned piece) {
+  return ptx::dynamic_shared_memory() + column * kTile + (piece ^ strip) * kVector;
 }
 
 // Where a tile begins: its rows and columns in its matrix, and the matrix.
 struct Tile {
-  long long matrix, row, col;
-
-  // Two tiles below each other come before the next column: they write to the same rows of out.
-  __device__ static Tile of_block(const TransposeParams& params) {
-    const config::TileSchedule schedule{
-        .tiles_m = static_cast<int>(config::ceil_divide(params.rows, kTile)),
-        .tiles_n = static_cast<int>(config::ceil_divide(params.cols, kTile)),
-        .group_m = 2};
-    const int block = static_cast<int>(blockIdx.x);
-    const int matrix = block / schedule.count();
-    const config::TileCoordinate place = schedule.at(block - matrix * schedule.count());
-    return {matrix, static_cast<long long>(place.m) * kTile,
-            static_cast<long long>(place.n) * kTile};
+  __device__ explicit Tile(const TransposeParams& params) {
+    const config::TransposeTiles::Place place = params.tiles.at(blockIdx.x);
+    matrix = place.matrix;
+    row = static_cast<long long>(place.down) * kTile;
+    col = static_cast<long long>(place.across) * kTile;
   }
+
+  long long matrix, row, col;
 };
 
 template <bool kVectors>
@@ -76,6 +69,7 @@ __device__ inline void load_tile(const TransposeParams& params, const Tile& tile
     cast::load<unsigned char, kVectors, kVector>(x + i * params.x_stride, i < rows ? cols : 0,
                                                  words[i]);
   }
+  const unsigned first = piece_address(lane * kVector, lane, group / 4) + group % 4 * 4;
 #pragma unroll
   for (int part = 0; part < kVector / 4; ++part) {
     const unsigned of_rows[4] = {words[0][part], words[1][part], words[2][part], words[3][part]};
@@ -83,8 +77,7 @@ __device__ inline void load_tile(const TransposeParams& params, const Tile& tile
     transpose_bytes(of_rows, of_columns);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const unsigned address = piece_address(lane * kVector + part * 4 + i, group / 4);
-      ptx::store_shared_word(address + group % 4 * 4, of_columns[i]);
+      ptx::store_shared_word(first + (part * 4 + i) * kTile, of_columns[i]);
     }
   }
 }
@@ -101,7 +94,7 @@ __device__ inline void store_tile(const TransposeParams& params, const Tile& til
   for (int i = 0; i < kTile / kColumns; ++i) {
     const unsigned column = first + i * kColumns;
     unsigned words[kVector / 4];
-    ptx::load_shared_words(piece_address(column, piece), words);
+    ptx::load_shared_words(piece_address(column, column / kVector, piece), words);
     const int exist = static_cast<int>(column) < cols ? rows : 0;
     cast::store<unsigned char, kVectors, kVector>(out + column * params.out_stride, exist, words);
   }
@@ -110,12 +103,12 @@ __device__ inline void store_tile(const TransposeParams& params, const Tile& til
 }  // namespace transposition
 
 template <config::TransposeConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), ptx::resident_blocks(kConfig.kBlocks))
     transpose_kernel(const __grid_constant__ config::TransposeParams params) {
   static_assert(kConfig.invalid_reason() == nullptr);
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const auto tile = transposition::Tile::of_block(params);
+  const transposition::Tile tile(params);
   transposition::load_tile<kConfig.vector_loads>(params, tile);
   __syncthreads();
   transposition::store_tile<kConfig.vector_stores>(params, tile);

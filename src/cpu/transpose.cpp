@@ -6,8 +6,8 @@
 
 namespace octofold::cpu {
 
-// Squares of 64, whose lines of cache are read and written whole while they are at hand. An item is
-// 64 columns of one matrix.
+// Squares of 64 by way of an array: rows a power of two apart share few lines of the cache, of
+// which each is used whole at once. An item is 64 columns of one matrix.
 void transpose(const TensorView& x, const MutableTensorView& out, std::int64_t matrices) {
   if (x.element_count() == 0) return;
   constexpr std::int64_t kSquare = 64;
@@ -18,14 +18,18 @@ void transpose(const TensorView& x, const MutableTensorView& out, std::int64_t m
   parallel_for(matrices * strips, rows * kSquare, [&] {
     return [&](std::int64_t item) {
       const std::int64_t matrix = item / strips, first_col = item % strips * kSquare;
-      const std::int64_t end_col = std::min(first_col + kSquare, cols);
+      const std::int64_t width = std::min(kSquare, cols - first_col);
+      unsigned char square[kSquare][kSquare];
       for (std::int64_t first_row = 0; first_row < rows; first_row += kSquare) {
-        const std::int64_t end_row = std::min(first_row + kSquare, rows);
-        for (std::int64_t col = first_col; col < end_col; ++col) {
-          for (std::int64_t row = first_row; row < end_row; ++row) {
-            to[(matrix * cols + col) * out.strides[0] + row] =
-                from[(matrix * rows + row) * x.strides[0] + col];
-          }
+        const std::int64_t height = std::min(kSquare, rows - first_row);
+        for (std::int64_t row = 0; row < height; ++row) {
+          const std::int64_t of_x = matrix * rows + first_row + row;
+          std::copy_n(from + of_x * x.strides[0] + first_col, width, square[row]);
+        }
+        for (std::int64_t col = 0; col < width; ++col) {
+          const std::int64_t of_out = matrix * cols + first_col + col;
+          unsigned char* line = to + of_out * out.strides[0] + first_row;
+          for (std::int64_t row = 0; row < height; ++row) line[row] = square[row][col];
         }
       }
     };

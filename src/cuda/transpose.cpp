@@ -5,6 +5,15 @@
 #include "plan/transpose.h"
 
 namespace octofold::cuda {
+namespace {
+
+// Of nothing there are none to be counted.
+config::TransposeTiles tiles_of(const plan::TransposeProblem& problem) {
+  if (problem.rows == 0 || problem.cols == 0) return {};
+  return config::TransposeTiles::of(problem.rows, problem.cols);
+}
+
+}  // namespace
 
 void transpose(Device& device, const TensorView& x, const MutableTensorView& out,
                std::int64_t matrices, Stream stream) {
@@ -19,7 +28,8 @@ void transpose(Device& device, const TensorView& x, const MutableTensorView& out
                                        .out = static_cast<unsigned char*>(out.data),
                                        .out_stride = out.strides[0],
                                        .rows = problem.rows,
-                                       .cols = problem.cols};
+                                       .cols = problem.cols,
+                                       .tiles = tiles_of(problem)};
   device.prepared(problem, [&] { return plan::plan_transpose(problem, device.gpu()); })
       .launch(stream, &params);
 }

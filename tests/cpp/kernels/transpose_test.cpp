@@ -36,7 +36,8 @@ void expect_transposes(std::int64_t matrices, std::int64_t rows, std::int64_t co
                                .out = out.data(),
                                .out_stride = out_stride,
                                .rows = rows,
-                               .cols = cols};
+                               .cols = cols,
+                               .tiles = config::TransposeTiles::of(rows, cols)};
   constexpr std::int64_t kTile = TransposeConfig::kTile;
   test::launch(matrices * config::ceil_divide(rows, kTile) * config::ceil_divide(cols, kTile),
                kConfig.threads(), [&] { transpose_kernel<kConfig>(params); });

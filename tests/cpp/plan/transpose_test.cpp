@@ -1,5 +1,8 @@
 #include "plan/transpose.h"
 
+#include <array>
+#include <set>
+
 #include "support/random.h"
 #include "support/test.h"
 
@@ -22,6 +25,19 @@ TEST(PlanTransposeTest, TilesCoverEachMatrix) {
     if (blocks > 0) EXPECT_EQ(plan.kernels[0].blocks, blocks);
     EXPECT_EQ(plan.config.vector_loads, problem.x_is_aligned && problem.cols % 16 == 0);
     EXPECT_EQ(plan.config.vector_stores, problem.out_is_aligned && problem.rows % 16 == 0);
+  }
+}
+
+TEST(TransposeTilesTest, EachComesOnce) {
+  for (const auto& [matrices, down, across] :
+       {std::array{1u, 1u, 1u}, {1u, 1u, 7u}, {1u, 7u, 1u}, {3u, 4u, 5u}, {5u, 3u, 4u}}) {
+    const auto tiles = config::TransposeTiles::of(128 * down - 5, 128 * across);
+    std::set<std::array<unsigned, 3>> places;
+    for (unsigned i = 0; i < matrices * down * across; ++i) {
+      const config::TransposeTiles::Place place = tiles.at(i);
+      EXPECT_TRUE(place.matrix < matrices && place.down < down && place.across < across);
+      EXPECT_TRUE(places.insert({place.matrix, place.down, place.across}).second);
+    }
   }
 }
 
