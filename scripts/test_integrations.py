@@ -72,7 +72,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all")
+    parser.add_argument(
+        "hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all"
+    )
     arguments = parser.parse_args()
     for host in arguments.hosts:
         if host not in HOSTS:
