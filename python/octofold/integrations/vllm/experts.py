@@ -82,37 +82,32 @@ class OctofoldFp8Config(Fp8Config):  # type: ignore[misc]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         method = super().get_quant_method(layer, prefix)
-        if type(method) is Fp8MoEMethod:
-            assert isinstance(layer, RoutedExperts)
-            return OctofoldFp8MoEMethod(self, layer)
+        if isinstance(method, Fp8MoEMethod):
+            _choose_experts(method)
         return method
 
 
-class OctofoldFp8MoEMethod(Fp8MoEMethod):  # type: ignore[misc]
-    """vLLM's method, which loads and keeps the weights, with Octofold's experts where they fit."""
+def _choose_experts(method: Fp8MoEMethod) -> None:
+    """Have vLLM's method, which loads and keeps the weights, compute by OctofoldExperts, if they
+    fit."""
+    fits, why_not = OctofoldExperts.is_supported_config(
+        OctofoldExperts, method.moe, *_keys(method), mk.FusedMoEActivationFormat.Standard
+    )
+    if not fits:
+        _log.warning_once("Using vLLM's experts, not OctofoldExperts: %s", why_not)
+        return
+    method.fp8_backend = Fp8MoeBackend.TRITON  # which has the weights as checkpoints have them
+    method.experts_cls = OctofoldExperts
+    _log.info_once("Using OctofoldExperts")
 
-    experts_cls: type[mk.FusedMoEExperts] | None
 
-    def __init__(self, quant_config: Fp8Config, layer: RoutedExperts) -> None:
-        super().__init__(quant_config, layer)
-        fits, why_not = OctofoldExperts.is_supported_config(
-            OctofoldExperts, self.moe, *self._keys(), mk.FusedMoEActivationFormat.Standard
-        )
-        if not fits:
-            _log.warning_once("Using vLLM's experts, not OctofoldExperts: %s", why_not)
-            return
-        self.fp8_backend = Fp8MoeBackend.TRITON  # the one that keeps weights as the checkpoint has
-        self.experts_cls = OctofoldExperts
-        _log.info_once("Using OctofoldExperts for Fp8 MoE")
-
-    def _keys(self) -> tuple[QuantKey, QuantKey]:
-        """Of weights and activations."""
-        if self.block_quant:
-            shape = GroupShape(*self.moe_block_shape)
-            return create_fp8_quant_key(static=True, group_shape=shape), kFp8Dynamic128Sym
-        if self.quant_config.activation_scheme == "static":
-            return kFp8StaticTensorSym, kFp8StaticTensorSym
-        return kFp8StaticTensorSym, kFp8DynamicTensorSym
+def _keys(method: Fp8MoEMethod) -> tuple[QuantKey, QuantKey]:
+    """Of weights and activations."""
+    if method.block_quant:
+        shape = GroupShape(*method.moe_block_shape)
+        return create_fp8_quant_key(static=True, group_shape=shape), kFp8Dynamic128Sym
+    static = method.quant_config.activation_scheme == "static"
+    return kFp8StaticTensorSym, kFp8StaticTensorSym if static else kFp8DynamicTensorSym
 
 
 class OctofoldExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
