@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("vllm")
 
 import octofold
-import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors  # noqa: F401
+import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors
 import vllm.model_executor.layers.quantization.fp8 as vllm_fp8
 import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401
 from judge import assert_close
