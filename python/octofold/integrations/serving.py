@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._capabilities import KERNELS, NATIVE, Capability, capabilities
+from .._core.formats import Format, Rule
 from .._core.recipe import Product, Recipe, blockwise, rowwise, tensorwise
 from .._core.scaled_tensor import ScaledTensor
 from .._core.torch_ops import define
@@ -42,6 +43,7 @@ def linear(
     of_x: str,
     x_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    power_of_two: bool = False,
 ) -> Tensor:
     """x · weightᵀ (+ bias) of a weight [out, in] in FP8.
 
@@ -50,11 +52,20 @@ def linear(
     x_scale: the scales of an FP8 x; or a static scale (one number), with "tensor" alone. Else
         scales are those of the data.
     out_dtype: of the result [..., out] of an FP8 x; else it is x's dtype.
+    power_of_two: whether the scales of the cast are rounded up to powers of two.
     """
     if out_dtype is None or x.dtype != torch.float8_e4m3fn:
         out_dtype = x.dtype
     y: Tensor = torch.ops.octofold.serving_linear(
-        x, x_scale, weight.data, weight.scale, bias, of_x, weight.granularity, out_dtype
+        x,
+        x_scale,
+        weight.data,
+        weight.scale,
+        bias,
+        of_x,
+        weight.granularity,
+        out_dtype,
+        power_of_two,
     )
     return y
 
@@ -148,11 +159,15 @@ def _text(capability: tuple[int, int]) -> str:
 
 
 @functools.cache
-def _recipe(of_x: str, of_weight: str) -> Recipe:
+def _recipe(of_x: str, of_weight: str, power_of_two: bool) -> Recipe:
     """Of a layer's product alone. Servers' own products sum in the tensor core where scales allow
     it, and so do these."""
+    x, weight = (
+        Format(granularity=granularity, rule=Rule.TORCHAO, power_of_two=power_of_two)
+        for granularity in (of_x, of_weight)
+    )
     is_constant = {of_x, of_weight} <= {"tensor", "channel"}
-    output = Product(f"{of_x} torchao", f"{of_weight} torchao", fast_accumulation=is_constant)
+    output = Product(x, weight, fast_accumulation=is_constant)
     return Recipe(output=output, grad_input=None, grad_weight=None)
 
 
@@ -165,8 +180,10 @@ def _linear(
     of_x: str,
     of_weight: str,
     out_dtype: torch.dtype,
+    power_of_two: bool,
 ) -> Tensor:
-    weight, recipe = ScaledTensor(codes, scale, of_weight), _recipe(of_x, of_weight)
+    weight = ScaledTensor(codes, scale, of_weight)
+    recipe = _recipe(of_x, of_weight, power_of_two)
     if x.dtype != torch.float8_e4m3fn:
         return linear_with_casts(x, codes, bias, recipe, (weight, None), x_scale=x_scale)
     assert recipe.output is not None
@@ -211,9 +228,9 @@ def _experts(
 define(
     "serving_linear",
     "serving_linear(Tensor x, Tensor? x_scale, Tensor codes, Tensor scale, Tensor? bias, str of_x, "
-    "str of_weight, ScalarType out_dtype) -> Tensor",
+    "str of_weight, ScalarType out_dtype, bool power_of_two) -> Tensor",
     _linear,
-    lambda x, x_scale, codes, scale, bias, of_x, of_weight, out_dtype: x.new_empty(
+    lambda x, x_scale, codes, scale, bias, of_x, of_weight, out_dtype, power_of_two: x.new_empty(
         (*x.shape[:-1], codes.shape[0]), dtype=out_dtype
     ),
 )
