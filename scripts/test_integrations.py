@@ -32,6 +32,7 @@ class Environment:
 
 HOSTS: Final = {
     "vllm": Environment(alone=("-r", str(TESTS / "vllm.txt"))),
+    "sglang": Environment(alone=("-r", str(TESTS / "sglang.txt"))),
     "transformers": Environment(("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")),
 }
 

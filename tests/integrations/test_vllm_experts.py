@@ -7,12 +7,13 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.vllm import experts as plugged
+from serving_support import experts_of, quantized, random, relative_error, routed, values
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import LinearBase, ReplicatedLinear
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod, Fp8MoEMethod
-from vllm_support import gpu, model_of, one_rank, random, values, vllm_tables
+from vllm_support import gpu, model_of, one_rank, vllm_tables
 
 __all__ = ["gpu", "one_rank", "vllm_tables"]  # fixtures
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -51,7 +52,7 @@ def load(layer, granularity):
     loaded = []
     for expert in range(EXPERTS):
         gate, up, down = (
-            octofold.quantize(random(*shape, dtype=torch.float32) / 12, granularity)
+            quantized(granularity, *shape)
             for shape in ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
         )
         for shard, part in (("w1", gate), ("w3", up), ("w2", down)):
@@ -66,26 +67,6 @@ def load(layer, granularity):
     return loaded
 
 
-def expected(loaded, x, ids, weights, activation=torch.nn.functional.silu):
-    """In FP64, without casts of activations."""
-    y = torch.zeros(x.shape, dtype=torch.float64)
-    for token, (experts, factors) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
-        for expert, factor in zip(experts, factors, strict=True):
-            w13, w2 = loaded[expert]
-            gate, up = (x[token].double() @ w13.T).chunk(2)
-            y[token] += factor * ((activation(gate) * up) @ w2.T)
-    return y
-
-
-def routed(tokens):
-    ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(tokens)]).to(torch.int32)
-    return ids, torch.rand(tokens, TOP_K, dtype=torch.float32)
-
-
-def relative(y, reference):
-    return float((y.double() - reference).norm() / reference.norm())
-
-
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_experts(granularity, tokens):
@@ -95,19 +76,19 @@ def test_experts(granularity, tokens):
         assert isinstance(method, Fp8MoEMethod)
         assert method.experts_cls is plugged.OctofoldExperts
         loaded = load(layer, granularity)
-        x, (ids, weights) = random(tokens, HIDDEN, dtype=DTYPE), routed(tokens)
+        x, (ids, weights) = random(tokens, HIDDEN, dtype=DTYPE), routed(tokens, EXPERTS, TOP_K)
         with set_current_vllm_config(config):
             y = method.apply(layer, x, weights, ids, None, None)
     assert y.dtype == DTYPE
     # x and the activation are cast to e4m3, each with an error of some 2.6 %.
-    assert relative(y, expected(loaded, x, ids, weights)) < 0.06
+    assert relative_error(y, experts_of(loaded, x, ids, weights)) < 0.06
 
 
 def test_the_bits_are_those_of_octofold_experts():
     with model_of(DTYPE):
         layer = make()
         load(layer, "128x128")
-        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9)
+        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9, EXPERTS, TOP_K)
         y = layer.quant_method.apply(layer, x, weights, ids, None, None)
         w13 = octofold.ScaledTensor(layer.w13_weight, layer.w13_weight_scale_inv, "128x128")
         w2 = octofold.ScaledTensor(layer.w2_weight, layer.w2_weight_scale_inv, "128x128")
@@ -118,13 +99,13 @@ def test_gelu():
     with model_of(DTYPE):
         layer = make(activation="gelu_tanh")
         loaded = load(layer, "128x128")
-        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9)
+        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9, EXPERTS, TOP_K)
         y = layer.quant_method.apply(layer, x, weights, ids, None, None)
 
     def activation(gate):
         return torch.nn.functional.gelu(gate, approximate="tanh")
 
-    assert relative(y, expected(loaded, x, ids, weights, activation)) < 0.06
+    assert relative_error(y, experts_of(loaded, x, ids, weights, activation)) < 0.06
 
 
 def test_experts_of_other_ranks():
@@ -134,7 +115,7 @@ def test_experts_of_other_ranks():
         layer = make()
         load(layer, "128x128")
         kernel = layer.quant_method.moe_kernel.fused_experts
-        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9)
+        x, (ids, weights) = random(9, HIDDEN, dtype=DTYPE), routed(9, EXPERTS, TOP_K)
         whole = layer.quant_method.apply(layer, x, weights, ids, None, None)
         total = torch.zeros(x.shape)
         for first, last in ((0, 1), (1, EXPERTS)):
@@ -159,7 +140,7 @@ def test_experts_of_other_ranks():
                 apply_router_weight_on_input=False,
             )
             total += y
-    assert relative(total, whole.double()) < 2**-8
+    assert relative_error(total, whole.double()) < 2**-8
 
 
 @pytest.mark.parametrize(

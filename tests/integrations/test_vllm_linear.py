@@ -4,6 +4,7 @@ import octofold
 import pytest
 import torch
 from octofold.integrations.vllm import linear as plugged
+from serving_support import assert_product, cast, quantized, random, values
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
@@ -12,17 +13,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
-from vllm_support import (
-    KERNELS,
-    assert_product,
-    cast,
-    gpu,
-    model_of,
-    one_rank,
-    random,
-    values,
-    vllm_tables,
-)
+from vllm_support import KERNELS, gpu, model_of, one_rank, vllm_tables
 
 __all__ = ["gpu", "one_rank", "vllm_tables"]  # fixtures
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -53,7 +44,7 @@ def kernel_of(layer):
 
 
 def block_layer(dtype, inputs, outputs, bias=True, scale_dtype=None):
-    weight = octofold.quantize(random(outputs, inputs, dtype=torch.float32) / 16, "128x128")
+    weight = quantized("128x128", outputs, inputs)
     if scale_dtype is not None:
         weight = octofold.quantize(
             values(weight).float(), octofold.Format("e4m3", "128x128", power_of_two=True)
@@ -134,7 +125,7 @@ def test_scales_that_are_exponents():
 @pytest.mark.parametrize("scheme", ["dynamic", "static"])
 def test_one_scale(dtype, scheme):
     with model_of(dtype):
-        weight = octofold.quantize(random(200, 304, dtype=torch.float32) / 16, "tensor")
+        weight = quantized("tensor", 200, 304)
         config = Fp8Config(activation_scheme=scheme)
         layer = ReplicatedLinear(304, 200, bias=True, quant_config=config, prefix="layer")
         bias = random(200, dtype=dtype)
@@ -183,7 +174,7 @@ def compressed_tensors(strategy, dynamic=True):
 def test_compressed_tensors(strategy, granularity, of_x):
     dtype = torch.bfloat16
     with model_of(dtype):
-        weight = octofold.quantize(random(200, 304, dtype=torch.float32) / 16, granularity)
+        weight = quantized(granularity, 200, 304)
         config = compressed_tensors(strategy)
         layer = ReplicatedLinear(304, 200, bias=False, quant_config=config, prefix="layer")
         scale = weight.scale[:, None] if granularity == "channel" else weight.scale
@@ -198,7 +189,7 @@ def test_input_that_was_cast_before(granularity):
     """With a static scale vLLM may cast in what stands before the layer."""
     dtype, scale = torch.bfloat16, torch.tensor([0.02])
     with model_of(dtype):
-        weight = octofold.quantize(random(128, 256, dtype=torch.float32) / 16, granularity)
+        weight = quantized(granularity, 128, 256)
         config = compressed_tensors(granularity, dynamic=False)
         layer = ReplicatedLinear(256, 128, bias=False, quant_config=config, prefix="layer")
         of_weight = weight.scale[:, None] if granularity == "channel" else weight.scale
@@ -219,7 +210,7 @@ def test_weights_alone(gpu, capability, strategy):
     gpu(*capability)
     granularity = "128x128" if strategy == "block" else strategy
     with model_of(dtype):
-        weight = octofold.quantize(random(200, 300, dtype=torch.float32) / 16, granularity)
+        weight = quantized(granularity, 200, 300)
         config = compressed_tensors(strategy)
         layer = ReplicatedLinear(300, 200, bias=False, quant_config=config, prefix="layer")
         scale = weight.scale[:, None] if granularity == "channel" else weight.scale
@@ -235,7 +226,7 @@ def test_weights_alone(gpu, capability, strategy):
 def test_weights_alone_of_fp8_checkpoints(gpu, capability, dtype, granularity):
     gpu(*capability)
     with model_of(dtype):
-        weight = octofold.quantize(random(200, 300, dtype=torch.float32) / 16, granularity)
+        weight = quantized(granularity, 200, 300)
         config = Fp8Config(**(BLOCKS if granularity == "128x128" else {}))
         layer = ReplicatedLinear(300, 200, bias=True, quant_config=config, prefix="layer")
         name = "weight_scale_inv" if granularity == "128x128" else "weight_scale"

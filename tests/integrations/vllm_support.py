@@ -13,11 +13,9 @@ import torch
 
 pytest.importorskip("vllm")
 
-import octofold
 import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors
 import vllm.model_executor.layers.quantization.fp8 as vllm_fp8
 import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401
-from judge import assert_close
 from octofold.integrations.vllm import linear as plugged
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
@@ -113,27 +111,3 @@ def model_of(dtype):
             yield config
     finally:
         torch.set_default_dtype(before)
-
-
-def random(*shape, dtype, scale=1.0):
-    return (torch.randn(shape, dtype=torch.float32) * scale).to(dtype)
-
-
-def assert_product(y, x, weight, bias=None):
-    """y against the FP64 product of what x [..., in] and weight [out, in], float64, stand for."""
-    flat = x.reshape(-1, x.shape[-1])
-    expected, terms = flat @ weight.T, abs(flat) @ abs(weight).T
-    if bias is not None:
-        expected, terms = expected + bias.double(), terms + abs(bias.double())
-    name = str(y.dtype).removeprefix("torch.")
-    assert_close(y.reshape(expected.shape).double(), expected, terms, name)
-
-
-def values(scaled):
-    """float64 of a ScaledTensor."""
-    return scaled.dequantize().double()
-
-
-def cast(x, granularity, scale=None):
-    """What the plug casts x to, as float64."""
-    return values(octofold.quantize(x, f"{granularity} torchao", scale=scale))

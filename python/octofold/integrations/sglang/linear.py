@@ -1,9 +1,10 @@
 """SGLang's linear layers in FP8 by Octofold's products.
 
 SGLang has a function that chooses the product of block FP8, one that computes those of tensors and
-channels, and one that says whether Marlin is to compute with FP8 weights alone. A hook stands
-around each: where Octofold fits the GPU and the layer it computes, else SGLang's own function is
-called. What a user has chosen (--fp8-gemm-backend, SGLANG_FORCE_FP8_MARLIN) stays chosen.
+channels, one that says whether Marlin is to compute with FP8 weights alone, and one that makes of
+weights what a product takes. A hook stands around each: where Octofold fits the GPU and the layer
+it computes, else SGLang's own function is called. What a user has chosen (--fp8-gemm-backend,
+SGLANG_FORCE_FP8_MARLIN) stays chosen.
 """
 
 import functools
@@ -20,6 +21,7 @@ from .. import serving
 from .hooks import hook_around
 
 _MODULE: Final = "sglang.srt.layers.quantization.fp8_utils"
+_METHOD: Final = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod"
 _PRODUCTS, _WEIGHTS_ALONE, _SGLANG = "products", "weights alone", ""
 """Who computes: FP8 products, products with FP8 weights, or SGLang."""
 _log = logging.getLogger("sglang.octofold")
@@ -30,6 +32,7 @@ def hook() -> None:
     hook_around(f"{_MODULE}.dispatch_w8a8_block_fp8_linear", choose_for_blocks)
     hook_around(f"{_MODULE}.apply_fp8_linear", apply_linear)
     hook_around(f"{_MODULE}.can_auto_enable_marlin_fp8", choose_marlin)
+    hook_around(f"{_METHOD}.process_weights_after_loading", process_weights)
 
 
 def choose_for_blocks(
@@ -138,6 +141,15 @@ def choose_marlin(original: Callable[[], bool]) -> bool:
     """Around can_auto_enable_marlin_fp8(): Marlin, which has weights in an order of its own, is for
     GPUs without FP8 units. There Octofold computes with the checkpoint's order."""
     return False if _way() == _WEIGHTS_ALONE else original()
+
+
+def process_weights(original: Callable[..., None], method: Any, layer: torch.nn.Module) -> None:
+    """Around Fp8LinearMethod.process_weights_after_loading(). Where neither Cutlass nor Marlin
+    computes it rounds the shards of a layer anew, to have one scale for all; for Cutlass it gives
+    each channel its shard's scale, which is what Octofold takes."""
+    if _way() == _WEIGHTS_ALONE and method.is_checkpoint_fp8_serialized and not method.use_marlin:
+        method.cutlass_fp8_supported = True
+    original(method, layer)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
