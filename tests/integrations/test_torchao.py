@@ -216,7 +216,9 @@ def test_embeddings(format):
 def test_bad_input():
     with pytest.raises(octofold.InvalidArgumentError, match="'format': expected at most one word"):
         OctofoldFp8WeightConfig("3x3")
-    with pytest.raises(octofold.InvalidArgumentError, match="expected one of auto, native, weight-only"):
+    with pytest.raises(
+        octofold.InvalidArgumentError, match="expected one of auto, native, weight-only"
+    ):
         OctofoldFp8WeightConfig(compute="int8")
     with pytest.raises(
         octofold.InvalidArgumentError, match=r"expected \[out, in\], got \[4, 8, 8\]"

@@ -241,7 +241,7 @@ def _register(op: Row) -> Any:
         framework = TorchFramework(inputs[0])
         return returned(op.allocate(framework, inputs, options, dtype), inputs[0])
 
-    _define(op.name, op.schema(), kernel, fake)
+    define(op.name, op.schema(), kernel, fake)
     return getattr(torch.ops.octofold, op.name).default
 
 
@@ -267,11 +267,13 @@ def _register_writing(op: Row) -> Any:
         inputs, options = arguments[:first_result], arguments[first_option:last]
         op.launch(torch_framework_of(inputs[0]), inputs, options, "", results)
 
-    _define(f"{op.name}.out", op.schema_of_out(), kernel, lambda *arguments: None)
+    define(f"{op.name}.out", op.schema_of_out(), kernel, lambda *arguments: None)
     return getattr(torch.ops.octofold, op.name).out
 
 
-def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register torch.ops.octofold.<name>: one kernel for every device, and a fake that allocates
+    what it returns. Graphs that a compiler keeps hold the op by its name."""
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"octofold::{name}", fake, lib=_LIBRARY)
