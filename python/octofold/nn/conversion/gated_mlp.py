@@ -13,7 +13,7 @@ from torch.nn import Module
 from ..._core.ops import row_count
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import DTYPES, NAMES
+from ..._core.torch_ops import define
 from ..._ops.gated_gemm import gated_gemm
 from ..._ops.quantize import quantize
 from ..autograd.chain import gated_in_one
@@ -72,11 +72,10 @@ def _in_one(mlp: Any, x: Tensor) -> Tensor | None:
     if not torch.compiler.is_compiling():
         _join(gate, up)
     weights = [part for layer in layers for part in _tensors(layer.scaled_weight)]
-    y: Tensor = torch.ops.octofold.gated_mlp(x, *weights, activation, NAMES[dtype])
+    y: Tensor = torch.ops.octofold.gated_mlp(x, *weights, activation, dtype)
     return y
 
 
-@torch.library.custom_op("octofold::gated_mlp", mutates_args=())
 def _gated_mlp(
     x: Tensor,
     gate: Tensor,
@@ -86,7 +85,7 @@ def _gated_mlp(
     down: Tensor,
     down_scale: Tensor,
     activation: str,
-    dtype: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """activation(x · gateᵀ, x · upᵀ) · downᵀ of e4m3 weights with 128x128 scales. An op of its own,
     as torch.compile cannot see where weights are in memory."""
@@ -100,15 +99,16 @@ def _gated_mlp(
     rows = quantize(walkable(x), product.a)
     weight = ScaledTensor(codes, scale, "128x128")
     h = gated_gemm(rows, weight, activation=activation, format=product.a)
-    return output_product(
-        h, ScaledTensor(down, down_scale, "128x128"), None, blockwise, DTYPES[dtype]
-    )
+    return output_product(h, ScaledTensor(down, down_scale, "128x128"), None, blockwise, dtype)
 
 
-@_gated_mlp.register_fake
-def _(x: Tensor, *arguments: Any) -> Tensor:
-    down, dtype = arguments[4], arguments[-1]
-    return x.new_empty((*x.shape[:-1], down.shape[0]), dtype=DTYPES[dtype])
+define(
+    "gated_mlp",
+    "gated_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, "
+    "Tensor down_scale, str activation, ScalarType dtype) -> Tensor",
+    _gated_mlp,
+    lambda x, *others: x.new_empty((*x.shape[:-1], others[4].shape[0]), dtype=others[-1]),
+)
 
 
 def _layers(mlp: Any) -> tuple[InferenceLinear, InferenceLinear, InferenceLinear] | None:
