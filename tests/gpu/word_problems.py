@@ -1,4 +1,5 @@
-"""Small dot products, packed words and transposes of codes, and products with FP8 weights, for sanitizer_problems.py."""
+"""Small dot products, packed words, transposes of codes, and products with FP8 weights, for
+sanitizer_problems.py."""
 
 import itertools
 from functools import partial
