@@ -289,19 +289,6 @@ def cast(x, options):
     return on_device.dequantize(), on_cpu.dequantize()
 
 
-def transpose(codes):
-    return tuple(
-        octofold.ops.transpose(x.view(torch.float8_e4m3fn)).view(torch.uint8)
-        for x in (codes.to(DEVICE), codes)
-    )
-
-
-def transposes():
-    for shape in ((2, 400, 272), (3, 131, 77), (130, 48), (48, 130), (1, 1)):
-        codes = torch.randint(1, 256, shape, dtype=torch.uint8)
-        yield f"transpose {shape}", partial(transpose, codes)
-
-
 def casts():
     problems = itertools.product(
         GRANULARITIES,
@@ -387,7 +374,6 @@ def main():
         products(),
         *(of_hopper if has_products_of_hopper(DEVICE) else ()),
         casts(),
-        transposes(),
         casts_with_columns(),
         two_level_casts(),
         group_casts(),

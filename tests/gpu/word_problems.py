@@ -1,4 +1,5 @@
-"""Small dot products and packed words, and products with FP8 weights, for sanitizer_problems.py."""
+"""Small dot products, packed words, transposes of codes, and products with FP8 weights, for
+sanitizer_problems.py."""
 
 import itertools
 from functools import partial
@@ -29,9 +30,20 @@ def _dot(a, b, device):
     return run(device), run("cpu")
 
 
+def _transpose(codes, device):
+    return tuple(
+        octofold.ops.transpose(x.view(torch.float8_e4m3fn)).view(torch.uint8)
+        for x in (codes.to(device), codes)
+    )
+
+
 def word_problems(device):
     # One part and several, whole vectors and not.
     for size, dtype in itertools.product((5, 512, 20_001), (torch.bfloat16, torch.float32)):
         a = torch.rand(size) + 0.5  # sums that nothing cancels
         yield f"dot {size} {dtype}", partial(_dot, a, a.flip(0).to(dtype), device)
+    # Whole vectors in both, in neither, in one.
+    for shape in ((2, 400, 272), (3, 131, 77), (130, 48), (48, 130), (1, 1)):
+        codes = torch.randint(1, 256, shape, dtype=torch.uint8)
+        yield f"transpose {shape}", partial(_transpose, codes, device)
     yield from weight_only_problems(device)
