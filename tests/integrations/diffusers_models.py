@@ -2,6 +2,8 @@
 
 import diffusers
 import torch
+from octofold.integrations.diffusers import OctofoldConfig
+from octofold.nn.layers.fp8_weight import Fp8Weight
 
 BF16 = torch.bfloat16
 
@@ -117,3 +119,14 @@ def same_bits(one, other):
 def relative_error(one, other):
     one, other = one.double(), other.double()
     return float((one - other).norm() / other.norm())
+
+
+def loaded(folder, dtype=BF16, kind=diffusers.FluxTransformer2DModel, **options):
+    """A model of the folder, cast to FP8."""
+    config = OctofoldConfig(**options)
+    return kind.from_pretrained(folder, quantization_config=config, torch_dtype=dtype)
+
+
+def fp8_layers(model):
+    """By their names."""
+    return {name: one for name, one in model.named_modules() if isinstance(one, Fp8Weight)}
