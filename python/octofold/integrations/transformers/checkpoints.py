@@ -16,7 +16,6 @@ from transformers.core_model_loading import (
     ConversionOps,
     WeightConverter,
     WeightRenaming,
-    apply_renamings,
     rename_source_key,
 )
 
@@ -74,6 +73,7 @@ class Contents:
                 raise UnsupportedError(
                     f"octofold.integrations.transformers: expected safetensors, got {file}"
                 )
+        self.model = model
         found = _inspected(files) if foreign else _own(files)
         mapping = get_model_conversion_mapping(model) if foreign else []
         self._renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
@@ -97,8 +97,9 @@ class Contents:
 
     def renamed(self, name: str) -> str:
         """A tensor's name as converters see it."""
-        renamed: str = apply_renamings(name, self._renamings)
-        return renamed
+        for renaming in self._renamings:
+            name, _ = renaming.rename_source_key(name)
+        return name
 
 
 def _inspected(files: Sequence[str]) -> dict[str, Weight]:
@@ -201,12 +202,20 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
         operations = list(converter.operations)
         if native:
             yield converter
-            yield converter.copy(
-                of_scales, [f"{target}_scale_inv" for target in targets], operations=operations
-            )
+            of_targets = [f"{target}_scale_inv" for target in targets]
+            yield _like(converter, of_scales, of_targets, operations)
         else:
             operations = [_Dequantize(format), *operations]
-            yield converter.copy([*sources, *of_scales], targets, operations=operations)
+            yield _like(converter, [*sources, *of_scales], targets, operations)
+
+
+def _like(converter: Any, sources: list[str], targets: list[str], operations: list[Any]) -> Any:
+    """A transform of the same part of the model. (transformers has copy() for it from 5.20 on.)"""
+    made: Any = WeightConverter(sources, targets, operations)
+    for name in ("scope_prefix", "base_model_prefix", "force_cpu"):
+        if hasattr(converter, name):
+            setattr(made, name, getattr(converter, name))
+    return made
 
 
 class _AsScale(ConversionOps):  # type: ignore[misc]

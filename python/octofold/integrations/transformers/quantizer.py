@@ -14,6 +14,7 @@ from ...nn.conversion.frozen import wide_layer
 from ...nn.conversion.gated_mlp import fuse_gated_mlps
 from ...nn.conversion.report import grouped
 from ...nn.layers.fp8_weight import Fp8Weight
+from ...nn.layers.stored_weight import stored
 from ..device_maps import Devices
 from ..model_loading import cast_weight, convert_linears
 from .checkpoints import Contents, converters_of
@@ -83,7 +84,12 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         return _Cast(self.quantization_config)
 
     def _process_model_before_weight_loading(
-        self, model: Any, device_map: Any = None, checkpoint_files: Any = None, **options: Any
+        self,
+        model: Any,
+        dtype: Any = None,
+        device_map: Any = None,
+        checkpoint_files: Any = None,
+        **options: Any,
     ) -> None:
         # transformers' own choice: output embeddings, what is tied, and the last module, which is
         # the head of a classifier (it names that by its bias, where it has one).
@@ -106,26 +112,31 @@ class OctofoldQuantizer(HfQuantizer):  # type: ignore[misc]
         for module in model.modules():
             if isinstance(module, Fp8Weight):
                 module.keep_as_parameter()
+            if not self.pre_quantized:
+                _expect_numbers(module, dtype or model.dtype)
         self.report = found
         for line in grouped(found):
             _log.info("octofold: %s", line)
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
-        """Renames what another family's checkpoint calls its codes and scales."""
+    def update_weight_conversions(self, weight_conversions: Any, *_: Any) -> Any:
+        """Renames what another family's checkpoint calls its codes and scales. (transformers gives
+        the model too from 5.20 on.)"""
         if self._contents is None or not self.quantization_config.foreign:
             return weight_conversions
-        return converters_of(self._contents, weight_conversions, model)
+        return converters_of(self._contents, weight_conversions, self._contents.model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, module in model.named_modules():
             _initialize_missing(name, module, model.config)
             if isinstance(module, Fp8Weight):
-                module.weight.requires_grad_(False)  # transformers takes it for one to be trained
+                # transformers takes it for one to be trained
+                module._parameters["weight"] = stored(module.weight)
                 module.compute_dtype = model.dtype
         self.report |= fuse_gated_mlps(model)
         # What it saves has the names of its modules.
         model._weight_conversions = []
         self.quantization_config.foreign = False
+        self._contents = None
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -159,6 +170,17 @@ class _Cast(ConversionOps):  # type: ignore[misc]
                 buffers = cast_experts(module, name, weight)
             made |= {f"{path}.{key}" if path else key: tensor for key, tensor in buffers.items()}
         return made
+
+
+def _expect_numbers(module: Module, dtype: torch.dtype) -> None:
+    """Have a layer or experts on "meta" say that their weights come in a dtype of high precision:
+    transformers before 5.20 converts what it reads to what the model says, and then casts."""
+    if isinstance(module, Fp8Weight):
+        wide = torch.empty_like(module.weight, dtype=dtype, device="meta")
+        module._parameters["weight"] = torch.nn.Parameter(wide, requires_grad=False)
+    elif is_experts(module):
+        for name in STACKED:
+            module._buffers[name] = torch.empty_like(getattr(module, name), dtype=dtype)
 
 
 def _initialize_missing(name: str, module: Module, config: Any) -> None:
