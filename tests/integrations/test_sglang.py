@@ -8,6 +8,7 @@ from octofold.integrations.sglang import linear as plugged
 from sglang.srt.arg_groups.choices import MOE_RUNNER_BACKEND_CHOICES
 from sglang.srt.layers.quantization import fp8, fp8_utils
 from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import get_context
 from sglang_support import HOOKED, gpu, is_hooked, load, sglang_as_it_was
 
 __all__ = ["gpu", "sglang_as_it_was"]  # fixtures
@@ -91,3 +92,11 @@ def test_a_chosen_backend_stays_chosen(gpu, monkeypatch):
     monkeypatch.setattr(fp8_utils, "FP8_GEMM_RUNNER_BACKEND", fp8_utils.Fp8GemmRunnerBackend.TRITON)
     linear = fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)
     assert function_of(linear) is fp8_utils.triton_w8a8_block_fp8_linear
+
+
+def test_deterministic_inference_is_sglangs(gpu):
+    load()
+    for wanted, ours in ((False, True), (True, False)):
+        with get_context().override_server_args(enable_deterministic_inference=wanted):
+            linear = fp8.dispatch_w8a8_block_fp8_linear(BLOCKS)
+        assert (function_of(linear) is plugged.linear_of_blocks) == ours

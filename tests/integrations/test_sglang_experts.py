@@ -23,9 +23,9 @@ HIDDEN, INNER, EXPERTS, TOP_K = 256, 128, 4, 2
 
 
 @contextlib.contextmanager
-def server(backend="octofold"):
+def server(backend="octofold", **options):
     """As inside of a server of one rank that was started with this --moe-runner-backend."""
-    with get_context().override_server_args(moe_runner_backend=backend):
+    with get_context().override_server_args(moe_runner_backend=backend, **options):
         one = {"moe_ep_rank": 0, "moe_tp_rank": 0, "tp_rank": 0, "tp_group": None}
         with (
             get_parallel().override(**one),
@@ -119,6 +119,14 @@ def test_what_does_not_fit_is_an_error(gpu, capability, options, reason):
     gpu(*capability)
     with server(), pytest.raises(octofold.UnsupportedError, match=reason):
         make(**options)
+
+
+def test_deterministic_inference_is_an_error():
+    with (
+        server(enable_deterministic_inference=True),
+        pytest.raises(octofold.UnsupportedError, match="got --enable-deterministic-inference"),
+    ):
+        make()
 
 
 def test_other_backends_are_sglangs():

@@ -19,6 +19,7 @@ from ..._core.errors import UnsupportedError
 from ..._core.scaled_tensor import ScaledTensor
 from .. import serving
 from .hooks import hook_around
+from .linear import is_deterministic
 
 NAME: Final = "octofold"
 _METHOD: Final = "sglang.srt.layers.quantization.fp8.Fp8MoEMethod"
@@ -68,6 +69,8 @@ class OctofoldRunnerCore(DispatchMoeRunnerCore):  # type: ignore[misc]
         why_not = serving.why_not_first(capability, "grouped_gemm", a="1x128", b="128x128")
         if why_not:
             raise UnsupportedError(f"--moe-runner-backend {NAME} {why_not}")
+        if is_deterministic():
+            raise _unsupported("sums in any order", "--enable-deterministic-inference")
         if config.activation not in _ACTIVATIONS or not config.is_gated:
             got = f"{config.activation}{'' if config.is_gated else ' without gates'}"
             raise _unsupported(f"gates of {' or '.join(_ACTIVATIONS)}", got)

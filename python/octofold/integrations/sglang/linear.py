@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from sglang.srt.layers.quantization import fp8_utils
+from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
 from ..._core.scaled_tensor import ScaledTensor
@@ -155,7 +156,16 @@ def process_weights(original: Callable[..., None], method: Any, layer: torch.nn.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _way() -> str:
     """Who computes on this process's GPU."""
-    return _way_on(fp8_utils.get_device_capability())
+    return _SGLANG if is_deterministic() else _way_on(fp8_utils.get_device_capability())
+
+
+def is_deterministic() -> bool:
+    """Whether a result may not depend on what else is in a batch, as it does with Octofold's sums,
+    whose order follows the number of tokens."""
+    try:
+        return bool(get_exec().deterministic.enable_deterministic_inference)
+    except ValueError:  # no server: its configuration is not there
+        return False
 
 
 @functools.cache

@@ -1,0 +1,181 @@
+"""vLLM's own linear layer in block FP8: Octofold's kernel in it beside the kernels of vLLM's table.
+
+    python bench/gpu/vllm_layer.py RESULTS.jsonl [M/M/...,N,K ...]
+
+Each is vLLM's ReplicatedLinear with its method for FP8 checkpoints, which vLLM's code has loaded.
+The baseline is what vLLM itself would take, of its kernels that run here. Where vLLM's extension
+cannot be loaded (it was left out by pack_vllm.py, or stands on another torch), vLLM casts by its
+Python, compiled, as it does in a server with torch.compile; kernels that need the extension are
+left out, and the reason is shown. torch.nn.Linear in BF16 has the same shape.
+"""
+
+import contextlib
+import sys
+import tempfile
+from functools import partial
+from types import SimpleNamespace
+
+import octofold
+import torch
+from common.measure import Build, Implementation, measure
+from common.operands import calls_of, normal, relative_error, scaled, sets_of
+from common.run import Run, new_parser, shapes_of, text_of
+
+SHAPES = ("1/16/64/1024/8192,4096,7168", "1/64/8192,7168,2048", "1/64/8192,28672,4096")
+ERROR_LIMIT = 3e-3  # of ours, against the product of its own cast
+PEER_ERROR_LIMIT = 5e-2  # against x in BF16: the cast alone makes some 2.6e-2
+
+
+class Vllm:
+    """vLLM in one process, as inside of a model in BF16."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.has_extension = self._choose_platform()
+        from octofold.integrations.vllm import linear
+        from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+        from vllm.distributed import parallel_state
+        from vllm.model_executor.kernels import linear as tables
+        from vllm.model_executor.layers.quantization.online import fp8  # noqa: F401  (before a GPU)
+        from vllm.platforms import current_platform
+        from vllm.platforms.interface import DeviceCapability, PlatformEnum
+
+        self.tables, self.cuda, self.device = tables, PlatformEnum.CUDA, device
+        self.ours = linear.OctofoldFp8BlockScaledMMKernel
+        # QuantFP8 by its Python, where there is no extension.
+        compilation = CompilationConfig(custom_ops=[] if self.has_extension else ["none"])
+        if not self.has_extension:
+            current_platform.device_type = "cpu"  # for the group of one rank
+        self.config = VllmConfig(compilation_config=compilation)
+        text = SimpleNamespace(model_type="llama")
+        self.config.model_config = SimpleNamespace(
+            dtype=torch.bfloat16, hf_text_config=text, is_moe=False
+        )
+        rendezvous = f"file://{tempfile.mkdtemp()}/rendezvous"
+        self.entered = partial(set_current_vllm_config, self.config)
+        with self.entered():
+            parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
+            parallel_state.initialize_model_parallel()
+        if not self.has_extension:
+            capability = DeviceCapability(*self._capability())
+            current_platform._enum = PlatformEnum.CUDA
+            current_platform.device_type = "cuda"
+            current_platform.get_device_capability = lambda device_id=0: capability
+            current_platform.supports_fp8 = lambda: capability >= DeviceCapability(8, 9)
+
+    def _capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability() if self.device.type == "cuda" else (9, 0)
+
+    @staticmethod
+    def _choose_platform() -> bool:
+        """Whether vLLM's extension is there; without it vLLM finds no platform of its own."""
+        try:
+            import vllm._C_stable_libtorch  # noqa: F401
+        except ImportError as error:
+            print(f"vLLM without its extension: {error}")
+            from vllm import platforms
+            from vllm.platforms.interface import UnspecifiedPlatform
+
+            platforms._current_platform = UnspecifiedPlatform()
+            return False
+        return True
+
+    def kernels(self) -> list[type]:
+        """vLLM's own, in the order in which it asks them."""
+        return [
+            kernel
+            for kernel in self.tables._POSSIBLE_FP8_BLOCK_KERNELS[self.cuda]
+            if not kernel.__name__.startswith("Octofold")
+        ]
+
+    def layer(self, weight: octofold.ScaledTensor, kernel: type) -> torch.nn.Module:
+        """vLLM's layer with this weight [out, in], for which vLLM has this kernel alone to take.
+        Raises ValueError, with vLLM's reason, if it does not."""
+        from vllm.model_executor.layers.linear import ReplicatedLinear
+        from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+
+        table = self.tables._POSSIBLE_FP8_BLOCK_KERNELS
+        before, table[self.cuda] = table[self.cuda], [kernel]
+        try:
+            with self.entered(), bfloat16_on(self.device):
+                config = Fp8Config(weight_block_size=[128, 128])
+                outputs, inputs = weight.shape
+                layer = ReplicatedLinear(
+                    inputs, outputs, bias=False, quant_config=config, prefix="layer"
+                )
+                layer.weight.data.copy_(weight.data)
+                layer.weight_scale_inv.data.copy_(weight.scale)
+                layer.quant_method.process_weights_after_loading(layer)
+        except ValueError as error:  # the reason is its last line
+            raise ValueError(str(error).splitlines()[-1]) from None
+        finally:
+            table[self.cuda] = before
+        assert type(layer.quant_method.fp8_linear) is kernel
+        return layer
+
+
+@contextlib.contextmanager
+def bfloat16_on(device):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def builds(run, vllm, m, n, k):
+    """vLLM's kernels, ours, and BF16, on the same x and weights."""
+    operations = 2 * m * n * k
+    size = n * k + 2 * m * (n + k)
+    sets = sets_of(lambda: (normal(run, m, k), scaled(run, n, k, "128x128")), size, run)
+    x, weight = sets[0]
+
+    def make(kernel):
+        layers = [vllm.layer(weight, kernel) for _, weight in sets]
+        ours = kernel is vllm.ours
+        of_x = octofold.quantize(x, "1x128 torchao").dequantize() if ours else x.float()
+
+        def call(layer, x):
+            return layer(x)[0]
+
+        pairs = [(layer, x) for layer, (x, _) in zip(layers, sets, strict=True)]
+
+        def error():
+            return relative_error(call(*pairs[0]), of_x @ weight.dequantize().T)
+
+        return Implementation(
+            calls_of(call, pairs), error, ERROR_LIMIT if ours else PEER_ERROR_LIMIT
+        )
+
+    for kernel in vllm.kernels():
+        yield Build(f"vLLM {kernel.__name__}", partial(make, kernel), False, n * k, operations)
+    yield Build(f"vLLM {vllm.ours.__name__}", partial(make, vllm.ours), True, n * k, operations)
+
+    def make_bfloat16():
+        pairs = [(x, weight.dequantize("bfloat16")) for x, weight in sets]
+
+        def error():
+            return relative_error(
+                torch.nn.functional.linear(*pairs[0]), x.float() @ pairs[0][1].T.float()
+            )
+
+        return Implementation(calls_of(torch.nn.functional.linear, pairs), error)
+
+    yield Build("torch.nn.Linear BF16", make_bfloat16, False, 2 * n * k, operations)
+
+
+def main():
+    parser = new_parser(__doc__, rounds=40, seconds=540)
+    parser.add_argument("shapes", nargs="*", metavar="M,N,K", default=SHAPES)
+    options = parser.parse_args()
+    with Run(options) as run, torch.inference_mode():
+        vllm = Vllm(run.device)
+        with vllm.entered():
+            for shape in run.cases(shapes_of(options.shapes)):
+                measure(run, "vllm layer", text_of(shape), builds(run, vllm, *shape))
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
