@@ -132,14 +132,14 @@ def builds(run, vllm, m, n, k):
     x, weight = sets[0]
 
     def make(kernel):
-        layers = [vllm.layer(weight, kernel) for _, weight in sets]
+        layers = [vllm.layer(its_weight, kernel) for _, its_weight in sets]
         ours = kernel is vllm.ours
         of_x = octofold.quantize(x, "1x128 torchao").dequantize() if ours else x.float()
 
         def call(layer, x):
             return layer(x)[0]
 
-        pairs = [(layer, x) for layer, (x, _) in zip(layers, sets, strict=True)]
+        pairs = [(layer, its_x) for layer, (its_x, _) in zip(layers, sets, strict=True)]
 
         def error():
             return relative_error(call(*pairs[0]), of_x @ weight.dequantize().T)
@@ -153,14 +153,13 @@ def builds(run, vllm, m, n, k):
     yield Build(f"vLLM {vllm.ours.__name__}", partial(make, vllm.ours), True, n * k, operations)
 
     def make_bfloat16():
-        pairs = [(x, weight.dequantize("bfloat16")) for x, weight in sets]
+        pairs = [(its_x, its_weight.dequantize("bfloat16")) for its_x, its_weight in sets]
+        linear = torch.nn.functional.linear
 
         def error():
-            return relative_error(
-                torch.nn.functional.linear(*pairs[0]), x.float() @ pairs[0][1].T.float()
-            )
+            return relative_error(linear(*pairs[0]), x.float() @ pairs[0][1].float().T)
 
-        return Implementation(calls_of(torch.nn.functional.linear, pairs), error)
+        return Implementation(calls_of(linear, pairs), error)
 
     yield Build("torch.nn.Linear BF16", make_bfloat16, False, 2 * n * k, operations)
 
