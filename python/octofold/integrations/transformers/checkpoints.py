@@ -206,7 +206,8 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
             yield _like(converter, of_scales, of_targets, operations)
         else:
             operations = [_Dequantize(format), *operations]
-            yield _like(converter, [*sources, *of_scales], targets, operations)
+            both = [f"{one}$" for one in (*sources, *of_scales)]
+            yield _like(converter, both, targets, operations)
 
 
 def _like(converter: Any, sources: list[str], targets: list[str], operations: list[Any]) -> Any:
