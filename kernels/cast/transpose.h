@@ -4,9 +4,9 @@
 // column leaves as 16 bytes of each of 8 threads. So global memory is read and written in whole
 // lines of 128 bytes, four of which are on their way in each thread.
 //
-// The 16-byte pieces of a line are permuted (piece ^ column / 16), so that a warp finds all 32 banks
-// both ways: it writes words of eight columns that lie 16 apart, and each eight threads read the
-// pieces of one column.
+// The 16-byte pieces of a line are permuted (piece ^ column / 16), so that a warp finds all 32
+// banks both ways: it writes words of eight columns that lie 16 apart, and each eight threads read
+// the pieces of one column.
 #pragma once
 
 #include "kernels/cast/access.h"

@@ -13,8 +13,13 @@ def test_the_table_is_that_of_the_library():
     documented = set(VARIABLE.findall((REPOSITORY / "src" / "core" / "options.h").read_text()))
     page = (REPOSITORY / "docs" / "environment.md").read_text()
     rows = set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE))
-    assert read == rows | {"XDG_CACHE_HOME", "HOME"}
-    assert documented == rows
+    of_python = {
+        name
+        for path in (REPOSITORY / "python").rglob("*.py")
+        for name in re.findall(r'"(OCTOFOLD_[A-Z_]+)"', path.read_text())
+    }
+    assert read | of_python == rows | {"XDG_CACHE_HOME", "HOME"}
+    assert documented == rows - (of_python - read)
 
 
 def test_nothing_else_reads_the_environment():
