@@ -81,7 +81,8 @@ def product_casts(
         and weight is not None
         and (output.a.granularity, output.b.granularity) == ("1x128", "128x128")
         and row_count(shape) <= CAST_IN_GEMM_MAX_ROWS
-        # What its kernels can address.
+        # What its kernels can address. torch.compile does not tell where a weight is in memory.
+        and not torch.compiler.is_compiling()
         and weight.data.stride(0) % 16 == 0
         and weight.data.storage_offset() % 16 == 0
         and has_kernels("products that cast A", device)
