@@ -8,6 +8,7 @@ import sys
 import octofold
 import pytest
 import torch
+import transformers
 from matrix_models import TEXT_ROWS, TOKENS
 from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
@@ -132,6 +133,15 @@ def test_experts_are_fp8(saved, name):
     assert stacks
     assert all(stack.gate_up_proj.dtype == torch.float8_e4m3fn for stack in stacks)
     assert (name == "gpt-oss") != all(isinstance(stack, Experts) for stack in stacks)
+    wide = dict(load(saved, name).named_modules())
+    for path, stack in model.named_modules():
+        if stack in stacks:
+            for key in ("gate_up_proj", "down_proj"):
+                weight = getattr(wide[path], key).detach()
+                weight = weight.transpose(1, 2) if name == "gpt-oss" else weight
+                scale = getattr(stack, f"{key}_scale_inv")
+                codes = octofold.ScaledTensor(getattr(stack, key), scale, "128x128")
+                assert distance(codes.dequantize("float32"), weight.float()) < 0.04
     biases = [stack.gate_up_proj_bias for stack in stacks if name == "gpt-oss"]
     assert all(bias.dtype == torch.bfloat16 for bias in biases)
     for stack in stacks:
@@ -277,6 +287,12 @@ def test_gated_mlps_are_one_chain(saved, tmp_path, monkeypatch):
         assert torch.equal(compiled(x), mlp(x))
         assert calls == ["swiglu", "swiglu"]
         calls[:] = ["swiglu"]
+        monkeypatch.setattr("octofold.nn.conversion.gated_mlp._below", None)  # no more copies
+        mlp(x)
+        calls[:] = ["swiglu"]
+        mlp.gate_proj.forward = mlp.gate_proj.forward  # as accelerate replaces it
+        assert torch.equal(mlp(x), apart)
+        del mlp.gate_proj.forward
     mlp.up_proj.register_forward_hook(lambda *_: None)
     with torch.no_grad():
         assert torch.equal(mlp(x), apart)
@@ -293,6 +309,22 @@ def test_layers_that_stay(saved):
     report = model.hf_quantizer.report
     assert "model.layers.0.self_attn.k_proj" in report
     assert "model.layers.0.mlp.up_proj" not in report
+
+
+def test_heads_of_classifiers_stay_and_are_made_anew(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**sizes, num_attention_heads=2, vocab_size=96, num_labels=3)
+    torch.manual_seed(3)
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    model = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path, quantization_config=OctofoldConfig()
+    )
+    assert type(model.classifier) is torch.nn.Linear
+    pooler = model.bert.pooler.dense  # which the checkpoint lacks, too
+    assert type(pooler) is InferenceLinear
+    values = pooler.scaled_weight.dequantize("float32")
+    assert 0.015 < float(values.std()) < 0.025
+    assert model(TOKENS).logits.isfinite().all()
 
 
 def test_the_way_back(saved):

@@ -163,6 +163,27 @@ def test_the_gradient_by_x(recipe, dtype, shape):
     assert not list(served.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_tokens_are_multiplied_as_they_are(dtype):
+    linear = torch.nn.Linear(300, 200).to(dtype)
+    native = nn.InferenceLinear.from_linear(linear)
+    served = nn.InferenceLinear(300, 200, few_tokens=6)
+    served.hold(native.scaled_weight, native.bias)
+    alone = nn.WeightOnlyLinear.from_linear(linear)
+    alone.hold(native.scaled_weight, linear.bias)
+    assert "few_tokens=6" in repr(served)
+    assert "few_tokens" not in repr(native)
+    few, many = random(2, 3, 300, dtype=dtype), random(7, 300, dtype=dtype)
+    assert torch.equal(served(many), native(many))
+    expected = native if dtype == torch.float32 else alone
+    assert torch.equal(served(few), expected(few))
+    few.requires_grad_()
+    served(few).sum().backward()
+    assert few.grad.abs().sum() > 0
+    with pytest.raises(octofold.InvalidArgumentError, match="'few_tokens': expected a number"):
+        nn.InferenceLinear(300, 200, few_tokens=-1)
+
+
 def test_no_second_gradient():
     served = nn.InferenceLinear.from_linear(torch.nn.Linear(300, 200))
     x = random(5, 300).requires_grad_()
