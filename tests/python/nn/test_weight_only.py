@@ -52,6 +52,32 @@ def test_gradients(granularity, dtype):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(300,), (2, 70, 300)])
+def test_many_tokens_take_a_copy_of_the_weight(shape, granularity, dtype, monkeypatch):
+    """As on a GPU, where torch's product is quicker for them."""
+    _, layer = layer_of(granularity, dtype)
+    x, dy = random(*shape, dtype=dtype), random(*shape[:-1], 200, dtype=dtype)
+
+    def outcome():
+        layer.bias.grad = None
+        leaf = x.detach().clone().requires_grad_()
+        y = layer(leaf)
+        y.backward(dy)
+        with torch.no_grad():
+            assert torch.equal(layer(x), y)
+        return y.detach(), leaf.grad, layer.bias.grad
+
+    expected = outcome()
+    monkeypatch.setattr("octofold.nn.layers.weight_only._are_many", lambda x: True)
+    monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only", None)
+    monkeypatch.setattr("octofold.nn.layers.weight_only.gemm_weight_only_gradient", None)
+    for found, other in zip(outcome(), expected, strict=True):
+        assert (found.shape, found.dtype) == (other.shape, other.dtype)
+        assert relative_error(found, other) < 2**-7
+
+
 def test_adapters_train_over_it():
     """LoRA: two small matrices beside a frozen weight learn what the cast has rounded."""
     torch.manual_seed(3)

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from ..._core.ops import row_count
-from ...nn.recipes.choice import FEW_TOKENS
+from ...nn.recipes.choice import FEW_TOKENS, MOST_TOKENS
 from ...nn.recipes.kernels import has_native, has_weight_only
 
 NATIVE: Final = "native"
@@ -15,13 +15,6 @@ WEIGHT_ONLY: Final = "weight-only"
 """Codes of the weight become numbers of 16 bits in registers."""
 CAST: Final = "cast"
 """A copy of the weight in the compute dtype, and torch's own product."""
-
-MOST_TOKENS: Final = 128
-"""Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
-weight and torch's product are estimated to be quicker: reading and writing 3 bytes for each weight
-takes as long as 130 to 220 rows lose in a kernel that reaches 0.45 of the tensor cores' rate, by
-the rates of an H200, an A100 and an RTX 3050. Not measured on the latter two."""
-
 
 CAST_COST: Final = 550
 """How many multiplications by FP8 units save what it takes to cast one number (3 bytes read and

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._core.errors import invalid_argument
+from ..._core.ops import row_count
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.gemm_weight_only import gemm_weight_only, gemm_weight_only_gradient
 from ..autograd.first_order import refuse_in_backward, refuse_transforms
@@ -13,6 +14,7 @@ from ..autograd.fitting import require_input
 from ..autograd.linear import result_dtype
 from ..autograd.products import addable, bias_gradient
 from ..casting.casts import walkable
+from ..recipes.choice import MOST_TOKENS
 from .frozen_linear import FrozenLinear
 
 _NAME: Final = "octofold.nn.WeightOnlyLinear"
@@ -28,6 +30,8 @@ class WeightOnlyLinear(FrozenLinear):
 
     A new layer is uninitialized: load_state_dict() fills it, or from_linear() makes another.
     Its buffers are those of Fp8Weight, and its bias is a parameter.
+
+    For many tokens a GPU multiplies by a copy of the weight in the dtype of x, made for the call.
 
     forward: x [..., in] of float16 or bfloat16 to [..., out] in its dtype; in autocast x of any
     dtype, to autocast's. There are gradients by x and by bias; the weight has none. GPUs before
@@ -56,8 +60,22 @@ def weight_only_linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> 
             rows, bias, weight.data, weight.scale, weight.granularity
         )
     else:  # autograd's way around takes the host as long as half of the product's call
-        y = gemm_weight_only(rows, weight, bias=bias)
+        y = _product(rows, weight, bias)
     return y[0] if x.dim() == 1 else y
+
+
+def _product(x: Tensor, weight: ScaledTensor, bias: Tensor | None) -> Tensor:
+    if _are_many(x):
+        copy = weight.dequantize(x.dtype)
+        return torch.nn.functional.linear(x, copy, None if bias is None else bias.to(x.dtype))
+    y: Tensor = gemm_weight_only(x, weight, bias=bias)
+    return y
+
+
+def _are_many(x: Tensor) -> bool:
+    """Whether a copy of the weight in 16 bits, which is given back at once, and torch's product
+    take less time than one that decodes the weight for each tile of rows."""
+    return x.device.type == "cuda" and row_count(x.shape) > MOST_TOKENS
 
 
 class _WeightOnly(torch.autograd.Function):
@@ -68,8 +86,7 @@ class _WeightOnly(torch.autograd.Function):
         ctx.save_for_backward(codes, scale)
         ctx.granularity = granularity
         ctx.bias_dtype = None if bias is None else bias.dtype
-        y: Tensor = gemm_weight_only(x, ScaledTensor(codes, scale, granularity), bias=bias)
-        return y
+        return _product(x, ScaledTensor(codes, scale, granularity), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -78,6 +95,10 @@ class _WeightOnly(torch.autograd.Function):
         needs_x, needs_bias = ctx.needs_input_grad[:2]
         dy = walkable(dy)
         weight = ScaledTensor(codes, scale, ctx.granularity)
-        dx = gemm_weight_only_gradient(dy, weight) if needs_x else None
+        dx = None
+        if needs_x and _are_many(dy):
+            dx = torch.matmul(dy, weight.dequantize(dy.dtype))
+        elif needs_x:
+            dx = gemm_weight_only_gradient(dy, weight)
         db = bias_gradient(dy, None, ctx.bias_dtype) if needs_bias else None
         return dx, db, None, None, None

@@ -25,6 +25,12 @@ FEW_TOKENS: Final = 16
 products took 0.5 to 0.83 of torch's time at 1 and 16 rows on an H200 (docs/notes/weight-only.md),
 and need no cast of x."""
 
+MOST_TOKENS: Final = 128
+"""Up to so many weight-only products are taken where there are no native ones. Above, a copy of the
+weight and torch's product are estimated to be quicker: reading and writing 3 bytes for each weight
+takes as long as 130 to 220 rows lose in a kernel that reaches 0.45 of the tensor cores' rate, by
+the rates of an H200, an A100 and an RTX 3050. Not measured on the latter two."""
+
 
 @dataclass(frozen=True)
 class Threshold:
