@@ -40,3 +40,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 @pytest.fixture(autouse=True)
 def _plugs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTOFOLD_INTEGRATIONS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folders of transformers' small models."""
+    from transformers_support import Saved
+
+    return Saved(tmp_path_factory)

@@ -1,55 +1,16 @@
 """octofold.integrations.transformers with transformers: models that are cast while they load."""
 
 import copy
-import json
-import subprocess
-import sys
 
 import octofold
 import pytest
 import torch
 import transformers
-from matrix_models import TEXT_ROWS, TOKENS
-from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
+from matrix_models import TOKENS
+from octofold.integrations.transformers import OctofoldConfig
 from octofold.nn import Experts, InferenceLinear, WeightOnlyLinear
 from octofold.nn.layers.fp8_weight import Fp8Weight
-
-ROWS = {row.name: row for row in TEXT_ROWS}
-MIXTURES = ("Qwen3-MoE", "Mixtral", "DeepSeek-V3", "gpt-oss")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Makes the folder of a model of the matrix in its dtype, once."""
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            torch.manual_seed(7)
-            model = ROWS[name].make().to(ROWS[name].dtype).eval()
-            with torch.no_grad():
-                for key, parameter in model.named_parameters():
-                    if parameter.dim() > 1 and "embed" not in key:
-                        parameter.mul_(4)  # so that outputs say something
-            made[name] = tmp_path_factory.mktemp("model"), type(model)
-            model.save_pretrained(made[name][0], max_shard_size="300KB")
-        return made[name]
-
-    return folder
-
-
-def load(saved, name, *arguments, folder=None, **options):
-    """The model, of which every parameter must have come from the folder."""
-    its_folder, kind = saved(name)
-    model, loading = kind.from_pretrained(
-        folder or its_folder,
-        *arguments,
-        dtype=ROWS[name].dtype,
-        output_loading_info=True,
-        **options,
-    )
-    assert not any(loading.values()), {key: value for key, value in loading.items() if value}
-    return model.eval()
+from transformers_support import MIXTURES, ROWS, distance, limit, load, same_bytes
 
 
 def with_the_same_values(model, plain):
@@ -79,30 +40,6 @@ def with_the_same_values(model, plain):
             if getattr(other, "is_transposed", False):
                 parameter.data.copy_(wide.transpose(1, 2))
     return expected
-
-
-def same_bytes(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    assert list(a) == list(b)
-    for name, value in a.items():
-        other = b[name]
-        assert value.dtype == other.dtype, name
-        as_bytes = (t.contiguous().flatten().view(torch.uint8) for t in (value, other))
-        assert torch.equal(*as_bytes), name
-
-
-def limit(name, compute):
-    """Of the distance between outputs. Experts may be others once inputs are rounded to FP8; T5 and
-    Mamba, with random weights, make much of the rounding to bfloat16."""
-    if name in ("T5", "Mamba"):
-        return 0.15 if compute == "weight-only" else 0.5
-    if compute == "weight-only":
-        return 0.02
-    return 0.3 if name in MIXTURES else 0.15
-
-
-def distance(a, b):
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("compute", ["native", "weight-only"])
@@ -164,69 +101,6 @@ def test_formats_are_kept(saved, format, tmp_path):
     again = load(saved, "Llama", folder=tmp_path)
     same_bytes(again, model)
     assert again.hf_quantizer.quantization_config.format == model.config.quantization_config.format
-
-
-FAMILIES = {
-    "deepseek-v3": "128x128",
-    "finegrained-fp8": "128x128",
-    "compressed-tensors": "channel",
-    "compressed-tensors blocks": "128x128",
-    "modelopt": "channel",
-    "torchao": "channel",
-}
-
-
-@pytest.mark.parametrize("compute", ["native", "weight-only"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["Llama", *MIXTURES])
-def test_checkpoints_of_other_families(saved, name, family, compute, tmp_path):
-    source, _ = saved(name)
-    fp8 = tmp_path / "fp8"
-    try:
-        octofold.quantize_checkpoint(source, fp8, family=family.split()[0], format=FAMILIES[family])
-    except octofold.InvalidArgumentError as error:
-        pytest.skip(str(error))
-    config = checkpoint_config(fp8, compute=compute)
-    model = load(saved, name, folder=fp8, config=config)
-    checkpoint = octofold.load_checkpoint(fp8)
-    held = 0
-    for path, module in model.named_modules():
-        if isinstance(module, Fp8Weight):
-            held += 1
-            assert module.scaled_weight.equals(checkpoint[f"{path}.weight"])
-    assert held >= 4
-    plain = load(saved, name)
-    with torch.no_grad():
-        for key, value in plain.state_dict().items():
-            if isinstance(value, torch.Tensor) and checkpoint.weight(key) is not None:
-                value.copy_(checkpoint[key].dequantize("float32"))
-    stacks = {
-        n: m
-        for n, m in plain.named_modules()
-        if hasattr(m, "gate_up_proj") and n.endswith("experts")
-    }
-    for path, stack in stacks.items() if name != "gpt-oss" else ():
-        fill_experts(stack, path, checkpoint)
-    outputs, expected = ROWS[name].outputs(model), ROWS[name].outputs(plain)
-    assert distance(outputs, expected) < limit(name, compute)
-    model.save_pretrained(tmp_path / "again")
-    again = load(saved, name, folder=tmp_path / "again")
-    assert torch.equal(ROWS[name].outputs(again), outputs)
-
-
-def fill_experts(stack, path, checkpoint):
-    """The values of a checkpoint that has a matrix for each expert."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    if f"{path}.0.w1.weight" in checkpoint:
-        names = ("w1", "w3", "w2")
-    if f"{path.replace('mlp', 'block_sparse_moe')}.0.w1.weight" in checkpoint:
-        path, names = path.replace("mlp", "block_sparse_moe"), ("w1", "w3", "w2")
-    for index in range(stack.gate_up_proj.shape[0]):
-        gate, up, down = (
-            checkpoint[f"{path}.{index}.{name}.weight"].dequantize("float32") for name in names
-        )
-        stack.gate_up_proj.data[index] = torch.cat((gate, up))
-        stack.down_proj.data[index] = down
 
 
 def test_generation_and_a_compiled_model(saved):
@@ -355,71 +229,3 @@ def test_offloaded_to_disk(saved, tmp_path):
     assert layer.weight.is_meta
     with pytest.raises(octofold.InvalidArgumentError, match=r"'device_map': expected no disk"):
         load(saved, "Llama", quantization_config=OctofoldConfig(), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"format": "1x128"}, "'format': expected scales of a weight, 128x128, channel, tensor"),
-        ({"format": "int8"}, "'format'"),
-        ({"compute": "fp8"}, "'compute': expected one of auto, native, weight-only, got 'fp8'"),
-        ({"modules_to_not_convert": "lm_head"}, "'modules_to_not_convert': expected a list"),
-        ({"modules_to_not_convert": ["("]}, "'modules_to_not_convert': expected names"),
-    ],
-)
-def test_arguments(options, message):
-    with pytest.raises(octofold.InvalidArgumentError, match=message):
-        OctofoldConfig(**options)
-
-
-def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="unexpected bits"):
-        OctofoldConfig(bits=8)
-
-
-def test_a_model_without_linear_layers(saved):
-    with pytest.raises(octofold.InvalidArgumentError, match=r"expected a torch\.nn\.Linear"):
-        load(saved, "GPT-2", quantization_config=OctofoldConfig())
-
-
-def test_a_file_without_scales(saved, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    model = load(saved, "Llama", quantization_config=OctofoldConfig())
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
-    save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(octofold.BadFormatError, match=r"up_proj.weight': expected scales beside"):
-        load(saved, "Llama", folder=tmp_path)
-
-
-def test_the_config_says_how(saved, tmp_path):
-    model = load(saved, "Llama", quantization_config=OctofoldConfig(compute="weight-only"))
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    assert config == {
-        "compute": "weight-only",
-        "experts": True,
-        "foreign": False,
-        "format": "128x128",
-        "modules_to_not_convert": None,
-        "quant_method": "octofold",
-    }
-
-
-def test_another_version_is_refused_and_nothing_registered():
-    program = (
-        "import importlib.metadata as m; old = m.version\n"
-        "m.version = lambda name: '4.57.0' if name == 'transformers' else old(name)\n"
-        "import octofold\n"
-        "try:\n import octofold.integrations.transformers\n"
-        "except octofold.UnavailableError as e: print(e)\n"
-        "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as t\n"
-        "print('octofold' in t)"
-    )
-    run = [sys.executable, "-c", program]
-    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "transformers>=5.17,<6, found transformers 4.57.0" in said[0]
-    assert said[1] == "False"

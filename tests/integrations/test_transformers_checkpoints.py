@@ -1,0 +1,142 @@
+"""FP8 checkpoints of other libraries through the plug into transformers, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import octofold
+import pytest
+import torch
+from octofold.integrations.transformers import OctofoldConfig, checkpoint_config
+from octofold.nn.layers.fp8_weight import Fp8Weight
+from transformers_support import MIXTURES, ROWS, distance, limit, load
+
+FAMILIES = {
+    "deepseek-v3": "128x128",
+    "finegrained-fp8": "128x128",
+    "compressed-tensors": "channel",
+    "compressed-tensors blocks": "128x128",
+    "modelopt": "channel",
+    "torchao": "channel",
+}
+
+
+@pytest.mark.parametrize("compute", ["native", "weight-only"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["Llama", *MIXTURES])
+def test_checkpoints_of_other_families(saved, name, family, compute, tmp_path):
+    source, _ = saved(name)
+    fp8 = tmp_path / "fp8"
+    try:
+        octofold.quantize_checkpoint(source, fp8, family=family.split()[0], format=FAMILIES[family])
+    except octofold.InvalidArgumentError as error:
+        pytest.skip(str(error))
+    config = checkpoint_config(fp8, compute=compute)
+    model = load(saved, name, folder=fp8, config=config)
+    checkpoint = octofold.load_checkpoint(fp8)
+    held = 0
+    for path, module in model.named_modules():
+        if isinstance(module, Fp8Weight):
+            held += 1
+            assert module.scaled_weight.equals(checkpoint[f"{path}.weight"])
+    assert held >= 4
+    plain = load(saved, name)
+    with torch.no_grad():
+        for key, value in plain.state_dict().items():
+            if isinstance(value, torch.Tensor) and checkpoint.weight(key) is not None:
+                value.copy_(checkpoint[key].dequantize("float32"))
+    stacks = {
+        n: m
+        for n, m in plain.named_modules()
+        if hasattr(m, "gate_up_proj") and n.endswith("experts")
+    }
+    for path, stack in stacks.items() if name != "gpt-oss" else ():
+        fill_experts(stack, path, checkpoint)
+    outputs, expected = ROWS[name].outputs(model), ROWS[name].outputs(plain)
+    assert distance(outputs, expected) < limit(name, compute)
+    model.save_pretrained(tmp_path / "again")
+    again = load(saved, name, folder=tmp_path / "again")
+    assert torch.equal(ROWS[name].outputs(again), outputs)
+
+
+def fill_experts(stack, path, checkpoint):
+    """The values of a checkpoint that has a matrix for each expert."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    if f"{path}.0.w1.weight" in checkpoint:
+        names = ("w1", "w3", "w2")
+    if f"{path.replace('mlp', 'block_sparse_moe')}.0.w1.weight" in checkpoint:
+        path, names = path.replace("mlp", "block_sparse_moe"), ("w1", "w3", "w2")
+    for index in range(stack.gate_up_proj.shape[0]):
+        gate, up, down = (
+            checkpoint[f"{path}.{index}.{name}.weight"].dequantize("float32") for name in names
+        )
+        stack.gate_up_proj.data[index] = torch.cat((gate, up))
+        stack.down_proj.data[index] = down
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "1x128"}, "'format': expected scales of a weight, 128x128, channel, tensor"),
+        ({"format": "int8"}, "'format'"),
+        ({"compute": "fp8"}, "'compute': expected one of auto, native, weight-only, got 'fp8'"),
+        ({"modules_to_not_convert": "lm_head"}, "'modules_to_not_convert': expected a list"),
+        ({"modules_to_not_convert": ["("]}, "'modules_to_not_convert': expected names"),
+    ],
+)
+def test_arguments(options, message):
+    with pytest.raises(octofold.InvalidArgumentError, match=message):
+        OctofoldConfig(**options)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError, match="unexpected bits"):
+        OctofoldConfig(bits=8)
+
+
+def test_a_model_without_linear_layers(saved):
+    with pytest.raises(octofold.InvalidArgumentError, match=r"expected a torch\.nn\.Linear"):
+        load(saved, "GPT-2", quantization_config=OctofoldConfig())
+
+
+def test_a_file_without_scales(saved, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = load(saved, "Llama", quantization_config=OctofoldConfig())
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(octofold.BadFormatError, match=r"up_proj.weight': expected scales beside"):
+        load(saved, "Llama", folder=tmp_path)
+
+
+def test_the_config_says_how(saved, tmp_path):
+    model = load(saved, "Llama", quantization_config=OctofoldConfig(compute="weight-only"))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config == {
+        "compute": "weight-only",
+        "experts": True,
+        "foreign": False,
+        "format": "128x128",
+        "modules_to_not_convert": None,
+        "quant_method": "octofold",
+    }
+
+
+def test_another_version_is_refused_and_nothing_registered():
+    program = (
+        "import importlib.metadata as m; old = m.version\n"
+        "m.version = lambda name: '4.57.0' if name == 'transformers' else old(name)\n"
+        "import octofold\n"
+        "try:\n import octofold.integrations.transformers\n"
+        "except octofold.UnavailableError as e: print(e)\n"
+        "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as t\n"
+        "print('octofold' in t)"
+    )
+    run = [sys.executable, "-c", program]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "transformers>=5.17,<6, found transformers 4.57.0" in said[0]
+    assert said[1] == "False"
