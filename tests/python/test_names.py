@@ -11,7 +11,11 @@ import octofold
 import pytest
 
 # The library, which is no Python module, and what needs a package that may be missing.
-NOT_IMPORTED = {"octofold.octofold_ffi", "octofold.nn.layers.peft_layers"}
+NOT_IMPORTED = {
+    "octofold.octofold_ffi",
+    "octofold.nn.layers.peft_layers",
+    "octofold.integrations",
+}
 
 
 if any(importlib.util.find_spec(name) is None for name in ("jax", "jax_tvm_ffi")):
@@ -19,10 +23,13 @@ if any(importlib.util.find_spec(name) is None for name in ("jax", "jax_tvm_ffi")
 
 
 def walked(package):
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        needs_a_host = found.name.startswith("octofold.integrations.")
-        if found.name not in NOT_IMPORTED and not needs_a_host:
-            yield importlib.import_module(found.name)
+    """Each module below, but those that are not imported and what is below them."""
+    for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if found.name not in NOT_IMPORTED:
+            module = importlib.import_module(found.name)
+            yield module
+            if found.ispkg:
+                yield from walked(module)
 
 
 NEEDS = {
