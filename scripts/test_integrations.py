@@ -1,6 +1,7 @@
 """Tests the plugs of octofold.integrations with the real programs that they plug into.
 
     scripts/test_integrations.py WHEEL [HOST...]   # `make test-integrations`, with HOSTS="vllm"
+    scripts/test_integrations.py WHEEL today       # one, by the day of the year, as CI does
 
 Each host has an environment of its own, build/integrations/<host>, made by pip with pinned
 versions, over one that they share (torch, the wheel, pytest). A host that cannot be installed is
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -94,10 +96,13 @@ def main() -> None:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument(
-        "hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; by default all"
+        "hosts", nargs="*", metavar="HOST", help=f"{', '.join(HOSTS)}; today; by default all"
     )
     arguments = parser.parse_args()
-    for host in arguments.hosts:
+    hosts = arguments.hosts or list(HOSTS)
+    if hosts == ["today"]:
+        hosts = [list(HOSTS)[date.today().timetuple().tm_yday % len(HOSTS)]]
+    for host in hosts:
         if host not in HOSTS:
             parser.error(f"'{host}': expected one of {', '.join(HOSTS)}")
     if not arguments.wheel.is_file():
@@ -105,7 +110,7 @@ def main() -> None:
     shared = Environment((*SHARED, str(arguments.wheel.resolve())))
     if reason := make_environment(FOLDER / "shared", None, shared):
         raise SystemExit(f"test_integrations: {reason}")
-    results = {host: test(host) for host in arguments.hosts or HOSTS}
+    results = {host: test(host) for host in hosts}
     for host, result in results.items():
         print(f"test_integrations: {host} {result}")
     if "failed" in results.values():

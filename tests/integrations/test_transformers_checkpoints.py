@@ -112,6 +112,23 @@ def test_a_file_without_scales(saved, tmp_path):
         load(saved, "Llama", folder=tmp_path)
 
 
+def test_experts_with_scales_of_two_kinds(saved, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    octofold.quantize_checkpoint(saved("Mixtral")[0], tmp_path, family="finegrained-fp8")
+    files = {file: load_file(file) for file in tmp_path.glob("*.safetensors")}
+    file, name = next(
+        (file, name)
+        for file, tensors in files.items()
+        for name in tensors
+        if ".experts." in name and name.endswith("_scale_inv")
+    )
+    files[file][name] = torch.ones(1)
+    save_file(files[file], file, {"format": "pt"})
+    with pytest.raises(octofold.UnsupportedError, match="one kind for all experts.*128x128 in"):
+        load(saved, "Mixtral", folder=tmp_path, config=checkpoint_config(tmp_path))
+
+
 def test_the_config_says_how(saved, tmp_path):
     model = load(saved, "Llama", quantization_config=OctofoldConfig(compute="weight-only"))
     model.save_pretrained(tmp_path)

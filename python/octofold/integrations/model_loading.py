@@ -127,12 +127,20 @@ def empty_layer(
     linear: torch.nn.Linear, format: Format, compute: str, device: torch.device
 ) -> Fp8Weight:
     """The twin of a linear layer with a weight of this format, and without memory."""
-    shape = linear.out_features, linear.in_features
+    weight = empty_weight(format, linear.out_features, linear.in_features)
+    return frozen_layer(linear, weight, compute, device)
+
+
+def empty_weight(
+    format: Format, rows: int, columns: int, matrices: int | None = None
+) -> ScaledTensor:
+    """A weight [rows, columns], or a stack [matrices, rows, columns], on "meta"."""
+    shape = (rows, columns) if matrices is None else (matrices, rows, columns)
     with torch.device("meta"):
         codes = torch.empty(shape, dtype=DTYPES[format.dtype])
-        scale = torch.empty(scale_shape(format.granularity, *shape), dtype=torch.float32)
-    weight = ScaledTensor(codes, scale, format.granularity)
-    return frozen_layer(linear, weight, compute, device)
+        scales = scale_shape(format.granularity, *shape, matrices=matrices)
+        scale = torch.empty(scales, dtype=torch.float32)
+        return ScaledTensor(codes, scale, format.granularity)
 
 
 @torch.no_grad()

@@ -164,7 +164,7 @@ def converters_of(contents: Contents, converters: Sequence[Any], model: Any) -> 
         elif len(weights) == 1 and not is_experts(module) and first.scale is not None:
             names = (contents.renamed(name) for name in (first.codes, first.scale))
             patterns = [rf"^{re.escape(name)}$" for name in names]
-            made.append(WeightConverter(patterns, target, [_Dequantize(first.format)]))
+            made.append(WeightConverter(patterns, target, [_Dequantize(first.format.granularity)]))
     made += _with_experts(contents, converters, model)
     for (codes, scale), layers in spelled.items():
         if codes != "weight":
@@ -185,11 +185,17 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
     numbers."""
     stacked = [weights for weights in contents.weights.values() if len(weights) > 1]
     scales = {
-        weight.scale.rpartition(".")[2]: weight.format
+        (weight.scale.rpartition(".")[2], weight.format.granularity)
         for weights in stacked
         for weight in weights
         if weight.scale is not None
     }
+    if len(scales) > 1:
+        got = ", ".join(sorted(f"{granularity} in '{name}'" for name, granularity in scales))
+        raise UnsupportedError(
+            "octofold.integrations.transformers: expected scales of one kind for all experts, "
+            f"which the model stacks, got {got}"
+        )
     native = any(is_experts(module) for module in model.modules())
     for converter in converters:
         sources = list(converter._original_source_patterns)
@@ -197,7 +203,7 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
         if not scales or not all(".experts." in one and one.endswith(".weight") for one in sources):
             yield converter
             continue
-        ((scale, format),) = scales.items()
+        ((scale, granularity),) = scales
         of_scales = [f"{one.removesuffix('weight')}{scale}" for one in sources]
         operations = list(converter.operations)
         if native:
@@ -205,7 +211,7 @@ def _with_experts(contents: Contents, converters: Sequence[Any], model: Any) -> 
             of_targets = [f"{target}_scale_inv" for target in targets]
             yield _like(converter, of_scales, of_targets, operations)
         else:
-            operations = [_Dequantize(format), *operations]
+            operations = [_Dequantize(granularity), *operations]
             both = [f"{one}$" for one in (*sources, *of_scales)]
             yield _like(converter, both, targets, operations)
 
@@ -242,8 +248,8 @@ class _Dequantize(ConversionOps):  # type: ignore[misc]
     hf_quantizer = True
     """By which transformers knows that what it reads is not to be converted before."""
 
-    def __init__(self, format: Format) -> None:
-        self._granularity = format.granularity
+    def __init__(self, granularity: str) -> None:
+        self._granularity = granularity
 
     def convert(
         self,

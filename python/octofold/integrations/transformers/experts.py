@@ -10,10 +10,8 @@ from torch.nn import Module
 
 from ..._core.errors import UnsupportedError
 from ..._core.formats import Format
-from ..._core.ops import scale_shape
 from ..._core.recipe import blockwise
 from ..._core.scaled_tensor import ScaledTensor
-from ..._core.torch import DTYPES
 from ..._ops.cast import cast
 from ..._ops.cast_sources import Gathered
 from ..._ops.quantize import quantize
@@ -24,7 +22,7 @@ from ...nn.conversion.linear import replaced
 from ...nn.layers.buffers import KeepsBuffers
 from ...nn.layers.experts import Experts
 from ...nn.recipes.kernels import has_kernels
-from ..model_loading import LoadingOptions
+from ..model_loading import LoadingOptions, empty_weight
 
 if TYPE_CHECKING:
     from .checkpoints import Contents
@@ -143,7 +141,7 @@ def _fit(module: Any, weights: list[Any]) -> bool:
 
 def _experts(module: Any) -> Experts:
     """octofold.nn.Experts in the place of these."""
-    first, second = (_empty(tuple(getattr(module, name).shape)) for name in STACKED)
+    first, second = (_empty(*getattr(module, name).shape) for name in STACKED)
     b13, b2 = (getattr(module, f"{name}_bias", None) for name in STACKED)
     activation = GATES[type(module.act_fn).__name__]
     return Experts.from_weights(first, second, b13, b2, activation).train(module.training)
@@ -166,7 +164,7 @@ def _hold_fp8(module: Any) -> None:
         experts, out, inner = getattr(module, name).shape
         if module.is_transposed:
             out, inner = inner, out
-        empty = _empty((experts, out, inner))
+        empty = _empty(experts, out, inner)
         del module._parameters[name]
         module.register_buffer(name, empty.data)
         module.register_buffer(f"{name}_scale_inv", empty.scale)
@@ -180,9 +178,5 @@ def _around(kind: Any) -> Any:
     return type(kind.__name__, (ModelsOwnExperts, kind), {"__module__": kind.__module__})
 
 
-def _empty(shape: tuple[int, ...]) -> ScaledTensor:
-    """A stack [experts, out, in] on "meta"."""
-    with torch.device("meta"):
-        codes = torch.empty(shape, dtype=DTYPES[_FORMAT.dtype])
-        scales = scale_shape(_FORMAT.granularity, *shape, matrices=shape[0])
-        return ScaledTensor(codes, torch.empty(scales, dtype=torch.float32), _FORMAT.granularity)
+def _empty(experts: int, out: int, inner: int) -> ScaledTensor:
+    return empty_weight(_FORMAT, out, inner, matrices=experts)
