@@ -125,7 +125,7 @@ def test_experts_with_scales_of_two_kinds(saved, tmp_path):
     )
     files[file][name] = torch.ones(1)
     save_file(files[file], file, {"format": "pt"})
-    with pytest.raises(octofold.UnsupportedError, match="one kind for all experts.*128x128 in"):
+    with pytest.raises(octofold.UnsupportedError, match=r"one kind for all experts.*128x128 in"):
         load(saved, "Mixtral", folder=tmp_path, config=checkpoint_config(tmp_path))
 
 
