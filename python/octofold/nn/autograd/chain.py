@@ -13,6 +13,7 @@ from ..._ops.gated_gemm import gated_gemm
 from ..casting.casts import WeightCasts, cast_as_wanted
 from ..recipes.kernels import has_kernels
 from .activated import is_gated
+from .boundary import Sides
 from .normed import Norm, norm_source
 from .products import output_product
 
@@ -28,6 +29,8 @@ class Chain:
     activation: str | None = None
     keep_fp8: bool = False
     """Whether what the activation takes is kept for backward in FP8."""
+    sides: Sides = Sides()
+    """Where tokens enter, and leave, if the weights are parts of some (tensor parallelism)."""
 
 
 class Layer(NamedTuple):
@@ -73,23 +76,23 @@ def compute(
 ) -> Made:
     """A chain of arguments that fit. keep_x, keep_h: with the transposed casts that the weight
     gradients want; keep_gate_up: with what the activation's gradient is worked out from."""
-    recipe = chain.recipe
+    recipe, entry = chain.recipe, chain.sides.entry
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
     of_x = grad_weight.b if keep_x and grad_weight is not None else None
     of_h = grad_weight.b if keep_h and grad_weight is not None else None
     rstd = mean = gate_up = h_transposed = None
     if chain.norm is None:
-        rows, x_transposed, *_ = cast_as_wanted(x, output.a, of_x)
+        rows, x_transposed, *_ = entry.cast(x, output.a, of_x)
     else:
         source = norm_source(x, norm_weight, norm_bias, residual, chain.norm)
-        rows, x_transposed, _, _, statistics = cast_as_wanted(source, output.a, of_x)
+        rows, x_transposed, _, _, statistics = entry.cast(source, output.a, of_x)
         assert statistics is not None
         total, rstd, mean = statistics
         x = x if total is None else total
     weight = first.casts[0]
     if chain.activation is None or second is None:
-        y = output_product(rows, weight, first.bias, recipe, dtype)
+        y = _leaving(rows, first, chain, dtype)
         return Made(y, x, rstd, mean, x_transposed, None, None)
     in_one = gated_in_one(recipe, chain.activation, weight, first.bias, dtype)
     if keep_gate_up or keep_h or not in_one:
@@ -100,8 +103,16 @@ def compute(
         assert rows is not None
         assert weight is not None
         h = gated_gemm(rows, weight, activation=chain.activation, format=output.a)
-    y = output_product(h, second.casts[0], second.bias, recipe, dtype)
+    y = _leaving(h, second, chain, dtype)
     return Made(y, x, rstd, mean, x_transposed, gate_up, h_transposed)
+
+
+def _leaving(rows: ScaledTensor | None, last: Layer, chain: Chain, dtype: torch.dtype) -> Tensor:
+    """The product of the last layer, as it leaves the chain."""
+    exit = chain.sides.exit
+    bias = last.bias if exit.adds_bias else None
+    y = output_product(rows, last.casts[0], bias, chain.recipe, exit.partial_dtype or dtype)
+    return exit.leave(y).to(dtype)
 
 
 def gated_in_one(

@@ -139,7 +139,8 @@ class _Chain(torch.autograd.Function):
         if needs.gate_up and second is not None:
             kept = kept._replace(second=_weight_of(second))
         save(ctx, kept)
-        ctx.layout, ctx.chain, ctx.dtype, ctx.x_dtype = layout, chain, dtype, inputs.x.dtype
+        ctx.layout, ctx.chain, ctx.dtype = layout, chain, dtype
+        ctx.x_dtype, ctx.x_shape = inputs.x.dtype, inputs.x.shape
         ctx.norm_dtypes = _dtype(inputs.norm_weight), _dtype(inputs.norm_bias)
         ctx.first, ctx.second = _Targets.of(first), None if second is None else _Targets.of(second)
         return made.y if inputs.residual is None else (made.y, made.x)
@@ -148,40 +149,54 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, of_sum: Tensor | None = None) -> tuple[Any, ...]:
         chain: Chain = ctx.chain
         refuse_in_backward(chain.name, dy)
-        recipe, dtype = chain.recipe, ctx.dtype
+        recipe, dtype, (entry, exit) = chain.recipe, ctx.dtype, chain.sides
         needs, kept = _needs(ctx.layout, ctx), saved(ctx)
         d_second = d_second_bias = dx = d_norm = d_norm_bias = None
         d_first: tuple[Tensor | None, ...] = ()
         d_bias: Tensor | None = None
-        dy = walkable(dy)
-        d: Tensor | None = dy  # by what the first layer puts out
+        own = dy = walkable(dy)
         if chain.activation is None:
-            casts = cast_gradient(dy, recipe, needs.x, needs.first, needs.first_bias)
+            wanted = needs.x, needs.first, needs.first_bias
         else:
-            casts = cast_gradient(dy, recipe, needs.gate_up, needs.second, needs.second_bias)
+            wanted = needs.gate_up, needs.second, needs.second_bias
+        casts = cast_gradient(dy, recipe, *wanted, boundary=exit)
+        if (wanted[0] and recipe.grad_input is None) or (wanted[1] and recipe.grad_weight is None):
+            dy = exit.whole(dy, dy.shape)
+        d: Tensor | None = dy  # by what the first layer puts out
+        if chain.activation is not None:
             if needs.second:
                 h = _activation_of(kept, chain, dtype) if recipe.grad_weight is None else None
                 d_second = ctx.second.gradients(dy, casts, h, kept.h_transposed, recipe)
             if needs.second_bias:
-                d_second_bias = bias_gradient(dy, casts.sums, ctx.second.bias_dtype)
+                d_second_bias = bias_gradient(own, casts.sums, ctx.second.bias_dtype)
+                d_second_bias = exit.total(d_second_bias)
             if needs.gate_up:
                 weights, transposed = kept.second
                 dh = input_gradient(dy, casts.rows, weights, transposed, recipe, dtype)
                 d, casts = _through_activation(dh, kept.gate_up, chain, needs)
         if needs.first:
             x = _normed_of(kept, chain, dtype) if recipe.grad_weight is None else None
-            d_first = ctx.first.gradients(d, casts, x, kept.x_transposed, recipe)
+            x = entry.whole(x, ctx.x_shape)
+            x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
+            d_first = ctx.first.gradients(d, casts, x, x_transposed, recipe)
         if needs.first_bias:
-            d_bias = bias_gradient(d, casts.sums, ctx.first.bias_dtype)
+            is_last = chain.activation is None
+            d_bias = bias_gradient(own if is_last else d, casts.sums, ctx.first.bias_dtype)
+            d_bias = exit.total(d_bias) if is_last else d_bias
         if needs.x:
             weights, transposed = kept.first
-            dx = input_gradient(d, casts.rows, weights, transposed, recipe, ctx.x_dtype)
+            partial = entry.partial_dtype or ctx.x_dtype
+            dx = input_gradient(d, casts.rows, weights, transposed, recipe, partial)
+            dx = entry.leave(dx).to(ctx.x_dtype)
             if chain.norm is not None:
                 of_sum = None if of_sum is None else walkable(of_sum)
                 operands = kept.x, kept.rstd, kept.mean, kept.norm_weight, kept.norm_bias
                 dx, d_norm, d_norm_bias, _, _ = norm_gradients(dx, *operands, chain.norm, of_sum)
-                d_norm = None if d_norm is None else d_norm.to(ctx.norm_dtypes[0])
-                d_norm_bias = None if d_norm_bias is None else d_norm_bias.to(ctx.norm_dtypes[1])
+                dtypes = ctx.norm_dtypes
+                d_norm = None if d_norm is None else entry.total(d_norm).to(dtypes[0])
+                d_norm_bias = (
+                    None if d_norm_bias is None else entry.total(d_norm_bias).to(dtypes[1])
+                )
         gradients: tuple[Any, ...] = ctx.layout.gradients(
             ctx,
             x=dx,

@@ -9,9 +9,10 @@ from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe, recipe_of
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import Target, cast
-from ..casting.casts import WeightCasts, cast_as_wanted, cast_weight, walkable
+from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
+from .boundary import HERE, Sides
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
@@ -63,6 +64,7 @@ def linear_with_casts(
     x_scale: Tensor | None = None,
     amax_history: Tensor | None = None,
     channel_amax: Tensor | None = None,
+    sides: Sides = Sides(),
 ) -> Tensor:
     """linear() of arguments that fit, with the casts of the weight. Where the transposed one is
     missing backward makes it, of the weight as it is then.
@@ -73,12 +75,23 @@ def linear_with_casts(
     channel_amax: for two-level scales: the layer's largest magnitudes [in] of the step before,
         which backward, not forward, overwrites with those of this x: a forward that is done again
         (activation checkpointing) then has the factors of the first time.
+    sides: where tokens come from and go to, if the weight is a part of one (tensor parallelism).
     """
     dtype = result_dtype(x)
     is_vector = x.dim() == 1
     x = walkable(x[None] if is_vector else x)
     inputs = _Inputs(
-        x, weight, bias, *casts, x_scale, amax_history, channel_amax, main_grad, recipe, dtype
+        x,
+        weight,
+        bias,
+        *casts,
+        x_scale,
+        amax_history,
+        channel_amax,
+        main_grad,
+        recipe,
+        dtype,
+        sides,
     )
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -128,6 +141,7 @@ class _Inputs(NamedTuple):
     recipe: Recipe
     dtype: torch.dtype
     """The dtype of the result."""
+    sides: Sides
 
 
 class _Kept(NamedTuple):
@@ -152,8 +166,10 @@ def _forward(
     `factors` of two-level scales, and the largest magnitudes of x's features."""
     x, weight, bias, rows, recipe, dtype = *inputs[:4], inputs.recipe, inputs.dtype
     output, grad_weight, x_scale = recipe.output, recipe.grad_weight, inputs.x_scale
+    entry, exit = inputs.sides
     is_kept = needs_weight_gradient or x_scale is not None or factors is not None
-    if not is_kept and product_casts(x.shape, rows, recipe, x.device):
+    is_alone = entry is HERE and exit is HERE
+    if not is_kept and is_alone and product_casts(x.shape, rows, recipe, x.device):
         return dynamic_output_product(x, rows, bias, recipe, dtype), None, None
     of_rows = None if output is None else output.a
     x_transposed: ScaledTensor | None
@@ -166,12 +182,14 @@ def _forward(
         )
     else:
         of_columns = grad_weight.b if needs_weight_gradient and grad_weight is not None else None
-        x_rows, x_transposed, *_ = cast_as_wanted(x, of_rows, of_columns, scale=x_scale)
+        x_rows, x_transposed, *_ = entry.cast(x, of_rows, of_columns, scale=x_scale)
     if output is None:
         bias = None if bias is None else bias.to(dtype)
         y = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias)
     else:
-        y = output_product(x_rows, rows, bias, recipe, dtype)
+        bias = bias if exit.adds_bias else None
+        y = output_product(x_rows, rows, bias, recipe, exit.partial_dtype or dtype)
+        y = exit.leave(y).to(dtype)
     return y, x_transposed, amax
 
 
@@ -199,12 +217,12 @@ class _Linear(torch.autograd.Function):
             if recipe.delayed is not None and inputs.rows is not None:
                 kept = kept._replace(weight_scale=inputs.rows.scale)
         save(ctx, kept)
-        ctx.layout, ctx.recipe = layout, recipe
+        ctx.layout, ctx.recipe, ctx.sides = layout, recipe, inputs.sides
         # What is written to in the meantime, or in backward itself.
         ctx.channel_amax, ctx.amax_history = inputs.channel_amax, inputs.amax_history
         ctx.main_grad = inputs.main_grad
         ctx.weight = None if inputs.main_grad is None else weight
-        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
+        ctx.x_dtype, ctx.x_shape, ctx.weight_dtype = x.dtype, x.shape, weight.dtype
         ctx.bias_dtype = None if inputs.bias is None else inputs.bias.dtype
         return y
 
@@ -213,16 +231,21 @@ class _Linear(torch.autograd.Function):
         refuse_in_backward("linear", dy)
         kept: _Kept = saved(ctx)
         needs, recipe = ctx.layout.needs(ctx), ctx.recipe
-        dy = walkable(dy)
-        casts = cast_gradient(
-            dy, recipe, needs.x, needs.weight, needs.bias, _gradient_scale(ctx, dy, needs)
-        )
+        entry, exit = ctx.sides
+        own = dy = walkable(dy)
+        scale = _gradient_scale(ctx, dy, needs)
+        casts = cast_gradient(dy, recipe, needs.x, needs.weight, needs.bias, scale, exit)
+        if (needs.x and recipe.grad_input is None) or (needs.weight and recipe.grad_weight is None):
+            dy = exit.whole(dy, dy.shape)
         dx = dw = db = None
         if needs.x:
             weight, transposed, scale = kept.weight, kept.transposed, kept.weight_scale
-            dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, ctx.x_dtype, scale)
+            dtype = entry.partial_dtype or ctx.x_dtype
+            dx = input_gradient(dy, casts.rows, (weight,), transposed, recipe, dtype, scale)
+            dx = entry.leave(dx).to(ctx.x_dtype)
         if needs.weight:
-            x, x_transposed = kept.x, kept.x_transposed
+            x = entry.whole(kept.x, ctx.x_shape)
+            x_transposed = entry.whole(kept.x_transposed, ctx.x_shape)
             dtype, added_to = ctx.weight_dtype, ctx.main_grad
             dw = weight_gradient(dy, casts.transposed, x, x_transposed, recipe, dtype, added_to)
             if ctx.channel_amax is not None:
@@ -231,7 +254,7 @@ class _Linear(torch.autograd.Function):
                 dw = None
                 mark_gradient(ctx.weight)
         if needs.bias:
-            db = bias_gradient(dy, casts.sums, ctx.bias_dtype)
+            db = exit.total(bias_gradient(own, casts.sums, ctx.bias_dtype))
         gradients: tuple[Tensor | None, ...] = ctx.layout.gradients(ctx, x=dx, weight=dw, bias=db)
         return gradients
 

@@ -8,7 +8,8 @@ from ..._core.recipe import Product, Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts
 from ..._ops.gemm import gemm
-from ..casting.casts import cast_as_wanted, cast_weight, joined
+from ..casting.casts import cast_weight, joined
+from .boundary import HERE, Boundary
 
 
 def output_product(
@@ -61,12 +62,14 @@ def cast_gradient(
     for_weight: bool,
     for_bias: bool,
     scale: Tensor | None = None,
+    boundary: Boundary = HERE,
 ) -> AnyCasts:
     """dY [..., out] and its transpose, as far as its products are wanted and in FP8, with a static
-    tensor scale [1] if one is given; else with the sums for a bias, where there is a cast."""
+    tensor scale [1] if one is given; else with the sums for a bias, where there is a cast: all
+    tokens' casts, and this rank's sums, where `boundary` is one of several ranks."""
     columns = "sums" if for_bias and scale is None else None
     formats = gradient_formats(recipe, for_input, for_weight)
-    return cast_as_wanted(dy, *formats, columns=columns, scale=scale)
+    return boundary.cast(dy, *formats, columns, scale, complete=True)
 
 
 def input_gradient(

@@ -1,0 +1,1 @@
+"""Octofold on several ranks of torch.distributed."""

@@ -1,0 +1,100 @@
+"""Where the tensors of a layer come from, and go to: this process alone, or all ranks of a group.
+
+A layer of a group of ranks (tensor parallelism) has a part of the weight on each. Its tokens cross
+a boundary where they enter, x in forward and dY in backward, and where they leave, y in forward and
+dX in backward. Nothing else in a layer's function depends on there being others. Boundaries are
+values; those of torch.distributed are in octofold.distributed.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..._core.formats import Format
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast import AnyCasts
+from ..._ops.cast_sources import Source
+from ..casting.casts import cast_as_wanted
+
+
+class Boundary(Protocol):
+    """A side of a layer, which tokens [..., cols] cross inwards and outwards."""
+
+    def cast(
+        self,
+        source: Tensor | Source,
+        rows: Format | None,
+        transposed: Format | None,
+        columns: str | None = None,
+        scale: Tensor | None = None,
+        complete: bool = False,
+    ) -> AnyCasts:
+        """Inwards: the cast of all tokens that the layer computes with, from this rank's. Sums are
+        of this rank's tokens, and so is the transpose, which whole() completes later.
+
+        columns, scale: as in cast_as_wanted(). complete: whether the transpose is of all tokens.
+        """
+        ...
+
+    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
+        """All tokens, of this rank's: [..., cols] in high precision, or a transpose [cols, tokens]
+        that cast() gave. shape: [..., cols] of this rank's tokens."""
+        ...
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """Outwards: this rank's tokens of the sum over ranks of what each has computed."""
+        ...
+
+    def total(self, own: Tensor) -> Tensor:
+        """The sum over all tokens of a sum over this rank's."""
+        ...
+
+    @property
+    def partial_dtype(self) -> torch.dtype | None:
+        """The dtype in which products that leave() sums are wanted; None: that of the result."""
+        ...
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the bias to what leave() sums."""
+        ...
+
+
+@dataclass(frozen=True)
+class Here:
+    """The boundary of a layer that is whole in this process: nothing happens."""
+
+    partial_dtype: None = None
+    adds_bias: bool = True
+
+    def cast(
+        self,
+        source: Tensor | Source,
+        rows: Format | None,
+        transposed: Format | None,
+        columns: str | None = None,
+        scale: Tensor | None = None,
+        complete: bool = False,
+    ) -> AnyCasts:
+        return cast_as_wanted(source, rows, transposed, columns=columns, scale=scale)
+
+    def whole(self, own: Tensor | ScaledTensor | None, shape: torch.Size) -> Any:
+        return own
+
+    def leave(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def total(self, own: Tensor) -> Tensor:
+        return own
+
+
+HERE: Final[Boundary] = Here()
+
+
+class Sides(NamedTuple):
+    """Where tokens enter a layer in forward, and where they leave it."""
+
+    entry: Boundary = HERE
+    exit: Boundary = HERE

@@ -1,0 +1,91 @@
+"""Layers of a group of ranks beside the same layer in one process: what the ranks run."""
+
+import torch
+from octofold._core.recipe import NAMED
+from octofold.distributed.boundaries import Replicated, Split
+from octofold.distributed.ranks import ranks_of
+from octofold.nn.autograd.boundary import HERE, Sides
+from octofold.nn.autograd.linear import linear_with_casts
+from octofold.nn.casting.casts import cast_weight
+
+EXACT = False
+STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
+
+
+def numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+def layer(x, weight, bias, recipe, sides=Sides()):
+    casts = cast_weight(weight, recipe, True, True)
+    return linear_with_casts(x, weight, bias, recipe, casts, sides=sides)
+
+
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
+
+
+def whole(name, shape, dy_seed=3):
+    """Result and gradients in one process."""
+    x, weight, bias = (leaf(t) for t in operands(shape))
+    y = layer(x, weight, bias, NAMED[name])
+    y.backward(numbers(*y.shape, seed=dy_seed))
+    return y.detach(), x.grad, weight.grad, bias.grad
+
+
+def operands(shape):
+    return numbers(*shape, 512, seed=1), numbers(512, 512, seed=2) / 16, numbers(512, seed=4)
+
+
+def part(tensor, rank, size, dim):
+    return tensor.chunk(size, dim)[rank].contiguous()
+
+
+def column_parallel(rank, name, shape, dim):
+    """x split over tokens, the weight over its rows. Forward and the weight's gradient have the
+    bits of one process; that by x sums over ranks."""
+    ranks = ranks_of("test", "group", None)
+    y, dx, dw, db = whole(name, shape)
+    x, weight, bias = operands(shape)
+    boundary = Split("test", ranks, dim, torch.float32)
+    own_x, own_weight = (
+        leaf(part(x, rank, ranks.size, dim)),
+        leaf(part(weight, rank, ranks.size, 0)),
+    )
+    own_bias = leaf(part(bias, rank, ranks.size, 0))
+    recipe = NAMED[name]
+    agreed = name != "tensorwise"  # the weight's scale, and dY's, are a part's own
+    own_y = layer(own_x, own_weight, own_bias, recipe, Sides(boundary, HERE))
+    wanted = part(y, rank, ranks.size, -1)
+    own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, -1))
+    require(own_y, wanted, agreed)
+    # The rows of dY have a scale each where it is rowwise: of all features, in one process.
+    require(own_weight.grad, part(dw, rank, ranks.size, 0), agreed)
+    require(own_bias.grad, part(db, rank, ranks.size, 0), True)
+    require(own_x.grad, part(dx, rank, ranks.size, dim), False)
+
+
+def row_parallel(rank, name, shape, dim):
+    """x and the weight split over features, y over tokens."""
+    ranks = ranks_of("test", "group", None)
+    y, dx, dw, db = whole(name, shape)
+    x, weight, bias = operands(shape)
+    boundary = Split("test", ranks, dim, torch.float32)
+    own_x, own_weight = leaf(part(x, rank, ranks.size, -1)), leaf(part(weight, rank, ranks.size, 1))
+    own_bias = leaf(bias)
+    own_y = layer(own_x, own_weight, own_bias, NAMED[name], Sides(HERE, boundary))
+    own_y.backward(part(numbers(*y.shape, seed=3), rank, ranks.size, dim))
+    require(own_y, part(y, rank, ranks.size, dim), False)
+    agreed = name in ("blockwise", "rowwise", "rowwise_with_gw_hp")
+    require(own_weight.grad, part(dw, rank, ranks.size, 1), agreed)
+    require(own_x.grad, part(dx, rank, ranks.size, -1), name == "blockwise")
+    require(own_bias.grad, db, False)
+
+
+def require(actual, wanted, same_bits):
+    assert actual.shape == wanted.shape, (actual.shape, wanted.shape)
+    if same_bits and EXACT:
+        assert torch.equal(actual, wanted), (actual - wanted).abs().max()
+    error = (actual - wanted).float().norm() / wanted.float().norm()
+    assert error < (0.003 if same_bits else 0.12), error

@@ -1,0 +1,31 @@
+"""Groups of two and four processes, for a module of tests."""
+
+import os
+
+import pytest
+from rank_processes import Processes
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=lambda size: f"{size} processes")
+def processes(request):
+    yield from _processes(request.param)
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    yield from _processes(2)
+
+
+@pytest.fixture(scope="module")
+def four_processes():
+    yield from _processes(4)
+
+
+def _processes(size):
+    torch = pytest.importorskip("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    started = Processes(size)
+    yield started
+    started.stop()

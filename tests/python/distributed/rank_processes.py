@@ -1,0 +1,85 @@
+"""Processes of a group, by gloo on the CPU, that run checks as they are asked to.
+
+They live as long as a test module: what takes time is importing torch, not the checks.
+"""
+
+import importlib
+import multiprocessing
+import tempfile
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+TIMEOUT = 120
+
+
+class Processes:
+    """So many ranks. run(check, ...) calls check(rank, ...) on each of them, in a module that they
+    can import, and gives what they return. An exception in any of them is an AssertionError here."""
+
+    def __init__(self, size, collective_timeout=60):
+        self.size = size
+        self._collective_timeout = collective_timeout
+        self._started = []
+
+    def run(self, check, *arguments):
+        self._start()
+        for connection, _ in self._started:
+            connection.send((check.__module__, check.__qualname__, arguments))
+        answers = []
+        for connection, _ in self._started:
+            if not connection.poll(TIMEOUT):
+                answers.append((False, f"no answer within {TIMEOUT} s"))
+                continue
+            try:
+                answers.append(connection.recv())
+            except EOFError:
+                answers.append((False, "the process died"))
+        failures = [f"rank {i}: {answer}" for i, (well, answer) in enumerate(answers) if not well]
+        if failures:
+            self.stop()
+            raise AssertionError("\n".join(failures))
+        return [answer for _, answer in answers]
+
+    def stop(self):
+        for connection, process in self._started:
+            connection.close()
+            process.kill()
+            process.join()
+        self._started = []
+
+    def _start(self):
+        if self._started:
+            return
+        context = multiprocessing.get_context("spawn")
+        folder = tempfile.mkdtemp()
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            group = (rank, self.size, f"{folder}/rendezvous", self._collective_timeout)
+            process = context.Process(target=_serve, args=(theirs, *group), daemon=True)
+            process.start()
+            theirs.close()
+            self._started.append((ours, process))
+
+
+def _serve(connection, rank, size, file, seconds):
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=Path(file).as_uri(),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+    )
+    while True:
+        try:
+            module, name, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            check = getattr(importlib.import_module(module), name)
+            connection.send((True, check(rank, *arguments)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
