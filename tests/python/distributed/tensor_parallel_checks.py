@@ -56,6 +56,7 @@ def beside(module, style, inputs, layouts=(Replicate(), Replicate()), bits=(), *
     """Runs a module in one process, and made parallel. inputs: by name, those of forward; layouts:
     of inputs and of the result; bits: names of what has the bits of one process: "y", inputs and
     parameters."""
+    module.zero_grad()
     parallel = parallelize_module(copy.deepcopy(module), mesh_of_all(), style, **options)
     given, gives = layouts
     whole = {k: leaf(v) if v.is_floating_point() else v for k, v in inputs.items()}
@@ -78,7 +79,7 @@ def beside(module, style, inputs, layouts=(Replicate(), Replicate()), bits=(), *
             require(name, mine[name].grad, own(x.grad, given), name in bits)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            found = parallel.get_parameter(name)
+            found = dict(parallel.named_parameters())[name]
             assert isinstance(found, DTensor)
             require(name, found.full_tensor(), parameter, True)
             require(name, found.grad.full_tensor(), parameter.grad, name in bits)
@@ -295,7 +296,7 @@ def dtensors(rank):
     """DTensors come in any layout, and go out as they are asked for."""
     mesh = mesh_of_all()
     layer = seeded(nn.Linear, 256, 512, dtype=torch.bfloat16)
-    x = numbers(2, 64, 256)
+    x = numbers(2, 512, 256)
     y = layer(x)
     for layout in LAYOUTS.values():
         for come in (Replicate(), Shard(1), Shard(2)):
