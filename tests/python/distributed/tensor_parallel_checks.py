@@ -23,6 +23,7 @@ nn = octofold.nn
 FEATURES = Shard(-1)
 EXPERT_RECIPES = [name for name in STATELESS if name != "rowwise_with_gw_hp"]
 MESHES = {}
+ALL = Replicate(), Replicate()
 
 # Layouts of tokens outside, by a word for tests.
 LAYOUTS = {"all": Replicate(), "dim 0": Shard(0), "dim 1": Shard(1)}
@@ -52,7 +53,7 @@ def leaf(tensor):
     return tensor.detach().clone().requires_grad_()
 
 
-def beside(module, style, inputs, layouts=(Replicate(), Replicate()), bits=(), **options):
+def beside(module, style, inputs, layouts=ALL, bits=(), **options):
     """Runs a module in one process, and made parallel. inputs: by name, those of forward; layouts:
     of inputs and of the result; bits: names of what has the bits of one process: "y", inputs and
     parameters."""
