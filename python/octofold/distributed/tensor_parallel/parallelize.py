@@ -85,7 +85,9 @@ def parallelize(
     styles = _styles(model, plan, Options(reduce_dtype))
     for name, style in styles.items():
         parallelize_module(model.get_submodule(name), mesh, style, src_data_rank=src_data_rank)
-        converted[name] = f"{converted.get(name, _kind(model, name))}, {style}"
+        reason = left_alone.pop(name, None)
+        words = converted.get(name) or _kind(model, name) + (f" ({reason})" if reason else "")
+        converted[name] = f"{words}, {_words(style)}"
     _share_inputs(model, styles, mesh)
     _make_whole(model, styles, mesh, src_data_rank, left_alone)
     for places in tied:
@@ -176,9 +178,14 @@ def _make_whole(
                 left_alone.setdefault(name, _WHOLE)
 
 
+def _words(style: ParallelStyle) -> str:
+    kind = type(style)
+    return repr(style) if kind.__module__.startswith("octofold") else f"torch's {kind.__name__}"
+
+
 def _kind(model: Module, name: str) -> str:
     kind = type(model.get_submodule(name))
-    return f"{kind.__module__.partition('.')[0]}'s {kind.__qualname__}"
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
 
 
 _Place = tuple[Module, str]
