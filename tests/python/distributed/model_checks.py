@@ -50,7 +50,7 @@ def like_one_process(rank, kind, recipe="blockwise", options=(), **kinds):
     octofold.nn.convert(alone, recipe, force_fp8=True)
     report = parallelize(parallel, mesh_of_all(), recipe=recipe, **kinds)
     assert report.model is parallel
-    ids = torch.arange(2 * 256).view(2, 256) * 7 % 256
+    ids = torch.arange(2 * 512).view(2, 512) * 7 % 256
     loss, own_loss = loss_of(alone, ids), loss_of(parallel, ids)
     loss.backward()
     own_loss.backward()
@@ -78,6 +78,6 @@ def like_one_process(rank, kind, recipe="blockwise", options=(), **kinds):
     torch.optim.AdamW(parallel.parameters()).step()
     parallel.eval()
     with torch.no_grad():
-        logits = parallel(input_ids=ids[:, :5], use_cache=False).logits
-    assert logits.shape == (2, 5, 256)
+        logits = parallel(input_ids=ids[:, :8], use_cache=False).logits
+    assert logits.shape == (2, 8, 256)
     return repr(report), worst

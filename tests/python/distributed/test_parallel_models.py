@@ -13,3 +13,8 @@ def test_like_one_process(processes, kind):
     print(report, error)
     assert "ColumnParallel" in report
     assert "RowParallel" in report
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_sequence_parallel(processes, kind):
+    processes.run(checks.like_one_process, kind, sequence_parallel=True)

@@ -23,7 +23,11 @@ from ..agreement import require_agreement
 from ..ranks import Ranks, ranks_of
 from .plans import NAME, Options, entries, plan_of, require_parts, style_of
 from .replicated import SharedInput, Whole
+from .sequence import StandIn, TokensSplit
 from .styles import ColumnParallel
+
+_SEQUENCE: Final = 1
+"""The dimension of a sequence in what goes from layer to layer."""
 
 _WHOLE: Final = "all ranks have it: the plan does not name it"
 
@@ -35,6 +39,7 @@ def parallelize(
     *,
     recipe: Recipe | str | None = "blockwise",
     module_filter_fn: ModuleFilter | None = None,
+    sequence_parallel: bool = False,
     reduce_dtype: torch.dtype | None = None,
     src_data_rank: int | None = 0,
 ) -> Conversion:
@@ -51,6 +56,9 @@ def parallelize(
     recipe: of what is converted here; None: nothing is, and layers are split as they are.
     module_filter_fn: as of octofold.nn.convert(), which layers are converted; None: all but output
         heads. Others are split by torch's own styles.
+    sequence_parallel: whether each rank has a part of the tokens of each sequence between the
+        layers, whose number the ranks divide (sequence.py says where what is). For training: all
+        ranks still take, and give, all tokens.
     reduce_dtype: as of ColumnParallel and RowParallel.
     src_data_rank: the rank whose values all get; None: each rank takes its parts of its own.
 
@@ -82,14 +90,18 @@ def parallelize(
     if recipe is not None:
         model = _converted(model, recipe, module_filter_fn, converted, left_alone)
     tied = _tied(model)
-    styles = _styles(model, plan, Options(reduce_dtype))
+    tokens = _SEQUENCE if sequence_parallel else None
+    layers = _layers(model, plan) if sequence_parallel else {}
+    styles = _styles(model, plan, Options(reduce_dtype, tokens), layers)
+    if sequence_parallel:
+        _split_tokens(model, layers, styles, mesh, ranks)
     for name, style in styles.items():
         parallelize_module(model.get_submodule(name), mesh, style, src_data_rank=src_data_rank)
         reason = left_alone.pop(name, None)
         words = converted.get(name) or _kind(model, name) + (f" ({reason})" if reason else "")
         converted[name] = f"{words}, {_words(style)}"
     _share_inputs(model, styles, mesh)
-    _make_whole(model, styles, mesh, src_data_rank, left_alone)
+    _make_whole(model, layers, mesh, src_data_rank, left_alone)
     for places in tied:
         _tie(places)
     return Conversion(model, converted, left_alone)
@@ -132,18 +144,53 @@ def _converted(
     return reports[-1].model
 
 
-def _styles(model: Module, plan: Mapping[str, str], options: Options) -> dict[str, ParallelStyle]:
-    """By names of modules. What is in an octofold.nn.MLP or Experts goes with it."""
+def _layers(model: Module, plan: Mapping[str, str]) -> dict[str, Module]:
+    """The layers that a model has one after the other, by their names."""
+    prefixes = {key.partition(".*")[0] for key in plan if ".*" in key}
+    if len(prefixes) != 1:
+        expected = "a plan of one stack of layers ('model.layers.*')"
+        raise invalid_argument(NAME, "sequence_parallel", expected, sorted(prefixes))
+    (prefix,) = prefixes
+    stack = model.get_submodule(prefix)
+    return {f"{prefix}.{name}": layer for name, layer in stack.named_children()}
+
+
+def _split_tokens(
+    model: Module,
+    layers: Mapping[str, Module],
+    styles: Mapping[str, ParallelStyle],
+    mesh: DeviceMesh,
+    ranks: Ranks,
+) -> None:
+    """Split the tokens before the first layer, and in front of each attention stand in for all."""
+    *_, last = layers.values()
+    TokensSplit(mesh, _SEQUENCE).install(next(iter(layers.values())), last)
+    for name, module in model.named_modules():
+        inside = f"{name}."
+        if isinstance(getattr(module, "head_dim", None), int):
+            parts = [key.removeprefix(inside) for key in styles if key.startswith(inside)]
+            if parts:
+                StandIn(ranks, _SEQUENCE).install(module, name, parts)
+
+
+def _styles(
+    model: Module, plan: Mapping[str, str], options: Options, layers: Mapping[str, Module]
+) -> dict[str, ParallelStyle]:
+    """By names of modules. What is in an octofold.nn.MLP or Experts goes with it. Outside of the
+    layers all tokens are whole."""
     holders = {
         name: module for name, module in model.named_modules() if isinstance(module, MLP | Experts)
     }
     styles: dict[str, ParallelStyle] = {}
+    outside = Options(options.reduce_dtype)
     for name, module, word in entries(model, plan):
         holder = next((h for h in holders if name.startswith(f"{h}.")), None)
+        inside = any(name.startswith(f"{layer}.") for layer in layers)
+        options_here = options if inside else outside
         if holder is not None:
-            styles[holder] = style_of(holder, holders[holder], word, options) or Whole()
+            styles[holder] = style_of(holder, holders[holder], word, options_here) or Whole()
             continue
-        style = style_of(name, module, word, options)
+        style = style_of(name, module, word, options_here)
         if style is not None:
             styles[name] = style
     return styles
@@ -162,18 +209,20 @@ def _share_inputs(model: Module, styles: Mapping[str, ParallelStyle], mesh: Devi
 
 def _make_whole(
     model: Module,
-    styles: Mapping[str, ParallelStyle],
+    layers: Mapping[str, Module],
     mesh: DeviceMesh,
     src_data_rank: int | None,
     left_alone: dict[str, str],
 ) -> None:
-    """What no style has taken: its parameters become DTensors that all ranks have."""
-    whole = Whole()
-    whole.src_data_rank = src_data_rank
+    """What no style has taken: its parameters become DTensors that all ranks have. In layers whose
+    tokens are split gradients are summed."""
+    whole, summed = Whole(), Whole("sum")
+    whole.src_data_rank = summed.src_data_rank = src_data_rank
     for name, module in model.named_modules():
         own = [p for p in module._parameters.values() if p is not None]
         if own and not any(isinstance(p, DTensor) for p in own):
-            whole.apply_to_itself(module, mesh)
+            inside = any(name.startswith(f"{layer}.") for layer in layers)
+            (summed if inside else whole).apply_to_itself(module, mesh)
             if isinstance(module, Linear | torch.nn.Linear):
                 left_alone.setdefault(name, _WHOLE)
 
