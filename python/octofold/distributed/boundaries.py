@@ -142,6 +142,7 @@ class Split:
             first = cast(source, transposed=transposed, columns=magnitudes)
         else:
             first = cast(source, rows=rows, columns=magnitudes)
+        assert first.amax is not None
         amax = largest(self.operation, first.amax, self.ranks)
         of_rows, of_columns = first.rows, first.transposed
         if agreed_rows:

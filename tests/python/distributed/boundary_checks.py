@@ -2,7 +2,7 @@
 
 import torch
 from octofold._core.recipe import NAMED
-from octofold.distributed.boundaries import Replicated, Split
+from octofold.distributed.boundaries import Split
 from octofold.distributed.ranks import ranks_of
 from octofold.nn.autograd.boundary import HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts

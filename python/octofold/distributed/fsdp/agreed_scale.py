@@ -87,7 +87,7 @@ def _agree(several: list[_Held], device: torch.device) -> None:
         found = torch._foreach_norm([held.weight for held in several], torch.inf)
         own = [amax.to(held.dtype) for amax, held in zip(found, several, strict=True)]
         amaxes = largest(_OPERATION, torch.stack(own).float(), several[0].ranks)
-        for held, amax in zip(several, amaxes.split(1), strict=True):
+        for held, amax in zip(several, torch.split(amaxes, 1), strict=True):
             recipe: Recipe = held.module.recipe
             scale = None
             if recipe.delayed is not None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..._core.errors import UnsupportedError
 from ..._core.recipe import Recipe
@@ -60,7 +61,7 @@ class ShardedWeight(WrappedWeight):
         dtype = mp_policy.param_dtype or self.dtype
         # What casting after the gather would cast.
         weight = self.plain.to(dtype)
-        if not _has_one_scale(self):
+        if not has_one_scale(self):
             codes, _ = cast_weight(weight, self.recipe, True, False)
             assert codes is not None
             sent = as_bytes(codes.data), codes.scale.contiguous()
@@ -88,7 +89,7 @@ class ShardedWeight(WrappedWeight):
             assert isinstance(held, CodedWeight)
             if agreed is not None:
                 # What backward has saved of it holds the same numbers: the weight has not changed.
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(held.scale):
+                with torch.no_grad(), _unsafe_preserve_version_counter(held.scale):
                     held.scale.copy_(agreed)
             return None
         codes, *scale = all_gather_outputs
@@ -99,7 +100,7 @@ class ShardedWeight(WrappedWeight):
         return f"<a weight that travels in FP8: {self.plain!r}>"
 
 
-def _has_one_scale(weight: ShardedWeight) -> bool:
+def has_one_scale(weight: ShardedWeight) -> bool:
     """Whether all of it has one: experts have one each, and a shard is of whole experts."""
     output = weight.recipe.output
     return weight.dim() == 2 and output is not None and output.b.granularity == "tensor"
@@ -109,7 +110,7 @@ def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
     """That each rank has as many rows as any other, whole squares of them. All ranks see the same
     sizes, so that all raise."""
     rows = int(size[0])
-    squares = weight.dim() == 2 and not _has_one_scale(weight)
+    squares = weight.dim() == 2 and not has_one_scale(weight)
     if rows % ranks != 0 or (squares and ranks > 1 and rows // ranks % 128 != 0):
         unit = "a multiple of 128 rows" if squares else "equally many"
         raise UnsupportedError(

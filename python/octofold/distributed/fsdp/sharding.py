@@ -9,7 +9,7 @@ from ..._core.recipe import Recipe
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import Linear, is_dtensor
 from .agreed_scale import agree_before_forward, forget_after_evaluation
-from .sharded_weight import ShardedWeight
+from .sharded_weight import ShardedWeight, has_one_scale
 
 _NAME: Final = "octofold.distributed.gather_in_fp8"
 
@@ -51,7 +51,7 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     """
     if not isinstance(model, Module):
         raise invalid_argument(operation, "model", "a torch.nn.Module", type(model).__qualname__)
-    found: list[tuple[Module, str, str, Parameter]] = []
+    found: list[tuple[Linear | Experts, str, str, Parameter]] = []
     for place, module in model.named_modules():
         if not isinstance(module, (Linear, Experts)):
             continue
@@ -68,13 +68,15 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     if not found:
         expected = "layers of octofold.nn with weights in high precision"
         raise invalid_argument(operation, "model", expected, type(model).__qualname__)
-    new: dict[int, Parameter] = {}  # a tied weight stays one
+    new: dict[int, ShardedWeight] = {}
+    parameters: dict[int, Parameter] = {}  # a tied weight stays one
     for module, name, where, parameter in found:
-        if id(parameter) not in new:
-            sharded = ShardedWeight(parameter.detach(), where, module.recipe)
-            new[id(parameter)] = Parameter(sharded, parameter.requires_grad)
-        module.register_parameter(name, new[id(parameter)])
-    if any(isinstance(m, Linear) and m.recipe.output.b.granularity == "tensor" for m, *_ in found):
+        key = id(parameter)
+        if key not in new:
+            new[key] = ShardedWeight(parameter.detach(), where, module.recipe)
+            parameters[key] = Parameter(new[key], parameter.requires_grad)
+        module.register_parameter(name, parameters[key])
+    if any(has_one_scale(sharded) for sharded in new.values()):
         model.register_forward_pre_hook(agree_before_forward)
         model.register_forward_hook(forget_after_evaluation)
     return model

@@ -1,11 +1,11 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from dataclasses import replace
 from ..._core.formats import Format
 from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor

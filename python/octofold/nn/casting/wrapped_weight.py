@@ -33,7 +33,7 @@ class WrappedWeight(Tensor):
     _words: ClassVar[str]
 
     @staticmethod
-    def __new__(cls, plain: Tensor, *arguments: Any) -> Self:  # type: ignore[misc]
+    def __new__(cls, plain: Tensor, *arguments: Any) -> Self:
         made: Self = Tensor._make_wrapper_subclass(
             cls,
             plain.shape,

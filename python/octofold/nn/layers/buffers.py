@@ -42,7 +42,7 @@ class KeepsBuffers(Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in () if keep_vars else self._parameters:
             value = destination.get(prefix + name)
             if value is not None:
