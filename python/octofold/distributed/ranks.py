@@ -26,7 +26,9 @@ class Ranks:
     @property
     def group(self) -> ProcessGroup:
         """torch's group."""
-        found: ProcessGroup = torch._C._distributed_c10d._resolve_process_group(self.name)
+        found: ProcessGroup = torch._C._distributed_c10d._resolve_process_group(
+            self.name  # type: ignore[arg-type]  # torch's name for a str
+        )
         return found
 
     def __str__(self) -> str:

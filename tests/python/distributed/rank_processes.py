@@ -14,8 +14,8 @@ TIMEOUT = 120
 
 
 class Processes:
-    """So many ranks. run(check, ...) calls check(rank, ...) on each of them, in a module that they
-    can import, and gives what they return. An exception in any of them is an AssertionError here."""
+    """So many ranks. run(check, ...) calls check(rank, ...) on each of them, of a module that they
+    can import, and gives what they return. An exception in any of them is an AssertionError."""
 
     def __init__(self, size, collective_timeout=60):
         self.size = size

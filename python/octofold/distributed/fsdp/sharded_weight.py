@@ -114,7 +114,7 @@ def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
     if rows % ranks != 0 or (squares and ranks > 1 and rows // ranks % 128 != 0):
         unit = "a multiple of 128 rows" if squares else "equally many"
         raise UnsupportedError(
-            f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on each "
-            f"rank, got {list(size)} on {ranks} ranks: leave this layer out (module_filter_fn), or "
+            f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on "
+            f"each rank, got {list(size)} on {ranks} ranks: leave this layer out (module_filter_fn), or "
             "convert it without fsdp_fp8"
         )

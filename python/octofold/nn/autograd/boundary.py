@@ -98,3 +98,7 @@ class Sides(NamedTuple):
 
     entry: Boundary = HERE
     exit: Boundary = HERE
+
+
+ALONE: Final = Sides()
+"""Of a layer that is whole in this process."""
