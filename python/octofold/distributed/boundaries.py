@@ -95,7 +95,7 @@ class Split:
         if rows is None and transposed is None:
             return Casts(None, None)
         shape = _shape(source)
-        if self._straddles(shape, rows) or self._straddles(shape, transposed):
+        if self._straddles(shape, rows, transposed):
             return self._cast_of_all(source, rows, transposed, columns, complete)
         casts = self._cast_here(source, rows, transposed, columns)
         of_rows, of_columns = casts.rows, casts.transposed
@@ -117,13 +117,15 @@ class Split:
     def total(self, own: Tensor) -> Tensor:
         return summed(self.operation, own, self.ranks)
 
-    def _straddles(self, shape: torch.Size, format: Format | None) -> bool:
-        """Whether units of this format may be of tokens of several ranks, and not of all."""
-        if format is None:
-            return False
-        unit = UNITS[format.granularity]
-        tokens = {unit.rows, unit.cols} - {1, None}
-        return math.prod(shape[self.dim : -1]) % 128 != 0 and len(tokens) > 0
+    def _straddles(
+        self, shape: torch.Size, rows: Format | None, transposed: Format | None
+    ) -> bool:
+        """Whether units of scales may be of tokens of several ranks, and not of all."""
+        tokens = {
+            None if rows is None else UNITS[rows.granularity].rows,
+            None if transposed is None else UNITS[transposed.granularity].cols,
+        }
+        return math.prod(shape[self.dim : -1]) % 128 != 0 and len(tokens - {1, None}) > 0
 
     def _cast_here(
         self,

@@ -115,6 +115,6 @@ def _require_whole_units(weight: ShardedWeight, ranks: int, size: Any) -> None:
         unit = "a multiple of 128 rows" if squares else "equally many"
         raise UnsupportedError(
             f"octofold.nn.convert: argument 'fsdp_fp8': expected {unit} of {weight.place!r} on "
-            f"each rank, got {list(size)} on {ranks} ranks: leave this layer out (module_filter_fn), or "
-            "convert it without fsdp_fp8"
+            f"each rank, got {list(size)} on {ranks} ranks: leave this layer out "
+            "(module_filter_fn), or convert it without fsdp_fp8"
         )
