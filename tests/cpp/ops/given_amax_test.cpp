@@ -82,7 +82,8 @@ TEST_F(GivenAmaxTest, PartsHaveTheBytesOfTheWhole) {
 }
 
 TEST_F(GivenAmaxTest, RowSlicesTakeTheirs) {
-  ScaledMatrix whole(kRows, kCols, {.granularity = kChannel}), sliced = whole;
+  const Format format{.granularity = kChannel};
+  ScaledMatrix whole(kRows, kCols, format), sliced(kRows, kCols, format);
   CastTarget target = whole.target();
   target.amax = amax_of(kChannel, of_rows_);
   cast(x(), {.rows = target});
