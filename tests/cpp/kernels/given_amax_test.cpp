@@ -24,6 +24,18 @@ std::vector<float> magnitudes_of(std::int64_t units) {
   return amax;
 }
 
+// Some of them infinite or NaN, and as large as they come.
+template <DType kIn>
+std::vector<Storage<kIn>> far_values(std::int64_t rows, std::int64_t cols) {
+  auto x = random_values<kIn>(rows, cols);
+  const float specials[] = {HUGE_VALF, -HUGE_VALF, std::nanf(""), 65504.0f, -3e38f, -0.0f, 1e-42f};
+  for (std::size_t i = 0; i < 40 * std::size(specials); ++i) {
+    const auto at = static_cast<std::int64_t>(i * 61 % x.size());
+    cpu::store(&specials[i % std::size(specials)], 1, x.data(), kIn, at, Overflow::kNan);
+  }
+  return x;
+}
+
 // Of what the amax is given: of the transpose alone, beside rows of 1x128.
 constexpr Granularity long_unit(const config::CastFormat& format) {
   return format.granularity == kBlock1x128 ? kChannel : format.granularity;
@@ -43,7 +55,7 @@ template <config::TileCastConfig kConfig>
 void expect_cpu_bytes(std::int64_t rows, std::int64_t cols, float tensor = 2.5f) {
   constexpr config::CastFormat kFormat = kConfig.format;
   constexpr Granularity kLong = long_unit(kFormat);
-  const auto x = random_values<kFormat.in>(rows, cols);
+  const auto x = far_values<kFormat.in>(rows, cols);
   std::vector<float> of_rows{tensor}, of_columns{tensor / 3};
   if (kLong == kChannel) {
     of_rows = magnitudes_of(rows);
@@ -110,7 +122,7 @@ TEST(GivenAmaxTest, OfFactors) {
 }
 TEST(GivenAmaxTest, OfReciprocals) { expect_cpu_bytes<DType::kFloat16, config::kDeepGemmRule>(); }
 TEST(GivenAmaxTest, OfDivisions) {
-  expect_cpu_bytes<DType::kFloat32, config::kVllmRule>();
+  expect_cpu_bytes<DType::kFloat32, config::kDeepSeekRule>();
   expect_cpu_bytes<DType::kFloat16, config::kTorchAoTensorRule>();
   expect_cpu_bytes<DType::kBFloat16, config::kVllmPerTokenRule>();
 }
