@@ -1,6 +1,5 @@
 """What a recipe casts: each tensor as rows, transposed, or both."""
 
-from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -11,7 +10,6 @@ from ..._core.recipe import Recipe
 from ..._core.scaled_tensor import ScaledTensor
 from ..._ops.cast import AnyCasts, Casts, Target, cast
 from ..._ops.cast_sources import Source
-from ..._ops.quantize import quantize
 from .coded_weight import CodedWeight, coded_below
 from .transposed import transposed_weight
 from .wrapped_weight import plain_weight
@@ -67,8 +65,7 @@ def with_amax(format: Format | None, amax: Tensor) -> Target:
     assert format is not None
     if format.granularity == "tensor":
         amax = amax.amax(0, keepdim=True)
-    scale = quantize(amax[:, None], format).scale
-    return Target(replace(format, power_of_two=False), scale=scale)
+    return Target(format, amax=amax)
 
 
 def _with_scale(format: Format | None, scale: Tensor | None) -> Format | Target | None:
