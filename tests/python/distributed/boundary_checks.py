@@ -6,14 +6,14 @@ from octofold.distributed.boundaries import Split
 from octofold.distributed.ranks import ranks_of
 from octofold.nn.autograd.boundary import ALONE, HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
-from octofold.nn.casting.casts import cast_weight
+from octofold.nn.casting.casts import cast_weightfrom rank_processes import here
 
 STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
 
 def numbers(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).bfloat16()
+    return here(torch.randn(shape, generator=generator).bfloat16())
 
 
 def layer(x, weight, bias, recipe, sides=ALONE):

@@ -3,6 +3,7 @@
 import octofold
 import pytest
 import torch
+from rank_processes import here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -34,12 +35,12 @@ def new_model(recipe, fsdp_fp8):
     torch.manual_seed(0)
     model = torch.nn.Sequential(Block(recipe), torch.nn.Linear(512, 512))
     octofold.nn.convert(model, recipe, force_fp8=True, fsdp_fp8=fsdp_fp8)
-    return model
+    return here(model)
 
 
 def batch(step, rank):
     generator = torch.Generator().manual_seed(10 * step + rank)
-    return torch.randn(24, 256, generator=generator)
+    return here(torch.randn(24, 256, generator=generator))
 
 
 def sharded(model, reshard=True, dtype=None):
@@ -128,7 +129,7 @@ def all_reduces(rank):
 
 
 def refuses_shards_within_squares(rank):
-    model = torch.nn.Sequential(torch.nn.Linear(256, 192))
+    model = here(torch.nn.Sequential(torch.nn.Linear(256, 192)))
     octofold.nn.convert(model, force_fp8=True, fsdp_fp8=True)
     fully_shard(model)
     with pytest.raises(

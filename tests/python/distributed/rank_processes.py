@@ -1,16 +1,24 @@
-"""Processes of a group, by gloo on the CPU, that run checks as they are asked to.
+"""Processes of a group that run checks as they are asked to: by gloo on the CPU or, with
+OCTOFOLD_RANKS_DEVICE=cuda, by NCCL, a GPU each.
 
 They live as long as a test module: what takes time is importing torch, not the checks.
 """
 
 import importlib
 import multiprocessing
+import os
 import tempfile
 import traceback
 from datetime import timedelta
 from pathlib import Path
 
+DEVICE = os.environ.get("OCTOFOLD_RANKS_DEVICE", "cpu")
 TIMEOUT = 120
+
+
+def here(value):
+    """A tensor or a module on the device of this process."""
+    return value.to(DEVICE)
 
 
 class Processes:
@@ -71,8 +79,10 @@ def _serve(connection, rank, size, file, seconds):
     import torch
 
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
-        "gloo",
+        "gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=Path(file).as_uri(),
         rank=rank,
         world_size=size,
