@@ -6,7 +6,8 @@ from octofold.distributed.boundaries import Split
 from octofold.distributed.ranks import ranks_of
 from octofold.nn.autograd.boundary import ALONE, HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
-from octofold.nn.casting.casts import cast_weightfrom rank_processes import here
+from octofold.nn.casting.casts import cast_weight
+from rank_processes import here
 
 STATELESS = [name for name, recipe in NAMED.items() if not recipe.keeps_state]
 
