@@ -4,7 +4,7 @@ import torch
 from octofold._core.recipe import NAMED
 from octofold.distributed.boundaries import Split
 from octofold.distributed.ranks import ranks_of
-from octofold.nn.autograd.boundary import ALONE, HERE, Sides
+from octofold.nn.autograd.boundary import WHOLE, HERE, Sides
 from octofold.nn.autograd.linear import linear_with_casts
 from octofold.nn.casting.casts import cast_weight
 from rank_processes import here
@@ -17,7 +17,7 @@ def numbers(*shape, seed=0):
     return here(torch.randn(shape, generator=generator).bfloat16())
 
 
-def layer(x, weight, bias, recipe, sides=ALONE):
+def layer(x, weight, bias, recipe, sides=WHOLE):
     casts = cast_weight(weight, recipe, True, True)
     return linear_with_casts(x, weight, bias, recipe, casts, sides=sides)
 

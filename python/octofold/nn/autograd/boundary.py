@@ -100,5 +100,5 @@ class Sides(NamedTuple):
     exit: Boundary = HERE
 
 
-ALONE: Final = Sides()
-"""Of a layer that is whole in this process."""
+WHOLE: Final = Sides()
+"""Those of a layer that is whole in this process."""
