@@ -12,7 +12,7 @@ from ..._ops.cast import Target, cast
 from ..casting.casts import WeightCasts, cast_weight, walkable
 from ..recipes.choice import product_casts
 from ..recipes.history import GRADIENT, delayed_scale
-from .boundary import WHOLE, HERE, Sides
+from .boundary import HERE, WHOLE, Sides
 from .first_order import refuse_in_backward, refuse_transforms
 from .fitting import require_fitting
 from .flat import Layout, flatten, save, saved
