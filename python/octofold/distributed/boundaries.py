@@ -117,9 +117,7 @@ class Split:
     def total(self, own: Tensor) -> Tensor:
         return summed(self.operation, own, self.ranks)
 
-    def _straddles(
-        self, shape: torch.Size, rows: Format | None, transposed: Format | None
-    ) -> bool:
+    def _straddles(self, shape: torch.Size, rows: Format | None, transposed: Format | None) -> bool:
         """Whether units of scales may be of tokens of several ranks, and not of all."""
         tokens = {
             None if rows is None else UNITS[rows.granularity].rows,

@@ -3,11 +3,13 @@
 import octofold
 import pytest
 import torch
-from rank_processes import here
+from octofold.distributed.tensor_parallel.styles import ColumnParallel, MLPParallel, RowParallel
+from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 2
@@ -177,3 +179,34 @@ def compiled(rank, recipe):
     losses = train(sharded(model), rank)
     assert losses[0] == pytest.approx(wanted[0], rel=1e-4)
     assert losses == pytest.approx(wanted, rel=0.1)
+
+
+def with_tensor_parallelism(rank, recipe):
+    """FSDP over tensor parallelism, two by two: the bits of casting after the gather."""
+    mesh = torch.distributed.device_mesh.init_device_mesh(
+        DEVICE, (2, 2), mesh_dim_names=("data", "tensor")
+    )
+    torch.manual_seed(0)
+    parameters, losses = [], []
+    for fsdp_fp8 in (False, True):
+        model = new_parallel_model(recipe, mesh["tensor"])
+        if fsdp_fp8:
+            octofold.distributed.gather_in_fp8(model)
+        for module in model:
+            fully_shard(module, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+        losses.append(train(model, mesh["data"].get_local_rank()))
+        parameters.append(full(model))
+        assert {type(part) for part in model.state_dict().values()} == {DTensor}
+    assert losses[0] == losses[1]
+    for wanted, actual in zip(*parameters, strict=True):
+        assert torch.equal(wanted, actual)
+
+
+def new_parallel_model(recipe, mesh):
+    torch.manual_seed(0)
+    linears = torch.nn.Linear(256, 512), torch.nn.Linear(512, 512)
+    model = torch.nn.Sequential(*linears, octofold.nn.MLP(512, 512, recipe=recipe, bias=True))
+    octofold.nn.convert(model, recipe, force_fp8=True)
+    plan = {"0": ColumnParallel(), "1": RowParallel(), "2": MLPParallel()}
+    return parallelize_module(here(model), mesh, plan)

@@ -32,6 +32,11 @@ def test_scales_are_agreed_on_at_once(two_processes):
     two_processes.run(fsdp_checks.all_reduces)
 
 
+@pytest.mark.parametrize("recipe", ["blockwise", "tensorwise"])
+def test_over_tensor_parallelism(four_processes, recipe):
+    four_processes.run(fsdp_checks.with_tensor_parallelism, recipe)
+
+
 @pytest.mark.slow
 def test_compiled_blocks(two_processes):
     two_processes.run(fsdp_checks.compiled, "blockwise")

@@ -85,7 +85,7 @@ class ShardedWeight(WrappedWeight):
         in the memory that it had."""
         granularity, dtype, agreed = metadata
         if out is not None:
-            held = out.to_local() if hasattr(out, "to_local") else out
+            held = getattr(out, "_local_tensor", out)  # of a DTensor, over tensor parallelism
             assert isinstance(held, CodedWeight)
             if agreed is not None:
                 # What backward has saved of it holds the same numbers: the weight has not changed.

@@ -7,7 +7,8 @@ from torch.nn import Module, Parameter
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
 from ...nn.layers.experts import Experts
-from ...nn.layers.linear import Linear, is_dtensor
+from ...nn.casting.wrapped_weight import with_local
+from ...nn.layers.linear import Linear, own_part
 from .agreed_scale import agree_before_forward, forget_after_evaluation
 from .sharded_weight import ShardedWeight, has_one_scale
 
@@ -34,7 +35,8 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
 
     model: changed in place, before fully_shard() and before the optimizer is made: its
         octofold.nn.Linear (those inside MLP and NormLinear too) and octofold.nn.Experts get other
-        parameters, of the same names, numbers and state_dict(). Recipes have to have squares of
+        parameters, of the same names, numbers and state_dict(). Those that tensor parallelism has
+        spread are sharded further. Recipes have to have squares of
         128x128, or one scale, for the weight ("blockwise", "blockwise_two_level", "tensorwise",
         "delayed"): others multiply forward and backward with different codes. Experts from FP8
         checkpoints, whose weights are buffers, are left as they are.
@@ -60,10 +62,10 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
                 continue
             where = f"{place}.{name}" if place else name
             require_travels(operation, module.recipe)
-            if is_dtensor(parameter):
+            if module.is_sharded:
                 expected = "weights that are not sharded yet: before fully_shard()"
                 raise invalid_argument(operation, "model", expected, f"a DTensor, {where}")
-            if not isinstance(parameter.data, ShardedWeight):
+            if not isinstance(own_part(parameter.detach()), ShardedWeight):
                 found.append((module, name, where, parameter))
     if not found:
         expected = "layers of octofold.nn with weights in high precision"
@@ -73,8 +75,9 @@ def gather_in_fp8(model: Module, operation: str = _NAME) -> Module:
     for module, name, where, parameter in found:
         key = id(parameter)
         if key not in new:
-            new[key] = ShardedWeight(parameter.detach(), where, module.recipe)
-            parameters[key] = Parameter(new[key], parameter.requires_grad)
+            weight = parameter.detach()
+            new[key] = ShardedWeight(own_part(weight), where, module.recipe)
+            parameters[key] = Parameter(with_local(weight, new[key]), parameter.requires_grad)
         module.register_parameter(name, parameters[key])
     if any(has_one_scale(sharded) for sharded in new.values()):
         model.register_forward_pre_hook(agree_before_forward)

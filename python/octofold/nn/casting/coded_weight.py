@@ -9,6 +9,7 @@ from ..._core.scaled_tensor import ScaledTensor
 
 _aten: Final = torch.ops.aten
 _AS_IT_IS: Final = (_aten.detach.default, _aten.alias.default)
+_VIEWS: Final = (_aten.view.default, _aten.as_strided.default)
 
 
 class CodedWeight(Tensor):
@@ -59,9 +60,7 @@ class CodedWeight(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _AS_IT_IS:
-            return cls.of(args[0].scaled, args[0].dtype)
-        if func is _aten.as_strided.default and _is_same(*args, **(kwargs or {})):
+        if func in _AS_IT_IS or (func in _VIEWS and _is_same(*args, **(kwargs or {}))):
             return cls.of(args[0].scaled, args[0].dtype)
         args, kwargs = torch.utils._pytree.tree_map_only(
             CodedWeight, lambda weight: weight.scaled.dequantize(weight.dtype), (args, kwargs or {})
@@ -80,7 +79,9 @@ def coded_below(weights: list[CodedWeight]) -> CodedWeight:
     return CodedWeight(codes.view(first.codes.dtype), scale, first.granularity, first.dtype)
 
 
-def _is_same(weight: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
-    """Whether a view, as FSDP makes it, is the tensor itself."""
-    same = tuple(size) == tuple(weight.shape) and tuple(stride) == weight.stride()
-    return same and not storage_offset
+def _is_same(
+    weight: Tensor, size: Any, stride: Any = None, storage_offset: int | None = None
+) -> bool:
+    """Whether a view, as FSDP and DTensor make it, is the tensor itself."""
+    same = stride is None or tuple(stride) == weight.stride()
+    return same and tuple(size) == tuple(weight.shape) and not storage_offset

@@ -77,15 +77,18 @@ def without_wrapping(value: Any) -> Any:
     if isinstance(value, WrappedWeight):
         return value.plain
     local = getattr(value, "_local_tensor", None)
-    if not isinstance(local, WrappedWeight):
-        return value
+    return with_local(value, local.plain) if isinstance(local, WrappedWeight) else value
+
+
+def with_local(value: Tensor, local: Tensor) -> Tensor:
+    """A DTensor like this one whose part on this rank is another tensor; of no DTensor that tensor
+    itself."""
+    if not hasattr(value, "device_mesh"):
+        return local
     from torch.distributed.tensor import DTensor  # takes longer to import than all of torch.nn
 
-    return DTensor.from_local(
-        local.plain,
-        value.device_mesh,
-        value.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
+    mesh, placements = value.device_mesh, value.placements
+    whole: Tensor = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
     )
+    return whole
