@@ -162,6 +162,11 @@ class Experts(KeepsBuffers):
         """What is cast, and how."""
         return self._recipe
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP has had the weights."""
+        return self._is_sharded
+
     def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, second = (self.weight(name) for name in self._names)
         require_same_device(_NAME, input, first)

@@ -12,7 +12,9 @@ from ..autograd.boundary import WHOLE, Sides
 from ..autograd.fitting import is_fp8, require_features, require_fitting
 from ..autograd.linear import linear_with_casts
 from ..autograd.main_grad import wanted_main_grad
+from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
+from ..casting.wrapped_weight import WrappedWeight
 from ..recipes.choice import fp8_wins
 from ..recipes.history import INPUT, delayed_scale, new_history
 from .buffers import KeepsBuffers
@@ -120,6 +122,9 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         for name in _OWN_BUFFERS:
             linear._buffers.pop(name)
             linear._non_persistent_buffers_set.discard(name)
+        if isinstance(linear.weight, WrappedWeight):
+            weight = linear.weight
+            linear.weight = torch.nn.Parameter(weight.plain, weight.requires_grad)
         return linear
 
     @property
@@ -145,7 +150,7 @@ class Linear(KeepsBuffers, torch.nn.Linear):
         (weight, bias), recipe = self.own_parameters(), self._recipe
         require_fitting(_NAME, input, weight, bias)
         main_grad = self.wanted_main_grad()
-        if not self.force_fp8:
+        if not self.force_fp8 and not isinstance(weight, CodedWeight):
             sizes = input.numel() // self.in_features, self.in_features, self.out_features
             if not fp8_wins(*sizes, recipe, input.device):
                 return self._plain(input, main_grad)

@@ -11,6 +11,7 @@ from ..._core.recipe import Recipe
 from ..autograd.blocks import chain_recipe_of
 from ..autograd.chain import Layer
 from ..autograd.normed import Norm
+from ..casting.coded_weight import CodedWeight
 from ..casting.weight_casts import weight_casts
 from ..recipes.choice import fp8_wins
 from .linear import Linear, is_dtensor, own_part
@@ -84,6 +85,10 @@ def common_recipe(linears: tuple[Module, ...]) -> Recipe | None:
             return None
     if recipe is None or recipe.keeps_state or recipe.output is None:
         return None
+    # Codes of gate and up that came with one scale each are no codes of one weight.
+    coded = any(isinstance(linear.weight, CodedWeight) for linear in linears)
+    if coded and len(linears) == 3 and recipe.output.b.granularity == "tensor":
+        return None
     return recipe
 
 
@@ -91,7 +96,8 @@ def wins(linears: tuple[Linear, ...], x: Tensor, recipe: Recipe) -> bool:
     """Whether all of them are to use FP8 for this x."""
     for linear in linears:
         sizes = x.numel() // max(x.shape[-1], 1), linear.in_features, linear.out_features
-        if not linear.force_fp8 and not fp8_wins(*sizes, recipe, x.device):
+        always = linear.force_fp8 or isinstance(linear.weight, CodedWeight)
+        if not always and not fp8_wins(*sizes, recipe, x.device):
             return False
     return True
 
