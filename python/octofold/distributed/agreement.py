@@ -24,11 +24,16 @@ _AGREED: Final[WeakKeyDictionary[ProcessGroup, set[str]]] = WeakKeyDictionary()
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
+def require_agreement(
+    operation: str, ranks: Ranks, *, always: bool = False, **facts: object
+) -> None:
     """That all ranks of a group call this operation now, with the same facts (shapes, dtypes,
     recipes): each a value whose text says it. Raises InvalidArgumentError on every rank otherwise,
     which names the ranks and the fact, and UnavailableError where a rank does not answer within the
     group's time-out.
+
+    always: compare also what was agreed on before, for what is not done in each step: a rank that
+    has another model now may have had this one before.
 
     Not checked while torch.compile traces or a CUDA graph is captured: what is captured has run
     before.
@@ -38,7 +43,7 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     text = "; ".join((operation, *(f"{name}={value}" for name, value in facts.items())))
     group = ranks.group
     agreed = _AGREED.setdefault(group, set())
-    if text in agreed and os.environ.get(_SWITCH, "0") in ("", "0"):
+    if text in agreed and not always and os.environ.get(_SWITCH, "0") in ("", "0"):
         return
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}

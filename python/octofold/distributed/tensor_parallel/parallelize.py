@@ -114,6 +114,7 @@ def _require_the_same(
     require_agreement(
         NAME,
         ranks,
+        always=True,
         model=type(model).__qualname__,
         parameters=sum(p.numel() for p in model.parameters()),
         shapes=_hash(str(shapes)),
