@@ -54,7 +54,7 @@ def sharded(model, reshard=True, dtype=None):
 
 def train(model, rank, recompute=False):
     """Losses, as they come."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     losses = []
     for step in range(STEPS):
         x = batch(step, rank)
