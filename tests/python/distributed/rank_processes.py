@@ -30,11 +30,11 @@ class Processes:
         self._collective_timeout = collective_timeout
         self._started = []
 
-    def run(self, check, *arguments, may_die=None):
+    def run(self, check, *arguments, may_die=None, **options):
         """may_die: the number of a rank that is not expected to answer."""
         self._start()
         for connection, _ in self._started:
-            connection.send((check.__module__, check.__qualname__, arguments))
+            connection.send((check.__module__, check.__qualname__, arguments, options))
         answers = []
         for connection, _ in self._started:
             if not connection.poll(TIMEOUT):
@@ -90,11 +90,11 @@ def _serve(connection, rank, size, file, seconds):
     )
     while True:
         try:
-            module, name, arguments = connection.recv()
+            module, name, arguments, options = connection.recv()
         except EOFError:
             return
         try:
             check = getattr(importlib.import_module(module), name)
-            connection.send((True, check(rank, *arguments)))
+            connection.send((True, check(rank, *arguments, **options)))
         except Exception:
             connection.send((False, traceback.format_exc()))

@@ -23,6 +23,7 @@ nn = octofold.nn
 FEATURES = Shard(-1)
 EXPERT_RECIPES = [name for name in STATELESS if name != "rowwise_with_gw_hp"]
 MESHES = {}
+ALL = Replicate(), Replicate()
 
 # Layouts of tokens outside, by a word for tests.
 LAYOUTS = {"all": Replicate(), "dim 0": Shard(0), "dim 1": Shard(1)}
@@ -52,10 +53,11 @@ def leaf(tensor):
     return tensor.detach().clone().requires_grad_()
 
 
-def beside(module, style, inputs, layouts=(Replicate(), Replicate()), bits=(), **options):
+def beside(module, style, inputs, layouts=ALL, bits=(), **options):
     """Runs a module in one process, and made parallel. inputs: by name, those of forward; layouts:
     of inputs and of the result; bits: names of what has the bits of one process: "y", inputs and
     parameters."""
+    module.zero_grad()
     parallel = parallelize_module(copy.deepcopy(module), mesh_of_all(), style, **options)
     given, gives = layouts
     whole = {k: leaf(v) if v.is_floating_point() else v for k, v in inputs.items()}
@@ -78,7 +80,7 @@ def beside(module, style, inputs, layouts=(Replicate(), Replicate()), bits=(), *
             require(name, mine[name].grad, own(x.grad, given), name in bits)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            found = parallel.get_parameter(name)
+            found = dict(parallel.named_parameters())[name]
             assert isinstance(found, DTensor)
             require(name, found.full_tensor(), parameter, True)
             require(name, found.grad.full_tensor(), parameter.grad, name in bits)
@@ -295,7 +297,7 @@ def dtensors(rank):
     """DTensors come in any layout, and go out as they are asked for."""
     mesh = mesh_of_all()
     layer = seeded(nn.Linear, 256, 512, dtype=torch.bfloat16)
-    x = numbers(2, 64, 256)
+    x = numbers(2, 512, 256)
     y = layer(x)
     for layout in LAYOUTS.values():
         for come in (Replicate(), Shard(1), Shard(2)):
@@ -312,3 +314,213 @@ def dtensors(rank):
         result = parallel(dtensor)
         assert result.placements == (layout,)
         require("y", result.full_tensor(), y, False)
+
+
+class Block(torch.nn.Module):
+    """What is around parallel layers in a model: a norm, a projection, an MLP."""
+
+    def __init__(self, recipe="blockwise"):
+        super().__init__()
+        options = {"recipe": recipe, "dtype": torch.bfloat16}
+        self.first = nn.NormLinear(256, 512, **options)
+        self.second = nn.Linear(512, 256, **options)
+        linears = [nn.Linear(*sizes, **options) for sizes in ((256, 256), (256, 256), (256, 256))]
+        self.mlp = nn.MLP.from_linears(*linears)
+
+    def forward(self, x):
+        return self.mlp(x + self.second(self.first(x)))
+
+
+PLAN = {"first": ColumnParallel(), "second": RowParallel(), "mlp": MLPParallel()}
+
+
+def copied(model):
+    return copy.deepcopy(model)
+
+
+def with_fsdp(rank):
+    """FSDP2 over tensor parallelism: half of the processes by each."""
+    from torch.distributed.fsdp import fully_shard
+
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    block = seeded(Block)
+    alone, parallel = copied(block), parallelize_module(copied(block), mesh["tp"], PLAN)
+    for module in (parallel.first, parallel.second, parallel.mlp, parallel):
+        fully_shard(module, mesh=mesh["dp"])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (alone, parallel)]
+    for step in range(2):
+        x = numbers(size // 2, 256, 256, seed=step)
+        alone(x).float().square().mean().backward()
+        mine = x[mesh["dp"].get_local_rank()][None]
+        parallel(mine).float().square().mean().backward()
+        for (name, wanted), found in zip(
+            alone.named_parameters(), parallel.parameters(), strict=True
+        ):
+            assert found.placements[1:] == PLACEMENTS[name], (name, found.placements)
+            require(name, found.grad.full_tensor(), wanted.grad, False)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for (name, wanted), found in zip(
+            alone.named_parameters(), parallel.parameters(), strict=True
+        ):
+            require(name, found.full_tensor(), wanted, False)
+
+
+PLACEMENTS = {
+    "first.norm.weight": (Replicate(),),
+    "first.linear.weight": (Shard(0),),
+    "first.linear.bias": (Shard(0),),
+    "second.weight": (Shard(1),),
+    "second.bias": (Replicate(),),
+    "mlp.gate_proj.weight": (Shard(0),),
+    "mlp.gate_proj.bias": (Shard(0),),
+    "mlp.up_proj.weight": (Shard(0),),
+    "mlp.up_proj.bias": (Shard(0),),
+    "mlp.down_proj.weight": (Shard(1),),
+    "mlp.down_proj.bias": (Replicate(),),
+}
+
+
+def save(rank, folder):
+    from torch.distributed import checkpoint
+
+    parallel = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
+    checkpoint.save(parallel.state_dict(), checkpoint_id=folder)
+
+
+def load(rank, folder):
+    """On another number of ranks than they were saved on, or in one process."""
+    from torch.distributed import checkpoint
+
+    wanted = seeded(Block).state_dict()
+    torch.manual_seed(9)
+    other = Block()
+    model = parallelize_module(copied(other), mesh_of_all(), PLAN) if rank is not None else other
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=folder)
+    model.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        assert torch.equal(whole, wanted[name]), name
+
+
+def compiled(rank, fullgraph=True):
+    """torch.compile, and activation checkpointing: the same bits."""
+    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
+    x, dy = numbers(128, 256, seed=1), numbers(128, 256, seed=2)
+
+    def results(model):
+        block.zero_grad()
+        mine = leaf(x)
+        y = model(mine)
+        y.backward(dy)
+        return [y, mine.grad, *(p.grad.to_local() for p in block.parameters())]
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    wanted = results(block)
+    for model in (checkpointed, torch.compile(block, fullgraph=fullgraph, backend="aot_eager")):
+        for found, expected in zip(results(model), wanted, strict=True):
+            assert torch.equal(found, expected)
+
+
+def kept_casts(rank):
+    """keep_casts() has the results of none."""
+    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
+    x = numbers(128, 256, seed=1)
+    wanted = block(x)
+    with nn.keep_casts(block):
+        assert torch.equal(block(x), wanted)
+        assert torch.equal(block(x), wanted)
+
+
+def disagreement(rank, what):
+    """An error on every rank, which names rank and tensor."""
+    recipe = "rowwise" if what == "recipe" and rank == 1 else "blockwise"
+    layer = seeded(nn.Linear, 256, 256, recipe=recipe, dtype=torch.bfloat16)
+    style = ColumnParallel(input_layouts=Shard(0))
+    parallel = parallelize_module(layer, mesh_of_all(), style)
+    x = numbers(128 if what == "shape" and rank == 1 else 256, 256)
+    try:
+        parallel(x.half() if what == "dtype" and rank == 1 else x)
+    except octofold.InvalidArgumentError as error:
+        return str(error)
+    return None
+
+
+def order(rank):
+    """Ranks that call other layers."""
+    layers = [seeded(nn.Linear, 256, 256), seeded(nn.NormLinear, 256, 256)]
+    for layer in layers:
+        parallelize_module(layer, mesh_of_all(), ColumnParallel())
+    try:
+        layers[rank % 2](numbers(32, 256).float())
+    except octofold.InvalidArgumentError as error:
+        return str(error)
+    return None
+
+
+def refusals(rank):
+    """What is refused before anything is sent."""
+    mesh = mesh_of_all()
+    size = mesh.size()
+    cases = [
+        (nn.Linear(16, size - 1), ColumnParallel(), f"each of {size} ranks gets some"),
+        (torch.nn.Linear(16, 16), ColumnParallel(), "torch's own ColwiseParallel"),
+        (nn.Linear(16, 16, recipe="delayed"), RowParallel(), "'recipe'"),
+        (nn.Linear(16, 16, main_grad=True), RowParallel(), "'main_grad'"),
+        (nn.Linear(16, 16), MLPParallel(), "an octofold.nn.MLP"),
+        (nn.Experts(16, 5, 2), ExpertTensorParallel(), f"a multiple of {size}"),
+    ]
+    for layer, style, words in cases:
+        try:
+            parallelize_module(layer, mesh, style)
+        except octofold.InvalidArgumentError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+    for options, words in (
+        ({"input_layouts": Shard(-1)}, "'input_layouts'"),
+        ({"reduce_dtype": torch.float16}, "'reduce_dtype'"),
+        ({"packed": 2, "output_layouts": Replicate()}, "'output_layouts'"),
+    ):
+        try:
+            ColumnParallel(**options)
+        except octofold.InvalidArgumentError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+    row = parallelize_module(nn.Linear(16, 16), mesh, RowParallel(output_layouts=Shard(0)))
+    for x, words in (
+        (torch.randn(size + 1, 16 // size), f"a multiple of {size} tokens in dimension 0"),
+        (torch.randn(16 // size), "tokens with a dimension 0"),
+    ):
+        try:
+            row(x)
+        except octofold.InvalidArgumentError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+    try:
+        row.to_linear()
+    except octofold.InvalidArgumentError as error:
+        assert "whole in this process" in str(error), error
+
+
+def dead_rank(rank):
+    """A rank that is gone is an error within the time-out."""
+    import os
+
+    layer = parallelize_module(seeded(nn.Linear, 64, 64), mesh_of_all(), RowParallel())
+    x = numbers(32, 64 // torch.distributed.get_world_size()).float()
+    layer(x)
+    if rank == 1:
+        os._exit(1)
+    try:
+        layer(x)
+    except octofold.UnavailableError as error:
+        return str(error)
+    return None

@@ -1,6 +1,7 @@
 import pytest
 import tensor_parallel_checks as checks
 from boundary_checks import STATELESS
+from rank_processes import Processes
 
 
 @pytest.mark.parametrize("layout", ["all", "dim 1"])
@@ -57,3 +58,49 @@ def test_whole_modules(two_processes):
 
 def test_dtensors(processes):
     processes.run(checks.dtensors)
+
+
+def test_with_fsdp(four_processes):
+    four_processes.run(checks.with_fsdp)
+
+
+def test_checkpoint(two_processes, four_processes, tmp_path):
+    two_processes.run(checks.save, str(tmp_path))
+    four_processes.run(checks.load, str(tmp_path))
+    checks.load(None, str(tmp_path))
+
+
+def test_compiled(two_processes):
+    two_processes.run(checks.compiled)
+
+
+def test_kept_casts(two_processes):
+    two_processes.run(checks.kept_casts)
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "recipe"])
+def test_ranks_that_disagree(processes, what):
+    for rank, error in enumerate(processes.run(checks.disagreement, what)):
+        assert "expected the same on all ranks" in error
+        assert "on rank 1" in error
+        assert f"this is rank {rank} of {processes.size}" in error
+
+
+def test_ranks_in_another_order(two_processes):
+    for error in two_processes.run(checks.order):
+        assert "NormLinear on rank 1" in error
+
+
+def test_refusals(processes):
+    processes.run(checks.refusals)
+
+
+def test_a_dead_rank():
+    started = Processes(2, collective_timeout=20)
+    try:
+        with pytest.raises(AssertionError) as caught:
+            started.run(checks.dead_rank)
+        assert "rank 1: the process died" in str(caught.value)
+        assert "rank 0" not in str(caught.value)  # it had the error, in time
+    finally:
+        started.stop()

@@ -2,6 +2,7 @@
 parallelize_module()."""
 
 from .experts import ExpertTensorParallel
+from .parallelize import parallelize
 from .replicated import SharedInput, Whole
 from .styles import ColumnParallel, MLPParallel, RowParallel
 
@@ -12,10 +13,9 @@ __all__ = [
     "RowParallel",
     "SharedInput",
     "Whole",
+    "parallelize",
 ]
 
 # Known by their public names.
 for _name in __all__:
-    _public = globals()[_name]
-    if isinstance(_public, type):
-        _public.__module__ = "octofold.distributed"
+    globals()[_name].__module__ = "octofold.distributed"

@@ -14,6 +14,7 @@ from ..agreement import require_agreement
 from ..boundaries import Replicated, Split
 from ..ranks import Ranks
 from .layouts import FEATURES, given_back, local_of, require_split, require_tokens, tokens_of
+from .sequence import own_tokens
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -49,6 +50,7 @@ class Border:
         self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Each rank's own tensors of all arguments."""
+        args = tuple(own_tokens(x) for x in args)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if tensors and not _is_compiling():
             self._require_fitting(tensors)

@@ -44,17 +44,21 @@ class Whole(ParallelStyle):
         return f"Whole({self.gradients!r})"
 
     def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
+        for part in module.modules():
+            self.apply_to_itself(part, device_mesh)
+        return module
+
+    def apply_to_itself(self, module: Module, device_mesh: DeviceMesh) -> None:
+        """The same of a module's own parameters, and not those of modules in it."""
         operation = "octofold.distributed.Whole"
         ranks = ranks_of(operation, "device_mesh", device_mesh)
-        for part in module.modules():
-            names = [name for name, value in part._parameters.items() if value is not None]
-            for name in names:
-                spread(operation, part, name, device_mesh, None, self.src_data_rank)
-            if names:
-                kind: Any = type(part)
-                part.__dict__[_SUM] = ranks if self.gradients == "sum" else None
-                part.__class__ = _seeing_its_own(kind, tuple(names))
-        return module
+        names = [name for name, value in module._parameters.items() if value is not None]
+        for name in names:
+            spread(operation, module, name, device_mesh, None, self.src_data_rank)
+        if names:
+            kind: Any = type(module)
+            module.__dict__[_SUM] = ranks if self.gradients == "sum" else None
+            module.__class__ = _seeing_its_own(kind, tuple(names))
 
 
 class SharedInput(ParallelStyle):

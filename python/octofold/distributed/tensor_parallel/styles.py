@@ -42,6 +42,7 @@ class Style(ParallelStyle):
     ) -> None:
         super().__init__()
         self.name = f"octofold.distributed.{type(self).__name__}"
+        self._defaults = defaults
         self.input_layouts = defaults[0] if input_layouts is None else input_layouts
         self.output_layouts = defaults[1] if output_layouts is None else output_layouts
         self.use_local_output = use_local_output
@@ -58,11 +59,15 @@ class Style(ParallelStyle):
             raise invalid_argument(self.name, "reduce_dtype", expected, reduce_dtype)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(input_layouts={self.input_layouts}, "
-            f"output_layouts={self.output_layouts}, use_local_output={self.use_local_output}, "
-            f"reduce_dtype={self.reduce_dtype})"
-        )
+        """With what is not the default."""
+        options = [
+            ("input_layouts", self.input_layouts, self._defaults[0]),
+            ("output_layouts", self.output_layouts, self._defaults[1]),
+            ("use_local_output", self.use_local_output, True),
+            ("reduce_dtype", self.reduce_dtype, None),
+        ]
+        words = ", ".join(f"{name}={value}" for name, value, usual in options if value != usual)
+        return f"{type(self).__name__}({words})"
 
     def boundary(self, operation: str, ranks: Ranks, layout: Placement) -> Boundary:
         return boundary_of(operation, ranks, layout, self.reduce_dtype)
