@@ -238,6 +238,7 @@ def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) ->
     dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
     numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
     shares = ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+    dy = torch.where((ids >= 0).any(1, keepdim=True), dy, 0)  # no token may be any number
     return shares.t().to(dy.dtype) @ dy
 
 

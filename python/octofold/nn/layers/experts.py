@@ -229,8 +229,12 @@ class Experts(KeepsBuffers):
         squares = self._recipe.output.b.granularity == "128x128"
         return f"{name}_scale_inv" if squares else f"{name}_scale"
 
+    def _bias(self, name: str) -> Tensor | None:
+        bias: Tensor | None = getattr(self, f"{name}_bias")
+        return bias
+
     def _projection(self, name: str, weight: Tensor | ScaledTensor, transposed: bool) -> Projection:
-        bias = getattr(self, f"{name}_bias")
+        bias = self._bias(name)
         if isinstance(weight, ScaledTensor):
             return Projection(None, bias, (weight, None))
         if is_dtensor(weight):
