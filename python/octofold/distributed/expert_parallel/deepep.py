@@ -4,12 +4,13 @@ DeepEP (https://github.com/deepseek-ai/DeepEP) moves tokens between GPUs by kern
 comes in two modes, whose layouts its deep_ep/buffer.py describes; Octofold needs no DeepEP to
 compute on them.
 
-| mode        | what arrives                                    | what goes back                     |
-|-------------|-------------------------------------------------|------------------------------------|
-| normal      | tokens one behind the other, each once, with    | their weighted sums over this      |
-|             | its choices: `contiguous_experts`               | rank's experts, BF16               |
-| low latency | for each expert places for all tokens that may  | each expert's results, in the same |
-|             | come, the first of which count: `masked_experts`| places, BF16; combine weights them |
+| mode        | what arrives                                 | what goes back                      |
+|-------------|----------------------------------------------|-------------------------------------|
+| normal      | tokens one behind the other, each once, with | their weighted sums over this       |
+|             | its choices: `contiguous_experts`            | rank's experts, BF16                |
+| low latency | for each expert places for all that may      | each expert's results, in the same  |
+|             | come, the first of which count:              | places, BF16; DeepEP's combine      |
+|             | `masked_experts`                             | weights them                        |
 """
 
 from collections.abc import Callable
@@ -49,11 +50,11 @@ Received = Tensor | tuple[Tensor, Tensor]
 
 
 class ContiguousGradients(NamedTuple):
-    """The gradients of contiguous_experts(). None for what has none.
+    """The gradients of contiguous_experts().
 
     x: bfloat16 [received, hidden], for Buffer.combine().
     weights: float32 [received, k], for the topk_weights of Buffer.combine().
-    w13, w2, b13, b2: by this rank's experts, in their dtypes.
+    w13, w2, b13, b2: by this rank's experts, in their dtypes; None for what requires none.
     """
 
     x: Tensor
@@ -111,24 +112,22 @@ def contiguous_experts(
     if rows is not None:
         routing = routing._replace(sources=routing.sources[:rows])
     wanted = torch.is_grad_enabled()
-    needs = Needs(
-        wanted,
-        wanted,
-        *(wanted and t is not None for t in (first.weight, second.weight, b13, b2)),
-    )
-    made = compute_experts(
-        x,
-        weights,
-        routing,
-        first,
-        second,
-        activation,
-        recipe,
-        torch.bfloat16,
-        keep_x=needs.first,
-        keep_gate_up=needs.gate_up,
-        keep_h=needs.second,
-    )
+    trained = (first.weight, second.weight, b13, b2)
+    needs = Needs(wanted, wanted, *(wanted and t is not None and t.requires_grad for t in trained))
+    with torch.no_grad():
+        made = compute_experts(
+            x,
+            weights,
+            routing,
+            first,
+            second,
+            activation,
+            recipe,
+            torch.bfloat16,
+            keep_x=needs.first,
+            keep_gate_up=needs.gate_up,
+            keep_h=needs.second,
+        )
     kept = kept_for(needs, made, x, weights, ids, routing, first, second)
     layer = ExpertLayer(activation, recipe, torch.bfloat16, Target.of(first), Target.of(second))
 

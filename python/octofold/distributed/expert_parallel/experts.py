@@ -165,8 +165,8 @@ def _facts(
     return {
         "x": f"{x.dtype} [tokens, {x.shape[-1]}]",
         "topk_ids": f"[tokens, {topk_ids.shape[-1]}]",
-        "w13": list(weights[0].shape),
-        "w2": list(weights[1].shape),
+        "w13": list(getattr(weights[0], "shape", ())),
+        "w2": list(getattr(weights[1], "shape", ())),
         "dtype": result_dtype(x),
         "requires_grad": ", ".join(wanted) or "nothing",
     }

@@ -68,7 +68,8 @@ def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
     ):
         refuse_transforms("distributed.experts")
         layout, tensors = flatten(inputs)
-        y, of_products = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+        made = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+        y, of_products = (made, None) if isinstance(made, Tensor) else made
     else:
         y, of_products, _ = _forward(inputs, Needs())
     for number in (beyond, of_products):
@@ -187,19 +188,20 @@ class _Experts(torch.autograd.Function):
     """run_over_ranks() where something is to be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         inputs: Inputs = layout.record(tensors)
         y, beyond, kept = _forward(inputs, _needs(layout, ctx))
         save(ctx, (inputs.plans, tuple(kept)))
         ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
         targets = Target.of(inputs.first), Target.of(inputs.second)
         ctx.layer = ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
-        if beyond is not None:
-            ctx.mark_non_differentiable(beyond)
+        if beyond is None:  # Dynamo takes no None beside a tensor
+            return y
+        ctx.mark_non_differentiable(beyond)
         return y, beyond
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
         refuse_in_backward("distributed.experts", dy)
         plans, kept = saved(ctx)
         needs, dy = _needs(ctx.layout, ctx), walkable(dy)

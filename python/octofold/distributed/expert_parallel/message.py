@@ -79,11 +79,10 @@ def tokens_of(x: Tensor, sources: Tensor, ranks: int, format: Format | None) -> 
     if format is None:
         return Tokens(x.index_select(0, sources.clamp(min=0) // ranks))
     codes = cast(Gathered(x, sources, slots=ranks), rows=format).rows
-    rows = sources.shape[0]
     scale = codes.scale
     if codes.granularity == "tensor":
-        scale = scale.expand(rows)
-    return Tokens(codes.data, scale.reshape(rows, -1))
+        scale = scale.expand(sources.shape[0])
+    return Tokens(codes.data, scale if scale.dim() == 2 else scale.unsqueeze(1))
 
 
 def token_parts(hidden: int, dtype: torch.dtype, format: Format | None) -> list[Part]:
