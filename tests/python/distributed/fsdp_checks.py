@@ -3,7 +3,7 @@
 import octofold
 import pytest
 import torch
-from octofold.distributed.tensor_parallel.styles import ColumnParallel, MLPParallel, RowParallel
+from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
 from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

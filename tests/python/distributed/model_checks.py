@@ -4,7 +4,7 @@ import copy
 
 import octofold
 import torch
-from octofold.distributed.tensor_parallel import parallelize
+from octofold.distributed import parallelize
 from tensor_parallel_checks import mesh_of_all
 from torch.distributed.tensor import DTensor
 
