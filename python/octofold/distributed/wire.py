@@ -6,19 +6,21 @@ has a gradient: autograd functions call it, forward and backward.
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._core.granularity import BY_COLUMNS, UNITS
-from .._core.ops import ceil_divide
+from .._core.granularity import UNITS
 from .._core.scaled_tensor import ScaledTensor
+from ..nn.casting.taken import as_products_read
 from .agreement import answered, words_of
 from .ranks import Ranks
 
 _COLLECTIVES: Final = torch.ops._c10d_functional
 _FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 def gathered(operation: str, tensor: Tensor, ranks: Ranks, dim: int = 0) -> Tensor:
@@ -66,6 +68,42 @@ def scattered_sum(operation: str, tensor: Tensor, ranks: Ranks, dim: int = 0) ->
     return _arrived(operation, tensor, ranks, lambda: scatter(sent, "sum", size, ranks.name))
 
 
+class InFlight(NamedTuple):
+    """Rows that are on their way to this rank. What is computed before arrived() is called is
+    computed beside the exchange: backends of GPUs have streams of their own for it."""
+
+    operation: str
+    tensor: Tensor
+    """What is being written, as bytes."""
+    dtype: torch.dtype
+    ranks: Ranks
+
+    def arrived(self) -> Tensor:
+        """The rows, when they are there."""
+        if self.ranks.size == 1:
+            return self.tensor
+        rows = _arrived(self.operation, self.tensor, self.ranks, lambda: self.tensor)
+        return rows.view(self.dtype)
+
+
+def begin_exchange(
+    operation: str,
+    tensor: Tensor,
+    ranks: Ranks,
+    received: list[int] | None = None,
+    sent: list[int] | None = None,
+) -> InFlight:
+    """exchanged() that has begun."""
+    if ranks.size == 1:
+        return InFlight(operation, tensor, tensor.dtype, ranks)
+    rows = as_bytes(tensor).contiguous()
+    equal = [rows.shape[0] // ranks.size] * ranks.size
+    splits = received or equal, sent or equal
+    exchange = _COLLECTIVES.all_to_all_single
+    begun = _begun(operation, tensor, ranks, lambda: exchange(rows, *splits, ranks.name))
+    return InFlight(operation, begun, tensor.dtype, ranks)
+
+
 def exchanged(
     operation: str,
     tensor: Tensor,
@@ -78,14 +116,7 @@ def exchanged(
 
     received, sent: how many rows come from each rank and go to each; None: equally many.
     """
-    if ranks.size == 1:
-        return tensor
-    rows = as_bytes(tensor).contiguous()
-    equal = [rows.shape[0] // ranks.size] * ranks.size
-    splits = received or equal, sent or equal
-    exchange = _COLLECTIVES.all_to_all_single
-    arrived = _arrived(operation, tensor, ranks, lambda: exchange(rows, *splits, ranks.name))
-    return arrived.view(tensor.dtype)
+    return begin_exchange(operation, tensor, ranks, received, sent).arrived()
 
 
 def gathered_rows(
@@ -124,25 +155,21 @@ def _columns(operation: str, x: Tensor, ranks: Ranks, leading: int) -> Tensor:
     return gathered(operation, parts, ranks, 2).flatten(1)
 
 
-def as_products_read(scale: Tensor, granularity: str) -> Tensor:
-    """Scales in the layout that is fastest where they are: on a GPU 1x128 ones lie column by
-    column, each beginning at a multiple of 16 bytes."""
-    if not scale.is_cuda or granularity not in BY_COLUMNS:
-        return scale
-    *leading, columns = scale.shape
-    rows = math.prod(leading)
-    placed = scale.new_empty((columns, ceil_divide(rows, 4) * 4))[:, :rows].t()
-    return placed.copy_(scale.view(rows, columns)).view(scale.shape)
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
     """FP8 codes as what every backend sends; anything else as it is."""
     return tensor.view(torch.uint8) if tensor.dtype in _FLOAT8 else tensor
 
 
+def _begun(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Tensor]) -> Tensor:
+    """The result of a collective that is under way."""
+    if _is_compiling():
+        return send()
+    return answered(operation, words_of(tensor), ranks, send)
+
+
 def _arrived(operation: str, tensor: Tensor, ranks: Ranks, send: Callable[[], Tensor]) -> Tensor:
     """The result of a collective, when it is there."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         whole: Tensor = _COLLECTIVES.wait_tensor(send())
         return whole
     arrived: Tensor = answered(

@@ -3,7 +3,7 @@
 import octofold
 import pytest
 import torch
-from octofold.distributed.tensor_parallel.styles import ColumnParallel, MLPParallel, RowParallel
+from octofold.distributed import ColumnParallel, MLPParallel, RowParallel
 from rank_processes import DEVICE, here
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -54,7 +54,7 @@ def sharded(model, reshard=True, dtype=None):
 
 def train(model, rank, recompute=False):
     """Losses, as they come."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     losses = []
     for step in range(STEPS):
         x = batch(step, rank)

@@ -5,7 +5,7 @@ import copy
 import octofold
 import pytest
 import torch
-from octofold.distributed.tensor_parallel import parallelize
+from octofold.distributed import parallelize
 from rank_processes import here
 from tensor_parallel_checks import mesh_of_all
 from torch.distributed.tensor import DTensor

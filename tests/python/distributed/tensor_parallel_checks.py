@@ -8,7 +8,7 @@ import pytest
 import torch
 from boundary_checks import STATELESS, numbers, part
 from octofold import ScaledTensor, quantize
-from octofold.distributed.tensor_parallel import (
+from octofold.distributed import (
     ColumnParallel,
     ExpertTensorParallel,
     MLPParallel,

@@ -84,6 +84,8 @@ class ShardedWeight(WrappedWeight):
         """FSDP's question: the whole weight of what has come; with `out`, that it is there again,
         in the memory that it had."""
         granularity, dtype, agreed = metadata
+        if agreed is not None and agreed.is_cuda:  # was made on a stream of FSDP's
+            agreed.record_stream(torch.cuda.current_stream(agreed.device))
         if out is not None:
             held = getattr(out, "_local_tensor", out)  # of a DTensor, over tensor parallelism
             assert isinstance(held, CodedWeight)

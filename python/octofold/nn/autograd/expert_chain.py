@@ -14,6 +14,7 @@ from ..._ops.grouped_gemm import grouped_gemm
 from ..._ops.groups import Rows
 from ..._ops.routing import Routing, combine
 from ..casting.casts import WeightCasts, cast_as_wanted
+from ..casting.taken import taken_rows
 from .chain import gated_in_one
 from .products import addable
 
@@ -45,7 +46,7 @@ class Made(NamedTuple):
 
 
 def compute_experts(
-    x: Tensor,
+    x: Tensor | ScaledTensor,
     weights: Tensor,
     routing: Routing,
     first: Projection,
@@ -56,16 +57,25 @@ def compute_experts(
     keep_x: bool = False,
     keep_gate_up: bool = False,
     keep_h: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Made:
-    """keep_x, keep_h: with the transposed casts that the weights' gradients want; keep_gate_up:
-    with what the activation's gradient is worked out from."""
+    """x: [..., hidden], or codes of it [tokens, hidden] with the scales of recipe.output.a, or one
+    for each row. keep_x, keep_h: with the transposed casts that the weights' gradients want (that
+    of codes backward makes); keep_gate_up: with what the activation's gradient is worked out from.
+    out_dtype: that of the sums, if they are to be of another than products."""
     offsets, sources, positions = routing
     output, grad_weight = recipe.output, recipe.grad_weight
     assert output is not None
     assert grad_weight is not None
-    of_transpose = grad_weight.b if keep_x else None
-    gathered = Gathered(x, sources, slots=positions.shape[-1])
-    rows, x_transposed, *_ = cast_as_wanted(gathered, output.a, of_transpose, offsets=offsets)
+    slots = positions.shape[-1]
+    rows: ScaledTensor | None
+    x_transposed = None
+    if isinstance(x, ScaledTensor):
+        rows = taken_rows(x, sources, slots)
+    else:
+        gathered = Gathered(x, sources, slots=slots)
+        of_transpose = grad_weight.b if keep_x else None
+        rows, x_transposed, *_ = cast_as_wanted(gathered, output.a, of_transpose, offsets=offsets)
     weight = first.casts[0]
     assert rows is not None
     assert weight is not None
@@ -81,7 +91,7 @@ def compute_experts(
             Activated(gate_up, activation), of_h, of_transpose, offsets=offsets
         )
     y = grouped_product(output, h, second.casts[0], offsets, dtype, second.bias)
-    out = combine(y, positions, weights, out_dtype=dtype)
+    out = combine(y, positions, weights, out_dtype=out_dtype or dtype)
     return Made(out, y, x_transposed, gate_up, h_transposed)
 
 

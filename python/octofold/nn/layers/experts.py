@@ -199,12 +199,12 @@ class Experts(KeepsBuffers):
 
     def weight(self, name: str) -> Tensor | ScaledTensor:
         """The parameter of this name, or what holds it in FP8."""
-        scale = self._buffers.get(self._scale_name(name))
+        scale_name = self._scale_name(name)
         weight: Tensor = self._own(name)
-        if scale is None:
+        if self._buffers.get(scale_name) is None:
             return weight
         assert self._recipe.output is not None
-        return ScaledTensor(weight, scale, self._recipe.output.b.granularity)
+        return ScaledTensor(weight, self._own(scale_name), self._recipe.output.b.granularity)
 
     def reset_parameters(self) -> None:
         """Initialize each expert as torch.nn.Linear does. FP8 weights stay as they are."""
@@ -253,7 +253,7 @@ class Experts(KeepsBuffers):
             self.register_parameter(f"{name}_bias", None if bias is None else _parameter(bias))
 
     def _own(self, name: str) -> Any:
-        """A parameter: in a group of ranks what this one has of it."""
+        """A parameter or buffer: in a group of ranks what this one has of it."""
         parameter = getattr(self, name)
         return parameter if self.sides is WHOLE else own_part(parameter)
 

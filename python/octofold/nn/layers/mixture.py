@@ -1,5 +1,6 @@
 """A mixture of experts: a router, experts, and a shared expert."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,12 @@ from .mlp import MLP
 from .router import TopKRouter
 
 _NAME: Final = "octofold.nn.MixtureOfExperts"
+
+Beside = Callable[[Module, Tensor], Callable[[], Tensor]]
+
+
+def _afterwards(layer: Module, x: Tensor) -> Callable[[], Tensor]:
+    return lambda: layer(x)
 
 
 class MixtureOfExperts(Module):
@@ -32,6 +39,9 @@ class MixtureOfExperts(Module):
     `gate` sees the router's results, for a loss that balances them.
     Raises InvalidArgumentError, which names the argument.
     """
+
+    _beside: Beside = staticmethod(_afterwards)
+    """How the shared expert is computed beside the others: gives what gives the result."""
 
     def __init__(
         self,
@@ -78,5 +88,9 @@ class MixtureOfExperts(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         _, weights, ids = self.gate(input)
+        if self.shared_experts is None:
+            routed: Tensor = self.experts(input, ids, weights)
+            return routed
+        shared = self._beside(self.shared_experts, input)
         y: Tensor = self.experts(input, ids, weights)
-        return y if self.shared_experts is None else y + self.shared_experts(input)
+        return y + shared()

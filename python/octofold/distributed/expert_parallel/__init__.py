@@ -1,0 +1,1 @@
+"""Experts that are spread over the ranks of a group: tokens travel to them as codes with scales."""

@@ -1,0 +1,217 @@
+"""Experts that are spread over ranks, with a gradient.
+
+    x ──cast──► codes ══exchange══► taken by expert ─► products ─► summed ══exchange══► summed: y
+    dx: summed ══exchange══ summed ◄─ products ◄─ taken by expert ══exchange══ codes ◄──cast── dy
+
+In two halves of the batch each exchange has begun before the products of the other half do.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.formats import Format
+from ..._core.recipe import Recipe
+from ..._ops.routing import Routing, combine, sort_by_expert
+from ...nn.autograd.expert_chain import Projection, compute_experts
+from ...nn.autograd.expert_gradients import ExpertLayer, Kept, Needs, Target, kept_for
+from ...nn.autograd.first_order import refuse_in_backward, refuse_transforms
+from ...nn.autograd.flat import Layout, flatten, save, saved
+from ...nn.casting.casts import walkable
+from ..wire import InFlight, begin_exchange
+from .backward import gradients_over_ranks
+from .message import Part, arrived_tokens, packed, token_parts, tokens_of, unpacked
+from .options import NAME, Exchange
+from .plan import Plan, exact, fixed, order_of, parts_of, require_room
+
+
+class Inputs(NamedTuple):
+    """The inputs of an expert layer, of this rank's tokens."""
+
+    x: Tensor
+    """[tokens, hidden]"""
+    weights: Tensor
+    """float32 [tokens, k]"""
+    ids: Tensor
+    """[tokens, k], of all experts."""
+    plans: tuple[Plan, ...]
+    """Of each part of the batch, one behind the other."""
+    first: Projection
+    """Of this rank's experts."""
+    second: Projection
+    activation: str
+    recipe: Recipe
+    dtype: torch.dtype
+    """The dtype of the result."""
+    exchange: Exchange
+
+    @property
+    def experts(self) -> int:
+        """How many this rank has."""
+        rows, _ = self.first.casts
+        assert rows is not None
+        return int(rows.shape[0])
+
+
+def run_over_ranks(inputs: Inputs, dropped: Tensor | None) -> Tensor:
+    """The layer [tokens, hidden] of inputs that fit, without plans. dropped: int64 [1], to which
+    the number of rows that found no room is added."""
+    plans, beyond = _plans(inputs)
+    inputs = inputs._replace(plans=plans)
+    first, second = inputs.first, inputs.second
+    if torch.is_grad_enabled() and (
+        inputs.x.requires_grad
+        or inputs.weights.requires_grad
+        or first.needs_gradient()
+        or second.needs_gradient()
+    ):
+        refuse_transforms("distributed.experts")
+        layout, tensors = flatten(inputs)
+        made = _Experts.apply(layout, *tensors)  # type: ignore[no-untyped-call]
+        y, of_products = (made, None) if isinstance(made, Tensor) else made
+    else:
+        y, of_products, _ = _forward(inputs, Needs())
+    for number in (beyond, of_products):
+        if number is not None and dropped is not None:
+            dropped.add_(number)
+    result: Tensor = y
+    return result
+
+
+def _plans(inputs: Inputs) -> tuple[tuple[Plan, ...], Tensor | None]:
+    """Of each part; and how many rows find no room on the wire."""
+    exchange = inputs.exchange
+    experts = inputs.experts * exchange.ranks.size
+    halves = torch.tensor_split(inputs.ids, exchange.halves)
+    orders = [order_of(ids, experts, exchange.ranks) for ids in halves]
+    if exchange.capacity is None:
+        return tuple(exact(NAME, orders, exchange.ranks)), None
+    made = [fixed(order, exchange.capacity, exchange.ranks) for order in orders]
+    beyond = sum((number for _, number in made[1:]), made[0][1])
+    bad = any(order.bad for order in orders)
+    require_room(NAME, "capacity", exchange.capacity, beyond, bad, exchange.ranks)
+    return tuple(plan for plan, _ in made), beyond
+
+
+def _forward(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor | None, list[Kept]]:
+    """y; how many rows found no room in products; and what backward needs, for each part."""
+    plans, exchange, dtype = inputs.plans, inputs.exchange, inputs.dtype
+    output = inputs.recipe.output
+    assert output is not None
+    format = exchange.format(output.a)
+    rows = zip(*(parts_of(t, plans) for t in (inputs.x, inputs.weights, inputs.ids)), strict=True)
+    coming = [
+        _to_experts(x, plan, exchange, format, _choices(weights, ids, plan, inputs))
+        for (x, weights, ids), plan in zip(rows, plans, strict=True)
+    ]
+    parts = token_parts(inputs.x.shape[1], inputs.x.dtype, format)
+    slots = inputs.ids.shape[1]
+    parts += [Part(torch.int32, slots), Part(torch.float32, slots)]
+    returning, kept, beyond = [], [], None
+    for plan, message in zip(plans, coming, strict=True):
+        views = unpacked(message.arrived(), parts)
+        x = arrived_tokens(views, format)
+        ids, weights = (view.contiguous() for view in views)
+        routing, over = _routing(ids, plan, inputs)
+        made = compute_experts(
+            x,
+            weights,
+            routing,
+            inputs.first,
+            inputs.second,
+            inputs.activation,
+            inputs.recipe,
+            dtype,
+            keep_x=needs.first,
+            keep_gate_up=needs.gate_up,
+            keep_h=needs.second,
+            out_dtype=exchange.combine_dtype,
+        )
+        kept.append(kept_for(needs, made, x, weights, ids, routing, inputs.first, inputs.second))
+        returning.append(_home(made.out, plan, exchange))
+        if over is not None:
+            beyond = over if beyond is None else beyond + over
+    made_parts = [
+        combine(message.arrived(), plan.positions, out_dtype=dtype)
+        for plan, message in zip(plans, returning, strict=True)
+    ]
+    y = made_parts[0] if len(made_parts) == 1 else torch.cat(made_parts)
+    return y, beyond, kept
+
+
+def _choices(weights: Tensor, ids: Tensor, plan: Plan, inputs: Inputs) -> list[Tensor]:
+    """Of each row that is sent: its choices among the experts of the rank that it goes to, int32
+    [rows, k], -1 for others, and its weights [rows, k]."""
+    ranks = inputs.exchange.ranks.size
+    per_rank = inputs.experts
+    if ids.shape[0] == 0:
+        rows = (plan.sources.shape[0], ids.shape[1])
+        return [ids.new_full(rows, -1, dtype=torch.int32), weights.new_zeros(rows)]
+    places = plan.sources.clamp(min=0)
+    tokens, ranks_of_rows = places // ranks, (places % ranks).unsqueeze(-1)
+    own = ids.index_select(0, tokens) - ranks_of_rows * per_rank
+    is_own = (own >= 0) & (own < per_rank) & (plan.sources >= 0).unsqueeze(-1)
+    return [torch.where(is_own, own, -1).to(torch.int32), weights.index_select(0, tokens)]
+
+
+def _to_experts(
+    x: Tensor, plan: Plan, exchange: Exchange, format: Format | None, beside: list[Tensor]
+) -> InFlight:
+    tokens = tokens_of(x, plan.sources, exchange.ranks.size, format)
+    rows = packed([*tokens.parts, *beside])
+    return begin_exchange(NAME, rows, exchange.ranks, plan.received, plan.sent)
+
+
+def _home(rows: Tensor, plan: Plan, exchange: Exchange) -> InFlight:
+    return begin_exchange(NAME, rows, exchange.ranks, plan.sent, plan.received)
+
+
+def _routing(ids: Tensor, plan: Plan, inputs: Inputs) -> tuple[Routing, Tensor | None]:
+    """The order of rows for this rank's experts, as many as there are or there is room for; and how
+    many there is no room for."""
+    exchange = inputs.exchange
+    routing = sort_by_expert(ids, inputs.experts)
+    offsets, sources, positions = routing
+    if plan.slots is not None:
+        return routing._replace(sources=sources[: plan.slots]), None
+    room = exchange.local_rows
+    if room is None or room >= sources.shape[0]:
+        return routing, None
+    over = (offsets[-1:] - room).clamp(min=0)
+    require_room(NAME, "local_rows", room, over, False, exchange.ranks)
+    positions = torch.where(positions < room, positions, -1)
+    return Routing(offsets.clamp(max=room), sources[:room], positions), over
+
+
+class _Experts(torch.autograd.Function):
+    """run_over_ranks() where something is to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        inputs: Inputs = layout.record(tensors)
+        y, beyond, kept = _forward(inputs, _needs(layout, ctx))
+        save(ctx, (inputs.plans, tuple(kept)))
+        ctx.layout, ctx.x_dtype, ctx.exchange = layout, inputs.x.dtype, inputs.exchange
+        targets = Target.of(inputs.first), Target.of(inputs.second)
+        ctx.layer = ExpertLayer(inputs.activation, inputs.recipe, inputs.dtype, *targets)
+        if beyond is None:  # Dynamo takes no None beside a tensor
+            return y
+        ctx.mark_non_differentiable(beyond)
+        return y, beyond
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
+        refuse_in_backward("distributed.experts", dy)
+        plans, kept = saved(ctx)
+        needs, dy = _needs(ctx.layout, ctx), walkable(dy)
+        made = gradients_over_ranks(dy, plans, kept, needs, ctx.layer, ctx.exchange, ctx.x_dtype)
+        gradients: tuple[Any, ...] = ctx.layout.gradients(ctx, **made._asdict())
+        return gradients
+
+
+def _needs(layout: Layout, ctx: Any) -> Needs:
+    needs: Inputs = layout.needs(ctx)
+    first, second = needs.first, needs.second
+    flags = needs.x, needs.weights, first.weight, second.weight, first.bias, second.bias
+    return Needs(*map(bool, flags))

@@ -1,0 +1,187 @@
+"""Modules whose experts are spread over ranks."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn import Module, Parameter
+
+from ..._core.errors import invalid_argument
+from ...nn.layers.experts import Experts
+from ...nn.layers.linear import own_part
+from ...nn.layers.mixture import MixtureOfExperts
+from ..ranks import Ranks
+from .experts import require_fitting_ranks, run_experts
+from .options import Exchange, exchange_of
+from .overlap import on_second_stream
+
+_NAME: Final = "octofold.distributed.parallelize_experts"
+
+
+class ParallelExperts(Experts):
+    """octofold.nn.Experts of which each rank has a part: parallelize_experts() makes them. Their
+    parameters, and FP8 weights and scales, are DTensors of the global shape, sharded over the
+    first dimension; names in state_dict() are the same.
+
+    forward: as in octofold.nn.Experts, of this rank's tokens, and with ids of all experts. All
+    ranks call it, those too that have no tokens.
+    """
+
+    exchange: Exchange
+    dropped: Tensor | None
+    """int64 [1]: rows that found no room, since it was last zeroed; None without a capacity. Not
+    in state_dict()."""
+
+    def forward(self, input: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        first, second = (self.weight(name) for name in self._names)
+        weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
+        routed = (input, topk_ids, topk_weights)
+        recipe, exchange = self._recipe, self.exchange
+        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, self.dropped)
+        grad = torch.is_grad_enabled()
+        of_first = self._projection(self._names[0], first, grad and input.requires_grad)
+        both = grad and (input.requires_grad or of_first.needs_gradient())
+        of_second = self._projection(self._names[1], second, both)
+        return run_experts(
+            *routed, of_first, of_second, self.activation, recipe, exchange, self.dropped
+        )
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.dropped is not None:
+            self.dropped.zero_()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.exchange.ranks}"
+
+    def _own(self, name: str) -> Any:
+        return own_part(getattr(self, name))
+
+
+def parallelize_experts(
+    model: Module,
+    group: Any = None,
+    *,
+    wire: str = "fp8",
+    capacity: int | None = None,
+    local_rows: int | None = None,
+    combine_dtype: torch.dtype | None = None,
+    halves: int = 1,
+    module_filter_fn: Callable[[Module, str], bool] | None = None,
+) -> Module:
+    """Spread the experts of a model over the ranks of a group, in place: of each octofold.nn.
+    Experts every rank keeps its part of the weights that it has, as DTensors, and what is not its
+    own is freed. Nothing travels: ranks have to begin with the same weights, or load a checkpoint
+    afterwards; modules on the "meta" device stay there.
+
+    model: an octofold.nn.Experts, or anything that holds some (octofold.nn.convert_experts() makes
+        them). Where an octofold.nn.MixtureOfExperts has a shared expert it is computed beside the
+        exchange, on a GPU on a second stream.
+    group: a DeviceMesh of one dimension (as fully_shard() over another dimension wants it), a
+        torch.distributed.ProcessGroup, or None for all processes. Its size divides the experts.
+    wire, capacity, local_rows, combine_dtype, halves: as in octofold.distributed.experts().
+    module_filter_fn: (module, fully qualified name) → whether to spread it; None: all.
+
+    Each rank has tokens of its own, as in data parallelism. Gradients by experts are sums over the
+    tokens of all ranks: they are not reduced again over this group; those of all other parameters
+    (the router, the shared expert) are, as of any other layer that ranks have alike.
+    Call it before fully_shard(), torch.compile and the optimizer. Returns the model.
+    Raises InvalidArgumentError, which names the argument or the module, before anything is changed.
+    """
+    if not isinstance(model, Module):
+        raise invalid_argument(_NAME, "model", "a torch.nn.Module", type(model).__qualname__)
+    exchange = exchange_of(
+        _NAME,
+        group,
+        wire=wire,
+        capacity=capacity,
+        local_rows=local_rows,
+        combine_dtype=combine_dtype,
+        halves=halves,
+    )
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Experts)
+        and (module_filter_fn is None or module_filter_fn(module, name))
+    }
+    if not found:
+        expected = "a module that is or holds octofold.nn.Experts (that module_filter_fn picks)"
+        raise invalid_argument(_NAME, "model", expected, type(model).__qualname__)
+    for name, module in found.items():
+        _require_spreadable(name, module, exchange.ranks)
+    for experts in found.values():
+        _spread(experts, exchange, group)
+    for block in model.modules():
+        if isinstance(block, MixtureOfExperts) and isinstance(block.experts, ParallelExperts):
+            block._beside = on_second_stream
+    return model
+
+
+class ExpertParallel(ParallelStyle):
+    """The style for torch.distributed.tensor.parallel.parallelize_module() by which a module of
+    octofold.nn.Experts, or all that a module holds, is spread over the mesh: parallelize_experts()
+    with these options. As there, no weights travel, so that src_data_rank means nothing.
+
+    >>> parallelize_module(model, mesh["ep"], {"layers.*.mlp": ExpertParallel()})
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def _apply(self, module: Module, device_mesh: DeviceMesh) -> Module:
+        return parallelize_experts(module, device_mesh, **self.options)
+
+
+def _require_spreadable(name: str, module: Experts, ranks: Ranks) -> None:
+    where = f"model.{name}" if name else "model"
+    count = getattr(module, module._names[1]).shape[0]
+    if isinstance(module, ParallelExperts):
+        raise invalid_argument(_NAME, where, "experts that are not spread yet", "spread ones")
+    if type(module) is not Experts:
+        got = type(module).__qualname__
+        raise invalid_argument(_NAME, where, "octofold.nn.Experts, not made into another", got)
+    if count % ranks.size != 0:
+        expected = f"a number of experts that {ranks.size} ranks divide"
+        raise invalid_argument(_NAME, where, expected, f"{count} (this is {ranks})")
+    if module.main_grad:
+        raise invalid_argument(_NAME, where, "main_grad=False: gradients are DTensors", "True")
+    if any(isinstance(tensor, DTensor) for tensor in module.parameters()):
+        raise invalid_argument(_NAME, where, "whole weights, before fully_shard()", "DTensors")
+
+
+def _spread(module: Experts, exchange: Exchange, group: Any) -> None:
+    """Experts become ParallelExperts, the same object."""
+    device = getattr(module, module._names[1]).device
+    mesh = group
+    if not isinstance(group, DeviceMesh):
+        kind = "cuda" if device.type == "meta" and torch.cuda.is_available() else device.type
+        kind = "cpu" if kind == "meta" else kind
+        mesh = DeviceMesh.from_group(exchange.ranks.group, kind)
+    count = getattr(module, module._names[1]).shape[0]
+    for name, parameter in list(module.named_parameters()):
+        part = Parameter(_part(parameter.detach(), count, mesh, exchange.ranks))
+        part.requires_grad_(parameter.requires_grad)
+        module.register_parameter(name, part)
+    for name, buffer in list(module.named_buffers()):
+        module.register_buffer(name, _part(buffer, count, mesh, exchange.ranks))
+    module.__class__ = ParallelExperts
+    assert isinstance(module, ParallelExperts)
+    module.exchange = exchange
+    counter = None
+    if exchange.capacity is not None:
+        counter = torch.zeros(1, dtype=torch.int64, device=device)
+    module.register_buffer("dropped", counter, persistent=False)
+
+
+def _part(whole: Tensor, experts: int, mesh: DeviceMesh, ranks: Ranks) -> Tensor:
+    """This rank's part of a tensor of experts; one scale of all of them on each rank."""
+    if whole.shape[0] != experts:
+        return DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    own = whole.chunk(ranks.size)[ranks.rank].clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)

@@ -1,0 +1,139 @@
+"""Which tokens go to which rank, and where they stand in what is sent.
+
+A token goes once to each rank that has any of its experts, whatever the number of them. Rows are
+sent in the order of ranks, and for each rank in the order of tokens:
+
+    experts of t0: 0 3    expert 0, 1: rank 0    row      0   1   2   3
+               t1: 1 0           2, 3: rank 1    rank     0   0   1   1
+               t2: -1 2                          source  t0  t1  t0  t2
+
+How many rows that are only the device knows. Either it tells the host (`exact`), or there is room
+for a fixed number of them for each pair of ranks (`fixed`), and rows beyond it are left out.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.errors import invalid_argument
+from ..._ops.routing import sort_by_expert
+from ..ranks import Ranks
+from ..wire import exchanged, gathered
+
+_BAD_IDS: Final = -1
+
+_is_compiling: Final = torch.compiler.is_compiling
+
+
+class Plan(NamedTuple):
+    """How the tokens of this rank travel."""
+
+    sources: Tensor
+    """int32 [sent rows]: token · ranks + rank, -1 where there is no row."""
+    positions: Tensor
+    """int32 [tokens, ranks]: the row of a token that goes to a rank, -1 where it does not."""
+    sent: list[int] | None
+    """Rows to each rank; None: equally many."""
+    received: list[int] | None
+    slots: int | None
+    """How many choices of this rank's experts arrive; None: only the device knows."""
+
+
+def parts_of(rows: Tensor, plans: tuple[Plan, ...]) -> list[Tensor]:
+    """Rows of all tokens of this rank, by the parts of the batch that have a plan each."""
+    if len(plans) == 1:
+        return [rows]
+    return list(torch.split(rows, [plan.positions.shape[0] for plan in plans]))
+
+
+class Order(NamedTuple):
+    """The rows that go to each rank, as the device knows them."""
+
+    offsets: Tensor
+    sources: Tensor
+    positions: Tensor
+    slots: Tensor
+    """int32 [ranks]: how many choices of the rank's experts there are."""
+    bad: bool
+    """Whether there are ids of experts that do not exist (of a GPU nobody looks)."""
+
+
+def order_of(ids: Tensor, experts: int, ranks: Ranks) -> Order:
+    """Of ids [tokens, k], int32 or int64, of experts that are spread over the ranks in blocks."""
+    bad = False
+    if not ids.is_cuda and not _is_compiling():
+        bad = bool(((ids < -1) | (ids >= experts)).any())
+    numbers = torch.arange(ranks.size, dtype=torch.int32, device=ids.device)
+    owners = owners_of(ids, experts // ranks.size)
+    chosen = owners.unsqueeze(-1) == numbers
+    slots = chosen.sum((0, 1), dtype=torch.int32)
+    ranks_of_token = torch.where(chosen.any(1), numbers, -1)
+    return Order(*sort_by_expert(ranks_of_token, ranks.size), slots, bad)
+
+
+def owners_of(ids: Tensor, per_rank: int) -> Tensor:
+    """The rank of each expert; negative for -1."""
+    return torch.div(ids, per_rank, rounding_mode="floor")
+
+
+def exact(operation: str, orders: list[Order], ranks: Ranks) -> list[Plan]:
+    """Plans by which all rows travel and no others. The host waits, once, for how many there are:
+    of all parts of the batch together."""
+    counts = torch.stack([torch.stack((o.offsets.diff(), o.slots), -1) for o in orders], 1)
+    counts = counts.flatten(1)  # [ranks, (rows, slots) of each part]
+    if any(order.bad for order in orders):
+        counts = torch.full_like(counts, _BAD_IDS)
+    arriving = exchanged(operation, counts, ranks)
+    leaving_rows, arriving_rows = torch.stack((counts, arriving)).tolist()
+    _require_ids(operation, [row[0] == _BAD_IDS for row in arriving_rows], ranks)
+    plans = []
+    for part, order in enumerate(orders):
+        sent = [row[2 * part] for row in leaving_rows]
+        received = [row[2 * part] for row in arriving_rows]
+        slots = sum(row[2 * part + 1] for row in arriving_rows)
+        sources = order.sources[: sum(sent)]
+        plans.append(Plan(sources, order.positions, sent, received, slots))
+    return plans
+
+
+def fixed(order: Order, capacity: int, ranks: Ranks) -> tuple[Plan, Tensor]:
+    """A plan by which `capacity` rows go from each rank to each, and how many rows did not fit, [1]
+    on the device. The host waits for nothing."""
+    offsets, sources, positions = order[:3]
+    begins, counts = offsets[:-1], offsets.diff()
+    place = torch.arange(ranks.size * capacity, dtype=torch.int32, device=offsets.device)
+    rank, within = place // capacity, place % capacity
+    nobody = sources.shape[0]
+    row = torch.where(within < counts[rank], begins[rank] + within, nobody)
+    filled = torch.cat((sources, sources.new_full((1,), -1)))[row]
+    numbers = torch.arange(ranks.size, dtype=torch.int32, device=offsets.device)
+    of_rank = positions - begins
+    fits = (positions >= 0) & (of_rank < capacity)
+    positions = torch.where(fits, numbers * capacity + of_rank, -1)
+    dropped = (counts - capacity).clamp(min=0).sum().view(1)
+    return Plan(filled, positions, None, None, None), dropped
+
+
+def require_room(
+    operation: str, argument: str, room: int, dropped: Tensor, bad: bool, ranks: Ranks
+) -> None:
+    """On the CPU: that on no rank anything was dropped, and no id was bad. All ranks raise. On a
+    GPU it would take a wait: whoever drops counts."""
+    if dropped.is_cuda or _is_compiling():
+        return
+    own = torch.full_like(dropped, _BAD_IDS) if bad else dropped
+    of_ranks = gathered(operation, own, ranks).tolist()
+    _require_ids(operation, [number == _BAD_IDS for number in of_ranks], ranks)
+    for rank, number in enumerate(of_ranks):
+        if number > 0:
+            expected = f"room for all rows, got {room}, {number} too few on rank {rank}"
+            raise invalid_argument(operation, argument, expected, f"{room} (this is {ranks})")
+
+
+def _require_ids(operation: str, bad: list[bool], ranks: Ranks) -> None:
+    wrong = [rank for rank, is_bad in enumerate(bad) if is_bad]
+    if wrong:
+        expected = "experts that exist, or -1"
+        got = f"others on rank {', '.join(map(str, wrong))} (this is {ranks})"
+        raise invalid_argument(operation, "topk_ids", expected, got)

@@ -1,0 +1,249 @@
+"""The gradients of experts, wherever their tokens have come from."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._core.recipe import Recipe
+from ..._core.scaled_tensor import ScaledTensor
+from ..._ops.cast import cast
+from ..._ops.cast_sources import ActivationGradient, Gathered
+from ..._ops.grouped_gemm import grouped_gemm
+from ..._ops.groups import Depth
+from ..._ops.routing import Routing, combine, combine_gradient
+from ..casting.casts import cast_as_wanted, cast_weight
+from ..casting.taken import taken_rows
+from ..casting.transposed import transposed_weight
+from .activated import activated_gradient
+from .expert_chain import Made, Projection, grouped_product
+from .main_grad import mark_gradient
+from .products import gradient_formats
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    x: bool = False
+    weights: bool = False
+    first: bool = False
+    second: bool = False
+    first_bias: bool = False
+    second_bias: bool = False
+
+    @property
+    def gate_up(self) -> bool:
+        return self.x or self.first or self.first_bias
+
+
+class Weight(NamedTuple):
+    """The transposed cast of a projection's weights or, where it is missing, what it can be made
+    of."""
+
+    transposed: ScaledTensor | None = None
+    weight: Tensor | None = None
+    rows: ScaledTensor | None = None
+
+
+class Kept(NamedTuple):
+    """The values that backward computes with. Those that it does not need are None."""
+
+    routing: Routing
+    weights: Tensor
+    ids: Tensor | None
+    y: Tensor | None
+    """Rows of the second product."""
+    gate_up: Tensor | None
+    x: ScaledTensor | None
+    """Tokens that have come as codes, of which backward makes the transpose."""
+    x_transposed: ScaledTensor | None
+    h_transposed: ScaledTensor | None
+    first: Weight
+    second: Weight
+
+
+def kept_for(
+    needs: Needs,
+    made: Made,
+    x: Tensor | ScaledTensor,
+    weights: Tensor,
+    ids: Tensor,
+    routing: Routing,
+    first: Projection,
+    second: Projection,
+) -> Kept:
+    """The values that backward needs of those that forward had and made."""
+    return Kept(
+        routing,
+        weights,
+        ids if needs.second_bias else None,
+        made.y if needs.weights else None,
+        made.gate_up if needs.gate_up else None,
+        x if needs.first and isinstance(x, ScaledTensor) else None,
+        made.x_transposed,
+        made.h_transposed,
+        _weight_of(first) if needs.x else Weight(),
+        _weight_of(second) if needs.gate_up else Weight(),
+    )
+
+
+class Target(NamedTuple):
+    """The places that the gradients of a projection go to."""
+
+    dtype: torch.dtype | None
+    bias_dtype: torch.dtype | None
+    main_grad: Tensor | None
+    weight: Tensor | None
+    """Whose main_grad it is; None: nobody's."""
+
+    @staticmethod
+    def of(projection: Projection) -> "Target":
+        weight, bias, main_grad = projection.weight, projection.bias, projection.main_grad
+        return Target(
+            None if weight is None else weight.dtype,
+            None if bias is None else bias.dtype,
+            main_grad,
+            None if main_grad is None else weight,
+        )
+
+    def gradient(
+        self,
+        of_gradient: ScaledTensor | None,
+        of_input: ScaledTensor | None,
+        offsets: Tensor,
+        recipe: Recipe,
+    ) -> Tensor | None:
+        """[experts, out, in], of transposed casts; None where it was added to a main_grad."""
+        product, added_to = recipe.grad_weight, self.main_grad
+        assert product is not None
+        assert of_gradient is not None
+        assert of_input is not None
+        fast, operands = product.fast_accumulation, (of_gradient, of_input, Depth(offsets))
+        if added_to is None:
+            gradient: Tensor = grouped_gemm(*operands, out_dtype=self.dtype, fast_accumulation=fast)
+            return gradient
+        grouped_gemm(*operands, c=added_to, fast_accumulation=fast, out=added_to)
+        if self.weight is not None:
+            mark_gradient(self.weight)
+        return None
+
+
+class ExpertLayer(NamedTuple):
+    """What a layer is, beside its tensors."""
+
+    activation: str
+    recipe: Recipe
+    dtype: torch.dtype
+    """The dtype of the result."""
+    first: Target
+    second: Target
+
+
+class Gradients(NamedTuple):
+    """The gradients by the inputs; None where they are not wanted."""
+
+    x: Tensor | None
+    """[..., hidden]"""
+    weights: Tensor | None
+    """[..., k], of the routing."""
+    first: tuple[Tensor | None, Tensor | None]
+    """By the weights and the biases of a projection."""
+    second: tuple[Tensor | None, Tensor | None]
+
+
+def expert_gradients(
+    kept: Kept,
+    needs: Needs,
+    layer: ExpertLayer,
+    dy: Tensor | ScaledTensor,
+    x_dtype: torch.dtype,
+) -> Gradients:
+    """Of dy [..., hidden], that by the result; of codes [tokens, hidden] with a scale for each row
+    or 128 columns, their values count. x_dtype: that of the gradient by x."""
+    offsets, sources, positions = kept.routing
+    recipe, dtype, slots = layer.recipe, layer.dtype, positions.shape[-1]
+    grad_input, grad_weight = recipe.grad_input, recipe.grad_weight
+    assert grad_input is not None
+    assert grad_weight is not None
+    dx = d_weights = d_first = d_second = d_first_bias = d_second_bias = None
+    of_rows, of_transpose = gradient_formats(recipe, needs.gate_up, needs.second)
+    rows: ScaledTensor | None = None
+    if isinstance(dy, ScaledTensor):
+        if of_rows is not None:
+            rows, of_rows = taken_rows(dy, sources, slots, kept.weights), None
+        dy = _values(dy, dtype)
+    if needs.weights:
+        assert kept.y is not None
+        d_weights = combine_gradient(dy, kept.y, positions)
+    if needs.second_bias:
+        assert kept.ids is not None
+        d_second_bias = _bias_gradient(dy, kept.ids, kept.weights, offsets)
+        d_second_bias = d_second_bias.to(layer.second.bias_dtype)
+    gathered = Gathered(dy, sources, slots=slots, factors=kept.weights)
+    casts = cast_as_wanted(gathered, of_rows, of_transpose, offsets=offsets)
+    rows = casts.rows if rows is None else rows
+    if needs.second:
+        d_second = layer.second.gradient(casts.transposed, kept.h_transposed, offsets, recipe)
+    if needs.gate_up:
+        assert kept.gate_up is not None
+        weight = _transposed(kept.second, recipe)
+        dh = grouped_product(grad_input, rows, weight, offsets, dtype, cast_to=grad_input.a)
+        rows, transposed, *_ = cast_as_wanted(
+            ActivationGradient(dh, kept.gate_up, layer.activation),
+            *gradient_formats(recipe, needs.x, needs.first),
+            offsets=offsets,
+        )
+        if needs.first_bias:
+            d = activated_gradient(dh, kept.gate_up, layer.activation)
+            d_first_bias = _group_sums(d, offsets).to(layer.first.bias_dtype)
+        if needs.first:
+            x_transposed = kept.x_transposed
+            if x_transposed is None:
+                assert kept.x is not None
+                x = Gathered(_values(kept.x, dtype), sources, slots=slots)
+                x_transposed = cast(x, transposed=grad_weight.b, offsets=offsets).transposed
+            d_first = layer.first.gradient(transposed, x_transposed, offsets, recipe)
+        if needs.x:
+            weight = _transposed(kept.first, recipe)
+            dx = grouped_product(grad_input, rows, weight, offsets, dtype)
+            dx = combine(dx, positions, out_dtype=x_dtype)
+    return Gradients(dx, d_weights, (d_first, d_first_bias), (d_second, d_second_bias))
+
+
+def _values(codes: ScaledTensor, dtype: torch.dtype) -> Tensor:
+    values: Tensor = codes.dequantize(dtype)
+    return values
+
+
+def _weight_of(projection: Projection) -> Weight:
+    rows, transposed = projection.casts
+    if transposed is not None:
+        return Weight(transposed)
+    weight = projection.weight
+    return Weight(rows=rows) if weight is None else Weight(weight=weight)
+
+
+def _transposed(kept: Weight, recipe: Recipe) -> ScaledTensor | None:
+    """The transposed cast of a projection's weights."""
+    if kept.transposed is not None:
+        return kept.transposed
+    if kept.weight is not None:
+        return cast_weight(kept.weight, recipe, False, True)[1]
+    assert kept.rows is not None
+    return transposed_weight(kept.rows, recipe)
+
+
+def _bias_gradient(dy: Tensor, ids: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    """[experts, out]: the gradient by each expert's result, summed over its tokens."""
+    dy, ids, weights = dy.flatten(0, -2), ids.flatten(0, -2), weights.flatten(0, -2)
+    numbers = torch.arange(offsets.shape[0] - 1, dtype=ids.dtype, device=ids.device)
+    shares = ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+    dy = torch.where((ids >= 0).any(1, keepdim=True), dy, 0)  # no token may be any number
+    return shares.t().to(dy.dtype) @ dy
+
+
+def _group_sums(x: Tensor, offsets: Tensor) -> Tensor:
+    """[experts, cols]: rows of x [rows, cols] summed; those behind the last are not looked at."""
+    rows = torch.arange(x.shape[0], dtype=offsets.dtype, device=x.device)
+    belongs = (rows >= offsets[:-1, None]) & (rows < offsets[1:, None])
+    return belongs.to(x.dtype) @ torch.where((rows < offsets[-1]).unsqueeze(-1), x, 0)

@@ -1,0 +1,182 @@
+"""Modules whose experts are spread over ranks, and buffers of DeepEP's layouts: what ranks run."""
+
+import copy
+
+import octofold
+import torch
+import torch.distributed.checkpoint as dcp
+from expert_parallel_checks import (
+    BF16,
+    BLOCKS,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    compare,
+    error,
+    leaf,
+    parts_of,
+    problem,
+    refused,
+    step,
+)
+from octofold.distributed import (
+    ExpertParallel,
+    ParallelExperts,
+    experts,
+    parallelize_experts,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+nn = octofold.nn
+
+
+def mesh_of():
+    return init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("ep",))
+
+
+def block(shared=64, bias=False, **options):
+    torch.manual_seed(3)
+    sizes = (HIDDEN, INNER, EXPERTS, 2, shared)
+    return nn.MixtureOfExperts(*sizes, bias=bias, dtype=BF16, **options)
+
+
+def tokens_of(rank, count=20):
+    g = torch.Generator().manual_seed(5 + rank)
+    return [torch.randn((count + rank, HIDDEN), generator=g).to(BF16) for _ in range(2)]
+
+
+def run(module, x, dy):
+    x = leaf(x)
+    y = module(x)
+    y.backward(dy)
+    return y.detach(), x.grad
+
+
+def mixture(rank, group, style, options):
+    """A block beside itself in one process, which sees all ranks' tokens."""
+    size = torch.distributed.get_world_size()
+    whole, own = block(bias=True), block(bias=True)
+    names = list(own.state_dict())
+    where = mesh_of()["ep"] if group == "mesh" else None
+    if style:
+        parallelize_module(own, where, {"experts": ExpertParallel(**options)})
+    else:
+        assert parallelize_experts(own, where, **options) is own
+    assert list(own.state_dict()) == names
+    assert type(own.experts) is ParallelExperts
+    assert "experts=8" in repr(own.experts)
+    everyone = [tokens_of(r) for r in range(size)]
+    lengths = [len(x) for x, _ in everyone]
+    y, dx = run(whole, *(torch.cat(parts) for parts in zip(*everyone, strict=True)))
+    own_y, own_dx = run(own, *everyone[rank])
+    compare([own_y, own_dx], [t.split(lengths)[rank] for t in (y, dx)], [False] * 2, 0.06)
+    assert error(own_y, y.split(lengths)[rank]) < 0.005
+    for name, parameter in own.experts.named_parameters():
+        assert isinstance(parameter, DTensor)
+        assert isinstance(parameter.grad, DTensor)
+        of_whole = getattr(whole.experts, name)
+        assert parameter.shape == of_whole.shape
+        mine = of_whole.grad.chunk(size)[rank]
+        assert error(parameter.grad.to_local(), mine) < 0.06, name
+    for name, parameter in own.named_parameters():
+        if "gate." in name or "shared" in name:  # of which each rank has its tokens' part
+            torch.distributed.all_reduce(parameter.grad)
+            assert error(parameter.grad, whole.get_parameter(name).grad) < 0.06, name
+    torch.optim.SGD(own.parameters(), lr=0.1).step()
+    own.zero_grad()
+    with torch.no_grad():
+        assert not torch.equal(own(everyone[rank][0]), own_y)
+
+
+def fp8_module(rank):
+    """Buffers of codes and scales are sharded as parameters are."""
+    p = problem([24] * torch.distributed.get_world_size())
+    own, rows, experts_ = p.part(rank)
+
+    def codes(w):
+        made = octofold.quantize(w.flatten(0, 1), "128x128", matrices=len(w))
+        return octofold.ScaledTensor(made.data.view(w.shape), made.scale, "128x128")
+
+    whole = nn.Experts.from_weights(codes(p.w13), codes(p.w2))
+    module = parallelize_experts(copy.deepcopy(whole), mesh_of()).to(torch.float16)
+    assert module.gate_up_proj.dtype == torch.float8_e4m3fn
+    assert module.gate_up_proj.to_local().shape[0] == experts_.stop - experts_.start
+    with torch.no_grad():
+        actual = module(own.x, own.ids, own.weights)
+        assert error(actual, whole(p.x, p.ids, p.weights)[rows]) < 0.004
+    again = parallelize_experts(copy.deepcopy(whole), mesh_of())
+    again.gate_up_proj.to_local().view(torch.uint8).zero_()
+    again.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again(own.x, own.ids, own.weights), actual)
+
+
+def save(rank, folder, fp8):
+    module = _for_checkpoint(fp8, 1)
+    parallelize_experts(module, mesh_of())
+    dcp.save({"model": module.state_dict()}, checkpoint_id=folder)
+
+
+def load(rank, folder, fp8, whole):
+    """By as many ranks as there are, or into a module that is whole on each."""
+    module, wanted = _for_checkpoint(fp8, 2), _for_checkpoint(fp8, 1)
+    if not whole:
+        parallelize_experts(module, mesh_of())
+    state = {"model": module.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    module.load_state_dict(state["model"])
+    for name, tensor in module.state_dict().items():
+        other = wanted.state_dict()[name]
+        if isinstance(tensor, DTensor):
+            tensor, other = tensor.to_local(), other.chunk(torch.distributed.get_world_size())[rank]
+        assert torch.equal(tensor.view(torch.uint8), other.view(torch.uint8)), name
+
+
+def _for_checkpoint(fp8, seed):
+    torch.manual_seed(seed)
+    module = nn.Experts(HIDDEN, INNER, EXPERTS, bias=not fp8, dtype=BF16)
+    if not fp8:
+        return module
+    parts = [getattr(module, name).detach() for name in ("gate_up_proj", "down_proj")]
+    made = [octofold.quantize(w.flatten(0, 1), "128x128", matrices=EXPERTS) for w in parts]
+    return nn.Experts.from_weights(
+        *(
+            octofold.ScaledTensor(m.data.view(w.shape), m.scale, "128x128")
+            for m, w in zip(made, parts, strict=True)
+        )
+    )
+
+
+def refusals(rank):
+    size = torch.distributed.get_world_size()
+    odd = nn.Experts(HIDDEN, INNER, size + 1)
+    name = "octofold.distributed.parallelize_experts"
+    refused(lambda: parallelize_experts(odd), name, f"that {size} ranks divide", f"rank {rank} of")
+    assert type(odd) is nn.Experts
+    adding = nn.Experts(HIDDEN, INNER, EXPERTS, main_grad=True)
+    refused(lambda: parallelize_experts(adding), name, "main_grad")
+    refused(lambda: parallelize_experts(torch.nn.Linear(2, 2)), name, "model")
+    once = parallelize_experts(nn.Experts(HIDDEN, INNER, EXPERTS, device="meta"))
+    assert once.gate_up_proj.is_meta
+    refused(lambda: parallelize_experts(once), name, "not spread yet")
+    for options in ({"wire": "bf16"}, {"capacity": 0}, {"local_rows": 3}, {"halves": 3}):
+        refused(lambda o=options: parallelize_experts(odd, **o), name, *options)
+    p, *_ = problem([4] * size).part(rank)
+    run = (p.x, p.ids, p.weights, p.w13, p.w2)
+    refused(lambda: experts(*run, recipe="rowwise_with_gw_hp"), "recipe", "in FP8")
+    refused(lambda: experts(*run, recipe="delayed"), "recipe")
+
+
+def compiled(rank, tokens):
+    """With a capacity all of it is one graph."""
+    p, *_ = problem(tokens).part(rank)
+    eager = step(experts, p, capacity=64)
+
+    def layer(*arguments, **options):
+        return experts(*arguments, capacity=64, **options)
+
+    torch._dynamo.reset()
+    fast = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compare(step(fast, p), eager, [True] * 5, 0)
