@@ -24,16 +24,11 @@ _AGREED: Final[WeakKeyDictionary[ProcessGroup, set[str]]] = WeakKeyDictionary()
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-def require_agreement(
-    operation: str, ranks: Ranks, *, always: bool = False, **facts: object
-) -> None:
+def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     """That all ranks of a group call this operation now, with the same facts (shapes, dtypes,
     recipes): each a value whose text says it. Raises InvalidArgumentError on every rank otherwise,
     which names the ranks and the fact, and UnavailableError where a rank does not answer within the
     group's time-out.
-
-    always: compare also what was agreed on before, for what is not done in each step: a rank that
-    has another model now may have had this one before.
 
     Not checked while torch.compile traces or a CUDA graph is captured: what is captured has run
     before.
@@ -41,20 +36,25 @@ def require_agreement(
     if ranks.size == 1 or _is_compiling() or _is_capturing():
         return
     text = "; ".join((operation, *(f"{name}={value}" for name, value in facts.items())))
-    group = ranks.group
-    agreed = _AGREED.setdefault(group, set())
-    if text in agreed and not always and os.environ.get(_SWITCH, "0") in ("", "0"):
+    agreed = _AGREED.setdefault(ranks.group, set())
+    if text in agreed and os.environ.get(_SWITCH, "0") in ("", "0"):
         return
+    require_agreement_now(operation, ranks, **facts)
+    agreed.add(text)
+
+
+def require_agreement_now(operation: str, ranks: Ranks, **facts: object) -> None:
+    """The same, also of what was agreed on before. For what is not done in each step: of two ranks
+    that come with different models, one may have come with its own before."""
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}
     answered(
         operation,
         "what ranks are about to do",
         ranks,
-        lambda: torch.distributed.all_gather_object(said, mine, group),
+        lambda: torch.distributed.all_gather_object(said, mine, ranks.group),
     )
     _require_same(operation, ranks, said)
-    agreed.add(text)
 
 
 def answered(operation: str, tensor: str, ranks: Ranks, call: Callable[[], _T]) -> _T:
