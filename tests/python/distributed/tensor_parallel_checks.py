@@ -164,7 +164,8 @@ def mlp(rank, recipe, given, gives, made="packed", norm=None, **options):
         inputs["residual"] = numbers(512, 512, seed=2)
     layouts = LAYOUTS[given], LAYOUTS[gives]
     style = MLPParallel(input_layouts=layouts[0], output_layouts=layouts[1])
-    beside(layer, style, inputs, layouts)
+    weights = [name for name, p in layer.named_parameters() if p.dim() == 2]
+    beside(layer, style, inputs, layouts, weights if recipe in ("blockwise", "rowwise") else ())
 
 
 def experts(rank, recipe, given, gives, bias=False, activation="swiglu", inner=256, dtype=None):
@@ -174,7 +175,10 @@ def experts(rank, recipe, given, gives, bias=False, activation="swiglu", inner=2
     style = ExpertTensorParallel(
         input_layouts=layouts[0], output_layouts=layouts[1], reduce_dtype=dtype
     )
-    beside(layer, style, routed(256), layouts)
+    whole = inner // torch.distributed.get_world_size() % 128 == 0 or recipe == "rowwise"
+    weights = [name for name, p in layer.named_parameters() if p.dim() == 3]
+    bits = weights if recipe in ("blockwise", "rowwise") and whole else ()
+    beside(layer, style, routed(256), layouts, bits)
 
 
 def routed(hidden, tokens=128):
