@@ -113,3 +113,8 @@ def test_a_dead_rank():
         assert "expected all 2 ranks to take part, got on rank 0" in error
     finally:
         started.stop()
+
+
+@pytest.mark.parametrize("kind", ["experts", "mlp"])
+def test_packed_state(processes, kind):
+    processes.run(checks.packed_state, kind)
