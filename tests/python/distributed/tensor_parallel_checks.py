@@ -424,10 +424,17 @@ def load(rank, folder):
         assert torch.equal(whole, wanted[name]), name
 
 
-def compiled(rank, fullgraph=True):
+def compiled(rank, kind):
     """torch.compile, and activation checkpointing: the same bits."""
-    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
-    x, dy = numbers(128, 256, seed=1), numbers(128, 256, seed=2)
+    split = Shard(0)
+    if kind == "attention":
+        plan = {name: ColumnParallel(input_layouts=split) for name in "qkv"}
+        plan = {"": SharedInput(), **plan, "o": RowParallel(output_layouts=split)}
+        block, features = seeded(Attention, "blockwise"), 512
+    else:
+        block, features, plan = seeded(Block), 256, PLAN
+    block = parallelize_module(block, mesh_of_all(), plan)
+    x, dy = numbers(128, features, seed=1), numbers(128, features, seed=2)
 
     def results(model):
         block.zero_grad()
@@ -440,7 +447,7 @@ def compiled(rank, fullgraph=True):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
     wanted = results(block)
-    for model in (checkpointed, torch.compile(block, fullgraph=fullgraph, backend="aot_eager")):
+    for model in (checkpointed, torch.compile(block, fullgraph=True, backend="aot_eager")):
         for found, expected in zip(results(model), wanted, strict=True):
             assert torch.equal(found, expected)
 

@@ -78,8 +78,9 @@ def test_checkpoint(processes, tmp_path):
 
 
 @TWO
-def test_compiled(processes):
-    processes.run(checks.compiled)
+@pytest.mark.parametrize("kind", ["block", "attention"])
+def test_compiled(processes, kind):
+    processes.run(checks.compiled, kind)
 
 
 @TWO
