@@ -36,20 +36,25 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     if ranks.size == 1 or _is_compiling() or _is_capturing():
         return
     text = "; ".join((operation, *(f"{name}={value}" for name, value in facts.items())))
-    group = ranks.group
-    agreed = _AGREED.setdefault(group, set())
+    agreed = _AGREED.setdefault(ranks.group, set())
     if text in agreed and os.environ.get(_SWITCH, "0") in ("", "0"):
         return
+    require_agreement_now(operation, ranks, **facts)
+    agreed.add(text)
+
+
+def require_agreement_now(operation: str, ranks: Ranks, **facts: object) -> None:
+    """The same, also of what was agreed on before. For what is not done in each step: of two ranks
+    that come with different models, one may have come with its own before."""
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}
     answered(
         operation,
         "what ranks are about to do",
         ranks,
-        lambda: torch.distributed.all_gather_object(said, mine, group),
+        lambda: torch.distributed.all_gather_object(said, mine, ranks.group),
     )
     _require_same(operation, ranks, said)
-    agreed.add(text)
 
 
 def answered(operation: str, tensor: str, ranks: Ranks, call: Callable[[], _T]) -> _T:

@@ -3,8 +3,10 @@
 import copy
 
 import octofold
+import pytest
 import torch
 from octofold.distributed import parallelize
+from rank_processes import here
 from tensor_parallel_checks import mesh_of_all
 from torch.distributed.tensor import DTensor
 
@@ -24,15 +26,15 @@ def model_of(kind, **options):
 
     torch.manual_seed(3)
     if kind == "llama":
-        config = transformers.LlamaConfig(**SIZES, **options)
+        config = transformers.LlamaConfig(**SIZES | options)
         model = transformers.LlamaForCausalLM(config)
     elif kind == "qwen3_moe":
         sizes = SIZES | {"moe_intermediate_size": 256, "num_experts": 4}
         # All of them, as which ones are best turns on the last bits of what is routed.
         sizes["num_experts_per_tok"] = 4
-        config = transformers.Qwen3MoeConfig(**sizes, **options)
+        config = transformers.Qwen3MoeConfig(**sizes | options)
         model = transformers.Qwen3MoeForCausalLM(config)
-    return model.to(torch.bfloat16)
+    return here(model.to(torch.bfloat16))
 
 
 def loss_of(model, ids):
@@ -50,7 +52,7 @@ def like_one_process(rank, kind, recipe="blockwise", options=(), **kinds):
     octofold.nn.convert(alone, recipe, force_fp8=True)
     report = parallelize(parallel, mesh_of_all(), recipe=recipe, **kinds)
     assert report.model is parallel
-    ids = torch.arange(2 * 512).view(2, 512) * 7 % 256
+    ids = here(torch.arange(2 * 512).view(2, 512) * 7 % 256)
     loss, own_loss = loss_of(alone, ids), loss_of(parallel, ids)
     loss.backward()
     own_loss.backward()
@@ -80,4 +82,50 @@ def like_one_process(rank, kind, recipe="blockwise", options=(), **kinds):
     with torch.no_grad():
         logits = parallel(input_ids=ids[:, :8], use_cache=False).logits
     assert logits.shape == (2, 8, 256)
-    return repr(report), worst
+    return repr(report)
+
+
+def tied(rank):
+    """The head that shares its weight with the embedding still does."""
+    model = model_of("llama", tie_word_embeddings=True)
+    parallelize(model, mesh_of_all(), recipe="rowwise", reduce_dtype=torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    ids = here(torch.arange(64).view(2, 32))
+    loss_of(model, ids).backward()
+    assert model.lm_head.weight.grad.full_tensor().isfinite().all()
+
+
+def converted_before(rank):
+    """A model that is converted already is split as it is, with a plan of ours."""
+    model = model_of("llama")
+    octofold.nn.convert(model, "rowwise", lambda module, name: "mlp" in name)
+    plan = {
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+    }
+    report = parallelize(model, mesh_of_all(), plan, recipe=None)
+    assert len(report.converted) == 6
+    assert "all ranks have it" in report.left_alone["model.layers.0.self_attn.q_proj"]
+    ids = here(torch.arange(64).view(2, 32))
+    loss_of(model, ids).backward()
+    assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def refusals(rank):
+    mesh, model = mesh_of_all(), model_of("llama")
+    for options, error, words in (
+        ({"plan": {"model.none": "colwise"}}, octofold.InvalidArgumentError, "'plan'"),
+        ({"plan": {"lm_head": "own"}}, octofold.UnsupportedError, "got 'own' for 'lm_head'"),
+        ({"recipe": "delayed"}, octofold.InvalidArgumentError, "'recipe'"),
+    ):
+        with pytest.raises(error, match=words):
+            parallelize(copy.deepcopy(model), mesh, **options)
+    model = model_of("llama", num_key_value_heads=1)
+    with pytest.raises(octofold.InvalidArgumentError, match="1 heads of 32 features"):
+        parallelize(model, mesh)
+    with pytest.raises(octofold.InvalidArgumentError, match="without one"):
+        parallelize(torch.nn.Linear(4, 4), mesh)
+    model = model_of("llama" if rank else "qwen3_moe")
+    with pytest.raises(octofold.InvalidArgumentError, match="'model': expected the same on all"):
+        parallelize(model, mesh)

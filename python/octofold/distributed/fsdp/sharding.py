@@ -6,8 +6,8 @@ from torch.nn import Module, Parameter
 
 from ..._core.errors import invalid_argument
 from ..._core.recipe import Recipe
-from ...nn.layers.experts import Experts
 from ...nn.casting.wrapped_weight import with_local
+from ...nn.layers.experts import Experts
 from ...nn.layers.linear import Linear, own_part
 from .agreed_scale import agree_before_forward, forget_after_evaluation
 from .sharded_weight import ShardedWeight, has_one_scale

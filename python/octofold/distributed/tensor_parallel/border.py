@@ -84,6 +84,8 @@ class Border:
         )
         require_split(operation, "x", x, came)
         require_split(operation, "x", x, goes)
+        if came is not None and isinstance(x, DTensor):
+            require_tokens(operation, x, came, self.ranks.size)
         if goes is not None and (came != goes or isinstance(x, DTensor)):
             require_tokens(operation, x, goes, self.ranks.size)
 

@@ -19,7 +19,7 @@ from ...nn.conversion.report import Conversion
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import Linear, is_dtensor
 from ...nn.layers.mlp import MLP
-from ..agreement import require_agreement
+from ..agreement import require_agreement_now
 from ..ranks import Ranks, ranks_of
 from .plans import NAME, Options, entries, plan_of, require_parts, style_of
 from .replicated import SharedInput, Whole
@@ -111,7 +111,7 @@ def _require_the_same(
     ranks: Ranks, model: Module, recipe: Recipe | None, plan: Mapping[str, str]
 ) -> None:
     shapes = {name: (list(p.shape), str(p.dtype)) for name, p in model.named_parameters()}
-    require_agreement(
+    require_agreement_now(
         NAME,
         ranks,
         model=type(model).__qualname__,
