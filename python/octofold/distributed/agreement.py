@@ -40,16 +40,21 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
     agreed = _AGREED.setdefault(group, set())
     if text in agreed and os.environ.get(_SWITCH, "0") in ("", "0"):
         return
+    compare(operation, ranks, facts)
+    agreed.add(text)
+
+
+def compare(operation: str, ranks: Ranks, facts: Mapping[str, object]) -> None:
+    """require_agreement() of ranks that all know that it is time to compare."""
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}
     answered(
         operation,
         "what ranks are about to do",
         ranks,
-        lambda: torch.distributed.all_gather_object(said, mine, group),
+        lambda: torch.distributed.all_gather_object(said, mine, ranks.group),
     )
     _require_same(operation, ranks, said)
-    agreed.add(text)
 
 
 def answered(operation: str, tensor: str, ranks: Ranks, call: Callable[[], _T]) -> _T:

@@ -133,5 +133,6 @@ def test_checkpoints_of_two_ranks(tmp_path_factory, processes, fp8):
         processes.run(modules.load, str(folder), fp8, True)
 
 
+@pytest.mark.slow
 def test_compiles_with_a_capacity(processes):
     processes.run(modules.compiled, alike(processes))
