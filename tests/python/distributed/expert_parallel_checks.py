@@ -10,6 +10,8 @@ from octofold.distributed.ranks import ranks_of
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
 BF16 = torch.bfloat16
+DEVICE = torch.device("cpu")
+"""Where operands are: a worker on GPUs sets it."""
 
 
 class Problem(NamedTuple):
@@ -51,8 +53,7 @@ def problem(tokens, slots=SLOTS, bias=False, gone=0.1, only=EXPERTS, dtype=BF16)
     ids = scores.topk(slots, dim=1)[1].int()
     ids = torch.where(torch.rand(ids.shape, generator=g) < gone, -1, ids).int()
     weights = torch.rand((count, slots), generator=g) + 0.1
-    return Problem(
-        tokens,
+    made = (
         numbers(count, HIDDEN),
         ids,
         weights,
@@ -62,6 +63,7 @@ def problem(tokens, slots=SLOTS, bias=False, gone=0.1, only=EXPERTS, dtype=BF16)
         numbers(EXPERTS, 2 * INNER) if bias else None,
         numbers(EXPERTS, HIDDEN) if bias else None,
     )
+    return Problem(tokens, *(None if t is None else t.to(DEVICE) for t in made))
 
 
 def leaf(tensor):
