@@ -118,6 +118,10 @@ def test_fp8_module(processes):
     processes.run(modules.fp8_module)
 
 
+def test_under_fsdp(processes):
+    processes.run(modules.fully_sharded)
+
+
 def test_what_cannot_be_spread(processes):
     processes.run(modules.refusals)
 

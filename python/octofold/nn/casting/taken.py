@@ -24,12 +24,21 @@ def taken_rows(
     assert UNITS[x.granularity].is_of_a_row
     places = sources.clamp(min=0)
     tokens = places if slots == 1 else places // slots
-    data = x.data.view(torch.uint8).index_select(0, tokens).view(x.data.dtype)
+    data = _words(x.data).index_select(0, tokens).view(x.data.dtype)
     scale = x.scale.index_select(0, tokens)
     if factors is not None:
         of_rows = factors.reshape(-1).index_select(0, places)
         scale = scale * (of_rows if scale.dim() == 1 else of_rows.unsqueeze(-1))
     return ScaledTensor(data, as_products_read(scale, x.granularity), x.granularity)
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Rows of codes as the widest words that they are made of: who copies rows copies these."""
+    for dtype in (torch.int64, torch.int32):
+        size = dtype.itemsize
+        if all(n % size == 0 for n in (codes.shape[1], codes.stride(0), codes.storage_offset())):
+            return codes.view(dtype)
+    return codes.view(torch.uint8)
 
 
 def as_products_read(scale: Tensor, granularity: str) -> Tensor:
