@@ -1,6 +1,7 @@
 """Rows of what is cast already, and the layout of their scales."""
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from ..._core.granularity import BY_COLUMNS, UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 def taken_rows(
@@ -34,9 +37,10 @@ def taken_rows(
 
 def _words(codes: Tensor) -> Tensor:
     """Rows of codes as the widest words that they are made of: who copies rows copies these."""
+    # Dynamo takes no offsets; those of what it traces here, messages of other ranks, are 0.
+    offset = 0 if _is_compiling() else codes.storage_offset()
     for dtype in (torch.int64, torch.int32):
-        size = dtype.itemsize
-        if all(n % size == 0 for n in (codes.shape[1], codes.stride(0), codes.storage_offset())):
+        if all(n % dtype.itemsize == 0 for n in (codes.shape[1], codes.stride(0), offset)):
             return codes.view(dtype)
     return codes.view(torch.uint8)
 
