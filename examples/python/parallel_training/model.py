@@ -78,7 +78,10 @@ class Block(nn.Module):
                 size.hidden, size.inner, size.experts, size.experts_of_a_token
             )
         else:
-            self.mlp = octofold.nn.MLP(size.hidden, size.inner, force_fp8=True)
+            # Gate and up are two parameters, as checkpoints of several ranks want them.
+            shapes = (size.hidden, size.inner), (size.hidden, size.inner), (size.inner, size.hidden)
+            linears = [nn.Linear(*shape, bias=False) for shape in shapes]
+            self.mlp = octofold.nn.MLP.from_linears(*linears, force_fp8=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))

@@ -44,8 +44,8 @@ def require_agreement(operation: str, ranks: Ranks, **facts: object) -> None:
 
 
 def require_agreement_now(operation: str, ranks: Ranks, **facts: object) -> None:
-    """The same, also of what was agreed on before. For what is not done in each step: of two ranks
-    that come with different models, one may have come with its own before."""
+    """The same, also of what was agreed on before: for ranks that all know that it is time to
+    compare. Of two that come with different models, one may have come with its own before."""
     said: list[tuple[str, dict[str, str]]] = [("", {})] * ranks.size
     mine = operation, {name: str(value) for name, value in facts.items()}
     answered(

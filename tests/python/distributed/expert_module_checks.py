@@ -25,6 +25,7 @@ from octofold.distributed import (
     experts,
     parallelize_experts,
 )
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
@@ -180,3 +181,30 @@ def compiled(rank, tokens):
     torch._dynamo.reset()
     fast = torch.compile(layer, backend="aot_eager", fullgraph=True)
     compare(step(fast, p), eager, [True] * 5, 0)
+    module = parallelize_experts(nn.Experts(HIDDEN, INNER, EXPERTS, dtype=BF16), capacity=64)
+    whole = torch.compile(module, backend="aot_eager", fullgraph=True)
+    arguments = p.x, p.ids, p.weights
+    assert torch.equal(whole(*arguments), module(*arguments))
+
+
+def fully_sharded(rank):
+    """Spread over one dimension of a mesh and sharded by FSDP2 over the other: the same result and
+    gradients as spread alone, where those of experts are averages over the other dimension."""
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "ep"))
+    x, dy = tokens_of(rank)
+    plain, own = block(shared=None), block(shared=None)
+    parallelize_experts(plain, mesh["ep"])
+    parallelize_experts(own, mesh["ep"])
+    fully_shard(own.experts, mesh=mesh["dp"])
+    y, dx = run(plain, x, dy)
+    own_y, own_dx = run(own, x, dy)
+    compare([own_y, own_dx], [y, dx], [True, True], 0)
+    for name, parameter in own.experts.named_parameters():
+        wanted = getattr(plain.experts, name).grad.to_local().float()
+        torch.distributed.all_reduce(wanted, group=mesh["dp"].get_group())
+        mine = (wanted / 2).chunk(2)[mesh["dp"].get_local_rank()]
+        assert parameter.shape == getattr(plain.experts, name).shape
+        assert error(parameter.grad.to_local(), mine) < 0.01, name
+    torch.optim.SGD(own.parameters(), lr=0.1).step()
+    run(own, x, dy)

@@ -5,9 +5,13 @@ from typing import NamedTuple
 import octofold
 import torch
 from octofold.distributed import experts
+from octofold.distributed.agreement import require_agreement
+from octofold.distributed.ranks import ranks_of
 
 HIDDEN, INNER, EXPERTS, SLOTS = 256, 128, 8, 3
 BF16 = torch.bfloat16
+DEVICE = torch.device("cpu")
+"""Where operands are: a worker on GPUs sets it."""
 
 
 class Problem(NamedTuple):
@@ -49,8 +53,7 @@ def problem(tokens, slots=SLOTS, bias=False, gone=0.1, only=EXPERTS, dtype=BF16)
     ids = scores.topk(slots, dim=1)[1].int()
     ids = torch.where(torch.rand(ids.shape, generator=g) < gone, -1, ids).int()
     weights = torch.rand((count, slots), generator=g) + 0.1
-    return Problem(
-        tokens,
+    made = (
         numbers(count, HIDDEN),
         ids,
         weights,
@@ -60,6 +63,7 @@ def problem(tokens, slots=SLOTS, bias=False, gone=0.1, only=EXPERTS, dtype=BF16)
         numbers(EXPERTS, 2 * INNER) if bias else None,
         numbers(EXPERTS, HIDDEN) if bias else None,
     )
+    return Problem(tokens, *(None if t is None else t.to(DEVICE) for t in made))
 
 
 def leaf(tensor):
@@ -136,7 +140,8 @@ def forward_and_backward(rank, tokens, recipe, wire, options):
     actual, wanted = both(rank, problem(tokens), recipe, wire=wire, **options)
     limit = 0.13 if recipe == "tensorwise" else 0.06  # gradients in e5m2 differ by more
     compare(actual, wanted, [False] * 5, limit)
-    assert error(actual[0], wanted[0]) < (0.05 if recipe == "tensorwise" else 0.004)
+    of_y = error(actual[0], wanted[0])
+    assert of_y < (0.09 if recipe == "tensorwise" else 0.004), of_y
     if wire == "input" and recipe != "tensorwise":
         compare(actual[:3], wanted[:3], [False, False, True], 0.004)
     if options.get("combine_dtype") is torch.float32:
@@ -160,14 +165,14 @@ def truth(p):
 
 def error_by_codes(rank, tokens):
     """What codes on the wire add to the error of FP8 itself: nothing to y; to the gradients by x
-    next to nothing, by weights, whose operands are cast twice, up to the square root of two."""
+    next to nothing, by weights, some of whose operands are cast twice, a tenth."""
     p = problem(tokens)
     own, rows, experts_ = p.part(rank)
     exact = parts_of(truth(p), rows, experts_)
     one = parts_of(step(octofold.experts, p, recipe=BLOCKS), rows, experts_)
     many = step(experts, own, recipe=BLOCKS)
     errors = [(error(a, t), error(b, t)) for a, b, t in zip(one, many, exact, strict=True)]
-    for (of_one, of_many), limit in zip(errors, (1.02, 1.1, 20, 1.45, 1.45), strict=True):
+    for (of_one, of_many), limit in zip(errors, (1.02, 1.1, 1.25, 1.25, 1.25), strict=True):
         assert of_many < limit * of_one, errors
     return errors
 
@@ -236,6 +241,7 @@ def disagreement(rank, tokens, kind):
     match kind:
         case "recipe":
             arguments["recipe"] = "rowwise" if odd else "blockwise"
+            words.append("blockwise on rank 0 and rowwise on rank 1")
         case "k":
             arguments["topk_ids"] = p.ids[:, :2] if odd else p.ids
             arguments["topk_weights"] = p.weights[:, :2] if odd else p.weights
@@ -255,12 +261,9 @@ def disagreement(rank, tokens, kind):
         case "gradient":
             arguments["x"] = leaf(p.x) if odd else p.x
             words.append("requires_grad")
-        case "order":
-            words = ["order", "rank 1"]
+        case "order":  # with a capacity, of numbers that nobody has had
+            words, arguments["capacity"] = ["order", "rank 1"], 61
     if kind == "order" and odd:
-        from octofold.distributed.agreement import require_agreement
-        from octofold.distributed.ranks import ranks_of
-
         return refused(lambda: require_agreement("another", ranks_of("", "", None)), *words)
     return refused(lambda: experts(**arguments), "octofold.distributed.experts", *words)
 

@@ -118,6 +118,10 @@ def test_fp8_module(processes):
     processes.run(modules.fp8_module)
 
 
+def test_under_fsdp(processes):
+    processes.run(modules.fully_sharded)
+
+
 def test_what_cannot_be_spread(processes):
     processes.run(modules.refusals)
 
@@ -133,5 +137,6 @@ def test_checkpoints_of_two_ranks(tmp_path_factory, processes, fp8):
         processes.run(modules.load, str(folder), fp8, True)
 
 
+@pytest.mark.slow
 def test_compiles_with_a_capacity(processes):
     processes.run(modules.compiled, alike(processes))

@@ -35,21 +35,25 @@ class Part(NamedTuple):
 
 
 def packed(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices [rows, numbers] as uint8 [rows, bytes], a multiple of 16."""
+    """Matrices [rows, numbers] as rows of so many bytes, a multiple of 16, in words of 4 bytes if
+    the parts are made of such."""
+    words = all(part.shape[1] * part.dtype.itemsize % 4 == 0 for part in parts)
+    word = torch.int32 if words else torch.uint8
     pieces, size = [], 0
     for index, part in enumerate(parts):
-        piece = part.contiguous().view(torch.uint8)
+        piece = part.contiguous().view(word)
         pieces.append(piece)
-        size += piece.shape[1]
+        size += piece.shape[1] * word.itemsize
         if index in (0, len(parts) - 1) and size % _ALIGNMENT:
             room = -size % _ALIGNMENT
-            pieces.append(piece.new_zeros((piece.shape[0], room)))
+            pieces.append(piece.new_zeros((piece.shape[0], room // word.itemsize)))
             size += room
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
 def unpacked(rows: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     """Views of the parts that packed() was given."""
+    rows = rows.view(torch.uint8)
     views, at = [], 0
     for index, part in enumerate(parts):
         views.append(rows[:, at : at + part.size].view(part.dtype))

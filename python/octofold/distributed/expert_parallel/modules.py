@@ -14,6 +14,7 @@ from ..._core.errors import invalid_argument
 from ...nn.layers.experts import Experts
 from ...nn.layers.linear import own_part
 from ...nn.layers.mixture import MixtureOfExperts
+from ..agreement import require_agreement
 from ..ranks import Ranks
 from .experts import require_fitting_ranks, run_experts
 from .options import Exchange, exchange_of
@@ -41,13 +42,15 @@ class ParallelExperts(Experts):
         weights = (first, second, *(self._own(f"{name}_bias") for name in self._names))
         routed = (input, topk_ids, topk_weights)
         recipe, exchange = self._recipe, self.exchange
-        require_fitting_ranks(*routed, weights, self.activation, recipe, exchange, self.dropped)
+        facts = require_fitting_ranks(
+            *routed, weights, self.activation, recipe, exchange, self.dropped
+        )
         grad = torch.is_grad_enabled()
         of_first = self._projection(self._names[0], first, grad and input.requires_grad)
         both = grad and (input.requires_grad or of_first.needs_gradient())
         of_second = self._projection(self._names[1], second, both)
         return run_experts(
-            *routed, of_first, of_second, self.activation, recipe, exchange, self.dropped
+            *routed, of_first, of_second, self.activation, recipe, exchange, facts, self.dropped
         )
 
     def reset_parameters(self) -> None:
@@ -114,6 +117,7 @@ def parallelize_experts(
         raise invalid_argument(_NAME, "model", expected, type(model).__qualname__)
     for name, module in found.items():
         _require_spreadable(name, module, exchange.ranks)
+    require_agreement(_NAME, exchange.ranks, experts=", ".join(found), **exchange.facts())
     for experts in found.values():
         _spread(experts, exchange, group)
     for block in model.modules():

@@ -64,8 +64,10 @@ class ShardedWeight(WrappedWeight):
         if not has_one_scale(self):
             codes, _ = cast_weight(weight, self.recipe, True, False)
             assert codes is not None
-            sent = as_bytes(codes.data), codes.scale.contiguous()
-            return sent, (codes.granularity, codes.data.dtype, None)
+            kind, data = (codes.granularity, codes.data.dtype), as_bytes(codes.data)
+            if mesh.size() == 1:  # FSDP takes the first of what is to be gathered, then
+                return (data,), (*kind, codes.scale)
+            return (data, codes.scale.contiguous()), (*kind, None)
         assert self.recipe.output is not None
         agreed, format = agreed_scale(module, self.plain, dtype, mesh), self.recipe.output.b
         static = Target(format, scale=agreed.scale)

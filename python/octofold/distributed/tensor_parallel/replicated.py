@@ -18,6 +18,7 @@ from .layouts import spread
 from .shared import enter, leave
 
 _SUM: Final = "_octofold_gradients_summed_over"
+_RUNS: Final = "_octofold_forward_runs"
 _GRADIENTS: Final = ("same", "sum")
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -88,9 +89,18 @@ def _leave(module: Module, args: Any, output: Any) -> None:
 
 @functools.cache
 def _seeing_its_own(kind: type[Any], names: tuple[str, ...]) -> Any:
-    """A class of modules whose parameters are this rank's tensors for who reads them as attributes,
-    and DTensors for parameters() and state_dict()."""
+    """A class of modules whose parameters are this rank's tensors for who reads them as attributes
+    in forward, and DTensors for parameters(), state_dict() and FSDP."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__[_RUNS] = True
+        try:
+            return kind.forward(self, *args, **kwargs)
+        finally:
+            self.__dict__[_RUNS] = False
+
     members: dict[str, Any] = {name: _property(name) for name in names}
+    members["forward"] = forward
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), members)
 
@@ -103,7 +113,10 @@ def _property(name: str) -> Any:
 
 
 def _own(module: Any, name: str) -> Tensor | None:
-    parameter = own_part(module._parameters[name])
+    parameter = module._parameters[name]
+    if not module.__dict__.get(_RUNS, False):
+        return parameter  # type: ignore[no-any-return]
+    parameter = own_part(parameter)
     ranks = module.__dict__[_SUM]
     if ranks is None or parameter is None or not parameter.requires_grad:
         return parameter  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """Rows of what is cast already, and the layout of their scales."""
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from ..._core.granularity import BY_COLUMNS, UNITS
 from ..._core.ops import ceil_divide
 from ..._core.scaled_tensor import ScaledTensor
+
+_is_compiling: Final = torch.compiler.is_compiling
 
 
 def taken_rows(
@@ -24,12 +27,22 @@ def taken_rows(
     assert UNITS[x.granularity].is_of_a_row
     places = sources.clamp(min=0)
     tokens = places if slots == 1 else places // slots
-    data = x.data.view(torch.uint8).index_select(0, tokens).view(x.data.dtype)
+    data = _words(x.data).index_select(0, tokens).view(x.data.dtype)
     scale = x.scale.index_select(0, tokens)
     if factors is not None:
         of_rows = factors.reshape(-1).index_select(0, places)
         scale = scale * (of_rows if scale.dim() == 1 else of_rows.unsqueeze(-1))
     return ScaledTensor(data, as_products_read(scale, x.granularity), x.granularity)
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Rows of codes as the widest words that they are made of: who copies rows copies these."""
+    # Dynamo takes no offsets; those of what it traces here, messages of other ranks, are 0.
+    offset = 0 if _is_compiling() else codes.storage_offset()
+    for dtype in (torch.int64, torch.int32):
+        if all(n % dtype.itemsize == 0 for n in (codes.shape[1], codes.stride(0), offset)):
+            return codes.view(dtype)
+    return codes.view(torch.uint8)
 
 
 def as_products_read(scale: Tensor, granularity: str) -> Tensor:
