@@ -6,7 +6,7 @@ import octofold
 import pytest
 import torch
 from octofold.distributed import parallelize
-from rank_processes import here
+from rank_processes import DEVICE, here
 from tensor_parallel_checks import mesh_of_all
 from torch.distributed.tensor import DTensor
 
@@ -110,6 +110,54 @@ def converted_before(rank):
     ids = here(torch.arange(64).view(2, 32))
     loss_of(model, ids).backward()
     assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def with_fsdp(rank):
+    """FSDP2 over a model that is split: norms and routers are plain tensors to their modules."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = model_of("qwen3_moe")
+    alone = copy.deepcopy(model)
+    octofold.nn.convert_experts(alone)
+    octofold.nn.convert(alone, force_fp8=True)
+    parallelize(model, mesh["tp"], sequence_parallel=True)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    ids = here(torch.arange(size // 2 * 256).view(-1, 256) * 5 % 256)
+    for _ in range(2):
+        loss_of(alone, ids).backward()
+        mine = ids[mesh["dp"].get_local_rank()][None]
+        loss_of(model, mine).backward()
+        for (name, wanted), found in zip(alone.named_parameters(), model.parameters(), strict=True):
+            grad, own = wanted.grad.float(), found.grad.full_tensor().float()
+            error = ((grad - own).norm() / grad.norm()).item()
+            assert error < (0.3 if wanted.dim() > 1 else 0.5), (name, error)
+        for some in (alone, model):
+            torch.optim.SGD(some.parameters(), lr=0.01).step()
+            some.zero_grad()
+
+
+def fp8_weights(rank):
+    """A model whose weights are FP8: the same logits, as far as sums over ranks have them."""
+    model = model_of("llama").eval()
+    for block in model.model.layers:
+        for part in (block.self_attn, block.mlp):
+            for name, child in list(part.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    layer = octofold.nn.InferenceLinear.from_linear(child)
+                    layer.keep_as_parameter()
+                    setattr(part, name, layer)
+    parallel = copy.deepcopy(model)
+    parallelize(parallel, mesh_of_all(), recipe=None)
+    ids = here(torch.arange(64).view(2, 32))
+    with torch.no_grad():
+        wanted, found = model(input_ids=ids).logits, parallel(input_ids=ids).logits
+    error = (found - wanted).float().norm() / wanted.float().norm()
+    assert error < 0.1, error
 
 
 def refusals(rank):

@@ -36,4 +36,10 @@ def test_more(processes):
     """Tied weights stay tied; recipes; what is refused."""
     processes.run(checks.tied)
     processes.run(checks.converted_before)
+    processes.run(checks.fp8_weights)
     processes.run(checks.refusals)
+
+
+@SIZES
+def test_with_fsdp(processes):
+    processes.run(checks.with_fsdp)

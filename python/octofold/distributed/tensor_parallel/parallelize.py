@@ -101,7 +101,7 @@ def parallelize(
         words = converted.get(name) or _kind(model, name) + (f" ({reason})" if reason else "")
         converted[name] = f"{words}, {_words(style)}"
     _share_inputs(model, styles, mesh)
-    _make_whole(model, layers, mesh, src_data_rank, left_alone)
+    _make_whole(model, layers, styles, mesh, src_data_rank, left_alone)
     for places in tied:
         _tie(places)
     return Conversion(model, converted, left_alone)
@@ -210,6 +210,7 @@ def _share_inputs(model: Module, styles: Mapping[str, ParallelStyle], mesh: Devi
 def _make_whole(
     model: Module,
     layers: Mapping[str, Module],
+    styles: Mapping[str, ParallelStyle],
     mesh: DeviceMesh,
     src_data_rank: int | None,
     left_alone: dict[str, str],
@@ -220,7 +221,7 @@ def _make_whole(
     whole.src_data_rank = summed.src_data_rank = src_data_rank
     for name, module in model.named_modules():
         own = [p for p in module._parameters.values() if p is not None]
-        if own and not any(isinstance(p, DTensor) for p in own):
+        if own and name not in styles and not any(isinstance(p, DTensor) for p in own):
             inside = any(name.startswith(f"{layer}.") for layer in layers)
             (summed if inside else whole).apply_to_itself(module, mesh)
             if isinstance(module, Linear | torch.nn.Linear):
