@@ -424,10 +424,17 @@ def load(rank, folder):
         assert torch.equal(whole, wanted[name]), name
 
 
-def compiled(rank, fullgraph=True):
+def compiled(rank, kind):
     """torch.compile, and activation checkpointing: the same bits."""
-    block = parallelize_module(seeded(Block), mesh_of_all(), PLAN)
-    x, dy = numbers(128, 256, seed=1), numbers(128, 256, seed=2)
+    split = Shard(0)
+    if kind == "attention":
+        plan = {name: ColumnParallel(input_layouts=split) for name in "qkv"}
+        plan = {"": SharedInput(), **plan, "o": RowParallel(output_layouts=split)}
+        block, features = seeded(Attention, "blockwise"), 512
+    else:
+        block, features, plan = seeded(Block), 256, PLAN
+    block = parallelize_module(block, mesh_of_all(), plan)
+    x, dy = numbers(128, features, seed=1), numbers(128, features, seed=2)
 
     def results(model):
         block.zero_grad()
@@ -440,7 +447,7 @@ def compiled(rank, fullgraph=True):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
     wanted = results(block)
-    for model in (checkpointed, torch.compile(block, fullgraph=fullgraph, backend="aot_eager")):
+    for model in (checkpointed, torch.compile(block, fullgraph=True, backend="aot_eager")):
         for found, expected in zip(results(model), wanted, strict=True):
             assert torch.equal(found, expected)
 
@@ -535,3 +542,46 @@ def dead_rank(rank):
     except octofold.UnavailableError as error:
         return str(error)
     return None
+
+
+def packed_state(rank, kind):
+    """gate_up_proj of experts, or of an MLP: whole in a full state_dict(), and under FSDP2."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh(DEVICE, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    if kind == "experts":
+        layer = seeded(nn.Experts, 256, 256, 4, dtype=torch.bfloat16)
+        style = ExpertTensorParallel()
+    else:
+        layer = seeded(nn.MLP, 256, 256, dtype=torch.bfloat16)
+        style = MLPParallel()
+    parallel = parallelize_module(copied(layer), mesh["tp"], style)
+    options = {} if kind == "experts" else {"shard_placement_fn": lambda _: Shard(1)}
+    fully_shard(parallel, mesh=mesh["dp"], **options)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (layer, parallel)]
+    parts = size // 2
+    for _ in range(2):
+        inputs = routed(256, 128 * parts)
+        if kind != "experts":
+            inputs = {"input": inputs["input"]}
+        mine = {k: part(v, mesh["dp"].get_local_rank(), parts, 0) for k, v in inputs.items()}
+        layer(**inputs).float().square().mean().backward()
+        parallel(**mine).float().square().mean().backward()
+        for (name, wanted), found in zip(
+            layer.named_parameters(), parallel.parameters(), strict=True
+        ):
+            require(name, found.grad.full_tensor(), wanted.grad, False)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(parallel, options=whole)
+    for name, wanted in layer.state_dict().items():
+        if state or rank == 0:
+            require(name, state[name], wanted, False)
+    if kind == "mlp":
+        parallel = parallelize_module(copied(layer), mesh["tp"], MLPParallel())
+        with refused("gate and up that are two layers"):
+            fully_shard(parallel, mesh=mesh["dp"])

@@ -78,8 +78,9 @@ def test_checkpoint(processes, tmp_path):
 
 
 @TWO
-def test_compiled(processes):
-    processes.run(checks.compiled)
+@pytest.mark.parametrize("kind", ["block", "attention"])
+def test_compiled(processes, kind):
+    processes.run(checks.compiled, kind)
 
 
 @TWO
@@ -113,3 +114,8 @@ def test_a_dead_rank():
         assert "expected all 2 ranks to take part, got on rank 0" in error
     finally:
         started.stop()
+
+
+@pytest.mark.parametrize("kind", ["experts", "mlp"])
+def test_packed_state(processes, kind):
+    processes.run(checks.packed_state, kind)

@@ -29,7 +29,7 @@ from ..autograd.main_grad import wanted_main_grad
 from ..casting.expert_casts import joined_experts, stacked_experts
 from ..casting.weight_casts import weight_casts
 from .buffers import KeepsBuffers
-from .linear import is_dtensor, own_part
+from .linear import is_dtensor, own_part, require_order
 
 _NAME: Final = "octofold.nn.Experts"
 
@@ -225,6 +225,7 @@ class Experts(KeepsBuffers):
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP2 swaps parameters by setattr, as octofold.nn.Linear says.
         if is_dtensor(value):
+            require_order(_NAME, name, value)
             self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
 

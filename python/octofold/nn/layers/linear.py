@@ -183,8 +183,10 @@ class Linear(KeepsBuffers, torch.nn.Linear):
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP2 swaps parameters by setattr: sharded ones, DTensors, between the passes; in a pass
         # one that has the same version and memory each time, whatever it holds.
-        if name == "weight" and is_dtensor(value):
-            self.__dict__["_is_sharded"] = True
+        if is_dtensor(value):
+            require_order(_NAME, name, value)
+            if name == "weight":
+                self.__dict__["_is_sharded"] = True
         super().__setattr__(name, value)
 
     def _adopt(self, recipe: Recipe, main_grad: bool, force_fp8: bool) -> None:
@@ -251,6 +253,19 @@ class Linear(KeepsBuffers, torch.nn.Linear):
 def is_dtensor(value: object) -> bool:
     """Whether a parameter is one that FSDP2 or tensor parallelism has spread over ranks."""
     return hasattr(value, "device_mesh")  # importing DTensor takes longer than all of torch.nn
+
+
+def require_order(operation: str, name: str, parameter: Any) -> None:
+    """That FSDP2 does not split the rows that tensor parallelism has taken from several matrices:
+    torch would put them together in another order, in checkpoints."""
+    dims = [layout.dim for layout in parameter.placements if hasattr(layout, "split_factor")]
+    if len(dims) != len(set(dims)):
+        expected = (
+            "shards of another dimension than gate and up are packed in: fully_shard(module, "
+        )
+        expected += "shard_placement_fn=lambda parameter: Shard(1)) without biases, or gate and up "
+        expected += "that are two layers (MLP.from_linears(gate, up, down))"
+        raise invalid_argument(operation, name, expected, parameter.placements)
 
 
 def own_part(parameter: Any) -> Any:
